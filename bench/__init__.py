@@ -1,1 +1,1 @@
-"""Benchmarks: one file per question, each against a floor or a peer measured in the same run."""
+"""Benchmarks: one file per question. Each result is compared with a floor or a peer of the same run."""

@@ -1,6 +1,6 @@
 """`python -m bench AREA [--only TEXT] [--scale PART] [--rows FILE]`: measure, print, write the rows.
 
-They go to bench/results/AREA.json, or to FILE alone.
+The rows are written to bench/results/AREA.json, or only to FILE.
 """
 
 from __future__ import annotations
@@ -20,15 +20,21 @@ AREAS = ("commit", "delivery", "peers", "peers-busy", "peers-more", "queue", "sp
 
 
 def main() -> int:
-    """Exit status 0 when measured, whether or not the figures are reached: the table says so.
+    """Run the command line.
 
-    1 when a peer is not installed.
+    Returns 0 if everything was measured, even if a row misses its target (the table shows that). Returns 1 if
+    a peer is not installed.
     """
     parser = argparse.ArgumentParser(prog="bench")
     parser.add_argument("area", choices=AREAS)
-    parser.add_argument("--only", default="", help="parts whose name contains this; other rows stay")
     parser.add_argument(
-        "--scale", type=float, default=1.0, help="a part of the data; bench/results is not written"
+        "--only", default="", help="run only parts whose name contains this text; other rows are kept"
+    )
+    parser.add_argument(
+        "--scale",
+        type=float,
+        default=1.0,
+        help="share of the data to use; if it is not 1, bench/results is not written",
     )
     parser.add_argument("--rows", type=Path, help="write the rows to this file instead of bench/results")
     arguments = parser.parse_args()

@@ -1,8 +1,9 @@
 """Compare the working tree with another revision: `make bench-against REV=… AREA=…`.
 
-Runs one area of benchmarks in both, in turns and at least seven times each; which goes first alternates.
-Prints for each row the median of the pairs' ratios with its interval, and writes
-build/bench-against/AREA.json after every pair. The working tree is measured as it is, with its changes.
+Runs one area of benchmarks in both trees alternately, at least seven times each. The tree that goes first
+alternates. Prints for each row the median of the pairs' ratios with its interval, and writes
+build/bench-against/AREA.json after every pair. The working tree is measured as it is, with uncommitted
+changes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ Pairs = list[tuple[list[Row], list[Row]]]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status 0 when all pairs were measured, whatever the ratios are; 1 with the reason when not."""
+    """Run the comparison.
+
+    Returns 0 if all pairs were measured, whatever the ratios; 1 with the reason if not; 130 after an
+    interrupt.
+    """
     options = _parser().parse_args(arguments)
     pairs: Pairs = []
     try:
@@ -46,11 +51,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench.against", description=__doc__.splitlines()[0])
     parser.add_argument("--rev", required=True, help="the revision to compare with")
     parser.add_argument("--area", required=True, choices=AREAS)
-    parser.add_argument("--only", default="", help="parts whose name contains this")
-    parser.add_argument("--pairs", type=_pairs, default=PAIRS, help=f"at least {PAIRS}")
-    parser.add_argument("--scale", type=float, default=1.0, help="a part of the data, to try it out")
+    parser.add_argument("--only", default="", help="run only parts whose name contains this text")
+    parser.add_argument("--pairs", type=_pairs, default=PAIRS, help=f"number of pairs, at least {PAIRS}")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the data to use, to try it out")
     parser.add_argument(
-        "--no-cores", dest="cores", action="store_false", help="both without compiled cores, to try it out"
+        "--no-cores", dest="cores", action="store_false", help="run both without compiled cores, as a trial"
     )
     return parser
 
@@ -88,12 +93,15 @@ def _measure(options: argparse.Namespace, pairs: Pairs) -> None:
 
 
 def order(pair: int, new: Tree, old: Tree) -> tuple[Tree, Tree]:
-    """Which goes first alternates: what warms up or wears out the machine does not favour one of them."""
+    """Return the trees in the order of this pair.
+
+    It alternates, so that a drift of the machine favours neither.
+    """
     return (new, old) if pair % 2 == 0 else (old, new)
 
 
 def _write(options: argparse.Namespace, commit: str, pairs: Pairs, machine: dict[str, Any]) -> None:
-    """The verdict so far, and the rows of every run."""
+    """Write the verdict so far, and the rows of every run."""
     verdict = compare(pairs)
     found = {
         "area": options.area,

@@ -1,4 +1,4 @@
-"""A cold store that takes two seconds for every request, and what writers and live readers notice of it."""
+"""A cold store that takes 2 s per request, and its effect on writers and live readers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _spawn = multiprocessing.get_context("spawn")
 
 
 def cold_rows() -> list[Row]:
-    """Rounds with the slow store, each beside one without any."""
+    """Measure rounds with the slow store, each beside a round without a cold tier."""
     write: dict[bool, list[float]] = {True: [], False: []}
     live: dict[bool, list[float]] = {True: [], False: []}
     requests = []
@@ -42,7 +42,7 @@ def cold_rows() -> list[Row]:
                 live[is_cold].append(seen)
                 requests += [store.requests] if is_cold else []
     if not min(requests):
-        raise RuntimeError("the cold store was not asked anything")
+        raise RuntimeError("the cold store received no request")
     note = f"{DELAY_S:.0f} s a request, {min(requests)} requests a round; against: no cold tier"
     return [
         row(
@@ -65,7 +65,7 @@ def cold_rows() -> list[Row]:
 
 
 def _measure(host: Host) -> tuple[float, float]:
-    """(p99 of an append's ack, p99 until a follower holds the record), microseconds."""
+    """Return (p99 of an append's ack, p99 until a follower has the record), in microseconds."""
     client = host.client
     client.topics.create("old", durability="disk")
     with client.producer("old") as out:
@@ -93,7 +93,7 @@ def _measure(host: Host) -> tuple[float, float]:
 
 
 def _read_old(url: str, ended: Any) -> None:
-    """Read what is relocated, over and over: it waits for the cold store, and nobody else may."""
+    """Read the relocated records repeatedly. This reader waits for the cold store; no other client may."""
     import ringlog
     from ringlog.errors import RinglogError
 

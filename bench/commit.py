@@ -1,11 +1,11 @@
-"""The commit path: from producers to acks, against the disk's own floor. `make bench AREA=commit`."""
+"""The commit path, from producers to acks, compared with the floor of the disk. `make bench AREA=commit`."""
 
 from __future__ import annotations
 
 import statistics
 import time
 
-from bench import encode
+from bench import encode, imports
 from bench.floor import FILLED_BELOW_BYTES_PER_S, Floor
 from bench.host import Host, ran_s
 from bench.kills import kill_rows
@@ -16,7 +16,7 @@ from bench.tail import tail_rows
 ROUNDS = 5
 SECONDS = 1.5
 COMMIT_ALONE = "storage.enabled=false"
-"""The path from producers to acks by itself: what compaction takes of it is a row of the storage area."""
+"""Measure only the path from producers to acks. The cost of compaction is a row of area `storage`."""
 
 LOADS: list[tuple[str, Shape, dict[str, float]]] = [
     ("fsync_1x100B_4x256", Shape(1, 100, 256, 4, "fsync"), {"min": 100_000, "ratio": 0.6}),
@@ -28,7 +28,7 @@ LOADS: list[tuple[str, Shape, dict[str, float]]] = [
 
 
 def rows(only: str = "") -> list[Row]:
-    """All rows of the area; `only` chooses those whose id contains it."""
+    """Return all rows of the area, or those whose id contains `only`."""
     found: list[Row] = []
     if only in "encode_100B_x_10000":
         say("encode")
@@ -39,6 +39,7 @@ def rows(only: str = "") -> list[Row]:
     for name, build in (
         ("lone_fsync", _lone_row),
         ("start", _start_rows),
+        ("import", imports.rows),
         ("tail", tail_rows),
         ("kill", kill_rows),
     ):
@@ -50,12 +51,12 @@ def rows(only: str = "") -> list[Row]:
 
 
 def _load_row(name: str, shape: Shape, reach: dict[str, float]) -> Row:
-    """Rounds of load, each followed by the floor for what it did."""
+    """Measure rounds of load, each followed by the floor for the same work."""
     values: list[float] = []
     floors: list[float] = []
     groups: list[float] = []
-    # A fresh engine for each round: its files go when it does, so that no round pays for the page cache
-    # that the rounds before it filled.
+    # A new engine for each round. Its files disappear with it, so that no round pays for the page cache that
+    # earlier rounds filled.
     for i in range(ROUNDS):
         say(f"{name} round {i + 1}/{ROUNDS}")
         with Host(2, COMMIT_ALONE) as host:
@@ -78,7 +79,7 @@ def _floor_rate(floor: Floor, measured: Measured) -> float:
 
 
 def _lone_row() -> Row:
-    """One record at a time, from one thread, to a device sync and back."""
+    """Measure one record at a time, from one thread, to a device sync and back."""
     values: list[float] = []
     floors: list[float] = []
     with Host(2, COMMIT_ALONE) as host:
@@ -100,7 +101,7 @@ def _lone_row() -> Row:
 
 
 def _start_rows() -> list[Row]:
-    """From the command to ready on an empty directory; then memory and CPU of an engine nobody uses."""
+    """Measure the start on an empty directory, and memory and CPU of an idle engine."""
     starts: list[float] = []
     memory: list[float] = []
     busy: list[float] = []

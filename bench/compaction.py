@@ -1,4 +1,4 @@
-"""A gigabyte of one-record frames becomes segments, while a client waits for every one of its acks."""
+"""Compaction of a gigabyte of one-record frames, alone and beside a client that waits for each ack."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ON, OFF = "storage.enabled=true", "storage.enabled=false"
 
 
 class Pass(threading.Thread):
-    """A checkpoint in the background; `ended` is when it was done, 0 when it failed."""
+    """A checkpoint in the background. `ended` is the time of its end; 0 if it failed."""
 
     def __init__(self, host: Host) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Pass(threading.Thread):
         self.ended = 0.0
 
     def run(self) -> None:
-        """Ask and wait."""
+        """Request the checkpoint and wait for it."""
         dataset.checkpoint(self._host)
         self.ended = time.perf_counter()
 
@@ -44,8 +44,10 @@ def _is_before(deadline: float) -> bool:
 
 
 def compaction_rows() -> list[Row]:
-    """Each round an engine with a gigabyte of log to absorb with nothing else to do, then an eighth of one
-    while a client waits for its acks, beside whom it rests (actors/compactor/throttle.py).
+    """Measure compaction alone and beside a client.
+
+    In each round an engine first absorbs a gigabyte of log without other work. Then it absorbs an eighth of
+    that while a client waits for its acks; there the compactor pauses (actors/compactor/throttle.py).
     """
     rates, beside = [], []
     idle, busy = _Acks(), _Acks()
@@ -85,7 +87,10 @@ def compaction_rows() -> list[Row]:
 
 
 def _wait_compactor(host: Host) -> None:
-    """An engine is ready when its shards are; the interpreter of a compactor takes half a second more."""
+    """Wait until the compactor is ready.
+
+    The engine is ready with its shards; the compactor's interpreter takes half a second more.
+    """
     board = Board.open(host.shm_dir, writable=False)
     try:
         state = board.process(slot_of(COMPACTOR, host.shards))
@@ -110,7 +115,7 @@ def _pass_s(host: Host) -> float:
 
 
 def _fill(host: Host, size: int) -> int:
-    """Write at least `size` bytes of log; returns how many."""
+    """Write at least `size` bytes of log. Returns the number of bytes."""
     begun = int(counters(host.shm_dir, host.shards)[2])
     written = 0
     while written < size:
@@ -121,14 +126,14 @@ def _fill(host: Host, size: int) -> int:
 
 
 class _Acks:
-    """p99 of single fsync appends, one after the other: as their client saw them, and within the shard."""
+    """p99 of single fsync appends, one at a time, at the client and within the shard."""
 
     def __init__(self) -> None:
         self.at_client: list[float] = []
         self.in_shard: list[float] = []
 
     def measure(self, host: Host, goes_on: Callable[[], bool]) -> None:
-        """One round, in microseconds, while `goes_on()`."""
+        """Measure one round, in microseconds, while `goes_on()` is true."""
         board = Board.open(host.shm_dir, writable=False)
         try:
             histogram = board.process(shard_slot(0)).histogram(HistogramKind.COMMIT)
@@ -140,7 +145,7 @@ class _Acks:
 
 
 def ack_p99_us(host: Host, goes_on: Callable[[], bool]) -> float:
-    """p99 of single fsync appends, one after the other, while `goes_on()`."""
+    """Return the p99 (us) of single fsync appends, one at a time, while `goes_on()` is true."""
     times: list[float] = []
     while goes_on() or len(times) < 100:
         begun = time.perf_counter()

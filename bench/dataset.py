@@ -1,7 +1,7 @@
 """The data set of the storage benchmarks: one topic of tagged records, grown in steps and sealed.
 
-Of 10,000 neighbouring records one has the tag `exact0`, one `exact1` … `exact4`, 1,000 each have a tag that
-begins with `p0.`, `p1.`, `p2.`, and all others one of 500 tags `x.NNN`.
+Of 10,000 consecutive records, one has the tag `exact0`, one `exact1`, … `exact4`. 1,000 each have a tag that
+begins with `p0.`, `p1.`, `p2.`. All others have one of 500 tags `x.NNN`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TAIL = "tail"
 SIZE = 100
 FRAME = 1_000
 CYCLE = 10
-"""Frames after which tags repeat."""
+"""Number of frames after which tags repeat."""
 EXACT_TAGS = 5
 PREFIXES = 3
 IN_FLIGHT = 64
@@ -29,7 +29,7 @@ TAIL_RECORD_BYTES = 64 << 10
 
 
 def frames() -> list[list[NewRecord]]:
-    """CYCLE different frames' records; sent over and over."""
+    """Return the records of CYCLE different frames, which are sent repeatedly."""
     payloads = [os.urandom(SIZE) for _ in range(FRAME)]
     return [[NewRecord(data=payloads[i], tag=_tag(k, i)) for i in range(FRAME)] for k in range(CYCLE)]
 
@@ -43,7 +43,7 @@ def _tag(frame: int, i: int) -> str:
 
 
 def grow(host: Host, have: int, want: int) -> None:
-    """Append records number have+1..want; both are multiples of FRAME."""
+    """Append records number have+1 to want. Both are multiples of FRAME."""
     made = frames()
     host.client.topics.create(TOPIC, durability="disk", exist_ok=True)
     with host.client.producer(TOPIC, max_buffer_bytes=64 << 20) as out:
@@ -55,7 +55,7 @@ def grow(host: Host, have: int, want: int) -> None:
 
 
 def write_tail(host: Host, size: int) -> None:
-    """Append about `size` bytes of log that stay in the log: few records, so that bytes are what counts."""
+    """Append about `size` bytes that stay in the log. The records are large, so that only bytes matter."""
     host.client.topics.create(TAIL, durability="disk", exist_ok=True)
     record = os.urandom(TAIL_RECORD_BYTES)
     with host.client.producer(TAIL, max_buffer_bytes=64 << 20) as out:
@@ -64,11 +64,11 @@ def write_tail(host: Host, size: int) -> None:
 
 
 def checkpoint(host: Host) -> list[str]:
-    """Everything into segments, now; returns the files of a consistent copy."""
+    """Turn all log into segments now. Returns the files of a consistent copy."""
     asked = request_actor(host.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade, timeout_s=CHECKPOINT_S)
     return asked.files
 
 
 def segments(host: Host) -> int:
-    """Segments on disk."""
+    """Return the number of segments on disk."""
     return sum(1 for top in ("packs", "topics") for _ in (host.data_dir / top).rglob("*.idx"))

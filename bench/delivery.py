@@ -1,4 +1,4 @@
-"""From an append to those who watch. `make bench AREA=delivery`."""
+"""Delivery, from an append to the watches. `make bench AREA=delivery`."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ APPENDS = 300
 FRAME = 1_000
 PAYLOAD = bytes(92)
 FIRST = 50
-"""Appends to one watcher that are not timed: the first one opens a ring, the next ones warm processes up."""
+"""Number of appends to one watcher that are not timed: the first one opens a ring, the next ones warm up the
+processes."""
 ALONE = "storage.enabled=false"
 LEVELS = ("disk", "fsync")
 BEHIND = 2_000
-"""Records that each topic has, about, and nobody has read: twice what is added at once."""
+"""Approximate backlog of each topic in records: twice the number that is added at once."""
 BANDS = {750: 8, 500: 4, 250: 2, 0: 1, -500: 1}
-"""A priority in each band, and the band's weight (SCH-2). The lowest of the band: what waits for a second
-and a half rises by 150 (P-5), which must not lead into the next one."""
+"""A priority in each band, and the band's weight. Each priority is the lowest of its band: a topic that waits
+for 1.5 s rises by 150, which must not lead into the next band."""
 
 
 def rows(only: str = "") -> list[Row]:
-    """All rows of the area; `only` chooses those whose part's name contains it."""
+    """Return all rows of the area, or those of parts whose name contains `only`."""
     found: list[Row] = []
     for name, build in (
         ("one_watcher", _one_rows),
@@ -52,7 +53,7 @@ def rows(only: str = "") -> list[Row]:
 
 
 def _one_rows() -> list[Row]:
-    """One watcher on a quiet host; what is measured begins before the append."""
+    """Measure one watcher on a quiet host. The time starts before the append."""
     p50s: dict[str, list[float]] = {level: [] for level in LEVELS}
     p99s: dict[str, list[float]] = {level: [] for level in LEVELS}
     floors: list[float] = []
@@ -79,7 +80,10 @@ def _one_rows() -> list[Row]:
 
 
 def _one_watcher(host: Host, level: str) -> NDArray[np.int64]:
-    """Nanoseconds from before each append to the watcher; the first ones, which open rings, are left out."""
+    """Return nanoseconds from before each append to the watcher.
+
+    The first appends, which open rings, are left out.
+    """
     host.client.topics.create(level, durability=level)
     warm, count = scaled(FIRST, 5), scaled(APPENDS, 20)
     watchers = Watchers(host.url, [level], frame=1, processes=1, each=1, untimed=warm)
@@ -91,12 +95,12 @@ def _one_watcher(host: Host, level: str) -> NDArray[np.int64]:
 
 
 WARM_UP = 10
-"""Frames to a thousand watchers that are not timed: their processes have just made a few ten thousand objects
-each, and collect garbage once because of it."""
+"""Number of frames to a thousand watchers that are not timed. Their processes have just created some ten
+thousand objects each, and collect garbage once because of them."""
 
 
 def _frames(host: Host, topic: str, count: int, every_s: float = 0.0) -> float:
-    """Append frames of 1,000 records; seconds that took."""
+    """Append frames of 1,000 records. Returns the seconds that this took."""
     begun = time.perf_counter()
     for n in range(count):
         host.client.append_many(topic, [stamp() + PAYLOAD] + [PAYLOAD + b"12345678"] * (FRAME - 1))
@@ -107,7 +111,7 @@ def _frames(host: Host, topic: str, count: int, every_s: float = 0.0) -> float:
 
 
 def _fan_out_rows() -> list[Row]:
-    """1, 10 and 100 watchers of one topic, all they can take."""
+    """Measure the maximum rate of 1, 10 and 100 watchers of one topic."""
     found = []
     for watchers, processes, frames in ((1, 1, 2_000), (10, 2, 1_000), (100, 2, 300)):
         rates = []
@@ -130,12 +134,12 @@ def _fan_out_rows() -> list[Row]:
 
 
 def _thousand_row() -> Row:
-    """A thousand watchers of one topic, ten frames a second, once all of them have had some."""
+    """Measure a thousand watchers of one topic at ten frames per second, after a warm-up."""
     p99s = []
     for _ in range(3):
         with Host(2, ALONE) as host:
             host.client.topics.create("t", durability="disk")
-            _frames(host, "t", 1)  # Its first append of all opens the producer's ring.
+            _frames(host, "t", 1)  # The first append opens the producer's ring.
             crowd = Watchers(
                 host.url, ["t"], frame=FRAME, processes=4, each=250, untimed=(1 + WARM_UP) * FRAME
             )
@@ -149,7 +153,7 @@ def _thousand_row() -> Row:
 
 
 def _stopped_row() -> Row:
-    """99 watchers beside one that stands still, against 99 beside one that does not."""
+    """Compare 99 watchers beside a stopped one with 99 beside a running one."""
     beside: list[float] = []
     alone: list[float] = []
     for _ in range(3):
@@ -169,7 +173,7 @@ def _stopped_row() -> Row:
 
 
 def _saturation_rows() -> list[Row]:
-    """A thousand topics in five bands that are always behind, and a watcher that takes less than there is."""
+    """Measure a thousand lagging topics in five bands, with a watcher that reads less than is available."""
     seconds = scaled(300, 10)
     with Host(2, ALONE) as host:
         names = {priority: [f"p{priority}.{n}" for n in range(200)] for priority in BANDS}
@@ -197,7 +201,7 @@ def _saturation_rows() -> list[Row]:
                     last[event.topic] = now
                     left[event.topic] -= len(event)
                     if left[event.topic] < BEHIND // 2:
-                        # A topic that were ever read to its end would take no part any more.
+                        # A topic that is read to its end would no longer take part.
                         left[event.topic] += BEHIND // 2
                         host.client.append_many(event.topic, [PAYLOAD] * (BEHIND // 2))
                 if now >= looked:

@@ -1,6 +1,6 @@
-"""How fast do records become frames? 10,000 payloads of 100 bytes: a list of bytes to a checksummed frame.
+"""Rate of encoding: 10,000 payloads of 100 bytes, from a list of bytes to a checksummed frame.
 
-Compared in the same rounds with the least that any framing must do: join the bytes and hash them. Run
+The floor, measured in the same rounds, is the minimum of any framing: join the bytes and hash them. Run it
 with an allocator that keeps freed memory (ringlog/frame/malloc_tuning.py), as processes that make many frames
 should.
 """
@@ -23,7 +23,7 @@ REACH_RECORDS_PER_S = 10_000_000.0
 
 
 def rows(only: str = "") -> list[Row]:
-    """Measure; one row, or none when its name does not contain `only`."""
+    """Measure. Returns one row, or none if its name does not contain `only`."""
     name = f"encode_{PAYLOAD_BYTES}B_x_{RECORDS}"
     if only not in name:
         return []
@@ -38,7 +38,7 @@ def rows(only: str = "") -> list[Row]:
     raise_malloc_trim_threshold()
     ours: list[float] = []
     bare: list[float] = []
-    for _ in range(ROUNDS):  # interleaved, so that both meet the same neighbours
+    for _ in range(ROUNDS):  # interleaved, so that both meet the same load of the host
         ours.append(_rate(encode))
         bare.append(_rate(floor))
     return [row(name, "records/s", ours, bare, reach={"min": REACH_RECORDS_PER_S})]

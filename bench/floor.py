@@ -1,9 +1,9 @@
-"""The floor: what the disk alone takes for the same bytes in the same groups with as many syncs.
+"""The floor: time of the disk alone for the same bytes, in the same commit batches, with as many syncs.
 
-A bare loop, no ring, no frame, no checksum, no other process. It writes as a log does: every block once,
-into preallocated files of the engine's size, rolled when they are full. A slow stream gets files that were
-filled with zeros beforehand and a fast one files that were only allocated, which is what the engine gives
-them; making the files is not counted.
+It is a bare loop without ring, frame, checksum or second process. It writes like a log: every block once,
+into preallocated files of the engine's size, with a new file when one is full. A slow stream gets files that
+were filled with zeros beforehand, a fast one gets files that were only allocated. The engine does the same.
+The creation of files is not counted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from ringlog.limits import WAL_FILE_BYTES_DEFAULT as FILE_BYTES
 
 CHUNK = bytes(1 << 20)
 FILLED_BELOW_BYTES_PER_S = 32 << 20
-"""Per shard: the engine fills files of streams that take more than a second for half of one."""
+"""Bytes per second and shard. The engine fills files of streams that take more than a second for half a
+file."""
 
 
 class Floor:
@@ -30,7 +31,7 @@ class Floor:
         self._next()
 
     def _next(self) -> float:
-        """Make the next file; returns the seconds that took."""
+        """Create the next file. Returns the seconds that this took."""
         begun = time.perf_counter()
         self.close()
         self._n += 1
@@ -46,8 +47,9 @@ class Floor:
         return time.perf_counter() - begun
 
     def write(self, group_bytes: int, groups: int, syncs: int, seconds_max: float = 1.5) -> float:
-        """Seconds for `groups` groups with `syncs` syncs spread over them; measured on at most `seconds_max`
-        worth of them and scaled.
+        """Return the seconds for `groups` commit batches with `syncs` syncs spread over them.
+
+        It measures at most `seconds_max` and scales the result.
         """
         data = os.urandom(max(group_bytes, 8))
         every = max(groups // syncs, 1) if syncs else groups + 1
@@ -68,7 +70,7 @@ class Floor:
         return (time.perf_counter() - begun - making) * groups / done
 
     def lone(self, size: int, rounds: int) -> list[float]:
-        """Seconds of each of `rounds` single writes with a sync."""
+        """Return the seconds of each of `rounds` single writes with a sync."""
         data = os.urandom(size)
         times = []
         for _ in range(rounds):
@@ -82,7 +84,7 @@ class Floor:
         return times
 
     def close(self) -> None:
-        """Let go of the file, which has no name any more."""
+        """Close the file, which is already unlinked."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,4 +1,4 @@
-"""A real engine in a directory of its own, for benchmarks."""
+"""A real engine in its own directory, for benchmarks."""
 
 from __future__ import annotations
 
@@ -23,17 +23,22 @@ BUILD = Path(__file__).parent.parent / "build"
 
 
 def ran_s(pid: int) -> float:
-    """Seconds a process had a CPU, exactly: the usual figure samples ticks, too coarse for an idle one."""
+    """Return the CPU time (s) of a process from schedstat.
+
+    The usual figure samples ticks, which is too coarse for an idle process.
+    """
     total = 0
     for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError):  # The thread has ended.
+        with contextlib.suppress(OSError):  # The thread has exited.
             total += int(file.read_text().split()[0])
     return total / 1e9
 
 
 def stop_in_order_on_signals() -> None:
-    """SIGTERM ends a benchmark as Ctrl-C does, also where a shell started it with SIGINT ignored: servers and
-    their files do not stay."""
+    """Make SIGTERM and SIGINT raise KeyboardInterrupt, also if the benchmark started with SIGINT ignored.
+
+    A shell can start a benchmark in that way. Servers and their files would then remain after an interrupt.
+    """
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -43,7 +48,7 @@ def stop_in_order_on_signals() -> None:
 
 
 class Host:
-    """Starts the engine as a user would, stops it and removes what it left."""
+    """Starts the engine as a user would, stops it and removes its files."""
 
     def __init__(self, shards: int, *sets: str, environ: dict[str, str] | None = None) -> None:
         BUILD.mkdir(exist_ok=True)
@@ -55,17 +60,17 @@ class Host:
         self.started_s = 0.0
         try:
             self.start()
-        except BaseException:  # An interrupt, too, leaves no engine behind.
+        except BaseException:  # An interrupt must not leave an engine running, either.
             self._abandon()
             raise
 
     def start(self) -> None:
-        """Start and wait until it is ready; `started_s` is how long that took."""
+        """Start and wait until the engine is ready. `started_s` is the time that this took."""
         command = [sys.executable, "-m", "supervisor", "--data-dir", str(self.data_dir)]
         for item in self._sets:
             command += ["--set", item]
         path = self.data_dir / "run" / "engine.json"
-        path.unlink(missing_ok=True)  # A killed engine leaves it.
+        path.unlink(missing_ok=True)  # Left by a killed engine.
         begun = time.perf_counter()
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=self._environ)
         while not path.exists():
@@ -79,13 +84,13 @@ class Host:
         self.client = ringlog.connect(self.url, wait=10)
 
     def restart(self, *sets: str) -> None:
-        """Stop in good order and start again; `sets` win over those given before, and stay."""
+        """Stop in an orderly way and start again. `sets` override earlier settings and stay."""
         self.stop()
         self._sets += sets
         self.start()
 
     def kill(self) -> None:
-        """SIGKILL the supervisor, and with it every process; returns when all have ended."""
+        """SIGKILL the supervisor and thereby every process. Returns when all have exited."""
         processes = self.processes()
         self.client.close(0.0)
         self.process.kill()
@@ -93,31 +98,31 @@ class Host:
         psutil.wait_procs(processes, timeout=30)
 
     def shard_bytes(self) -> int:
-        """Memory that the shards have for themselves (USS)."""
+        """Return the private memory (USS) of all shards in bytes."""
         return sum(psutil.Process(pid).memory_full_info().uss for pid in self.shard_pids())
 
     def processes(self) -> list[psutil.Process]:
-        """The supervisor and its children."""
+        """Return the supervisor and its children."""
         parent = psutil.Process(self.process.pid)
         return [parent, *parent.children()]
 
     def shard_pids(self) -> list[int]:
-        """Pids of the shards, in order."""
+        """Return the pids of the shards, in order."""
         found = sorted((p.name(), p.pid) for p in self.processes() if p.name().startswith("wal_shard"))
         return [pid for _, pid in found]
 
     def shard_cpu_s(self) -> float:
-        """CPU seconds all shards used so far."""
+        """Return the CPU seconds that all shards have used."""
         return sum(map(ran_s, self.shard_pids()))
 
     def stop(self) -> None:
-        """Stop in good order."""
+        """Stop in an orderly way."""
         self.client.close(1.0)
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(30)
 
     def _abandon(self) -> None:
-        """End an engine that did not become ready."""
+        """Stop an engine that did not become ready."""
         process = getattr(self, "process", None)
         if process is not None:
             process.terminate()

@@ -1,4 +1,4 @@
-"""How long do producers wait when their shard is killed, with 64 MiB of log to replay?"""
+"""How long producers wait when their shard is killed, with 64 MiB of log to replay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FRAME_BYTES = 192
 
 
 def kill_rows() -> list[Row]:
-    """Pause: the longest time between two acks around a kill, as a producer sees it."""
+    """Measure the pause: the longest time between two acks around a kill, as a producer sees it."""
     with Host(1, "supervisor.restart_max=100") as host:
         host.client.topics.create("kill", durability="fsync")
         with host.client.producer("kill") as out:
@@ -52,7 +52,7 @@ def kill_rows() -> list[Row]:
 
 
 def _trickle(host: Host, stop: threading.Event, acks: list[float]) -> None:
-    """Keep a few frames in flight, slowly, so that the log hardly grows."""
+    """Send a few frames at a time, slowly, so that the log hardly grows."""
     with host.client.producer("kill") as out:
         while not stop.is_set():
             tickets: list[Any] = [out.send_each([bytes(100)] * 4)]

@@ -1,4 +1,4 @@
-"""Load from producer processes through the public client, held at a number of frames in flight."""
+"""Load from producer processes through the public client, with a fixed number of frames in flight."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _spawn = multiprocessing.get_context("spawn")
 
 @dataclass(frozen=True)
 class Shape:
-    """What one producer sends: frames of `records` records of `size` bytes, `in_flight` frames at a time."""
+    """Load of one producer: frames of `records` records of `size` bytes, `in_flight` frames at a time."""
 
     records: int
     size: int
@@ -31,7 +31,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Measured:
-    """One round: frames acked a second over all producers, and what the shards did meanwhile."""
+    """One round: acked frames per second over all producers, and the work of the shards."""
 
     frames_per_s: float
     groups: int
@@ -45,7 +45,7 @@ class Measured:
 def _produce(url: str, topic: str, shape: Shape, seconds: float, ready: Any, go: Any, results: Any) -> None:
     import ringlog
 
-    # Of large frames half a window at a time, so that one half is made while the other is synced.
+    # Send large frames in half windows: one half is encoded while the other is synced.
     step = shape.in_flight if shape.records == 1 else max(shape.in_flight // 2, 1)
     payloads = [os.urandom(shape.size) for _ in range(shape.records)] * step
     with ringlog.connect(url, wait=10) as client, client.producer(topic, max_buffer_bytes=256 << 20) as out:
@@ -72,7 +72,7 @@ def _produce(url: str, topic: str, shape: Shape, seconds: float, ready: Any, go:
 
 
 def topics_for(shards: int, producers: int, prefix: str) -> list[str]:
-    """One topic a producer, spread evenly over the shards."""
+    """Return one topic name per producer, spread evenly over the shards."""
     names: list[str] = []
     k = 0
     for i in range(producers):
@@ -84,7 +84,7 @@ def topics_for(shards: int, producers: int, prefix: str) -> list[str]:
 
 
 def counters(shm_dir: str, shards: int) -> np.ndarray[Any, Any]:
-    """(4,) groups, syncs, bytes, frames of all shards so far."""
+    """Return an array of 4: commit batches, syncs, bytes and frames of all shards so far."""
     board = Board.open(shm_dir, writable=False)
     try:
         words = (ProcessField.GROUPS, ProcessField.SYNCS, ProcessField.BYTES, ProcessField.FRAMES)
@@ -96,7 +96,7 @@ def counters(shm_dir: str, shards: int) -> np.ndarray[Any, Any]:
 
 
 def run(host: Any, shape: Shape, seconds: float, prefix: str) -> Measured:
-    """One round of load on an engine."""
+    """Run one round of load on an engine."""
     names = topics_for(host.shards, shape.producers, prefix)
     for name in names:
         host.client.topics.create(name, durability=shape.durability, exist_ok=True)

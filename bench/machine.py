@@ -1,8 +1,8 @@
-"""The machine and the moment: what it is, how fast it is just now, and how it is brought to rest.
+"""Facts of the machine: what it is, how fast it is now, and how to bring it into a defined state.
 
-A virtual machine that gave its idle memory back to its host pays for every page it touches again, 1 to
-40 us each as we saw, and most after a pause: exactly what a log that wakes for one record does. The
-probes say which kind of hour a result fell into; two results of different hours are not comparable.
+A virtual machine that returned its idle memory to its host pays for every page that it touches again. We
+observed 1 to 40 us per page, most after a pause. This is exactly the access pattern of a log that wakes up
+for one record. The probes record the state of the machine. Results from different states are not comparable.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMPACT_MEMORY = Path("/proc/sys/vm/compact_memory")
 
 
 def facts() -> dict[str, Any]:
-    """The machine, and what the probes give now."""
+    """Return the facts of the machine and the current values of the probes."""
     return {
         "cpus": os.cpu_count(),
         "cpu": _model(),
@@ -39,18 +39,20 @@ def facts() -> dict[str, Any]:
 
 
 def settle() -> None:
-    """Write back what is dirty and, as root, give up the page cache and join free memory: every run begins
-    in the same state, and memory that was used up by earlier work does not slow this one."""
+    """Write dirty pages back and, as root, drop the page cache and compact free memory.
+
+    Every run then begins in the same state, and earlier work does not slow it down.
+    """
     os.sync()
     for switch in (DROP_CACHES, COMPACT_MEMORY):
         try:
             switch.write_text("3" if switch is DROP_CACHES else "1")
         except OSError:
-            return  # Not root: measured as it is, and the probes say how it is.
+            return  # Not root: measure as it is; the probes show the state.
 
 
 def _probes() -> dict[str, float]:
-    """Microseconds of a page touched first, of one touched again after a pause, and GB/s of copying."""
+    """Return microseconds of a first page touch, of a touch after a pause, and GB/s of copying."""
     first, again = [], []
     for _ in range(ROUNDS):
         with mmap.mmap(-1, TOUCHED_PAGES * PAGE) as mapping:

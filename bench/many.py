@@ -1,4 +1,4 @@
-"""A hundred thousand topics with one record each: make them, list them, seal them, start again."""
+"""A hundred thousand topics with one record each: create, list, seal, restart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUNDS = 3
 
 
 def many_rows() -> list[Row]:
-    """One engine, two shards."""
+    """Measure one engine with two shards."""
     count = scaled(TOPICS, AT_ONCE)
     names = [f"sensor.{i:06d}" for i in range(count)]
     with Host(2, "storage.enabled=true", f"limits.max_topics={2 * TOPICS}") as host:

@@ -1,4 +1,4 @@
-"""Statistics of two revisions measured in pairs: the gain of each pair, and the interval of its median."""
+"""Statistics of two revisions measured in pairs: gain of each pair, and interval of the median gain."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from bench.rows import Row, number, table
 
 LOSS_MAX = 0.05
-"""A row that loses more than this part of its value is reported."""
+"""A row that loses more than this share of its value is reported."""
 CONFIDENCE = 0.95
 PAIRS = 7
-"""Fewest pairs of a comparison: with 6 and more the interval has the confidence it should have."""
+"""Minimum number of pairs. The interval reaches its confidence with 6 or more."""
 
 HIGHER_IS_BETTER = ("min", "ratio")
 LOWER_IS_BETTER = ("max", "ratio_max", "above_floor")
@@ -21,12 +21,12 @@ LOWER_IS_BETTER = ("max", "ratio_max", "above_floor")
 
 @dataclass(frozen=True)
 class Interval:
-    """An interval of the median of independent values, by the sign test: no assumption on how they spread."""
+    """A sign-test interval of the median of independent values, without assumptions on their distribution."""
 
     low: float
     high: float
     confidence: float
-    """Probability that it holds the true median: at least CONFIDENCE where there are enough values."""
+    """Probability that the interval contains the true median: at least CONFIDENCE with enough values."""
 
 
 @dataclass(frozen=True)
@@ -39,31 +39,31 @@ class Comparison:
     """Median of the new revision's values."""
     old: float
     gains: Sequence[float]
-    """One a pair; empty where a value is not above 0, of which there is no ratio."""
+    """One per pair. Empty if a value is not above 0, since then there is no ratio."""
 
     @property
     def gain(self) -> float | None:
-        """Median gain."""
+        """Median gain; None without gains."""
         return statistics.median(self.gains) if self.gains else None
 
     @property
     def interval(self) -> Interval | None:
-        """Interval of the median gain."""
+        """Interval of the median gain; None without gains."""
         return interval_of_median(self.gains) if self.gains else None
 
     @property
     def is_below(self) -> bool | None:
-        """Is the median gain more than 5 % below 1? None where there is no gain."""
+        """Whether the median gain is more than 5 % below 1; None without gains."""
         return None if self.gain is None else self.gain < 1 - LOSS_MAX
 
     @property
     def is_certain(self) -> bool:
-        """Is the whole interval on the same side of that bound?"""
+        """Whether the whole interval is on the same side of that bound."""
         found = self.interval
         return found is not None and not found.low < 1 - LOSS_MAX <= found.high
 
     def as_row(self) -> Row:
-        """What the JSON file holds."""
+        """Return the row of the JSON file."""
         found = self.interval
         return {
             "id": self.id,
@@ -81,7 +81,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Verdict:
-    """All pairs: what can be compared, and rows that only one revision has."""
+    """All pairs: comparable rows, and rows that only one revision has."""
 
     comparisons: Sequence[Comparison]
     only_new: Sequence[str]
@@ -89,7 +89,7 @@ class Verdict:
 
 
 def interval_of_median(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """Return the narrowest symmetric sign-test interval that has `confidence`; [min, max] if none has.
+    """Return the narrowest symmetric sign-test interval with `confidence`, or [min, max] if none has it.
 
     Its ends are two of the values: the k-th smallest and the k-th largest.
     """
@@ -104,7 +104,10 @@ def interval_of_median(values: Sequence[float], confidence: float = CONFIDENCE) 
 
 
 def is_rate(row: Row) -> bool:
-    """Is more better? What the row should reach says so; without a reach its unit: only rates end with /s."""
+    """Whether a greater value is better.
+
+    The row's target decides. Without a target the unit decides: only rates end with /s.
+    """
     kinds = row["reach"] or {}
     if any(kind in kinds for kind in LOWER_IS_BETTER):
         return False
@@ -112,7 +115,7 @@ def is_rate(row: Row) -> bool:
 
 
 def gain(row: Row, new: float, old: float) -> float | None:
-    """Return how many times better the new value is; None where one of them is not above 0."""
+    """Return by which factor the new value is better; None if one of them is not above 0."""
     if new == old:
         return 1.0
     if min(new, old) <= 0:
@@ -121,7 +124,7 @@ def gain(row: Row, new: float, old: float) -> float | None:
 
 
 def compare(pairs: Sequence[tuple[Sequence[Row], Sequence[Row]]]) -> Verdict:
-    """Compare rows of (new, old) runs. A row has to be measured in every run of both to be compared."""
+    """Compare rows of (new, old) runs. Only rows that every run of both revisions measured are compared."""
     news = [_measured(new) for new, _ in pairs]
     olds = [_measured(old) for _, old in pairs]
     in_new, in_old = _in_all(news), _in_all(olds)
@@ -156,7 +159,7 @@ def _in_all(runs: Sequence[dict[str, Row]]) -> dict[str, Row]:
 
 
 def show(verdict: Verdict, new: str, old: str) -> None:
-    """Print the table of a comparison; `new` and `old` are the revisions' names."""
+    """Print the table of a comparison. `new` and `old` are the names of the revisions."""
     lines = [("workload", "unit", old, new, "ratio", "interval", "more than 5 % below")]
     for each in verdict.comparisons:
         found = each.interval

@@ -1,10 +1,12 @@
-"""One message a call, beside what people use for it: `make bench AREA=peers`, after `make peers`.
+"""One message per call, compared with common alternatives: `make bench AREA=peers`, after `make peers`.
 
-In each round every system is started, measured and stopped once for each durability class; the order of the
-systems rotates from round to round. All are used from Python, over shared memory (ours), Unix sockets or TCP
-(NATS, Kafka), as bench/systems says. Rows without a peer's name in their id are held against Redis.
+In each round every system is started, measured and stopped once for each durability class. The order of the
+systems rotates from round to round. All systems are used from Python: over shared memory (ringlog), Unix
+sockets or TCP (NATS, Kafka), see bench/systems. Rows without a peer's name in their id are compared with
+Redis.
 
-Classes: `page` answers when the page cache has the data (our class `disk`), `synced` when the disk has it.
+Classes: `page` acks when the page cache has the data (class `disk` of ringlog), `synced` when the disk has
+it.
 """
 
 from __future__ import annotations
@@ -25,17 +27,17 @@ ROUNDS = 5
 OURS = "ringlog"
 PEERS = ("redis", "beanstalkd", "nats")
 WHOLE = ("gateway.enabled=true", "storage.enabled=true")
-"""Our engine has all its processes, as its users' have."""
+"""ringlog runs with all its processes, as in production."""
 CLASSES = {"page": "page", "synced": "fsync"}
-"""Class of a row -> durability that a server is started with."""
+"""Class of a row -> durability with which a server is started."""
 
 CYCLE_S = 1.0
 WORKERS = 16
 RATE = 200
-"""Messages a second that are delivered one by one."""
+"""Messages per second that are delivered one at a time."""
 DELIVERED = 300
 UNTIMED = 20
-"""First deliveries, which open rings and warm processes up."""
+"""Number of first deliveries that are not timed: they open rings and warm up the processes."""
 APPENDS = 600
 PRODUCERS = 4
 IN_FLIGHT = 64
@@ -44,24 +46,24 @@ IDLE_S = 1.0
 
 Reach = dict[str, float]
 Found = dict[str, float]
-"""Value of each row's id, of one system in one round."""
+"""Values by row id, of one system in one round."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A row: what is measured, and what our ratio to each peer should be."""
+    """A row: what is measured, and the target of ringlog's ratio to each peer."""
 
     id: str
     unit: str
     note: str
     reach: Reach = field(default_factory=dict)
-    """Against Redis, or of the value alone."""
+    """Target against Redis, or for the value alone."""
     reach_to: dict[str, Reach] = field(default_factory=dict)
-    """Against another peer."""
+    """Targets against other peers."""
 
 
 def figures() -> list[Figure]:
-    """All rows, in the order of the table."""
+    """Return all rows, in the order of the table."""
     one_by_one = "put, claim and ack of one job a call, each waited for"
     latency = f"{RATE} a second, from before the put to the message in the waiting consumer's hands"
     found = [
@@ -143,7 +145,7 @@ def _hundred(server: Server, kind: str) -> Found:
 
 
 def _delivery(server: Server, kind: str) -> Found:
-    """A peer has one way, which all of ours are held against."""
+    """Measure deliveries. A peer has one way of delivery, with which all ways of ringlog are compared."""
     found: Found = {}
     for way in Way if server.name == OURS else (Way.QUEUE,):
         topic = f"delivery-{way}"
@@ -182,7 +184,7 @@ def _percentiles(id: str, times: np.ndarray[Any, Any]) -> Found:
 
 @dataclass(frozen=True)
 class Part:
-    """What is measured by itself, in some classes."""
+    """A part that can be measured separately, in some classes."""
 
     name: str
     kinds: Sequence[str]
@@ -205,12 +207,15 @@ PARTS = (
 
 
 def rows(only: str = "") -> list[Row]:
-    """All rows of the area; `only` chooses parts whose name contains it."""
+    """Return all rows of the area, or those of parts whose name contains `only`."""
     return table_of(figures(), measured(PEERS, only), PEERS)
 
 
 def measured(peers: Sequence[str], only: str) -> dict[str, list[Found]]:
-    """What was found, by system, one entry a round. Raises PeerMissing before anything is measured."""
+    """Measure all systems.
+
+    Returns one entry per round by system. Raises PeerMissing before any measurement.
+    """
     registry.require(*peers)
     systems = (OURS, *peers)
     parts = [part for part in PARTS if only in part.name]
@@ -224,13 +229,13 @@ def measured(peers: Sequence[str], only: str) -> dict[str, list[Found]]:
 
 
 def rotated(systems: Sequence[str], turn: int) -> list[str]:
-    """Each is the first in one round of as many as there are systems."""
+    """Return the systems in a rotated order, so that each is first equally often."""
     at = turn % len(systems)
     return [*systems[at:], *systems[:at]]
 
 
 def _round(name: str, parts: Sequence[Part]) -> Found:
-    """One system in both classes, each with a fresh server."""
+    """Measure one system in both classes, each with a new server."""
     found: Found = {}
     for kind, durability in CLASSES.items():
         chosen = [part for part in parts if kind in part.kinds]
@@ -256,9 +261,9 @@ def table_of(
     *,
     is_first_plain: bool = True,
 ) -> list[Row]:
-    """Rows of what was measured: each against the first peer, then against each other one.
+    """Return rows that compare ringlog with each peer.
 
-    `is_first_plain`: the row against the first peer does not have its name in the id.
+    `is_first_plain`: the id of a row against the first peer does not contain the peer's name.
     """
     made: list[Row] = []
     for figure in wanted:

@@ -1,6 +1,6 @@
-"""The rows of bench/peers.py while others keep every processor busy: `make bench AREA=peers-busy`.
+"""The rows of bench/peers.py while every CPU is busy: `make bench AREA=peers-busy`.
 
-A burner of ordinary priority runs for each processor, so that clients and servers compete for their time.
+One process of normal priority computes on each CPU, so that clients and servers compete for CPU time.
 """
 
 from __future__ import annotations
@@ -24,21 +24,24 @@ while os.getppid() == parent:
 
 
 def rows(only: str = "") -> list[Row]:
-    """All rows of the area; `only` chooses parts whose name contains it."""
+    """Return all rows of the area, or those of parts whose name contains `only`."""
     with burners(os.cpu_count() or 1):
         found = measured(PEERS, only)
     return table_of([busy(figure) for figure in figures()], found, PEERS)
 
 
 def busy(figure: Figure) -> Figure:
-    """A row with its reach on busy processors: a delivery takes at most twice as long as by Redis."""
+    """Return a row with its target on busy CPUs: the p50 of a delivery is at most twice that of Redis."""
     is_delivery = figure.id.startswith("delivery_") and figure.id.endswith("_p50")
     return replace(figure, reach={"ratio_max": 2.0} if is_delivery else {}, reach_to={})
 
 
 @contextmanager
 def burners(count: int) -> Iterator[list[int]]:
-    """So many processes that compute; their pids. They end with the block, or with this process."""
+    """Run `count` computing processes within the block.
+
+    Yields their pids. They also exit with this process.
+    """
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(count):

@@ -9,5 +9,5 @@ PEERS = ("kafka",)
 
 
 def rows(only: str = "") -> list[Row]:
-    """All rows of the area, without a reach; `only` chooses parts whose name contains it."""
+    """Return all rows of the area, without targets, or those of parts whose name contains `only`."""
     return table_of(figures(), measured(PEERS, only), PEERS, is_first_plain=False)

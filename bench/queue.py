@@ -1,8 +1,8 @@
-"""Queues, beside two that people use. `make bench AREA=queue`.
+"""Queues, compared with Redis and beanstalkd. `make bench AREA=queue`.
 
-Rounds take turns: ours, then each peer, each with a fresh server. Rows without a peer's name in their id are
-held against Redis; the same figures against beanstalkd are rows of their own. What a peer is spared or asked
-for is said in bench/systems. A peer that is missing is an error: `make peers` installs them.
+The systems take turns in each round, each with a new server. Rows without a peer's name in their id are
+compared with Redis; a comparison with beanstalkd has rows of its own. bench/systems states how each peer is
+used. A missing peer is an error: `make peers` installs the peers.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ringlog.client.job import Job
 
 ROUNDS = 3
 SECONDS = 5.0
-"""Longest that a round of a rate takes."""
+"""Maximum duration (s) of a round that measures a rate."""
 SYNCED_JOBS = 20_000
-"""Jobs that peers which sync each one are given."""
+"""Number of jobs for peers that sync each job."""
 PAYLOAD = bytes(100)
 HOUR_MS = 3_600_000
 SYSTEMS = ("ringlog", "redis", "beanstalkd")
-"""Ours first."""
+"""ringlog is first."""
 PUT_EVERY_S = 0.003
 
 READY = 10_000_000
@@ -40,7 +40,7 @@ CLAIMS = 5_000
 
 
 def rows(only: str = "") -> list[Row]:
-    """All rows of the area; `only` chooses those whose part's name contains it."""
+    """Return all rows of the area, or those of parts whose name contains `only`."""
     registry.require(*SYSTEMS)
     found: list[Row] = []
     parts: tuple[tuple[str, Callable[[], list[Row]]], ...] = (
@@ -62,7 +62,7 @@ def rows(only: str = "") -> list[Row]:
 
 
 def _rounds(durability: str, measure: Callable[[QueueServer], Any]) -> dict[str, list[Any]]:
-    """What `measure` finds, by system."""
+    """Return the results of `measure`, by system."""
     found: dict[str, list[Any]] = {name: [] for name in SYSTEMS}
     for i in range(ROUNDS):
         for name, results in found.items():
@@ -72,7 +72,7 @@ def _rounds(durability: str, measure: Callable[[QueueServer], Any]) -> dict[str,
 
 
 def _with_server(name: str, durability: str, measure: Callable[[QueueServer], Any], *sets: str) -> Any:
-    """What `measure` finds on a fresh server with one empty queue."""
+    """Return the result of `measure` on a new server with one empty queue."""
     server: QueueServer = registry.start(name, durability, *sets)
     try:
         server.create(TOPIC, Way.QUEUE)
@@ -84,7 +84,7 @@ def _with_server(name: str, durability: str, measure: Callable[[QueueServer], An
 def _against_peers(
     id: str, unit: str, found: dict[str, list[float]], reach: dict[str, float] | None, note: str
 ) -> list[Row]:
-    """Our row, held against Redis; and the same held against the other."""
+    """Return the row that compares ringlog with Redis, and the one with beanstalkd."""
     ours = found["ringlog"]
     return [
         row(id, unit, ours, found["redis"], reach=reach, note=f"{note}; Redis beside it"),
@@ -95,7 +95,7 @@ def _against_peers(
 def _rate_rows(
     id: str, workers: int, batch: int, durability: str, jobs: int, frame: int, least: float
 ) -> list[Row]:
-    """Workers empty a queue that was filled beforehand, as far as they come."""
+    """Measure workers that empty a prefilled queue, at most for SECONDS."""
     count = scaled(jobs, workers * batch * 4)
 
     def measure_how(how: How) -> Callable[[QueueServer], float]:
@@ -117,11 +117,11 @@ def _rate_rows(
 
 
 def _loop_rows(id: str, workers: int, batch: int, durability: str, jobs: int, least: float) -> list[Row]:
-    """The same as a program's loop does it: acks travel with the next claim, and nobody waits for them."""
+    """Measure the client's worker loop: each ack is sent with the next claim and not waited for."""
     count = scaled(jobs, workers * max(batch, 64) * 4)
 
     def measure(server: QueueServer) -> float:
-        # The peers sync each job that is put; a loop of theirs ends when none is left, as ours does.
+        # The peers sync each put job. A loop of theirs ends when no job is left, as that of ringlog does.
         is_slow = durability == "fsync" and server.name != "ringlog"
         some = min(count, SYNCED_JOBS) if is_slow else count
         server.fill(TOPIC, PAYLOAD, some + workers, 100 if batch > 1 else 1)
@@ -138,7 +138,7 @@ def _loop_rows(id: str, workers: int, batch: int, durability: str, jobs: int, le
 
 
 def _fair_rows() -> list[Row]:
-    """A hundred workers take what they can get for a while."""
+    """Measure how evenly a hundred workers share the jobs."""
     workers, seconds = 100, scaled(5, 1)
 
     def measure(server: QueueServer) -> float:
@@ -151,7 +151,7 @@ def _fair_rows() -> list[Row]:
 
 
 def _wake_rows() -> list[Row]:
-    """A worker waits; jobs are put one by one."""
+    """Measure a waiting worker while jobs are put one at a time."""
     count = scaled(500, 20)
     puts: list[float] = []
 
@@ -178,7 +178,10 @@ def _wake_rows() -> list[Row]:
 
 
 def _large_rows() -> list[Row]:
-    """Claims of one job from a queue of ten million, of which a million rest; and what the shard keeps."""
+    """Measure single claims from a queue of ten million jobs, and the shard's memory.
+
+    A further million jobs are delayed.
+    """
     ready, delayed = scaled(READY, 20_000), scaled(DELAYED, 2_000)
     with Host(2, ALONE) as host:
         host.client.topics.create(TOPIC, type="queue", durability="disk", lease_ms=LEASE_MS)
@@ -207,17 +210,17 @@ def _large_rows() -> list[Row]:
 
 
 def _put_delayed(host: Host, count: int) -> str:
-    """Make jobs that rest for an hour and more; says how."""
+    """Put jobs that are delayed for more than an hour. Returns how."""
     queue = host.client.queue(TOPIC)
     step = max(count // 1_000, 1)
     begin_us = time.time_ns() // 1_000 + HOUR_MS * 1_000
     for n in range(0, count, step):
-        # Each its own instant, in no order.
+        # Each job has its own time, in no order.
         instants = (begin_us + (at * 7_919 % count) * 1_000 for at in range(n, min(n + step, count)))
         queue.put_many([NewRecord(data=PAYLOAD, not_before=at) for at in instants])
     if queue.stats().delayed == count:
         return "not_before, each its own"
-    # An engine that leaves not_before alone: hand them all out and take them back.
+    # For an engine without `not_before`: claim all jobs and nack them with a delay.
     for n in range(0, count, step):
         queue.nack(queue.claim(step), delay_ms=HOUR_MS + (n * 7_919 % count))
     return f"nack, {step} at a time"

@@ -1,7 +1,7 @@
-"""Two revisions of this repository to measure in turns: the working tree, and one in a git worktree.
+"""Two revisions of this repository to measure alternately: the working tree and a git worktree.
 
-Both run in the same virtual environment with the same third-party packages, each with its own code, compiled
-cores and native kernel: PYTHONPATH puts its tree before the environment's own entry for the project.
+Both run in the same virtual environment with the same third-party packages. Each has its own code, compiled
+cores and native kernel: PYTHONPATH puts its tree before the environment's entry for the project.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ ROOT = Path(__file__).parent.parent
 PLACE = ROOT / "build" / "bench-against"
 PEERS = ROOT / "build" / "peers"
 STOP_S = 60.0
-"""How long an interrupted benchmark may take to stop its engine and remove its files."""
+"""Time (s) for an interrupted benchmark to stop its engine and remove its files."""
 ORPHANS_STOP_S = 20.0
 _LEFT_BY_BENCH = ("bench-*", "spark-*")
-"""Names below build/ of what a benchmark that was killed leaves."""
+"""Names below build/ that a killed benchmark leaves."""
 _SHM_DIR = re.compile(rb"/dev/shm/ringlog-\d+-[0-9a-f]{8}")
 _COMPILED = ("ringlog/_kernel*.so", "ringlog/_cores/manifest.json")
 _PROBE = """
@@ -54,54 +54,54 @@ except ImportError:
     disabled_reason = str
 print(disabled_reason())
 """
-"""Prints why a tree runs without compiled cores; nothing where it has them, or knows of none."""
+"""Prints why a tree runs without compiled cores. Prints nothing if it has them, or knows no such check."""
 
 
 class RevisionError(Exception):
-    """The revision cannot be made, built or measured; the text says why."""
+    """The revision cannot be created, built or measured. The text states the reason."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A checkout that is built."""
+    """A built checkout."""
 
     name: str
     path: Path
     has_cores: bool = True
-    """False: measured without compiled cores."""
+    """False: measure without compiled cores."""
 
     def require_own_code(self) -> None:
-        """Raise RevisionError when its interpreter would import another tree's code."""
+        """Raise RevisionError if the interpreter would import code of another tree."""
         done = self._python("-P", "-c", _PROBE, str(self.path), capture=True)
         if done.returncode:
             raise RevisionError(f"{self.name}: {done.stderr.strip()[-1_000:]}")
 
     @cached_property
     def _help(self) -> str:
-        """What its benchmarks print for --help."""
+        """Output of its benchmarks for --help."""
         return self._python("-m", "bench", "--help", capture=True).stdout
 
     @property
     def _takes_file(self) -> bool:
-        """Can its benchmarks write rows to a given file?"""
+        """Whether its benchmarks can write rows to a given file."""
         return "--rows" in self._help
 
     def require_area(self, area: str, scale: float) -> None:
-        """Raise RevisionError when it cannot measure that area in that way."""
+        """Raise RevisionError if it cannot measure that area with this scale."""
         if not re.search(rf"[{{,]{re.escape(area)}[,}}]", self._help):
-            raise RevisionError(f"{self.name} has no area {area}: there is nothing to compare")
+            raise RevisionError(f"{self.name} has no benchmark area {area}, so there is nothing to compare")
         if not self._takes_file and scale != 1.0:
             raise RevisionError(
                 f"{self.name} writes no rows with --scale: its benchmarks are too old for that"
             )
 
     def compiled(self) -> list[str]:
-        """Kinds of compiled code that it has."""
+        """Return the kinds of compiled code that it has."""
         patterns = _COMPILED if self.has_cores else _COMPILED[:1]
         return [pattern for pattern in patterns if any(self.path.glob(pattern))]
 
     def require_cores(self) -> None:
-        """Raise RevisionError when it would run without compiled cores, because they are stale, say."""
+        """Raise RevisionError if it would run without compiled cores, for example because they are stale."""
         reason = self._python("-P", "-c", _CORES_PROBE, capture=True).stdout.strip()
         if self.has_cores and reason:
             raise RevisionError(
@@ -109,11 +109,11 @@ class Tree:
             )
 
     def measure(self, area: str, only: str, scale: float) -> list[Row]:
-        """Run one area in a process of its own and return its rows; raises RevisionError when it fails."""
+        """Run one area in a separate process and return its rows. Raises RevisionError if it fails."""
         result = self.path / "bench" / "results" / f"{area}.json"
         if self._takes_file:
             result = PLACE / f"rows-{os.getpid()}.json"
-        # An older one would keep rows that are not measured now: those of its commit.
+        # An existing file would keep rows that are not measured now, of an earlier commit.
         result.unlink(missing_ok=True)
         command = [sys.executable, "-m", "bench", area, "--only", only, "--scale", str(scale)]
         try:
@@ -126,7 +126,7 @@ class Tree:
         return rows
 
     def environ(self) -> dict[str, str]:
-        """Variables of its processes."""
+        """Return the environment variables of its processes."""
         path = f"{PEERS / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         found = {**os.environ, "PYTHONPATH": str(self.path), "PATH": path}
         return found if self.has_cores else {**found, "RINGLOG_CORES": "0"}
@@ -146,16 +146,19 @@ class Tree:
 
 
 def resolve(revision: str) -> str:
-    """Return the full id of the commit that `revision` names; raises RevisionError."""
+    """Return the full id of the commit that `revision` names. Raises RevisionError."""
     done = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
     if done.returncode:
-        raise RevisionError(f"{revision!r} names no commit of this repository")
+        raise RevisionError(f"--rev must name a commit of this repository, got {revision!r}")
     return done.stdout.strip()
 
 
 @contextlib.contextmanager
 def worktree(commit: str) -> Iterator[Path]:
-    """A worktree of that commit below build/; removed afterwards, as are those of runs that were killed."""
+    """Yield a worktree of that commit below build/.
+
+    Removes it afterwards, and those of killed runs before.
+    """
     hardening.become_subreaper()
     others = _children()
     PLACE.mkdir(parents=True, exist_ok=True)
@@ -163,7 +166,9 @@ def worktree(commit: str) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise RevisionError("another comparison runs in this checkout") from None
+            raise RevisionError(
+                "another comparison is running in this checkout; wait for it or stop it"
+            ) from None
         for left in PLACE.glob("tree-*"):
             _remove_worktree(left)
         path = PLACE / f"tree-{commit[:12]}"
@@ -181,10 +186,10 @@ def worktree(commit: str) -> Iterator[Path]:
 def build(tree: Tree) -> None:
     """Compile a worktree's kernel and cores with its own scripts, as `make setup compiled` does.
 
-    Raises RevisionError with what the compiler printed.
+    Raises RevisionError with the output of the compiler.
     """
     with tempfile.TemporaryDirectory(prefix="bench-against-") as wheel:
-        # Building the wheel is what compiles the kernel; it lies in the tree then. The wheel is not used.
+        # Building the wheel compiles the kernel into the tree. The wheel itself is not used.
         _build_step(tree, ["-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", wheel, "."])
     if tree.has_cores and (tree.path / "compile_cores.py").exists():
         _build_step(tree, ["compile_cores.py", "--must"])
@@ -194,7 +199,7 @@ def build(tree: Tree) -> None:
 
 
 def compile_bytecode(tree: Tree) -> None:
-    """Compile all modules beforehand: where Python keeps no bytecode, each start would compile them anew."""
+    """Compile all modules in advance. Where Python stores no bytecode, each start would compile them."""
     packages = [p for p in ("actors", "bench", "pyspark_ringlog", "ringlog") if (tree.path / p).exists()]
     _build_step(tree, ["-m", "compileall", "-q", *packages, "supervisor.py"])
 
@@ -227,15 +232,16 @@ def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _run_to_end(command: Sequence[str], tree: Tree) -> int:
-    """Run a benchmark and return its exit status. However it ends, nothing of it is left."""
+    """Run a benchmark and return its exit status. Removes everything it leaves, however it ends."""
     before, others = _left_in(tree.path), _children()
     with tempfile.TemporaryDirectory(prefix="bench-against-") as scratch:
-        # A session of its own: an interrupt from the terminal reaches it from here alone, once.
+        # In its own session, an interrupt from the terminal reaches the benchmark only through this process,
+        # once.
         process = subprocess.Popen(
             command,
             cwd=tree.path,
             env={**tree.environ(), "TMPDIR": scratch},
-            stdout=sys.stderr,  # Progress; standard output has the comparison alone.
+            stdout=sys.stderr,  # Progress. Standard output is reserved for the comparison.
             start_new_session=True,
         )
         try:
@@ -248,7 +254,7 @@ def _run_to_end(command: Sequence[str], tree: Tree) -> int:
 
 
 def _end(process: subprocess.Popen[Any], others: set[psutil.Process]) -> None:
-    """Interrupt the benchmark, which stops its engine; then end whatever is left of its descendants."""
+    """Interrupt the benchmark, which stops its engine, and then end its remaining descendants."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -261,8 +267,8 @@ def _children() -> set[psutil.Process]:
 
 
 def _end_descendants(others: set[psutil.Process]) -> None:
-    """End all of them, but for children that were there before. `become_subreaper` was called first."""
-    # Those whose parent has ended are our children now. A supervisor ends its own.
+    """End all children except those that existed before. Call `become_subreaper` first."""
+    # Orphaned descendants are children of this process now. A supervisor ends its own children.
     for stop in (psutil.Process.terminate, psutil.Process.kill):
         is_first = stop is psutil.Process.terminate
         left = list(_children() - others)
@@ -282,13 +288,13 @@ def _below(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _left_in(tree: Path) -> set[Path]:
-    """Directories of benchmarks below a tree's build/."""
+    """Return the directories of benchmarks below a tree's build/."""
     found = {path for pattern in _LEFT_BY_BENCH for path in (tree / "build").glob(pattern)}
     return found - {PLACE}
 
 
 def _remove_engine(directory: Path) -> None:
-    """Remove a directory that a benchmark left, and the shared memory of the engine whose data lies in it."""
+    """Remove a directory that a benchmark left, and the shared memory of its engine."""
     for name in ("data/meta/engine", "data/run/engine.json", "data/run/starting.json"):
         with contextlib.suppress(OSError):
             for found in _SHM_DIR.findall((directory / name).read_bytes()):
@@ -298,7 +304,7 @@ def _remove_engine(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _signals_ignored() -> Iterator[None]:
-    """Nothing interrupts cleaning up."""
+    """Ignore SIGINT and SIGTERM within the block, so that they do not interrupt the clean-up."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

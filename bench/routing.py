@@ -1,4 +1,4 @@
-"""A source and its routers: what copies cost who writes to the source, and what they write themselves."""
+"""Routers: the cost of copies for producers of the source, and the frames that copies take in the log."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from ringlog.verify.wal_decoder import WalFrameWalk, read_header
 
 ROUNDS = 5
 TURNS = 8
-"""Of a round. In each all sources have their appends, so that the moods of the machine meet all alike."""
+"""Passes per round. In each pass every source gets its appends, so that variations of the machine affect all
+sources alike."""
 APPENDS = 10
 RECORDS = 100
 PAYLOAD = bytes(100)
 EVERY_S = 0.02
-"""From append to append. The copies for a thousand destinations take 11 ms of the two processors."""
+"""Time (s) between appends. Copies for a thousand destinations take 11 ms of the two CPUs."""
 SHARDS = 2
 ROUTERS = (0, 1, 10, 100, 1_000)
 
 
 def rows() -> list[Row]:
-    """Acks of sources with 1 to 1,000 routers against one with none, in turns; and the frames in the log."""
+    """Compare acks of sources with 1 to 1,000 routers with those of a source without routers.
+
+    Also counts the frames in the log.
+    """
     acks: dict[int, list[float]] = {routers: [] for routers in ROUTERS}
     appends = 0
     with Host(SHARDS, "storage.enabled=false") as host:
@@ -47,7 +51,7 @@ def rows() -> list[Row]:
         row(f"routers_{routers}_ack_p50", "us", acks[routers], acks[0], reach={"ratio_max": 1.1}, note=note)
         for routers in ROUTERS[1:]
     ]
-    # Payload is written once for each shard that has destinations; one destination is in one shard.
+    # The payload is written once for each shard that has destinations. One destination is in one shard.
     most = sum(min(routers, SHARDS) for routers in ROUTERS)
     each = f"an append to each of the sources; by how many copies they hold: {dict(sorted(frames.items()))}"
     found.append(row("routers_frames", "frames", [frames.total() / appends], reach={"max": most}, note=each))
@@ -62,7 +66,10 @@ def _make(host: Host, routers: int) -> None:
 
 
 def _append(host: Host, routers: int) -> list[float]:
-    """Seconds of each append. Returns when the copies have been made: the next source does not meet them."""
+    """Return the seconds of each append.
+
+    Waits until the copies are made, so that they do not affect the next source.
+    """
     times = []
     for _ in range(APPENDS):
         begun = time.perf_counter()
@@ -75,7 +82,7 @@ def _append(host: Host, routers: int) -> list[float]:
 
 
 def _routed_frames(data_dir: Path) -> Counter[int]:
-    """Frames of copies in a log, by how many copies they hold."""
+    """Count the frames of copies in a log, by their number of copies."""
     found: Counter[int] = Counter()
     for path in data_dir.glob("wal/*/wal-*.log"):
         data = path.read_bytes()

@@ -1,8 +1,8 @@
-"""Result rows: what every area writes to bench/results/AREA.json, and the table people read.
+"""Result rows: the content of bench/results/AREA.json, and the printed table.
 
-A row says what was measured (`id`, `value`, `unit`), how much rounds differed (`spread`: lowest and
-highest round), what it is held against (`against`: the floor or peer, measured in the same rounds), the
-median of the rounds' ratios (`ratio`), what it should reach, and whether it does.
+A row states what was measured (`id`, `value`, `unit`), the lowest and highest round (`spread`), the floor or
+peer of the same rounds (`against`), the median of the rounds' ratios (`ratio`), the target (`reach`), and
+whether it is met (`met`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 from ringlog import environment
 
 SCALE = environment.BENCH_SCALE
-"""Variable that holds the part of the data to measure with: below 1 to try a benchmark out."""
+"""Environment variable with the share of the data to measure. Below 1 to try a benchmark out."""
 RESULTS = Path(__file__).parent / "results"
 
 MOMENT = ("at", "page_first_us", "page_after_pause_us")
-"""Facts of the machine that stand in every row."""
+"""Facts of the machine that each row contains."""
 
 Row = dict[str, Any]
 
@@ -36,8 +36,10 @@ def row(
     reach: dict[str, float] | None = None,
     note: str = "",
 ) -> Row:
-    """Build one row from the rounds. `reach` may hold `min`, `max` (of the value), `ratio` (at
-    least), `ratio_max`, `above_floor`."""
+    """Build one row from the rounds.
+
+    `reach` may contain `min` and `max` (of the value), `ratio` (minimum), `ratio_max` and `above_floor`.
+    """
     value = statistics.median(values)
     against = statistics.median(floors) if floors else None
     ratios = [v / f for v, f in zip(values, floors, strict=True)] if floors else []
@@ -68,7 +70,7 @@ def row(
 
 
 def skipped(id: str, unit: str, reason: str) -> Row:
-    """A row that could not be measured here, and why."""
+    """Return a row that could not be measured here, with the reason."""
     return {
         "id": id,
         "value": None,
@@ -83,7 +85,7 @@ def skipped(id: str, unit: str, reason: str) -> Row:
 
 
 def number(value: float | None) -> str:
-    """Three digits, or whole thousands."""
+    """Return a number with three digits, or in whole units from 1,000 on."""
     if value is None:
         return "-"
     if abs(value) >= 1000:
@@ -115,16 +117,16 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def table(lines: Sequence[Sequence[str]]) -> None:
-    """Print lines of equally many cells, the first of which are the columns' names."""
+    """Print lines of equally many cells. The first line contains the names of the columns."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def save(area: str, rows: Sequence[Row], machine: dict[str, Any], *, keep_others: bool) -> Path:
-    """Write bench/results/AREA.json; with `keep_others` rows that were not measured now stay as they were.
+    """Write bench/results/AREA.json. With `keep_others`, rows that were not measured now stay as they were.
 
-    Each row says when it was measured, and how fast the machine was then.
+    Each row states when it was measured, and the speed of the machine at that time.
     """
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{area}.json"
@@ -144,15 +146,15 @@ def write(path: Path, area: str, rows: Sequence[Row], machine: dict[str, Any]) -
 
 
 def scaled(count: int, least: int = 1) -> int:
-    """`count`, or the part of it that --scale asks for."""
+    """Return `count`, or the share of it that --scale sets; at least `least`."""
     return max(round(count * float(os.environ.get(SCALE, "1"))), least)
 
 
 def part_of(amount: float, least: float) -> float:
-    """`amount`, or the part of it that --scale asks for: seconds, for example."""
+    """Return `amount` (such as seconds), or the share of it that --scale sets; at least `least`."""
     return max(amount * float(os.environ.get(SCALE, "1")), least)
 
 
 def say(text: str) -> None:
-    """Progress, on standard error."""
+    """Print progress to standard error."""
     print(text, file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
-"""An object store that is slow: just enough of S3 for ringlog's cold tier, in a process of its own.
+"""A slow object store: the part of S3 that ringlog's cold tier needs, in a separate process.
 
-It keeps objects in memory and sleeps before every answer.
+It keeps objects in memory and sleeps before every reply.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _spawn = multiprocessing.get_context("spawn")
 
 
 class SlowStore:
-    """Context manager; `environ` is what an engine needs to find it."""
+    """Context manager. `environ` contains the variables that an engine needs to use the store."""
 
     def __init__(self, delay_s: float) -> None:
         self._requests = _spawn.Value("Q", 0)
@@ -35,7 +35,7 @@ class SlowStore:
 
     @property
     def requests(self) -> int:
-        """Asked so far."""
+        """Number of requests so far."""
         return int(self._requests.value)
 
     def __exit__(self, *_: object) -> None:
@@ -51,7 +51,7 @@ def _serve(delay_s: float, port: Any, requests: Any) -> None:
         protocol_version = "HTTP/1.1"
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
         def do_PUT(self) -> None:
             name, query = self._asked()

@@ -1,8 +1,9 @@
-"""Spark: reading, archiving, verifying and streaming 10 M records of 100 B, beside the same data in Parquet.
+"""Spark: read, archive, verify and stream 10 M records of 100 B, compared with the same data in Parquet.
 
-`make bench AREA=spark`. One engine, one session of local[2] in a process of its own; log and Parquet take
-turns. CPU seconds are of the whole driver, its JVM and all Python workers, without the engine. Wall time
-doubles when the machine has other work, CPU seconds move by a quarter: believe ratios of CPU seconds.
+`make bench AREA=spark`. There is one engine, and one session of local[2] in a separate process; log and
+Parquet take turns. CPU seconds cover the whole driver, its JVM and all Python workers, without the engine.
+Other load on the machine doubles wall times but changes CPU seconds by only a quarter, so trust ratios of CPU
+seconds.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ GIB = 1 << 30
 STREAM_TOPIC, SINK_TOPIC, LATENCY_TOPIC = "stream", "sink", "latency"
 STOP_S = 60.0
 PYTHON = {"reader": "python"}
-"""As a session reads that has no reader in the JVM."""
+"""Options of a session that has no reader in the JVM."""
 
 Sample = dict[str, float]
-"""wall and cpu seconds, and what else a step tells."""
+"""Wall and CPU seconds, and further results of a step."""
 
 
 def rows(only: str = "") -> list[Row]:
-    """All rows of the area; `only` chooses parts whose name contains it."""
+    """Return all rows of the area, or those of parts whose name contains `only`."""
     parts: list[tuple[str, Callable[[Bench], list[Row]]]] = [
         ("count", _count_rows),
         ("group", _group_rows),
@@ -60,7 +61,7 @@ def rows(only: str = "") -> list[Row]:
 
 
 class Bench:
-    """The engine with its data, a Spark driver beside it, and a directory for Parquet."""
+    """The engine with its data, a Spark driver, and a directory for Parquet."""
 
     def __init__(self, host: Host, directory: Path, records: int) -> None:
         self.host, self.directory, self.records = host, directory, records
@@ -68,7 +69,10 @@ class Bench:
         self.bytes = records * dataset.SIZE
 
     def rounds(self, *steps: dict[str, Any], count: int = ROUNDS) -> list[list[Sample]]:
-        """Samples of each step over `count` rounds, steps taking turns; a round before them warms up."""
+        """Return the samples of each step over `count` rounds.
+
+        Steps take turns; an extra first round warms up.
+        """
         found: list[list[Sample]] = [[] for _ in steps]
         for number in range(count + 1):
             for samples, step in zip(found, steps, strict=True):
@@ -78,7 +82,7 @@ class Bench:
 
 
 class Driver:
-    """bench.spark_driver, asked line by line; what it and its descendants use is measured from here."""
+    """Process of bench.spark_driver, which gets one step per line. Measures CPU of it and its descendants."""
 
     def __init__(self, host: Host, directory: Path) -> None:
         self._log = directory / "driver.log"
@@ -91,7 +95,7 @@ class Driver:
         self.do(what="begin")
 
     def do(self, **step: Any) -> Sample:
-        """One step; its sample with `cpu`, seconds of processor time of everything in the driver."""
+        """Run one step. Returns its sample with `cpu`, the CPU seconds of everything in the driver."""
         before = self._cpu_s()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -104,7 +108,7 @@ class Driver:
         return sample | {"cpu": self._cpu_s() - before}
 
     def close(self) -> None:
-        """End it; what does not end is killed."""
+        """End the driver. Processes that do not exit are killed."""
         assert self._process.stdin is not None
         members = self._members()
         self._process.stdin.close()
@@ -121,7 +125,7 @@ class Driver:
         return [parent, *parent.children(recursive=True)]
 
     def _cpu_s(self) -> float:
-        """Of all that live, and of all that ended and were waited for."""
+        """Return the CPU seconds of all live processes, and of those that exited and were waited for."""
         total = 0.0
         for member in self._members():
             try:
@@ -190,7 +194,7 @@ def _group_rows(bench: Bench) -> list[Row]:
 
 
 def _whole_rows(bench: Bench) -> list[Row]:
-    """Every value of every column is taken, so that nothing is saved by leaving columns out."""
+    """Read every value of every column, so that omitted columns save nothing."""
     ours, parquet = bench.rounds({"what": "noop"}, {"what": "noop", "source": "parquet"})
     return [
         row("spark_whole_rows", "CPU s", _cpu(ours), _cpu(parquet),
@@ -199,7 +203,7 @@ def _whole_rows(bench: Bench) -> list[Row]:
 
 
 def _tuples_rows(bench: Bench) -> list[Row]:
-    """A tenth of the data: rows one by one take their time."""
+    """Use a tenth of the data, because row-by-row reading is slow."""
     until = max(bench.records // 10, 1)
     arrow, tuples = bench.rounds(
         {"what": "noop", "until": until, **PYTHON}, {"what": "noop", "source": "tuples", "until": until}
@@ -234,7 +238,7 @@ def _verify_rows(bench: Bench) -> list[Row]:
 
 
 def _latency_rows(bench: Bench) -> list[Row]:
-    """From the commit time of a record to its batch's arrival at foreachBatch, one record every 50 ms."""
+    """Measure from a record's commit time to its arrival in foreachBatch, one record every 50 ms."""
     client = bench.host.client
     client.topics.create(LATENCY_TOPIC, durability="fsync", exist_ok=True)
     samples = []
@@ -259,9 +263,9 @@ def _latency_rows(bench: Bench) -> list[Row]:
 
 
 def _sink_rows(bench: Bench) -> list[Row]:
-    """A stream of the data set into a topic of the same engine, through staged files, and into nothing.
+    """Stream the data set into a topic of the same engine, through staged files, and into a discarding sink.
 
-    A round before the others warms up, as for all rows: in a young JVM the first one takes twice as long.
+    As for all rows, an extra first round warms up: in a young JVM it takes twice as long.
     """
     into_topic: list[Sample] = []
     into_nothing: list[Sample] = []

@@ -1,4 +1,4 @@
-"""The Spark driver of the benchmarks: steps come in as lines of JSON, samples with wall times go out."""
+"""The Spark driver of the benchmarks: it reads steps as lines of JSON and writes samples with wall times."""
 
 from __future__ import annotations
 
@@ -27,39 +27,40 @@ from bench.dataset import TOPIC
 CORES = "local[2]"
 MEMORY = "2g"
 LATENCY_SKIP = 5
-"""Batches of a young query, which are slower."""
+"""Number of first batches of a query that are not counted, because they are slower."""
 WAIT_S = 240.0
 SINK_BATCH = "2000000"
-"""Positions a batch of the stream into the sink: what Spark does for each batch is paid seldom."""
+"""Records per batch of the stream into the sink. It is large, because Spark has a cost per batch."""
 BATCH_BYTES, UNCOUNTED = "spark.sql.execution.arrow.maxBytesPerBatch", str((1 << 31) - 1)
-"""For small records, as docs/how-to/spark.md advises: below it Spark sums up the batch size for every row."""
+"""For small records, as docs/how-to/spark.md advises. With less, Spark sums up the batch size for every
+row."""
 DATA = ("topic", "epoch", "seq", "ts", "payload", "tag", "priority")
 """Columns that the records have, and so those of the Parquet files."""
 
 
 class TupleReader(DataSourceReader):
-    """Our reader, its batches taken apart into tuples of Python values."""
+    """The ringlog reader with its batches split into tuples of Python values."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     def partitions(self) -> Sequence[InputPartition]:
-        """As the real one plans them."""
+        """Return the partitions of the real reader."""
         planned: Sequence[InputPartition] = self._inner.partitions()
         return planned
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        """Row by row."""
+        """Yield one row at a time."""
         for batch in self._inner.read(partition):
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 class TupleSource(DataSource):
-    """The same source without Arrow, to see what Arrow is worth."""
+    """The same source without Arrow, to measure the benefit of Arrow."""
 
     @classmethod
     def name(cls) -> str:
-        """Of the format."""
+        """Return the name of the format."""
         return "ringlog_tuples"
 
     def _real(self) -> Any:
@@ -68,53 +69,56 @@ class TupleSource(DataSource):
         return RinglogDataSource(dict(self.options))
 
     def schema(self) -> StructType:
-        """As the real one."""
+        """Return the schema of the real source."""
         schema: StructType = self._real().schema()
         return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The real one, wrapped."""
+        """Return the real reader, wrapped."""
         return TupleReader(self._real().reader(schema))
 
 
 class DiscardingWriter(DataSourceStreamArrowWriter):
-    """Takes what a sink takes and lets it go: what Spark itself costs on the way to any Python sink."""
+    """Discards its input, to measure the cost of Spark on the way to any Python sink."""
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Count the rows; an iterator that is not used up would spare Spark its work."""
+        """Count the rows. Spark would skip its work if the iterator were not consumed."""
         if sum(batch.num_rows for batch in iterator) < 0:
-            raise RuntimeError("fewer rows than none")
+            raise RuntimeError("negative number of rows")
         return WriterCommitMessage()
 
     def commit(self, messages: Any, batchId: int) -> None:  # noqa: N803
-        """Nothing was kept."""
+        """Do nothing, since no data was kept."""
 
     def abort(self, messages: Any, batchId: int) -> None:  # noqa: N803
-        """Nothing was kept."""
+        """Do nothing, since no data was kept."""
 
 
 class DiscardingSource(DataSource):
-    """A sink of that writer."""
+    """A sink with DiscardingWriter."""
 
     @classmethod
     def name(cls) -> str:
-        """Of the format."""
+        """Return the name of the format."""
         return "ringlog_discard"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
-        """The only thing it does."""
+        """Return the writer."""
         return DiscardingWriter()
 
 
 class Steps:
-    """One session and what can be asked of it. Every step returns a sample: `wall` seconds and more."""
+    """One session and its steps. Every step returns a sample: `wall` seconds and more."""
 
     def __init__(self, data_dir: Path, directory: Path) -> None:
         self._data_dir, self._directory = data_dir, directory
         self._spark: Any = None
 
     def do(self, step: dict[str, Any]) -> dict[str, float]:
-        """The method named `what`, with the rest as its arguments; timed unless it times itself."""
+        """Call the method named `what` with the other entries as arguments.
+
+        A method may return its own `wall`.
+        """
         arguments = dict(step)
         method = getattr(self, f"_{arguments.pop('what')}")
         begun = time.perf_counter()
@@ -137,7 +141,7 @@ class Steps:
         self._spark.dataSource.register(DiscardingSource)
 
     def _parquet(self) -> None:
-        """The data in Parquet, with Spark's usual settings."""
+        """Write the data to Parquet, with default settings of Spark."""
         self._frame("log", list(DATA)).write.parquet(str(self._directory / "parquet"))
 
     def _frame(
@@ -159,7 +163,7 @@ class Steps:
     def _group(
         self, round: int, source: str = "log", columns: list[str] | None = None, reader: str = "jvm"
     ) -> dict[str, float]:
-        """Every column that is asked for takes part, or Parquet would read the tag alone."""
+        """Use every requested column. Otherwise Parquet would read only the tag."""
         frame = self._frame(source, columns, reader=reader)
         rows = frame.groupBy("tag").agg(f.count("*"), f.max("seq"), f.max("ts")).collect()
         return {"rows": len(rows)}
@@ -194,7 +198,7 @@ class Steps:
         return reader.options(path=str(self._data_dir), subscribe=topic, **options).load()
 
     def _latency(self, topic: str, round: int, batches: int) -> dict[str, float]:
-        """Ages of records when foreachBatch has them, over so many batches, without the first few."""
+        """Return quantiles of the age of records in foreachBatch, after the first LATENCY_SKIP batches."""
         ages: list[list[float]] = []
 
         def look(batch: Any, number: int) -> None:
@@ -214,9 +218,9 @@ class Steps:
         return {"p50": statistics.median(found), "p95": cuts[-1]}
 
     def _sink(self, topic: str, round: int) -> dict[str, float]:
-        """All records of the data set as a stream into another topic, from start of the query to its end.
+        """Stream all records of the data set into another topic, from the start of the query to its end.
 
-        Without a topic they go to a writer that discards them.
+        Without a topic the records go to a writer that discards them.
         """
         self._spark.conf.set(BATCH_BYTES, UNCOUNTED)
         stream = self._stream(
@@ -249,7 +253,7 @@ def _wait(condition: Any, query: Any) -> None:
 
 
 def main(data_dir: str, directory: str) -> int:
-    """Answer steps until the input ends."""
+    """Run steps until the input ends."""
     steps = Steps(Path(data_dir), Path(directory))
     answers, sys.stdout = sys.stdout, sys.stderr
     try:

@@ -1,4 +1,4 @@
-"""Writes one small record every 50 ms until it is told to end."""
+"""Write one small record every 50 ms until the process is terminated."""
 
 from __future__ import annotations
 

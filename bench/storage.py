@@ -1,6 +1,6 @@
 """Storage: compaction, recovery, seeks, deletes, deep reads, many topics, a slow cold store.
 
-`make bench AREA=storage`; `python -m bench storage --only recovery --scale 10` goes up to 10^8 records.
+`make bench AREA=storage`; `python -m bench storage --only recovery --scale 10` uses up to 10^8 records.
 Recovery, seeks, deep reads and deletes share one data set (bench/dataset.py).
 """
 
@@ -31,11 +31,12 @@ STEPS = (100_000, 1_000_000, 10_000_000)
 ROUNDS = 3
 SEEKS = 300
 FEW_ROLLS = "wal.file_bytes=256MiB"
-"""The tail of the log stays in one file, so that only --storage decides when it is absorbed."""
+"""The end of the log stays in one file, so that only the setting `storage.enabled` decides when it is
+absorbed."""
 
 
 def rows(only: str = "") -> list[Row]:
-    """All rows of the area; `only` chooses parts whose name contains it."""
+    """Return all rows of the area, or those of parts whose name contains `only`."""
     parts: list[tuple[str, Callable[[], list[Row]]]] = [
         ("compaction", compaction_rows),
         ("dataset_recovery_memory_seek_read_delete", _dataset_rows),
@@ -54,7 +55,7 @@ def rows(only: str = "") -> list[Row]:
 
 
 def _dataset_rows() -> list[Row]:
-    """Grow the data set; after each step measure recovery; then everything that reads and deletes."""
+    """Grow the data set and measure recovery after each step. Then measure reads and deletes."""
     found: list[Row] = []
     memory: list[tuple[int, int]] = []
     with Host(1, ON, FEW_ROLLS) as host:
@@ -83,7 +84,7 @@ def _dataset_rows() -> list[Row]:
 
 
 def _memory(host: Host) -> int:
-    """The least memory the shard has for itself after a start, while hardly any log is left to replay."""
+    """Return the minimum private memory of the shard after a start with almost no log to replay."""
     found = []
     for _ in range(ROUNDS):
         host.restart(OFF)
@@ -119,7 +120,7 @@ def _memory_row(memory: list[tuple[int, int]]) -> Row:
 
 
 def _seek_rows(host: Host, records: int) -> list[Row]:
-    """Finding a place, and beside it until a reader holds the record there."""
+    """Measure finding a position, and the time until a reader has the record there."""
     random = np.random.default_rng(7)
     reader = host.client.reader(dataset.TOPIC)
     finder, close = _finder(host)
@@ -168,7 +169,7 @@ def _seek_rows(host: Host, records: int) -> list[Row]:
 
 
 def _finder(host: Host) -> tuple[TopicReader, Callable[[], None]]:
-    """A reader of the whole topic as any process of the host may have it; and what ends it."""
+    """Return a reader of the whole topic, as in any process of the host, and the function that closes it."""
     disk, data_dir = RealDisk(), str(host.data_dir)
     located = request_actor(host.shm_dir, "wal_shard-00", Locate(dataset.TOPIC, 0), Located, timeout_s=10.0)
     shelf = SegmentCache(disk, data_dir)

@@ -1,4 +1,4 @@
-"""Reading on the same host: the tailer over a gigabyte of log, into Arrow and into bytes objects."""
+"""Reads on the same host: the tailer over a gigabyte of log, into Arrow and into bytes objects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUNDS = 3
 
 
 def tail_rows() -> list[Row]:
-    """Against: the same files read with read(2) in 4 MiB pieces."""
+    """Compare with a plain read of the same files by read(2) in pieces of 4 MiB."""
     payloads = [os.urandom(SIZE) for _ in range(RECORDS)]
     frames = TOTAL_BYTES // (RECORDS * SIZE)
     with Host(1) as host:
@@ -42,7 +42,7 @@ def tail_rows() -> list[Row]:
 
 
 def batches(host: Host, topic: str) -> Iterator[TailBatch]:
-    """All of the topic; nothing of it may have been lost."""
+    """Yield all batches of the topic. Raises AssertionError for a lost record."""
     for batch in host.client.tailer(topic, follow=False):
         assert isinstance(batch, TailBatch)
         yield batch

@@ -1,4 +1,4 @@
-"""Processes that watch, for benchmarks: how many deliveries, and how long after the append was begun."""
+"""Watcher processes for benchmarks: number of deliveries, and their time since the begin of the append."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 
 _spawn = multiprocessing.get_context("spawn")
 STAMP_BYTES = 8
-"""The first bytes of the first payload of each frame: monotonic nanoseconds when its append was begun."""
+"""Size of the stamp at the start of each frame's first payload: monotonic ns at the begin of its append."""
 
 
 def stamp() -> bytes:
-    """Now; the clock is the same in all processes of a host."""
+    """Return the current monotonic time as a stamp. All processes of a host share this clock."""
     return time.monotonic_ns().to_bytes(STAMP_BYTES, "little")
 
 
@@ -46,8 +46,9 @@ def _watch(
                     for piece in event.batches:
                         records += len(piece)
                         if (piece.seq_at(0) - 1) % frame or piece.seq_at(0) <= untimed:
-                            continue  # The rest of a frame that was cut; its stamp was taken.
-                        # Of the first record alone: what a watcher does with all of them is its own affair.
+                            continue  # The rest of a split frame; its stamp was already read.
+                        # Only the first record is read. The cost of processing all records is not part of the
+                        # measurement.
                         first = piece.slice_rows(0, 1).payload_views()[0] or b""
                         sent = int.from_bytes(bytes(first[:STAMP_BYTES]), "little")
                         times.append(time.monotonic_ns() - sent)
@@ -57,14 +58,19 @@ def _watch(
 
 
 class Watchers:
-    """Some processes with watches of the same topics each."""
+    """Several processes with watches of the same topics each."""
 
     def __init__(
         self, url: str, topics: list[str], *, frame: int, processes: int, each: int, stops: bool = False,
         untimed: int = 0,
     ) -> None:  # fmt: skip
-        """`frame`: records of each frame. `stops`: they stand still after their first delivery. Frames up to
-        position `untimed` are delivered and counted, but not timed."""
+        """Start the processes.
+
+        Args:
+            frame: number of records of each frame.
+            stops: the processes stop themselves after their first delivery.
+            untimed: frames up to this position are delivered and counted, but not timed.
+        """
         self._ready, self._results = _spawn.Semaphore(0), _spawn.Queue()
         self._wanted = _spawn.Value("Q", 0)
         self.processes = [
@@ -80,7 +86,10 @@ class Watchers:
             self._ready.acquire()
 
     def end(self, records: int) -> tuple[int, np.ndarray[Any, Any]]:
-        """Wait until each watch had so many records; (deliveries in all, nanoseconds of each frame's)."""
+        """Wait until each watch has received `records` records.
+
+        Returns (deliveries, nanoseconds of each frame).
+        """
         self._wanted.value = records
         found = [self._results.get(timeout=120) for _ in self.processes]
         for process in self.processes:
@@ -88,7 +97,7 @@ class Watchers:
         return sum(count for count, _ in found), np.concatenate([times for _, times in found])
 
     def kill(self) -> None:
-        """End them at once."""
+        """Kill the processes."""
         for process in self.processes:
             process.kill()
             process.join()

@@ -1,4 +1,4 @@
-"""Rigs that try to break ringlog: crash states, fuzzing."""
+"""Fault injection: fault classes, the plans that run them, and the checkers that judge the results."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import os
 
 from ringlog import cores
 
-# What is swept line by line, instrumented or given other parts is the source. Engines run what was compiled
-# of it, as they do for everybody, and so do clients in processes of their own (`ringlog.testing.children`).
+# The harness sweeps, instruments and replaces parts of the Python source, so it imports the source. Engines,
+# and clients in their own processes (`ringlog.testing.children`), run the compiled modules as in production.
 os.environ.setdefault(cores.VARIABLE, cores.ACTORS_ONLY)

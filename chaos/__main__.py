@@ -1,9 +1,9 @@
-"""`python -m chaos`: break ringlog on purpose, in every way we know, and see whether its promises hold.
+"""`python -m chaos`: inject faults into ringlog and check its guarantees.
 
-python -m chaos run [--plan ci] [CLASS ...]   a plan, or some classes of it
-python -m chaos replay CLASS CASE             one case again, as a finding names it
-python -m chaos doctor                        what this host can do
-python -m chaos list [--plan ci]              classes, their times and floors
+python -m chaos run [--plan ci] [CLASS ...]   run a plan, or some of its classes
+python -m chaos replay CLASS CASE             repeat one case; every finding prints this command
+python -m chaos doctor                        show what this host supports
+python -m chaos list [--plan ci]              list classes, times and minimum counts
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ INTERRUPTED = 130
 
 
 def load_class(name: str) -> FaultClass:
-    """The package of a class; raises PlanError."""
+    """Import and return the package of a fault class.
+
+    Raises PlanError if it is missing or lacks `run` or `replay`.
+    """
     try:
         module = importlib.import_module(f"chaos.{name}")
     except ModuleNotFoundError as e:
-        raise PlanError(f"no class {name}: {e}") from e
+        raise PlanError(f"unknown class {name}: {e}") from e
     if not hasattr(module, "run") or not hasattr(module, "replay"):
-        raise PlanError(f"chaos.{name} is no class of faults: it has no run and replay")
+        raise PlanError(f"chaos.{name} is not a fault class: it must define run and replay")
     return module
 
 
@@ -44,7 +47,7 @@ def _run(args: argparse.Namespace) -> int:
             f"plan {plan.name} has no class {', '.join(unknown)}; it has {', '.join(plan.by_name)}"
         )
     if args.work and not Path(args.work).is_dir():
-        raise PlanError(f"--work {args.work} is no directory")
+        raise PlanError(f"--work must be an existing directory, got {args.work}")
     out = Path(args.out) if args.out else ROOT / "build" / f"chaos-{plan.name}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     passes = 0
@@ -64,7 +67,7 @@ def _run(args: argparse.Namespace) -> int:
         skips = [(v.name, skip) for v in report.verdicts for skip in v.account.skipped]
         for name, skip in skips:
             print(f"skipped in {name}: {skip.what}: {skip.why}")
-        # Last of all, and once more: of a long output often only the end is kept.
+        # Repeat the failures at the very end, because often only the end of a long output is kept.
         for verdict in report.verdicts:
             for wrong in verdict.wrong:
                 print(f"FAILED {verdict.name}: {wrong}")
@@ -82,7 +85,8 @@ def _run(args: argparse.Namespace) -> int:
 
 def _class(args: argparse.Namespace) -> int:
     raw = msgspec.json.decode(Path(args.order).read_bytes())
-    # A run that is killed must not leave a class behind, which would go on for an hour beside what follows.
+    # If the runner is killed, this process must die too. Otherwise the class would keep running for up to an
+    # hour and disturb the next run.
     die_with(raw["parent"])
     order = Order(
         raw["name"], raw["seed"], raw["seconds"], Path(raw["scratch"]), raw["settings"], raw["floors"]
@@ -121,39 +125,44 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Exit status 0 when everything held, 1 when something did not, 2 for a request that makes no sense, 130
-    when it was interrupted."""
+    """Run the command line.
+
+    Returns 0 if everything held, 1 if something failed, 2 for an invalid request, 130 after an interrupt.
+    """
     parser = argparse.ArgumentParser(
         "chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     commands = parser.add_subparsers(required=True)
-    run = commands.add_parser("run", help="a plan, or some classes of it")
+    run = commands.add_parser("run", help="run a plan, or some of its classes")
     run.add_argument("classes", nargs="*")
     run.add_argument("--plan", default="ci")
-    run.add_argument("--out", help="where the report goes (build/chaos-PLAN.json)")
-    run.add_argument("--record", action="store_true", help="keep what was reached in chaos/results")
-    run.add_argument("--work", help="a directory on a real disk for scratch files")
+    run.add_argument("--out", help="report file (default: build/chaos-PLAN.json)")
+    run.add_argument("--record", action="store_true", help="record the results in chaos/results")
+    run.add_argument("--work", help="directory on a real disk for scratch files")
     run.set_defaults(call=_run)
-    one = commands.add_parser("class", help="one class by its order; what `run` starts")
+    one = commands.add_parser("class", help="run one class from an order file (internal)")
     one.add_argument("order")
     one.set_defaults(call=_class)
-    again = commands.add_parser("replay", help="one case of a finding")
+    again = commands.add_parser("replay", help="repeat one case of a finding")
     again.add_argument("name")
     again.add_argument("case")
     again.add_argument("--seed", type=int, default=1)
     again.add_argument("--seconds", type=float, default=60.0)
     again.set_defaults(call=_replay)
-    look = commands.add_parser("doctor", help="what this host can do")
-    look.add_argument("--clean", action="store_true", help="remove what an interrupted run left behind")
+    look = commands.add_parser("doctor", help="show which fault mechanisms work on this host")
+    look.add_argument("--clean", action="store_true", help="remove leftovers of an interrupted run")
     look.set_defaults(call=_doctor)
-    show = commands.add_parser("list", help="the classes of a plan")
+    show = commands.add_parser("list", help="list the classes of a plan")
     show.add_argument("--plan", default="ci")
     show.set_defaults(call=_list)
     args = parser.parse_args()
     try:
         return int(args.call(args))
     except KeyboardInterrupt:
-        print("interrupted: what ran was ended; what had passed is on record, if asked for", file=sys.stderr)
+        print(
+            "interrupted: running classes were killed; with --record, classes that had passed are recorded",
+            file=sys.stderr,
+        )
         return INTERRUPTED
     except PlanError as e:
         print(e, file=sys.stderr)

@@ -1,7 +1,8 @@
-"""`python -m chaos doctor`: try every mechanism the classes need, in a scratch area, and say what works.
+"""`python -m chaos doctor`: test every mechanism that the fault classes need, and print what works.
 
-A mechanism that is missing makes its classes say "skipped, because"; this page tells before. Each check does
-the thing itself, small, and undoes it; none only looks whether a program is installed.
+A class whose mechanism is missing reports a skip; the doctor shows this in advance. Each check performs a
+small instance of the fault in a scratch directory and undoes it. No check only tests whether a program is
+installed.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from chaos.rigs.small_disks import command
 
 CHECK_S = 30.0
 IMAGE_BYTES = 320 << 20
-"""XFS makes no file system smaller than 300 MiB."""
+"""Size of a test image. XFS makes no file system smaller than 300 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mechanism:
-    """One way to inject faults."""
+    """One mechanism for injecting faults."""
 
     code: str
     what: str
@@ -37,13 +38,13 @@ class Mechanism:
 
 
 def need_root() -> None:
-    """Raise CannotRun for an ordinary user."""
+    """Raise CannotRun unless the process runs as root."""
     if os.geteuid() != 0:
         raise CannotRun("needs root")
 
 
 def need_allocations() -> None:
-    """Raise CannotRun when this interpreter cannot let an allocation fail."""
+    """Raise CannotRun if this interpreter cannot make an allocation fail."""
     try:
         import _testcapi
     except ImportError:
@@ -77,7 +78,7 @@ def _strace(scratch: Path) -> None:
         capture_output=True, text=True, timeout=CHECK_S, check=False,
     ) if shutil.which("strace") else None  # fmt: skip
     if done is None:
-        raise CannotRun("strace is not installed")
+        raise CannotRun("strace is not installed (package strace)")
     if "INJECTED" not in (out.read_text() if out.exists() else ""):
         raise CannotRun(f"strace injects nothing: {done.stderr[-200:]}")
 
@@ -172,7 +173,7 @@ MECHANISMS = (
 
 
 def missing() -> dict[str, str]:
-    """What does not work here: description of the mechanism, and the reason."""
+    """Return the mechanisms that do not work here: code and description, mapped to the reason."""
     found = {}
     for mechanism in MECHANISMS:
         with tempfile.TemporaryDirectory(prefix="ringlog-doctor-") as scratch:
@@ -184,7 +185,10 @@ def missing() -> dict[str, str]:
 
 
 def sweep() -> list[str]:
-    """Remove what an interrupted run left: its processes, cgroups and network namespaces."""
+    """Remove what an interrupted run left: its processes, cgroups and network namespaces.
+
+    Returns one line for each item.
+    """
     done = []
     for process in leaks.marked_processes():
         done.append(f"killed {process.pid}")
@@ -205,7 +209,10 @@ def sweep() -> list[str]:
 
 
 def main(*, clean: bool = False) -> int:
-    """Print the table; exit status 0 whatever is missing, since nothing of it is needed to run ringlog."""
+    """Print the table of mechanisms, or with `clean` remove leftovers and print them.
+
+    Always returns 0: ringlog itself needs none of these mechanisms.
+    """
     if clean:
         for line in sweep():
             print(line)

@@ -1,7 +1,7 @@
-"""Nothing may stay behind: processes, shared memory, mounts, loop devices, network namespaces (O7).
+"""Find leaked resources: processes, shared memory, loop devices, network namespaces, cgroups.
 
-A class and all it starts carry a mark in their environment, so that what is left of it can be found and
-told apart from what the other lane is doing.
+A class and all its processes carry a mark in their environment. The mark identifies leftover processes and
+distinguishes them from those of the other lane.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import psutil
 MARK = "RINGLOG_CHAOS_RUN"
 SHM = Path("/dev/shm")
 HELPERS_S = 30.0
-"""What multiprocessing had started for a parent that has ended has ended by then, also on a busy host."""
+"""Time limit (s) for helper processes of multiprocessing to exit after their parent. It also suffices on a
+busy host."""
 
 
 def marked_processes(mark: str = "") -> list[psutil.Process]:
-    """Living processes that carry the mark (or any, without one), this one apart."""
+    """Return live processes that carry `mark`, or any mark if it is empty. This process is excluded."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for process in psutil.process_iter():
@@ -34,7 +35,7 @@ def marked_processes(mark: str = "") -> list[psutil.Process]:
 
 
 def kill_marked(mark: str) -> list[str]:
-    """Kill what is left; returns a line for each."""
+    """Kill the remaining processes that carry `mark`. Returns one line for each."""
     lines = []
     psutil.wait_procs([each for each in marked_processes(mark) if _is_helper(each)], timeout=HELPERS_S)
     for process in marked_processes(mark):
@@ -47,8 +48,10 @@ def kill_marked(mark: str) -> list[str]:
 
 
 def _is_helper(process: psutil.Process) -> bool:
-    """A tracker or worker of multiprocessing, not ours: it ends by itself, when it reads that its parent has
-    ended."""
+    """Whether the process is a tracker or worker of multiprocessing.
+
+    Such a helper exits by itself when it reads that its parent has exited.
+    """
     try:
         return "from multiprocessing." in " ".join(process.cmdline())
     except psutil.Error:
@@ -56,13 +59,14 @@ def _is_helper(process: psutil.Process) -> bool:
 
 
 def host_things() -> set[str]:
-    """What exists on the host by name and could be forgotten there."""
+    """Return the named resources of the host that a class could leak."""
     return {*_shared_memory(), *_loops(), *_namespaces(), *_cgroups()}
 
 
 def _shared_memory() -> Iterator[str]:
     for path in SHM.iterdir():
-        # Of multiprocessing, not ours, and unlinked at once: seen here only by chance.
+        # Semaphores belong to multiprocessing, which unlinks them at once. They are visible here only by
+        # chance.
         if not path.name.startswith("sem."):
             yield f"shared memory {path}"
 

@@ -1,9 +1,11 @@
-"""What a class of faults is asked to do, and what it says it did.
+"""The task of a fault class (Order) and its report (Account).
 
-Every class is a package of `chaos/` with `run(order, account)` and `replay(order, case)`. It does as much
-as it can within `order.seconds`, counts its work in the account, and reports each broken promise as a
-Finding with the one line that repeats it. Counting is not decoration: the plan states minimum counts, and
-a class that did less has failed (`chaos/run.py`), so that a harness cannot shrink in silence.
+Every class is a package of `chaos/` with `run(order, account)` and `replay(order, case)`. It does as much as
+it can within `order.seconds` and counts its work in the account. It reports each broken guarantee as a
+Finding, with the command that repeats it.
+
+The plan states minimum counts. A class below its minimum fails (`chaos/run.py`). Otherwise a harness that
+tests less and less would go unnoticed.
 """
 
 from __future__ import annotations
@@ -18,94 +20,107 @@ from typing import Any, Protocol
 import msgspec
 
 FINDINGS_MAX = 20
-"""Findings that are kept in full; more are only counted, but for the one that was wanted."""
+"""Number of findings that an account keeps in full. Further ones are only counted, except the wanted one."""
 STORY_CHARS_MAX = 8_000
 
 
 class Enough(BaseException):
-    """Raised by an account that was asked for one finding when it has it: the class ends.
+    """Ends a class: its account was asked for one finding and has it.
 
-    Not an Exception, so that no case takes it for a broken promise of its own.
+    Not an Exception, so that no case takes it for a broken guarantee.
     """
 
 
 class Broken(AssertionError):
-    """A promise that did not hold: which one, and what was seen."""
+    """A broken guarantee: which one, and what was observed."""
 
     def __init__(self, what: str, topic: str = "", *, case: str = "", path: Sequence[int] = ()) -> None:
         super().__init__(what)
         self.topic = topic
-        """The topic whose events belong into the story, where that is known."""
+        """Topic whose events belong in the story; empty if unknown."""
         self.case = case
-        """The case that shows it again, where that is known."""
+        """Case that repeats it; empty if unknown."""
         self.path = path
-        """Which choice was made at each step of a schedule."""
+        """Index of the choice made at each step of a schedule."""
 
 
 def require(holds: object, otherwise: str | Callable[[], str]) -> None:
-    """Raise Broken unless it holds. Not an assertion: those may be switched off."""
+    """Raise Broken unless `holds` is true.
+
+    Not an `assert`, because the interpreter can disable asserts.
+    """
     if not holds:
         raise Broken(otherwise if isinstance(otherwise, str) else otherwise())
 
 
 class CannotRun(Exception):
-    """Raised by a class whose mechanism this host lacks altogether; says which, and how to get it."""
+    """Raised by a class if this host lacks its mechanism entirely.
+
+    The text names the mechanism and how to get it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a class is asked to do."""
+    """The task of one class."""
 
     name: str
-    """Of the class: its package under `chaos/`."""
+    """Name of the class: its package under `chaos/`."""
     seed: int
-    """Decides every choice that is left to chance; printed with each finding."""
+    """Decides every random choice; printed with each finding."""
     seconds: float
-    """Time to use. A class that enumerates a fixed set may need less; the runner kills at
-    `limit_s` of the plan."""
+    """Time (s) to use. A class that enumerates a fixed set may need less. The runner kills it after `limit_s`
+    of the plan."""
     scratch: Path
-    """An empty directory of its own, removed afterwards; on a real disk unless the plan says `in_memory`."""
+    """Empty directory for this class, removed afterwards. It is on a real disk unless the plan sets
+    `in_memory`."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """From the plan; each class documents what it reads, and refuses what it does not know."""
+    """Settings from the plan. Each class documents its settings and refuses unknown ones."""
     floors: Mapping[str, int] = field(default_factory=dict)
-    """What is enough, where the class is to end with it; empty: it uses its time."""
+    """Counts at which the class ends. If empty, it uses its whole time."""
 
     def is_enough(self, counts: Mapping[str, int], *names: str) -> bool:
-        """Has it done what it is to end with, of these counts or of all that have a floor?"""
+        """Whether `counts` reach their floors: those in `names`, or by default all.
+
+        Always false if the order has no floors.
+        """
         if not self.floors:
             return False
         wanted = names or tuple(self.floors)
         return all(counts.get(name, 0) >= self.floors.get(name, 0) for name in wanted)
 
     def random(self, *salt: object) -> random.Random:
-        """A generator that depends on the seed and on nothing else."""
+        """Return a random generator that depends only on seed, class and `salt`."""
         return random.Random(f"{self.seed}/{self.name}/{salt!r}")
 
     def choose(self, known: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings over their defaults; raises ValueError for one that the class does not know."""
+        """Return `known` (defaults) updated with the order's settings.
+
+        Raises ValueError for an unknown setting.
+        """
         unknown = sorted(set(self.settings) - set(known))
         if unknown:
             raise ValueError(
-                f"class {self.name} has no setting {', '.join(unknown)}; it knows {sorted(known)}"
+                f"unknown settings of class {self.name}: {', '.join(unknown)}; expected {sorted(known)}"
             )
         return {**known, **self.settings}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A promise that did not hold."""
+    """A broken guarantee."""
 
     what: str
-    """One sentence: which promise, where."""
+    """One sentence: which guarantee, and where."""
     case: str
-    """What `python -m chaos replay CLASS CASE` needs to see it again."""
+    """Argument of `python -m chaos replay CLASS CASE` that repeats it."""
     story: str = ""
-    """What happened, as far as it helps: events, differences, the last lines of logs."""
+    """Details: events, differences, the last lines of logs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Something that this host cannot do. Never counted as done."""
+    """A test that this host cannot run. It never counts as done."""
 
     what: str
     why: str
@@ -113,34 +128,36 @@ class Skip:
 
 @dataclass(slots=True)
 class Account:
-    """What a class did. Everything in it is a fact of this run."""
+    """The report of a class: what it did in this run."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    """How often; names are nouns in the plural ("images", "kills")."""
+    """Amount of work by kind. Names are plural nouns ("images", "kills")."""
     faults: Counter[str] = field(default_factory=Counter)
-    """How many cases of each row of `chaos/faults.toml` were really run and judged."""
+    """Number of cases run and judged, by row id of `chaos/faults.toml`."""
     figures: dict[str, float] = field(default_factory=dict)
-    """What was measured, with the unit in the name ("pause_p99_ms")."""
+    """Measurements, with the unit in the name ("pause_p99_ms")."""
     skipped: list[Skip] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     findings_more: int = 0
     wanted: str | None = None
-    """A finding that says this ends the class; None: it does all it can, whatever it finds."""
+    """If a finding contains this text, the class ends. None: the class continues after any finding."""
 
     def did(self, what: str, times: int = 1, *faults: str) -> None:
-        """Count work, and which rows of the fault matrix it was a case of."""
+        """Count work, and the rows of the fault matrix that it is a case of."""
         self.counts[what] += times
         for fault in faults:
             self.faults[fault] += times
 
     def skip(self, what: str, why: str) -> None:
-        """Say that this host cannot do something, and why."""
+        """Record that this host cannot do something, with the reason."""
         if Skip(what, why) not in self.skipped:
             self.skipped.append(Skip(what, why))
 
     def found(self, what: str, case: str, story: str = "") -> None:
-        """Report a broken promise; the class goes on with the next case if it can. Raises Enough when this is
-        the finding that was wanted."""
+        """Report a broken guarantee. The class continues with its next case if it can.
+
+        Raises Enough if this is the wanted finding.
+        """
         is_wanted = self.wanted is not None and self.wanted in what
         if is_wanted or len(self.findings) < FINDINGS_MAX:
             self.findings.append(Finding(what, case, story[-STORY_CHARS_MAX:]))
@@ -150,8 +167,10 @@ class Account:
             raise Enough
 
     def tell(self) -> None:
-        """Print what was found, skipped and done, for a person who replays a case; raises Broken when
-        anything was found."""
+        """Print findings, skips and counts for a person who replays a case.
+
+        Raises Broken if there is a finding.
+        """
         for finding in self.findings:
             print(finding.what, finding.story, sep="\n")
         for skip in self.skipped:
@@ -161,12 +180,12 @@ class Account:
             raise Broken(self.findings[0].what)
 
     def to_json(self) -> bytes:
-        """For the runner."""
+        """Encode for the runner."""
         return msgspec.json.encode(self)
 
     @classmethod
     def from_json(cls, data: bytes) -> Account:
-        """What a class wrote; raises msgspec.DecodeError or ValidationError."""
+        """Decode the report of a class. Raises msgspec.DecodeError or ValidationError."""
         raw = msgspec.json.decode(data, type=_Raw)
         return cls(
             Counter(raw.counts), Counter(raw.faults), raw.figures,
@@ -185,10 +204,10 @@ class _Raw(msgspec.Struct):
 
 
 class FaultClass(Protocol):
-    """What a package of `chaos/` must offer to stand in a plan."""
+    """Interface of a package of `chaos/` that a plan can name."""
 
     def run(self, order: Order, account: Account) -> None:
-        """Do the work; raise only for what is wrong with the harness or the host."""
+        """Do the work. Raises only for errors of the harness or the host."""
 
     def replay(self, order: Order, case: str) -> None:
-        """Do one case again, with its story on standard output; raise what it raises."""
+        """Repeat one case and print its story. Raises what the case raises."""

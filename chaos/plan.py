@@ -1,4 +1,4 @@
-"""Plans: which classes of faults run, for how long, with which seed, and how much they must do at least."""
+"""Plans: which fault classes run, for how long, with which seed, and their minimum counts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ FAULTS = Path(__file__).parent / "faults.toml"
 
 
 DAY_STEP = 100_000
-"""Between the seeds of two days: the rounds of one stay below it."""
+"""Distance between the seeds of two days. The seeds of one day's rounds stay below it."""
 ROUNDS_MAX = 3
-"""How often a class runs, each time with another seed, to do what its floors ask; after that it failed."""
+"""Maximum number of rounds, each with another seed, in which a class must reach its floors. Then it fails."""
 
 
 class PlanError(ValueError):
-    """A plan or the list of faults that makes no sense; says which entry."""
+    """An invalid plan or fault matrix. The text names the entry."""
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -29,34 +29,36 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     name: str
     target: str
-    """Which figure of docs/explanation/reliability.md it serves ("T-1")."""
+    """Figure of docs/explanation/reliability.md that the class serves ("T-1")."""
     seconds: float
     limit_s: float
-    """It has failed when it is not done by then."""
+    """Time (s) after which the runner kills the class and it fails."""
     lane: int = 1
-    """Lanes run beside each other, entries of one lane one after the other. One that is done takes the last
-    of the other."""
+    """Lanes run in parallel, the entries of one lane in order. A lane that is done takes the last entry of
+    another lane."""
     seed: int = 1
     daily: bool = False
-    """Other seeds each day: what one night does not meet another may."""
+    """Use new seeds each day, so that different nights test different cases."""
     required: bool = True
-    """Whether it may be skipped on a host that lacks what it needs."""
+    """Whether the class fails if this host lacks what it needs. If false, it is skipped."""
     private_mounts: bool = False
-    """Run it in a mount namespace of its own: what it mounts vanishes with it. Needs root."""
+    """Run in a private mount namespace, so that its mounts disappear with it. Needs root."""
     in_memory: bool = False
-    """Its files prove nothing about disks and are many: they are in memory where mounts are allowed. ext4
-    needs a millisecond to make a file next to thousands that were deleted just before."""
+    """Keep scratch files in a tmpfs, where mounts are allowed. For classes with many files that test nothing
+    about disks: ext4 takes a millisecond to create a file in a directory from which thousands were just
+    deleted."""
     settings: dict[str, Any] = {}
     floors: dict[str, int] = {}
-    """What must be counted at least, in ROUNDS_MAX rounds at most: a slow host needs longer for as much."""
+    """Minimum counts, over at most ROUNDS_MAX rounds, since a slow host needs longer for the same work."""
     ends_at_floors: bool = False
-    """It ends when all of them are reached, if its time is not over by then: a fast host is done early, and a
-    slow one has the time it needs. For classes that can stop anywhere."""
+    """The class ends as soon as all floors are reached. A fast host is done early, and a slow host has the
+    time it needs. For classes that can stop at any point."""
     distinct: list[str] = []
-    """Counts of different things, of which two rounds may do the same: the better round's is taken."""
+    """Counts of distinct things. Two rounds may count the same things, so the larger count is taken, not the
+    sum."""
 
     def seed_on(self, day: date) -> int:
-        """The seed of its first round on that day."""
+        """Return the seed of the first round on `day`."""
         return self.seed + (DAY_STEP * day.toordinal() if self.daily else 0)
 
 
@@ -70,11 +72,11 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     ROT, ILV, FUZ, ATK (docs/explanation/reliability.md)."""
     oracle: list[str]
     plan: list[str]
-    """"ci", "night"."""
+    """Names of the plans that must have a case of it."""
     classes: list[str] = []
-    """Which classes of the plans have cases of it."""
+    """Classes with cases of this row."""
     later: str = ""
-    """Which part of ringlog it needs that is not built yet. Such a row has no class."""
+    """Part of ringlog that the row needs and that is not built yet. Such a row has no class."""
 
 
 class _PlanFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -88,16 +90,16 @@ class _FaultFile(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan as read."""
+    """A plan as read from its file."""
 
     name: str
     entries: tuple[Entry, ...]
     passes: int = 1
-    """How often it is repeated, each time with other seeds; 0: until interrupted."""
+    """How often the plan is repeated, each time with other seeds. 0: until interrupted."""
     by_name: dict[str, Entry] = field(default_factory=dict)
 
     def lanes(self) -> dict[int, list[Entry]]:
-        """Entries by lane, in order."""
+        """Return the entries by lane, in order."""
         found: dict[int, list[Entry]] = {}
         for entry in self.entries:
             found.setdefault(entry.lane, []).append(entry)
@@ -105,7 +107,7 @@ class Plan:
 
 
 def load_plan(name: str) -> Plan:
-    """Read `plans/NAME.toml`; raises PlanError."""
+    """Read `plans/NAME.toml`. Raises PlanError."""
     path = PLANS / f"{name}.toml"
     if not path.is_file():
         raise PlanError(
@@ -114,18 +116,18 @@ def load_plan(name: str) -> Plan:
     read = _read(path, _PlanFile)
     names = [entry.name for entry in read.entry]
     if len(set(names)) != len(names):
-        raise PlanError(f"{path.name}: a class is listed twice")
+        raise PlanError(f"{path.name}: each class must be listed once")
     return Plan(name, tuple(read.entry), read.passes, {entry.name: entry for entry in read.entry})
 
 
 def load_faults() -> tuple[Fault, ...]:
-    """Read the fault matrix; raises PlanError."""
+    """Read the fault matrix. Raises PlanError."""
     faults = tuple(_read(FAULTS, _FaultFile).fault)
     for fault in faults:
         if bool(fault.later) == bool(fault.classes):
-            raise PlanError(f"{fault.id}: either classes or later")
+            raise PlanError(f"{fault.id}: exactly one of `classes` and `later` must be set")
     if len({fault.id for fault in faults}) != len(faults):
-        raise PlanError("a fault is listed twice")
+        raise PlanError("each fault id must be listed once")
     return faults
 
 

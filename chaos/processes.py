@@ -1,4 +1,4 @@
-"""Processes of the harness: parts of a class beside the others, priorities, private memory, silence."""
+"""Processes of the harness: forked parts of a class, priorities, private tmpfs, suppressed logging."""
 
 from __future__ import annotations
 
@@ -23,14 +23,20 @@ Collect = Callable[[Account], None]
 
 
 def die_with(parent: int) -> None:
-    """Ask to be killed when the parent ends; ends at once when that is past already."""
+    """Have the kernel kill this process when `parent` exits.
+
+    If `parent` has already exited, this process exits at once with status 1.
+    """
     if not die_with_parent(parent, signal.SIGKILL):
         os._exit(1)
 
 
 def forked(work: Callable[[int], None]) -> tuple[int, int]:
-    """Do `work(descriptor)` in a child that ends with us; its pid, and where what it wrote is read. It ends
-    with status 1, and without a word, when the work raises."""
+    """Run `work(descriptor)` in a forked child that dies with this process.
+
+    Returns the child's pid and a descriptor that reads what the child writes. If the work raises, the child
+    exits with status 1 and prints nothing.
+    """
     reading, writing = os.pipe()
     parent = os.getpid()
     pid = os.fork()
@@ -48,7 +54,11 @@ def forked(work: Callable[[int], None]) -> tuple[int, int]:
 
 
 def subprocess_task(work: Callable[[Account], None]) -> Collect:
-    """Do a part in a child; the returned call waits for it and adds what it did to an account."""
+    """Run a part of a class in a child process.
+
+    The returned function waits for the child and adds its report to an account. It raises RuntimeError if the
+    child fails.
+    """
 
     def tell(writing: int) -> None:
         mine = Account()
@@ -80,7 +90,10 @@ def subprocess_task(work: Callable[[Account], None]) -> Collect:
 
 
 def raise_priority(processes: Iterable[ProcessStatus]) -> None:
-    """Raise every thread of those among these that work in the background; who is gone is passed over."""
+    """Set the background processes among `processes` to normal priority, with all threads.
+
+    Exited processes are ignored.
+    """
     for each in processes:
         if each.kind in BACKGROUND and each.pid:
             with contextlib.suppress(OSError):
@@ -103,7 +116,7 @@ def _is_allowed() -> bool:
 
 
 def private_tmpfs(path: str) -> tuple[str, ...]:
-    """Words before a command that put what it has below `path` in memory; none where that is not allowed."""
+    """Return a command prefix that mounts a private tmpfs at `path`; empty if mounts are not allowed."""
     return _words(path) if _is_allowed() else ()
 
 
@@ -113,7 +126,10 @@ def _words(path: str) -> tuple[str, ...]:
 
 @contextmanager
 def suppress_logging() -> Iterator[None]:
-    """No log line of this process inside; afterwards as before, since tests call a class within theirs."""
+    """Disable logging in this process within the block.
+
+    The previous level is restored, because tests run classes within their own process.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

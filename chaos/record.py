@@ -1,7 +1,7 @@
-"""What was reached, kept in the repository: of each class its last good run, with commit, date and seed.
+"""Results in the repository: the last passing run of each class, with commit, date and seed.
 
-Only a class that passed is recorded, and only from a committed tree. The tables on
-docs/explanation/reliability.md are made from these files and from nothing else.
+A class is recorded only if it passed, and only from a committed tree. The tables of
+docs/explanation/reliability.md are generated from these files alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PAGE = ROOT / "docs" / "explanation" / "reliability.md"
 
 
 class Reached(msgspec.Struct, kw_only=True):
-    """One class, once."""
+    """One recorded run of one class."""
 
     target: str
     at: str
@@ -34,7 +34,10 @@ class Reached(msgspec.Struct, kw_only=True):
 
 
 def record(report: Report) -> list[str]:
-    """Keep the classes of a report that passed; returns their names. Nothing from a tree with changes."""
+    """Record the classes of a report that passed. Returns their names.
+
+    Records nothing if the tree has uncommitted changes.
+    """
     if not report.commit or _has_changes():
         return []
     known = load_results(report.plan)
@@ -56,13 +59,13 @@ def record(report: Report) -> list[str]:
 
 
 def load_results(plan: str) -> dict[str, Reached]:
-    """What is recorded of a plan, by class."""
+    """Return the recorded runs of a plan, by class."""
     path = RESULTS / f"{plan}.json"
     return msgspec.json.decode(path.read_bytes(), type=dict[str, Reached]) if path.exists() else {}
 
 
 def table(plan: str) -> str:
-    """Markdown: each class of the plan, its floors, what was reached, when and from which commit."""
+    """Return a Markdown table: each class with its floors, what it reached, when, and at which commit."""
     results = _with_longer(plan)
     lines = [
         "| figure | class | at least | reached | seconds | date, commit, seed |",
@@ -83,9 +86,10 @@ def table(plan: str) -> str:
 
 
 def _with_longer(plan: str) -> dict[str, Reached]:
-    """What is recorded of a plan; for a class of the night that it lacks, what the long plan recorded.
+    """Return the recorded runs of a plan.
 
-    Only where both have the same settings: then the long run did all that the night asks, and more.
+    A class of the night that has no run takes its run of the long plan, if both plans have the same settings.
+    Then the long run did everything that the night requires, and more.
     """
     results = load_results(plan)
     if plan != "night":
@@ -100,7 +104,7 @@ def _with_longer(plan: str) -> dict[str, Reached]:
 
 
 def write_page(page: Path = PAGE) -> None:
-    """Put the tables of all plans that have a place on the page where they belong."""
+    """Write the tables of all plans into the page, between their markers."""
     text = page.read_text()
     for plan in ("ci", "night", "long"):
         begin, end = f"<!-- reached:{plan} -->", f"<!-- end:{plan} -->"
@@ -116,7 +120,7 @@ def _words(name: str) -> str:
 
 
 def _has_changes() -> bool:
-    """Whether anything that is run differs from the commit; results and pages may."""
+    """Whether any code that runs differs from the commit. Results and pages may differ."""
     found: Any = subprocess.run(
         ["git", "status", "--porcelain", "--", "ringlog", "actors", "supervisor.py", "chaos/**.py"],
         cwd=ROOT, capture_output=True, text=True, check=False,

@@ -1,8 +1,8 @@
-"""Run a plan: every class in a process of its own, two lanes beside each other, and one verdict.
+"""Run a plan: every class in its own process, the lanes in parallel, with one verdict.
 
-A class fails when it finds something, ends badly or too late, leaves something behind, did less than its
-floors, or cannot run here although the plan requires it. The report says all of that, and what was skipped
-with its reason.
+A class fails if it has a finding, exits with an error, exceeds its time limit, leaks a resource, or stays
+below its floors. It also fails if it cannot run here although the plan requires it. The report states all of
+this, and every skip with its reason.
 """
 
 from __future__ import annotations
@@ -34,25 +34,26 @@ from chaos.processes import private_tmpfs
 ROOT = Path(__file__).parent.parent
 OUTPUT_CHARS_MAX = 20_000
 DISK_BYTES_MIN = 4 << 30
-"""Free space the rigs need at their peak."""
+"""Free disk space that the harness needs at its peak."""
 NEVER_STARTED = 3
 """Exit status of a class that cannot run on this host at all."""
 SEED_STEP = 1_000_003
-"""Seeds of later passes: far from those of the entries, which are small."""
+"""Distance between the seeds of two passes. It is far above the seeds of the entries, which are small."""
 ROUND_STEP = 7_919
-"""Seeds of later rounds of one pass."""
+"""Distance between the seeds of two rounds of one pass."""
 REST_MARGIN = 1.25
-"""A later round gets so many times as long as the rounds before took for as much."""
+"""Safety factor on the estimated time of a later round."""
 REST_SHARE_MIN = 0.15
-"""And at least this share of a class's time."""
+"""Minimum length of a later round, as a share of the class's time."""
 INTERRUPT_S = 1.0
-"""An interrupt is heard this late at most: one that comes just before a thread sleeps does not wake it."""
+"""Maximum delay (s) until the main thread handles an interrupt. A signal that arrives just before a thread
+sleeps does not wake it."""
 START_S = 10.0
-"""Beside that, for what a round does before it counts anything, or once however long it is."""
+"""Time (s) added to a later round for work that it does not count, such as its start."""
 
 
 class _Children:
-    """Processes of classes that run now: whoever interrupts a plan ends them, too."""
+    """Running processes of classes. An interrupted plan kills them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,14 +61,14 @@ class _Children:
         self.are_over = False
 
     def add(self, child: subprocess.Popen[bytes]) -> None:
-        """It runs from now on, in a session of its own."""
+        """Register a child that was started in its own session. Kill it if `end` was called before."""
         with self._lock:
             self._running = [each for each in self._running if each.poll() is None] + [child]
         if self.are_over:
             self.end()
 
     def end(self) -> None:
-        """Kill them, and whatever is started from now on."""
+        """Kill all registered children, and every child that is registered later."""
         with self._lock:
             self.are_over = True
             for child in self._running:
@@ -80,7 +81,7 @@ _children = _Children()
 
 @dataclass(slots=True)
 class Verdict:
-    """What became of one class."""
+    """Result of one class."""
 
     name: str
     target: str
@@ -88,12 +89,12 @@ class Verdict:
     seconds: float
     account: Account
     wrong: list[str] = field(default_factory=list)
-    """Why it failed; empty when it passed."""
+    """Reasons of the failure; empty if the class passed."""
     output: str = ""
     rounds: int = 1
 
     def line(self) -> str:
-        """One line for a person."""
+        """Return a one-line summary."""
         counts = ", ".join(f"{number:,} {what}" for what, number in sorted(self.account.counts.items()))
         state = "FAILED" if self.wrong else "passed"
         rounds = f" ({self.rounds} rounds)" if self.rounds > 1 else ""
@@ -102,7 +103,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class Report:
-    """What became of a plan."""
+    """Result of a plan."""
 
     plan: str
     begun: str
@@ -114,11 +115,11 @@ class Report:
 
     @property
     def is_good(self) -> bool:
-        """Whether everything held and everything was done."""
+        """Whether no class failed and no other check of the plan failed."""
         return not self.wrong and not any(verdict.wrong for verdict in self.verdicts)
 
     def to_json(self) -> bytes:
-        """Everything but the classes' output."""
+        """Encode everything except the output of the classes."""
         raw = msgspec.to_builtins(self)
         for verdict in raw["verdicts"]:
             del verdict["output"]
@@ -129,8 +130,11 @@ def run_plan(
     plan: Plan, faults: tuple[Fault, ...], only: list[str], work: Path, *, pass_number: int = 0,
     keep: Callable[[Report], object] | None = None,
 ) -> Report:  # fmt: skip
-    """Run the classes of a plan (those named, or all) and judge them. `keep` is given each when it is done: a
-    night that is cut short was not for nothing. Raises KeyboardInterrupt once nothing runs any more."""
+    """Run the classes of a plan (those in `only`, or all) and judge them.
+
+    `keep` is called with each class when it is done, so that an interrupted night keeps its results. Raises
+    KeyboardInterrupt once all children are killed and the lanes have ended.
+    """
     report = Report(plan.name, datetime.now(UTC).isoformat(timespec="seconds"), commit_of(), _host())
     begun = time.monotonic()
     if shutil.disk_usage(work).free < DISK_BYTES_MIN:
@@ -161,8 +165,9 @@ def run_plan(
                 if verdict.wrong and verdict.output:
                     print(verdict.output, flush=True)
 
-    # The end of a pool waits for its lanes whatever is raised here. A `Thread.join` interrupted takes its
-    # thread for ended (CPython 3.11): our directory would be removed under a lane that still writes there.
+    # The exit of the pool waits for all lanes, even after an exception. `Thread.join` must not be used: when
+    # interrupted, it takes its thread for ended (CPython 3.11). The directory would then be removed while a
+    # lane still writes to it.
     with ThreadPoolExecutor(max(1, len(lanes))) as pool:
         try:
             running = {pool.submit(run_lane, lane) for lane in lanes if lane}
@@ -173,7 +178,7 @@ def run_plan(
             raise
     for each in running:
         each.result()
-    report.wrong += [f"left behind: {thing}" for thing in sorted(leaks.host_things() - before)]
+    report.wrong += [f"leaked: {thing}" for thing in sorted(leaks.host_things() - before)]
     if not only:
         report.wrong += _rows_without_case(plan, faults, report.verdicts)
     report.seconds = time.monotonic() - begun
@@ -181,7 +186,11 @@ def run_plan(
 
 
 def _next_of(own: deque[Entry], lanes: list[deque[Entry]], lock: threading.Lock) -> Entry | None:
-    """What a lane runs next: of its own in order; when that is done, what another would come to last."""
+    """Return the next entry of a lane.
+
+    A lane takes its own entries in order. When it has none, it takes the last entry of the lane with the most
+    work left.
+    """
     with lock:
         if own:
             return own.popleft()
@@ -190,9 +199,10 @@ def _next_of(own: deque[Entry], lanes: list[deque[Entry]], lock: threading.Lock)
 
 
 def run_rounds(entry: Entry, seed: int, once: Callable[[int, float], Verdict]) -> Verdict:
-    """Run one class (`once` with a seed and seconds) until its floors are reached, ROUNDS_MAX times at most.
+    """Run one class until it reaches its floors, in at most ROUNDS_MAX rounds.
 
-    Only a lack of work is made up for: whatever else is wrong ends it at once.
+    `once` runs a round with a seed and a number of seconds. Further rounds make up only for missing work: any
+    other failure ends the class at once.
     """
     done, spent_s = once(seed, entry.seconds), entry.seconds
     for number in range(1, ROUNDS_MAX):
@@ -205,9 +215,10 @@ def run_rounds(entry: Entry, seed: int, once: Callable[[int, float], Verdict]) -
 
 
 def _rest_s(entry: Entry, account: Account, spent_s: float) -> float:
-    """How long what is missing will take, by what was done in `spent_s`; no longer than the first round.
+    """Estimate the seconds for the missing work from the rate in `spent_s`, at most a whole round.
 
-    What was not done at all, and different things, of which another round may do the same, need a whole one.
+    A whole round is needed for a count that is still 0, and for a `distinct` count, since a new round may
+    repeat the same things.
     """
     wanted_s = REST_SHARE_MIN * entry.seconds
     for what, floor in entry.floors.items():
@@ -220,7 +231,10 @@ def _rest_s(entry: Entry, account: Account, spent_s: float) -> float:
 
 
 def _together(entry: Entry, before: Verdict, after: Verdict) -> Verdict:
-    """Two rounds of one class as one verdict: what was wrong in the later one, floors by what both did."""
+    """Merge two rounds of one class into one verdict.
+
+    The failures are those of the later round; the floors are compared with the counts of both.
+    """
     first, second = before.account, after.account
     counts = first.counts + second.counts
     counts.update({what: -min(first.counts[what], second.counts[what]) for what in entry.distinct})
@@ -245,9 +259,9 @@ def _run_entry_at(entry: Entry, work: Path, seed: int, seconds: float) -> Verdic
 def run_entry(
     entry: Entry, work: Path, *, seed: int, root: Path = ROOT, wanted: str | None = None
 ) -> Verdict:
-    """Run one class in a process of its own, from the program in `root`, and judge it by the plan.
+    """Run one class in its own process, with the program in `root`, and judge it by the plan.
 
-    With `wanted` it ends at the first finding that says so.
+    If `wanted` is given, the class ends at the first finding that contains it.
     """
     mark = f"{os.getpid()}-{entry.name}-{time.monotonic_ns()}"
     scratch = Path(tempfile.mkdtemp(prefix=f"chaos-{entry.name}-", dir=work))
@@ -280,7 +294,7 @@ def run_entry(
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
             code = child.wait()
-            wrong.append(f"not done after {entry.limit_s:.0f} s")
+            wrong.append(f"exceeded its limit of {entry.limit_s:.0f} s")
     seconds = time.monotonic() - begun
     wrong += leaks.kill_marked(mark)
     account = _account(scratch / "account.json")
@@ -299,7 +313,7 @@ def _account(path: Path) -> Account | None:
 
 def _judge(entry: Entry, code: int, account: Account | None) -> list[str]:
     if account is None:
-        return [f"ended with status {code} and no account"]
+        return [f"exited with status {code} and wrote no account.json"]
     wrong = [
         f"{each.what}\n      python -m chaos replay {entry.name} '{each.case}'" for each in account.findings
     ]
@@ -307,23 +321,27 @@ def _judge(entry: Entry, code: int, account: Account | None) -> list[str]:
         wrong.append(f"and {account.findings_more} findings more")
     if code == NEVER_STARTED:
         reasons = "; ".join(f"{skip.what}: {skip.why}" for skip in account.skipped)
-        return [*wrong, f"required, and this host cannot: {reasons}"] if entry.required else wrong
+        missing = f"required by the plan, but this host cannot run it: {reasons}"
+        return [*wrong, missing] if entry.required else wrong
     if code != 0:
-        wrong.append(f"ended with status {code}")
+        wrong.append(f"exited with status {code}")
     return wrong + _short(entry, account)
 
 
 def _short(entry: Entry, account: Account) -> list[str]:
-    """Floors that were not reached."""
+    """Return the floors that were not reached."""
     return [
-        f"{account.counts[what]:,} {what}, and {floor:,} are the floor"
+        f"{what}: {account.counts[what]:,} is below the floor of {floor:,}"
         for what, floor in entry.floors.items()
         if account.counts[what] < floor
     ]
 
 
 def _rows_without_case(plan: Plan, faults: tuple[Fault, ...], verdicts: list[Verdict]) -> list[str]:
-    """Rows of the matrix that this plan must try and of which no case was run (skipped classes apart)."""
+    """Return the rows of the matrix that this plan must test and that had no case.
+
+    Rows whose classes all did nothing here (skipped) are not reported.
+    """
     done: Counter[str] = Counter()
     for verdict in verdicts:
         done.update(verdict.account.faults)
@@ -336,7 +354,7 @@ def _rows_without_case(plan: Plan, faults: tuple[Fault, ...], verdicts: list[Ver
 
 
 def commit_of() -> str:
-    """The commit that is checked out, empty when there is none."""
+    """Return the checked-out commit, or an empty string if there is none."""
     try:
         found = subprocess.run(
             ["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False

@@ -73,7 +73,7 @@ def _picture(options: argparse.Namespace) -> Path | None:
     if not options.spark:
         return None
     if lacking := spark_stage.lacking():
-        print(f"Spark's part is left out: {lacking}", file=sys.stderr)
+        print(f"Spark stage skipped: {lacking}", file=sys.stderr)
         return None
     return Path(options.out).with_suffix(".png").absolute()
 
@@ -110,13 +110,13 @@ def _tell(outcome: Outcome, out: Path) -> None:
     named = {"after the restart": verdict, "live": live, "what is left": stage.verdict, "cold": stage.rest}
     for name, found in named.items():
         if not found.is_good:
-            print(f"NOT WELL {name}: {found}", file=sys.stderr)
+            print(f"FAILED: {name}: {found}", file=sys.stderr)
     if not outcome.copies.is_good:
-        print(f"NOT WELL copied: {outcome.copies}", file=sys.stderr)
+        print(f"FAILED: copies: {outcome.copies}", file=sys.stderr)
     if not stage.cold_segments:
-        print("NOT WELL: nothing was relocated", file=sys.stderr)
+        print("FAILED: no segment was relocated", file=sys.stderr)
     if outcome.spark is not None and not outcome.spark.is_good:
-        print(f"NOT WELL in Spark: {outcome.spark}", file=sys.stderr)
+        print(f"FAILED: Spark: {outcome.spark}", file=sys.stderr)
     for failure in outcome.failures[:10]:
         print(f"NOT ACKED {failure}", file=sys.stderr)
 

@@ -105,7 +105,7 @@ def run(
 ) -> Stage:
     """Run the stage on a running engine. The engine still runs when this returns."""
     topic = _carrier(events)
-    tag = _commonest_tag(directory, topic)
+    tag = _rarest_tag(directory, topic)
     wanted = _Wanted.of(directory, topic, tag, acked)
     cold = directory / "cold"
     cold.mkdir(mode=0o700)
@@ -134,7 +134,7 @@ def _carrier(events: Source) -> str:
     return counts[len(counts) // 2][1]
 
 
-def _commonest_tag(directory: Path, topic: str) -> str:
+def _rarest_tag(directory: Path, topic: str) -> str:
     tags = [tag_of(payload) for _, payload in events_of(directory, topic)]
     return min(set(tags), key=lambda tag: (tags.count(tag), tag))
 

@@ -1,17 +1,18 @@
-/* What is done to each frame: encode, check, number and seal frames, a batch in one call. And `look`, which waits
- * without the interpreter's lock.
+/* The work per frame: encode, check, number and seal frames, a whole batch per call. Also `look`, which waits
+ * for a change in shared memory without the GIL.
  *
- * tests/frame compares every function with NumPy and plain Python. Where a function does not apply it returns None,
- * with nothing done. The layout of a frame is that of ringlog/frame/layout.py; docs/reference/format.md describes it.
+ * tests/frame compares every function with NumPy and plain Python. `encode` returns None, with no effect, for
+ * values that it does not support or that exceed a limit. ringlog/frame/layout.py defines the layout of a
+ * frame; docs/reference/format.md describes it.
  *
- * What must stay true:
- * - Buffers are private to the caller. No byte of a ring is looked at here: it is copied first, so nobody
- *   changes under us what was checked.
- * - Nothing is read or written outside of a buffer whatever its bytes say. A length is compared with what is
- *   left before it is used, in 64 bits, where it cannot wrap.
- * - No function calls back into Python while it holds pointers into objects.
+ * Invariants:
+ * - All buffers are private to the caller, except the words of `look`. Callers copy bytes out of a ring
+ *   first, so no other process can change bytes after they were checked.
+ * - No bytes can cause a read or write outside a buffer. Before a length is used it is compared with the
+ *   bytes that are left, in 64 bits, where it cannot overflow.
+ * - No function calls back into Python while it has pointers into objects.
  *
- * Only Python's stable interface (3.11) is used, so that one library serves every later version.
+ * Only the stable ABI of Python 3.11 is used, so one library works with every later version.
  */
 #define Py_LIMITED_API 0x030b0000
 #define PY_SSIZE_T_CLEAN
@@ -41,17 +42,18 @@ enum { END_LIMIT, END_CLEAN, END_PARTIAL, END_PAD, END_LEFT_OVER, END_ZERO, END_
 /* Limits of ringlog/limits.py, in the order in which ringlog/frame/kernel.py packs them. */
 enum { L_FRAME, L_SEQ, L_RECORD, L_KEY, L_TAG, L_NODE, L_META, L_HEADERS, L_HEADER_BYTES, L_HEADERS_BYTES, L_HOPS,
        LIMITS };
-/* Columns of the table that `take` returns, behind the headers: one 64-bit word a frame each. */
+/* Columns after the headers in the table that `take` returns. Each has one 64-bit word per frame. */
 enum { T_OFFSET, T_TOTAL, T_ACCOUNTED, T_LARGEST, T_FAULT, T_FOLLOWS, T_COLUMNS };
-/* What is wrong with a frame that a producer sent, by itself: ringlog/frame/measure.py. */
+/* Reasons to refuse a frame from a producer, without regard to other frames: FrameFault in
+ * ringlog/frame/measure.py. */
 enum { FAULT_NONE, FAULT_STRUCTURE, FAULT_TEXT, FAULT_TAG, FAULT_NODE, FAULT_KEY, FAULT_META, FAULT_HEADERS,
        FAULT_PACKED = 8, FAULT_CORRUPT = 9, FAULT_UNSOUND = 10 };
-/* Why a header is none: ringlog/frame/header.py has the words. */
+/* Reasons why a header is invalid. ringlog/frame/header.py has the texts in this order. */
 enum { H_SOUND, H_LENGTH, H_TYPE, H_VERSION, H_COLUMN, H_RESERVED, H_KIND, H_CODEC, H_NO_PAYLOADS, H_CONTROL, H_NO_RECORDS,
        H_RECORDS, H_RANGE, H_RAW_LEN, H_RAW_LEN_IMPOSSIBLE };
-/* Why a body is none: ringlog/frame/body.py has the words. */
+/* Reasons why a body is invalid. ringlog/frame/body.py has the texts in this order. */
 enum { B_SOUND, B_OFFSETS_PAST, B_OFFSETS_FALL, B_COLUMN_PAST, B_PADDING, B_TEXT, B_LEFT_OVER, B_NULL };
-/* The last four are validity bitmaps, of the first four columns; version 1 does not have them. */
+/* Columns of a body. The last four are validity bitmaps of the first four; version 1 does not have them. */
 enum { PAYLOAD, KEY, TAG, NODE, HEADERS, META, EVENT_TS, EXPIRES_AT, NOT_BEFORE, PRIORITY, STAMPS, VALID, COLUMNS = VALID + 4 };
 enum { APPEND = 1, TYPE_MAX = 17, VERSION_FIRST = 1, VERSION = 2, CODEC_MAX = 2, COLUMNS_KNOWN = (1 << COLUMNS) - 1,
        COLUMNS_FIRST = (1 << VALID) - 1, PRODUCER_COLUMNS = COLUMNS_KNOWN & ~(1 << STAMPS) };
@@ -63,7 +65,8 @@ enum { APPEND = 1, TYPE_MAX = 17, VERSION_FIRST = 1, VERSION = 2, CODEC_MAX = 2,
 #define FLAGS_SHIFT 40
 #define FOLLOWS_BIT (FOLLOWS << FLAGS_SHIFT)
 #define VERSION_SHIFT 40
-#define ALIKE (~0ull << VERSION_SHIFT & ~(0xFull << (COLUMNS_SHIFT + VALID))) /* version and columns, without validity */
+/* Bits of word W_HEAD that all frames of one `spans` call share: version, and columns without validity. */
+#define ALIKE (~0ull << VERSION_SHIFT & ~(0xFull << (COLUMNS_SHIFT + VALID)))
 #define COLUMNS_SHIFT 48
 #define LOW32 0xFFFFFFFFull
 #define EVENT_TS_NONE INT64_MIN
@@ -83,11 +86,12 @@ static int are_zeros(const uint8_t *at, int64_t count)
     return 1;
 }
 
-/* Limits from the 8-byte words that a caller hands over; 0, with an error set, where they are not as many. */
+/* Copy the limits from the bytes that the caller passed. Returns 0 with ValueError set if their number is
+ * wrong. */
 static int limits_of(const char *data, Py_ssize_t length, uint64_t *limits)
 {
     if (length != LIMITS * 8) {
-        PyErr_SetString(PyExc_ValueError, "not as many limits as there are");
+        PyErr_Format(PyExc_ValueError, "limits must be %d bytes, got %zd", LIMITS * 8, length);
         return 0;
     }
     memcpy(limits, data, LIMITS * 8);
@@ -96,10 +100,10 @@ static int limits_of(const char *data, Py_ssize_t length, uint64_t *limits)
 
 /* ---- headers ------------------------------------------------------------------------------------------------- */
 
-/* Columns that there are, and no validity of one that is not there. */
+/* Return 1 if all columns are known and every validity bitmap belongs to a column that is present. */
 static int are_columns(uint64_t bitmap) { return !(bitmap & ~(uint64_t)COLUMNS_KNOWN) && !(bitmap >> VALID & ~bitmap); }
 
-/* Why this is a header that its version does not allow. */
+/* Return why the format version of this header does not permit it, or H_SOUND. */
 static int header_fault_of(const uint8_t *header, const uint64_t *limits)
 {
     uint64_t head = load(header), tail = load(header + W_TAIL * 8);
@@ -149,12 +153,14 @@ static PyObject *header_faults(PyObject *self, PyObject *args)
 
 /* ---- bodies -------------------------------------------------------------------------------------------------- */
 
-/* `entries + 1` offsets at `offsets_at`, then bytes. Places count from the body's beginning. */
+/* A bytes column: `entries + 1` offsets at `offsets_at`, `data_bytes` bytes at `data_at`. Positions are byte
+ * offsets from the start of the body. */
 typedef struct { int64_t entries, offsets_at, data_at, data_bytes; } Span;
-/* Where the columns lie; those that are not there mean nothing. */
+/* Positions of the columns in a body. The values of absent columns are undefined. */
 typedef struct { Span spans[META + 1], keys, values; int64_t lists_at, fixed[COLUMNS]; } Body;
 
-/* Is this UTF-8, as Python means it: nothing overlong, no surrogates, nothing above U+10FFFF? */
+/* Return 1 if the bytes are UTF-8 as Python defines it: no overlong forms, no surrogates, nothing above
+ * U+10FFFF. */
 static int is_utf8(const uint8_t *at, int64_t length)
 {
     const uint8_t *stop = at + length;
@@ -174,7 +180,8 @@ static int is_utf8(const uint8_t *at, int64_t length)
     return 1;
 }
 
-/* Check the offsets at *at and move it behind them; *last becomes the last one. */
+/* Check the block of offsets at *at, advance *at past it and set *last to the last offset. On a fault *at is
+ * its position. */
 static int pass_offsets(const uint8_t *body, int64_t length, int64_t *at, int64_t entries, int64_t *last)
 {
     int64_t stop = *at + 4 * (entries + 1), past = PADDED(stop);
@@ -219,7 +226,8 @@ static int64_t length_at(const uint8_t *body, const Span *span, int64_t i)
     return (int64_t)load32(at + 4) - load32(at);
 }
 
-/* Check the validity bitmap at `at`, a bit a record: what is null has no bytes, and no bit is beyond the last record. */
+/* Check the validity bitmap at `at`, one bit per record: a null has no bytes, and no bit after the last
+ * record is set. */
 static int pass_validity(const uint8_t *body, int64_t at, int64_t count, const Span *span)
 {
     if (count & 7 && body[at + count / 8] >> (count & 7)) return B_PADDING;
@@ -228,14 +236,14 @@ static int pass_validity(const uint8_t *body, int64_t at, int64_t count, const S
     return B_SOUND;
 }
 
-/* Bytes of the values of a fixed column, or of a validity bitmap. */
+/* Return the size in bytes of a fixed column or a validity bitmap, without padding. */
 static int64_t fixed_bytes(int column, int64_t count)
 {
     return column == PRIORITY ? count : column >= VALID ? (count + 7) / 8 : 8 * count;
 }
 
-/* The one decoder of bodies: find and check every column of an uncompressed body of `count` records, at least one.
- * Where it is none, *where is the place of the fault. */
+/* The only decoder of bodies here: find and check every column of an uncompressed body of `count` (>= 1)
+ * records. If the body is invalid, *where is the position of the fault. */
 static int walk(const uint8_t *body, int64_t length, uint64_t bitmap, int64_t count, Body *found, int64_t *where)
 {
     int64_t at = 0;
@@ -275,7 +283,8 @@ static int is_over(const uint8_t *body, const Span *span, uint64_t most)
     return 0;
 }
 
-/* Accounted bytes of all records and of the largest one; and the first limit of a record that is exceeded. */
+/* Compute the accounted bytes of all records and of the largest record. Returns the fault of the first record
+ * limit that is exceeded (order: tag, node, key, meta, headers), or FAULT_NONE. */
 static int measure_body(const uint8_t *body, const Body *places, uint64_t bitmap, int64_t count, const uint64_t *limits,
                         uint64_t *accounted, uint64_t *largest)
 {
@@ -307,7 +316,7 @@ static int measure_body(const uint8_t *body, const Body *places, uint64_t bitmap
     return FAULT_NONE;
 }
 
-/* Walk and measure one uncompressed body; a fault of its structure leaves the numbers 0. */
+/* Check and measure one uncompressed body. If its structure or text is invalid, both numbers are 0. */
 static int judge_body(const uint8_t *body, int64_t length, uint64_t bitmap, int64_t count, const uint64_t *limits,
                       uint64_t *accounted, uint64_t *largest)
 {
@@ -336,7 +345,8 @@ static PyObject *walk_py(PyObject *self, PyObject *args)
     Body places;
     int64_t where = 0;
     if (count < 1 || !are_columns(bitmap)) {
-        PyErr_SetString(PyExc_ValueError, "no records, or columns that are not known");
+        PyErr_Format(PyExc_ValueError, "count must be >= 1 and columns a bitmap of known columns, got %zd and %llu",
+                     count, bitmap);
         goto done;
     }
     int fault = walk(body.buf, body.len, bitmap, count, &places, &where);
@@ -393,7 +403,8 @@ static PyObject *judge(PyObject *self, PyObject *args)
 
 /* ---- many frames --------------------------------------------------------------------------------------------- */
 
-/* Count frames that lie back to back from *at on, at most `most`; *at moves behind them. Returns why that ends. */
+/* Count consecutive frames from *at, at most `most`, and advance *at past them. Returns the END_ reason why
+ * the scan stopped. */
 static int pass_frames(const uint8_t *start, int64_t limit, int64_t *at, Py_ssize_t most, uint64_t frame_max, Py_ssize_t *count)
 {
     for (*count = 0;; ++*count) {
@@ -422,7 +433,8 @@ static PyObject *scan(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "y*nnnK", &view, &from, &to, &most, &frame_max)) return NULL;
     PyObject *table = NULL, *found = NULL;
     if (from < 0 || from & 7 || to > view.len) {
-        PyErr_SetString(PyExc_ValueError, "a range outside of the buffer, or not at a multiple of 8");
+        PyErr_Format(PyExc_ValueError, "start must be >= 0 and a multiple of 8, stop at most %zd, got %zd and %zd",
+                     view.len, from, to);
         goto done;
     }
     const uint8_t *start = view.buf;
@@ -463,7 +475,8 @@ static PyObject *hashes(PyObject *self, PyObject *args)
         int64_t start = (int64_t)load((const uint8_t *)starts.buf + i * 8);
         int64_t size = i < sizes.len / 8 ? (int64_t)load((const uint8_t *)sizes.buf + i * 8) : -1;
         if (start < 0 || size < 0 || start > view.len || size > view.len - start) {
-            PyErr_SetString(PyExc_ValueError, "a range is outside of the buffer");
+            PyErr_Format(PyExc_ValueError, "range %zd is outside the buffer of %zd bytes: start=%lld, size=%lld", i,
+                         view.len, (long long)start, (long long)size);
             Py_CLEAR(found);
         } else {
             store(hash + i * 8, XXH3_64bits((const uint8_t *)view.buf + start, (size_t)size));
@@ -519,7 +532,8 @@ static PyObject *measure(PyObject *self, PyObject *args)
         uint64_t accounted = 0, largest = 0, head = load(header);
         int fault = header_fault_of(header, limits) ? FAULT_STRUCTURE : FAULT_NONE;
         if (at < 0 || at > view.len || total > view.len - at) {
-            PyErr_SetString(PyExc_ValueError, "a frame is outside of the buffer");
+            PyErr_Format(PyExc_ValueError, "frame %zd is outside the buffer of %zd bytes: offset=%lld, bytes=%lld", i,
+                         view.len, (long long)at, (long long)total);
             Py_CLEAR(found);
             goto done;
         }
@@ -541,7 +555,7 @@ done:
 
 /* ---- admission ----------------------------------------------------------------------------------------------- */
 
-/* What is wrong with a frame, by itself, as a producer sent it. */
+/* Return the FAULT_ code of a frame that a producer sent, without regard to other frames. */
 static int judge_frame(const uint8_t *frame, int64_t total, const uint64_t *limits, uint64_t *accounted, uint64_t *largest)
 {
     uint64_t head = load(frame), tail = load(frame + W_TAIL * 8), columns = head >> COLUMNS_SHIFT;
@@ -555,7 +569,8 @@ static int judge_frame(const uint8_t *frame, int64_t total, const uint64_t *limi
                       limits, accounted, largest);
 }
 
-/* Does a frame go on with the run of the one before: one topic, epoch, producer, claim and class, the next number? */
+/* Return 1 if frame `b` continues the run of frame `a`: same topic, epoch, producer, claim and durability
+ * class, and the next producer_seq. Until the shard numbers a frame, W_BASE_SEQ contains the claim. */
 static int goes_on(const uint8_t *a, const uint8_t *b)
 {
     return load(a + W_TOPIC * 8) == load(b + W_TOPIC * 8) && load(a + W_PRODUCER_ID * 8) == load(b + W_PRODUCER_ID * 8)
@@ -683,7 +698,8 @@ static PyObject *spans(PyObject *self, PyObject *args)
     PyObject *found = NULL, *table = NULL;
     Body body;
     if (count < 1 || offsets.len / 8 < count) {
-        PyErr_SetString(PyExc_ValueError, "no frames, or not as many offsets");
+        PyErr_Format(PyExc_ValueError, "headers must have a row, and offsets one entry per row, got %zd and %zd", count,
+                     offsets.len / 8);
         goto done;
     }
     uint64_t shape = load(rows) & ALIKE, bitmap = 0;
@@ -693,7 +709,9 @@ static PyObject *spans(PyObject *self, PyObject *args)
         uint64_t own = load(row) >> COLUMNS_SHIFT;
         if (at < 0 || at > view.len || total < HEADER_BYTES || total > view.len - at || (load(row) & ALIKE) != shape
             || !are_columns(own) || held < 1 || 4 * held > total) {
-            PyErr_SetString(PyExc_ValueError, "a frame is outside of the buffer, or has other columns");
+            PyErr_Format(PyExc_ValueError, "frame %zd is outside the buffer of %zd bytes, or differs in version or "
+                         "columns: offset=%lld, bytes=%lld, records=%lld", i, view.len, (long long)at,
+                         (long long)total, (long long)held);
             goto done;
         }
         records += held;
@@ -771,13 +789,14 @@ done:
 
 /* ---- encoding ------------------------------------------------------------------------------------------------ */
 
-/* A column on its way into bodies: values one by one, a null one without data, or numbers. */
+/* An input column of `encode`: `values`, where a null has data NULL, or the `numbers` of a fixed column. */
 typedef struct { const char *data; int64_t length; } Value;
 typedef struct { Value *values; uint8_t *numbers; int64_t nulls; int is_there; } Column;
-enum { FEW = 8 }; /* payloads that need no memory of their own */
+enum { FEW = 8 }; /* Up to this many payloads need no allocation. */
 
-/* n values from (data, (n + 1,) int64 offsets into it, None or (n,) bytes, 0 for a null); 0 without an error where that is
- * not what it is. */
+/* Read `count` values from a tuple (data, (count + 1,) int64 offsets into it, None or (count,) bytes, 0 for a
+ * null). Returns 0 if the tuple has another form, possibly with a Python error set. The caller releases the
+ * buffers. */
 static int values_of_buffer(PyObject *given, Py_ssize_t count, Value *values, Py_buffer *held, Py_ssize_t *buffers,
                             int64_t *nulls)
 {
@@ -816,7 +835,8 @@ static int value_of(PyObject *item, int is_text, Value *value)
     return 1;
 }
 
-/* The items of a list: bytes, or str where `is_text`; None is null. */
+/* Read `count` values from a list of bytes, or of str if `is_text`; None is a null. Returns 0 for any other
+ * item. */
 static int values_of_list(PyObject *list, Py_ssize_t count, int is_text, Value *values, int64_t *nulls)
 {
     if (PyList_Size(list) != count) return 0;
@@ -859,7 +879,8 @@ static int numbers_of(PyObject *given, Py_ssize_t count, int column, uint8_t *nu
     return 1;
 }
 
-/* Headers: a list of None, dict of str to bytes, or list or tuple of pairs. First how many entries there are. */
+/* Count the header entries of a list of None, dict of str to bytes, or list or tuple of pairs. ends[i]
+ * becomes the number of entries of records 0 to i. Returns the total, or -1 for another form. */
 static int64_t entries_of(PyObject *list, Py_ssize_t count, int64_t *ends)
 {
     int64_t entries = 0;
@@ -912,10 +933,10 @@ static uint8_t *lay_zeros(uint8_t *at, uint8_t *stop)
 static uint8_t *lay_values(uint8_t *at, const Value *values, int64_t count)
 {
     uint8_t *data = at + PADDED(4 * (count + 1)), *next = data;
-    store(data - 8, 0); /* the padding of the offsets, if there is any */
+    store(data - 8, 0); /* clears the padding after the offsets, if there is any */
     store32(at, 0);
     for (int64_t i = 0; i < count;) {
-        /* Values that lie one behind the other, as those of a buffer do, are copied at one stroke. */
+        /* Values that are contiguous in memory, such as those of a buffer, are copied with one memcpy. */
         const char *from = values[i].data;
         int64_t size = 0;
         do {
@@ -939,7 +960,7 @@ static uint8_t *lay_validity(uint8_t *at, const Value *values, int64_t count)
 
 static int64_t laid_bytes(int64_t entries, int64_t data) { return PADDED(4 * (entries + 1)) + PADDED(data); }
 
-/* Which of the columns have a null among the values [start, stop): the bits of their validity. */
+/* Return the validity bits of the columns that have a null among the values [start, stop). */
 static uint64_t nulls_among(const Column *columns, int64_t start, int64_t stop)
 {
     uint64_t found = 0;
@@ -983,7 +1004,8 @@ static PyObject *encode(PyObject *self, PyObject *args)
         return NULL;
     Py_ssize_t sources = PyTuple_Size(given);
     if (header_bytes != HEADER_BYTES || sources < 1 || sources > STAMPS || total_max > INT32_MAX) {
-        PyErr_SetString(PyExc_ValueError, "not a header, no columns or more than there are, or too much");
+        PyErr_Format(PyExc_ValueError, "header must be %d bytes, columns 1 to %d entries, total_max at most %d, "
+                     "got %zd, %zd and %lld", HEADER_BYTES, STAMPS, INT32_MAX, header_bytes, sources, total_max);
         return NULL;
     }
     if (count < 1 || records < 1 || count > INT32_MAX || records > INT32_MAX) Py_RETURN_NONE;
@@ -1155,7 +1177,8 @@ static PyObject *number(PyObject *self, PyObject *args)
         return NULL;
     PyObject *found = NULL;
     if (start < 0 || start > stop || stop > words.len / HEADER_BYTES || stop > entries.len / (ENTRY_WORDS * 8)) {
-        PyErr_SetString(PyExc_ValueError, "rows are outside of the matrix");
+        PyErr_Format(PyExc_ValueError, "rows [%zd, %zd) are outside of words (%zd rows) or entries (%zd rows)", start,
+                     stop, words.len / HEADER_BYTES, entries.len / (ENTRY_WORDS * 8));
         goto done;
     }
     uint64_t next = first;
@@ -1206,7 +1229,7 @@ static PyObject *seal(PyObject *self, PyObject *args)
     found = PyLong_FromUnsignedLongLong(last);
     goto done;
 outside:
-    PyErr_SetString(PyExc_ValueError, "rows are outside of what there is");
+    PyErr_Format(PyExc_ValueError, "rows [%zd, %zd) are empty or outside of words, offsets or buffer", start, stop);
 done:
     PyBuffer_Release(&buffer);
     PyBuffer_Release(&offsets);
@@ -1226,7 +1249,7 @@ static PyObject *seal_at(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "w*nK", &buffer, &offset, &salt)) return NULL;
     PyObject *found = NULL;
     if (offset < 0 || offset > buffer.len - HEADER_BYTES) {
-        PyErr_SetString(PyExc_ValueError, "a frame is outside of the buffer");
+        PyErr_Format(PyExc_ValueError, "header at offset %zd is outside the buffer of %zd bytes", offset, buffer.len);
     } else {
         uint8_t *header = (uint8_t *)buffer.buf + offset;
         uint64_t made = XXH3_64bits_withSeed(header, SEALED_BYTES, salt);
@@ -1257,7 +1280,9 @@ static PyObject *control(PyObject *self, PyObject *args)
     }
     int64_t size = HEADER_BYTES + PADDED((int64_t)length);
     if (numbers[TYPE] > 0xFF || numbers[EPOCH] > LOW32 || numbers[FLAGS] > 0xFF || size > (int64_t)LOW32) {
-        PyErr_SetString(PyExc_OverflowError, "a frame's header field is out of range");
+        PyErr_Format(PyExc_OverflowError, "frame header field out of range: type=%llu, epoch=%llu, flags=%llu, "
+                     "body of %zd bytes", (unsigned long long)numbers[TYPE], (unsigned long long)numbers[EPOCH],
+                     (unsigned long long)numbers[FLAGS], length);
         return NULL;
     }
     PyObject *found = PyByteArray_FromStringAndSize(NULL, size);
@@ -1296,7 +1321,8 @@ static PyObject *stamp(PyObject *self, PyObject *args)
         int64_t total = (int64_t)load((const uint8_t *)offsets.buf + (i + 1) * 8) - at;
         size = i == 0 || size == total ? total : 0;
         if (at < 0 || at > buffer.len - HEADER_BYTES) {
-            PyErr_SetString(PyExc_ValueError, "offsets are outside of the buffer");
+            PyErr_Format(PyExc_ValueError, "offset %lld of frame %zd is outside the buffer of %zd bytes", (long long)at,
+                         i, buffer.len);
             goto done;
         }
         uint8_t *row = (uint8_t *)buffer.buf + at;
@@ -1316,7 +1342,8 @@ done:
 
 /* ---- waiting ------------------------------------------------------------------------------------------------- */
 
-/* Looks at the clock are this far apart: some hundred nanoseconds, in which a sibling of this processor has it all. */
+/* Pause instructions between two reads of the clock: some hundred nanoseconds, in which the other hardware
+ * thread has the core for itself. */
 enum { PAUSES = 16 };
 #define POLL_NS_MAX 1000000000ull
 
@@ -1388,7 +1415,8 @@ static PyObject *look(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "O!O!K", &PyList_Type, &words, &PyList_Type, &seen, &ns)) return NULL;
     const Py_ssize_t count = PyList_Size(words);
     if (count > SPIN_WORDS_MAX || count != PyList_Size(seen) || ns > POLL_NS_MAX) {
-        PyErr_SetString(PyExc_ValueError, "too many words, not as many values, or longer than a second");
+        PyErr_Format(PyExc_ValueError, "words must be at most %d, seen as many, ns at most %llu, got %zd, %zd and %llu",
+                     SPIN_WORDS_MAX, POLL_NS_MAX, count, PyList_Size(seen), ns);
         return NULL;
     }
     for (; held < count; held++) {
@@ -1398,7 +1426,8 @@ static PyObject *look(PyObject *self, PyObject *args)
         places[held] = buffers[held].buf;
         if (buffers[held].len < 8 || (uintptr_t)places[held] & 7) {
             held++;
-            PyErr_SetString(PyExc_ValueError, "no word, or not at a multiple of 8");
+            PyErr_Format(PyExc_ValueError, "words[%zd] must have >= 8 bytes, at an address that is a multiple of 8",
+                         held - 1);
             goto done;
         }
     }
@@ -1408,7 +1437,7 @@ static PyObject *look(PyObject *self, PyObject *args)
         const uint64_t end = monotonic_ns() + ns;
         for (int i = 1; !is_there && monotonic_ns() < end; i++) {
             pause_briefly();
-            /* Who is to change the word may be waiting for this very processor. */
+            /* The process that will change the word may be waiting for this CPU. */
             if (!(i % LOOKS_PER_YIELD)) offer_processor();
             is_there = differs(places, values, count);
         }

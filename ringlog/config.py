@@ -410,7 +410,7 @@ def parse_flags(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         name, separator, text = pair.partition("=")
         if not separator:
-            raise ConfigError("--set wants section.key=value", found=pair)
+            raise ConfigError("--set must be section.key=value", found=pair)
         flags[name.strip()] = text.strip()
     return flags
 
@@ -655,7 +655,7 @@ def _number(name: str, text: str, *, whole: bool) -> int | float:
 def _whole(number: float, text: str) -> int:
     nearest = round(number)
     if abs(number - nearest) > 1e-6:
-        raise ValueError(f"{text!r} is finer than this setting")
+        raise ValueError(f"{text!r} is not a whole number of milliseconds")
     return nearest
 
 

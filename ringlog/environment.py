@@ -85,7 +85,7 @@ def environment_problems(environ: Mapping[str, str], settings: Iterable[str]) ->
             ends = [each.removeprefix(PREFIX) for each in known]
             near = difflib.get_close_matches(name.removeprefix(PREFIX), ends, n=1, cutoff=0.6)
             hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
-            found.append(f"{name} is ignored, ringlog knows no such variable{hint}")
+            found.append(f"{name} is ignored: unknown variable{hint}")
             continue
         variable = VARIABLES.get(name)
         if variable is not None and environ[name] and not variable.accepts(environ[name]):

@@ -45,7 +45,7 @@ class RinglogError(Exception):
 
     Attributes:
         code: Stable text for programs and logs.
-        message: What was wrong, without the facts.
+        message: What was wrong, what was expected, and what to do.
         detail: The facts by name: values, limits, names. `str(error)` appends them to the message.
         retriable: Whether the same call may succeed later.
         outcome: `not_applied`: the operation never takes effect. `unknown`: it may have taken effect.

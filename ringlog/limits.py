@@ -533,7 +533,7 @@ job may then appear older, by less than 1/2,000 of the oldest job's age."""
 DURABLE_LEASES_MAX = 80_000
 """Leased, delayed and returned jobs of a queue with durable leases. At the bound no new job is delivered
 until some are settled; returned jobs still are. It keeps a topic's row of a snapshot within one message."""
-DURABLE_LEASE_BYTES = 41
+DURABLE_LEASE_BYTES = 53
 """Most bytes of one run of such jobs in a snapshot."""
 DURABLE_HOLDERS_MAX = 4_096
 """Nodes that hold jobs of such a queue at a time. A further node gets no job until another one holds none. A

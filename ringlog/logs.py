@@ -70,7 +70,7 @@ def parse_levels(text: str) -> tuple[int, dict[str, int]]:
     for piece in filter(None, (part.strip() for part in text.split(","))):
         name, separator, word = piece.rpartition("=")
         if word.lower() not in LEVELS:
-            raise ConfigError("log.level: no such level", found=word, known=sorted(LEVELS))
+            raise ConfigError("log.level: unknown level", found=word, known=sorted(LEVELS))
         if separator:
             per_logger[name] = LEVELS[word.lower()]
         else:

@@ -40,5 +40,5 @@ def check_topic_name(name: object, field: str = "topic") -> None:
         raise InvalidRequest("a topic name must be a string", field=field, found=type(name).__name__)
     if _TOPIC_NAME.fullmatch(name) is None:
         raise InvalidRequest(
-            "not a legal topic name", field=field, rule=_RULE, found=name[:_SHOWN_CHARS_MAX], chars=len(name)
+            "invalid topic name", field=field, rule=_RULE, found=name[:_SHOWN_CHARS_MAX], chars=len(name)
         )

@@ -171,8 +171,8 @@ To add one, add a row here and a field to TopicConfig. A stored configuration wi
 """
 
 GROUP_SETTINGS = _table(
-    _whole("max_in_flight", 0, 0, GROUP_PENDING_MAX, "records", zero="as many as there may be"),
-    _whole("member_max_in_flight", 0, 0, GROUP_PENDING_MAX, "records", zero="as many as there may be"),
+    _whole("max_in_flight", 0, 0, GROUP_PENDING_MAX, "records", zero="no bound"),
+    _whole("member_max_in_flight", 0, 0, GROUP_PENDING_MAX, "records", zero="no bound"),
     _whole("max_deliveries", 0, 0, DELIVERIES_MAX, "deliveries", zero="no bound"),
     _whole("backoff_ms", 0, 0, NACK_DELAY_MS_MAX, "ms", zero="none"),
     _whole("backoff_max_ms", BACKOFF_MAX_MS_DEFAULT, 0, NACK_DELAY_MS_MAX, "ms"),
@@ -180,11 +180,11 @@ GROUP_SETTINGS = _table(
 """Numeric settings of a consumer group, fixed at its creation."""
 
 CALL_SETTINGS = _table(
-    _whole("lease_ms", 0, LEASE_MS_MIN, LEASE_MS_MAX, "ms", zero="as long as the topic says"),
+    _whole("lease_ms", 0, LEASE_MS_MIN, LEASE_MS_MAX, "ms", zero="the setting of the topic"),
     _whole("delay_ms", 0, 0, NACK_DELAY_MS_MAX, "ms", zero="at once"),
-    _whole("wait_ms", 0, 0, DURATION_MS_MAX, "ms", zero="not at all"),
-    _whole("min_idle_ms", 0, 0, DURATION_MS_MAX, "ms", zero="whatever"),
-    _whole("window_ms", 0, 0, DURATION_MS_MAX, "ms", zero="as long as the topic says"),
+    _whole("wait_ms", 0, 0, DURATION_MS_MAX, "ms", zero="no wait"),
+    _whole("min_idle_ms", 0, 0, DURATION_MS_MAX, "ms", zero="any"),
+    _whole("window_ms", 0, 0, DURATION_MS_MAX, "ms", zero="the setting of the topic"),
 )
 """Numeric arguments of requests, by their names in messages."""
 
@@ -212,8 +212,8 @@ def require_no_auto_create(named: Mapping[str, Any]) -> None:
     """Raise InvalidRequest for `auto_create = false` in a call that creates or configures a topic itself."""
     if named.get("auto_create") is False:
         raise InvalidRequest(
-            "auto_create has no effect here: it decides about writes that carry a configuration. To keep a "
-            "producer from making a topic, open it with create=False",
+            "auto_create has no effect here: it applies to writes that carry a configuration. To keep a "
+            "producer from creating a topic, open it with create=False",
             field="auto_create",
         )
 

@@ -45,7 +45,7 @@ def make_file(path: str, size: int, first_bytes: bytes, error: type[RinglogError
     Raises `error`, with path and bytes, if the name exists or the space is not available.
     """
     if os.path.lexists(path):
-        raise error("cannot create: the name is taken", path=path, bytes=size)
+        raise error("cannot create: the file exists", path=path, bytes=size)
     # Use a temporary name first: a creator that dies half-way leaves no file under the final name.
     unfinished = f"{path}.{secrets.token_hex(4)}.tmp"
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -60,7 +60,7 @@ def make_file(path: str, size: int, first_bytes: bytes, error: type[RinglogError
         os.rename(unfinished, path)
     except OSError as e:
         os.unlink(unfinished)
-        raise error(f"no room: {e.strerror}", path=path, bytes=size, errno=e.errno) from None
+        raise error(f"cannot allocate: {e.strerror}", path=path, bytes=size, errno=e.errno) from None
     finally:
         os.close(fd)
 
@@ -97,5 +97,5 @@ def _checked_size(fd: int, path: str, error: type[RinglogError]) -> int:
             "mode is not private", path=path, mode=oct(stat.S_IMODE(facts.st_mode)), expected=oct(FILE_MODE)
         )
     if facts.st_nlink != 1:
-        raise error("has more or less than one name", path=path, links=facts.st_nlink)
+        raise error("must have exactly one link", path=path, links=facts.st_nlink)
     return facts.st_size

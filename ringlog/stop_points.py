@@ -134,7 +134,7 @@ def plan_of_incarnation(plan: str, life: int) -> str:
 def _parse(piece: str) -> tuple[str, int, Action]:
     parts = piece.split(":")
     if len(parts) != 3:
-        raise ConfigError("a stop point is name:n:action", found=piece)
+        raise ConfigError("a stop point must be name:n:action", found=piece)
     name, number, word = parts
     if name not in POINTS:
         raise ConfigError("no such stop point", found=name, known=sorted(POINTS))

@@ -54,11 +54,11 @@ def parse_match(wanted: Any, field: str = "match") -> TagMatch:
     if isinstance(wanted, str):
         wanted = ("tag", "Glob" if wanted.endswith("*") else "Eq", wanted)
     if not isinstance(wanted, list | tuple) or len(wanted) != 3:
-        raise InvalidRequest("not a filter of tags", field=field, found=repr(wanted)[:128], forms=FORMS)
+        raise InvalidRequest("invalid tag filter", field=field, found=repr(wanted)[:128], forms=FORMS)
     name, operator, value = wanted
     is_known = isinstance(operator, str) and operator in _OPERATORS
     if name != "tag" or not is_known or not isinstance(value, str):
-        raise InvalidRequest("not a filter of tags", field=field, found=repr(wanted)[:128], forms=FORMS)
+        raise InvalidRequest("invalid tag filter", field=field, found=repr(wanted)[:128], forms=FORMS)
     if operator == "Glob" and not value.endswith("*"):
         raise InvalidRequest("a Glob pattern ends in *", field=field, found=value[:64])
     return parse_stored_match(_OPERATORS[operator] + (value[:-1] if operator == "Glob" else value), field)
@@ -68,15 +68,20 @@ def parse_stored_match(text: str, field: str = "match") -> TagMatch:
     """Parse a filter in its stored form. Raises InvalidRequest for an invalid one."""
     kind, value = text[:1], text[1:]
     if kind not in (_EXACT, _PREFIX, _LEVELS):
-        raise InvalidRequest("not a filter of tags", field=field, found=text[:64], forms=FORMS)
+        raise InvalidRequest("invalid tag filter", field=field, found=text[:64], forms=FORMS)
     try:
         tag = value.encode()
     except UnicodeEncodeError:
-        raise InvalidRequest("a tag is not text", field=field) from None
+        raise InvalidRequest("a tag must be UTF-8 text", field=field) from None
     if kind != _LEVELS:
         return TagMatch(tag, kind == _PREFIX)
     if len(tag) > TAG_BYTES_MAX:
-        raise InvalidRequest("a pattern is too long", field=field, bytes=len(tag), max=TAG_BYTES_MAX)
+        raise InvalidRequest(
+            f"a tag pattern must have at most {TAG_BYTES_MAX} bytes",
+            field=field,
+            bytes=len(tag),
+            max=TAG_BYTES_MAX,
+        )
     return TagMatch(_literal(_levels_of(value, field)).encode(), True, value)
 
 
@@ -98,10 +103,12 @@ def _levels_of(pattern: str, field: str) -> list[str]:
         is_wild = level == "+" or (level == "#" and at == len(levels) - 1)
         if not is_wild and ("+" in level or "#" in level):
             raise InvalidRequest(
-                "in a pattern + is a whole level, and # the last one", field=field, found=pattern[:64]
+                "in a tag pattern + must be a whole level, and # must be the last level",
+                field=field,
+                found=pattern[:64],
             )
     if not pattern:
-        raise InvalidRequest("a pattern is empty", field=field)
+        raise InvalidRequest("tag pattern must not be empty", field=field)
     return levels
 
 

@@ -1,4 +1,4 @@
-"""An object store of our own, for tests that run an engine on it."""
+"""An object store in a child process, for tests that run an engine on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ sys.stdin.read()
 
 
 class bucket:  # noqa: N801  used like a function
-    """An object store in a process of its own; gives the variables by which an engine finds it."""
+    """An object store in its own process. Entering returns the environment variables with which an engine
+    uses it."""
 
     def __enter__(self):
         pytest.importorskip("moto.server")

@@ -1,4 +1,4 @@
-"""Fixtures that every test may use, and the check that a test leaves nothing behind."""
+"""Fixtures for all tests, and the check that a test leaves no process and no shared memory behind."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ringlog.testing.clock import ManualClock
 T = TypeVar("T", bound="dict | set")
 SHM = Path("/dev/shm")
 SETTLE_S = 5.0
-# A test beside us that crashes its whole engine leaves a directory nobody uses until it starts the next one.
+# A parallel test that crashes its whole engine leaves an unused directory until it starts the next engine.
 REGIONS_SETTLE_S = 30.0 if "PYTEST_XDIST_WORKER" in os.environ else SETTLE_S
 EXEC_LOOKS_MAX = 200
 KEPT_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
-# How fast an example runs says more about the machine's other work than about the code.
+# The speed of an example depends more on other load of the machine than on the code.
 settings.register_profile(
     "ringlog", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
@@ -32,13 +32,13 @@ settings.load_profile("ringlog")
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """A clock that stands still until the test moves it."""
+    """A clock that moves only when the test moves it."""
     return ManualClock()
 
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Iterator[Path]:
-    """An empty 0700 directory; afterwards no process may still carry its path on its command line."""
+    """An empty 0700 directory. After the test, no process may have its path on its command line."""
     path = tmp_path / "data"
     path.mkdir(mode=0o700)
     yield path
@@ -48,7 +48,7 @@ def data_dir(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind() -> Iterator[None]:
-    """No new child process and no new shared-memory directory of ours after the test (O7)."""
+    """Check that the test leaves no new child process and no new shared-memory directory."""
     children, regions, kept = own_children(), shm_entries(), kept_children()
     yield
     assert kept <= kept_children(), "the test ended a process of the test run"
@@ -60,13 +60,13 @@ def leaves_nothing_behind() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def keeps_a_tracker() -> None:
-    """What multiprocessing starts for the first of its processes, so that a test that ends it is found."""
+    """Start the resource tracker of multiprocessing, so that a test that ends the tracker is detected."""
     multiprocessing.get_context("spawn").Lock()
 
 
 @pytest.fixture(autouse=True)
 def leaves_the_process_as_it_was() -> Iterator[None]:
-    """The next test of this worker meets the same umask and the same logging, whatever ran before it."""
+    """Check that the test keeps the umask and the logging settings for the next test of this worker."""
     before = _process_wide()
     yield
     after = _process_wide()
@@ -83,7 +83,8 @@ def _process_wide() -> tuple[int, int, int]:
 
 
 def _until_empty(look: Callable[[], T], settle_s: float = SETTLE_S) -> T:
-    """Look until there is nothing or the deadline passes: a killed process takes a moment to be gone."""
+    """Poll until `look` returns an empty result or the deadline passes: a killed process needs a moment to
+    exit."""
     deadline = time.monotonic() + settle_s
     while (found := look()) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -91,7 +92,7 @@ def _until_empty(look: Callable[[], T], settle_s: float = SETTLE_S) -> T:
 
 
 def command_of(pid: int) -> str:
-    """A process's command line with spaces; empty when it is gone or a zombie."""
+    """Return a process's command line with spaces. It is empty if the process exited or is a zombie."""
     try:
         return (
             Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
@@ -101,12 +102,13 @@ def command_of(pid: int) -> str:
 
 
 def own_children() -> dict[int, str]:
-    """Pid and command of our direct children, zombies included, but for what multiprocessing keeps."""
+    """Return pid and command of the direct children, including zombies, except those that multiprocessing
+    keeps."""
     return {pid: command for pid, command in _all_children() if not _is_kept(command)}
 
 
 def kept_children() -> set[int]:
-    """Pids of what multiprocessing keeps running for this process."""
+    """Return the pids of the processes that multiprocessing keeps running for this process."""
     return {pid for pid, command in _all_children() if _is_kept(command)}
 
 
@@ -125,13 +127,14 @@ def _all_children() -> Iterator[tuple[int, str]]:
 
 
 def processes_naming(path: str) -> dict[int, str]:
-    """Processes other than us whose command line holds `path`."""
+    """Return the other processes whose command line contains `path`."""
     pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and int(entry) != os.getpid()]
     return {pid: command for pid in pids if path in (command := settled_command_of(pid))}
 
 
 def settled_command_of(pid: int) -> str:
-    """As command_of, of a process that has just begun another program: for a moment it has none."""
+    """Return command_of(pid), and wait for a process that just called exec: its command line is empty for a
+    moment."""
     for _ in range(EXEC_LOOKS_MAX):
         command = command_of(pid)
         if command or not os.path.exists(f"/proc/{pid}/exe"):
@@ -141,12 +144,13 @@ def settled_command_of(pid: int) -> str:
 
 
 def shm_entries() -> set[str]:
-    """Names of shared-memory directories in the engine's style."""
+    """Return the names of shared-memory directories with the engine's name pattern."""
     return {name for name in os.listdir(SHM) if name.startswith("ringlog-")}
 
 
 def ours_in_shm(names: set[str]) -> set[str]:
-    """Those that no living process outside this test run is using: another run's engine is not our leak."""
+    """Return the names that no process outside of this test run uses: the engine of another run is no leak.
+    """
     return {name for name in names if (SHM / name).exists() and not _used_by_strangers(name)}
 
 

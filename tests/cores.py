@@ -1,8 +1,8 @@
-"""Which form of our modules tests run; loaded by pytest ahead of everything that imports one of them.
+"""Which form of the modules the tests run. pytest loads this file before all imports of the modules.
 
-The tests' own process runs the sources, engines that it starts run what was compiled of them. With
-RINGLOG_CORES=1, as `make test-compiled` says, both run compiled: tests that put something in the place of a
-method, or of an object, cannot do that to compiled classes, and are left out.
+The process of the tests runs the sources, and the engines that it starts run the compiled cores. With
+RINGLOG_CORES=1, as in `make test-compiled`, both run compiled. Tests that replace a method or an object of a
+compiled class cannot do that, and are skipped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if _IS_COMPILED and (why := cores.disabled_reason()):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what is marked."""
+    """Skip the tests with the mark `interpreted` if the process runs compiled."""
     for item in items:
         if _IS_COMPILED and item.get_closest_marker("interpreted"):
             item.add_marker(pytest.mark.skip(reason="replaces something in a compiled class"))

@@ -1,4 +1,5 @@
-"""Runs of frames of any records, as the readers of a log find them: what pieces are made of in tests."""
+"""Runs of frames with any records, as the readers of a log find them. Tests build record batches from them.
+"""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -32,9 +33,10 @@ FULL = {
 
 
 def run_of(stretches, codec=Codec.NONE, gap=0, stamps=None):
-    """A run of frames, `stretches` of (records, columns), with what other topics wrote between them.
+    """Return a run of frames from `stretches` of (records, columns).
 
-    `stamps` are the frames' commit times.
+    `gap` is the number of bytes of other topics after each frame. `stamps` are the commit times of the
+    frames.
     """
     data, base = bytearray(), 1
     offsets = []

@@ -1,7 +1,7 @@
-"""Who may import whom, as one table; and nothing pure imports anything that is not.
+"""One table of allowed imports between packages, and the rule that pure modules import only pure modules.
 
-A wish to import upwards usually means that a type lives one layer too high. The checks work on
-{module name: source}, so that each is itself tested on a few lines that break it.
+An import of a higher layer usually means that a type is defined one layer too high. The checks work on
+{module name: source}, so that each check is itself tested on a few lines that break it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ BASE = {
 
 PURE_STORAGE = {"storage.layout", "storage.index", "storage.tags", "storage.recovery"}
 WIRE = {"base", "frame", "ring", "board", "envelope"}
-# `storage.disk`: doctor tries what the disk under a data directory can do.
+# `storage.disk`: the doctor command tests the disk under a data directory.
 CLI = {
     *WIRE, "link", "client", "supervision", "verify", "storage.disk", "storage.identity_file",
     "storage.layout", "storage.log_register", "storage.reader", "cli", "root",
 }  # fmt: skip
 
-# What a process needs to read a topic's records wherever they lie.
+# Modules that a process needs to read a topic's records wherever they are stored.
 READ_PATH = {
     "storage.reader", "storage.log_map", "storage.visibility", "storage.segment_cache",
     "storage.record_index",
@@ -47,55 +47,55 @@ MAY_IMPORT: dict[str, set[str]] = {
     "envelope": {"base", "frame", "envelope"},
     "storage": {"base", "frame", "storage"},
     "storage.reader": {"base", "frame", "storage", "storage.segment_cache", "segment", "board"},
-    # Segment files: written by the compactor and the reclaimer, read by everybody who reads.
+    # Segment files: written by the compactor and the reclaimer, read by every reader.
     "segment": {"base", "frame", "envelope", "storage.disk", "storage.layout", "segment"},
-    # Places, sizes, times and tags of one topic's records, wherever they lie.
+    # Positions, sizes, times and tags of one topic's records, wherever they are stored.
     "storage.record_index": {"base", "frame", "storage", "storage.reader", "storage.tail", "segment",
     "board"},
     "storage.tail": {"base", "frame", "storage.disk", "storage.reader", "storage.tail"},
-    # Where cold segments lie; the only caller of the package `obstore`.
+    # The stores of cold segments; the only caller of the package `obstore`.
     "tier": {"base", "frame", "segment", "storage.disk", "storage.layout", "tier"},
     "storage.segment_cache": {"base", "frame", "storage.disk", "segment"},
     "storage.snapshot": {"base", "storage", "segment"},
     "topic": {"base", "frame", "topic", "leases", *PURE_STORAGE},
-    # Which segments a shard has, told as messages tell it.
+    # The segments of a shard, in the form of messages.
     "topic.segment_catalog": {"base", "frame", "envelope", "topic"},
-    # Who works on which record: what a shard keeps beside the log.
+    # The leases of records, which a shard keeps beside the log.
     "leases": {"base", "leases"},
     "contract": {"base", "frame", "envelope"},
     "runtime": {*WIRE, "contract", "runtime", "runtime.listener", "root"},
     "runtime.listener": {"base", "runtime.listener"},
     "link": {*WIRE, "link"},
-    # On the engine's host the client reads files itself: with the reader, through the disk seam it asks
-    # for, and with the same decision about tombstones as the gateway.
+    # On the engine's host the client reads files itself: with the reader, through the Disk interface, and
+    # with the same tombstone decision as the gateway.
     "client": {*WIRE, "link", "client", *READ_PATH, "storage.disk", "topic.tombstone", "root"},
     "aio": {*WIRE, "link", "client", "storage.reader", "aio"},
-    # A client like others, which plans by segments' indexes, reads and audits files, and stages on disk.
+    # A client that plans by segment indexes, reads and audits files, and stages data on disk.
     "spark": {
         "base", "frame", "envelope", "link", "client", "segment", *READ_PATH, "storage.disk",
         "storage.vectored_write", "topic.tombstone", "spark", "spark.cold_client", "root",
     },
-    # The cold tier without its engine: what a shard keeps in its snapshots, and where segments are sent.
+    # The cold tier without its engine: the snapshots of shards, and the stores of segments.
     "spark.cold_client": {
         "base", "board", "frame", "envelope", "link", "segment", "storage.disk", "storage.log_map",
         "storage.snapshot", "tier", "topic.row", "topic.state", "spark", "spark.cold_client",
     },
-    # The supervisor locks the data directory and keeps meta/engine, and the disk is changed in one place.
+    # The supervisor locks the data directory and writes meta/engine. Only one module changes the disk.
     "supervision": {
         "base", "ring", "board", "envelope", "storage.disk", "storage.layout", "storage.identity_file",
         "runtime", "runtime.listener", "supervision", "root",
     },
     "storage.identity_file": {"base", "storage.disk", "storage.layout"},
     "supervisor": {"base", "supervision", "root"},
-    # Written from the format page, so that it shares no decoder with the engine (RD-25).
+    # Written from the format page, so that it shares no decoder with the engine.
     "verify": {"base", "verify"},
-    # A program of the user's in processes of its own, over the asyncio client; what a job imports is small.
+    # A user's program in its own processes, over the asyncio client. A job imports few modules.
     "worker": {"base", "link", "client", "aio", "worker", "root"},
     "cli.worker": {*CLI, "aio", "worker"},
-    # What is saved of damaged segments is written as the engine writes it.
+    # A repair writes the rest of damaged segments as the engine writes segments.
     "cli.repair": {*CLI, "segment"},
     "cli": CLI,
-    # What a process of the engine does before it imports anything.
+    # Code that an engine process runs before any other import.
     "actors": {"base"},
     # Jobs on Spark, loaded when one runs.
     "cli.spark": {*CLI, "spark"},
@@ -122,18 +122,18 @@ MAY_IMPORT: dict[str, set[str]] = {
         *WIRE, "contract", "topic", "topic.segment_catalog", "runtime", "runtime.listener", "storage",
         *READ_PATH,
         "link", "storage.snapshot", "segment", "tier", "root",
-        # Routers read their sources as every reader on the host does.
+        # Routers read their sources like every reader on the host.
         "client.read.local_source", "client.read.fetch_result", "client.connection.read_connection",
         "client.read.pages", "client.read.record_batches",
         "client.read.paging", "client.watches.topic_keep_alive",
-        # What a dead letter is, its scheduler and clients know from one place.
+        # Schedulers and clients share the definition of a dead letter.
         "client.leases.dead_letters", "leases",
     },
     "actors.__main__": {"base", "envelope", "runtime"},
-    # Public names are loaded when they are first used.
+    # Public names are loaded at their first use.
     "root": {"base", "client", "aio", "spark", "testing"},
 }  # fmt: skip
-"""Unit -> units it may import. An actor also imports modules of its own package; see `own_package`."""
+"""Unit -> units that it may import. An actor also imports modules of its own package; see `own_package`."""
 
 SHELL_SIDE: dict[str, str] = {
     "actors.wal_shard.shell": "the effect table",
@@ -183,7 +183,7 @@ SHELL_SIDE: dict[str, str] = {
     "actors.reclaimer.rewriter": "writes segments from segments",
     "actors.reclaimer.scrubber": "reads everything at rest, and heals",
 }
-"""Modules of actors that may do I/O, each with what it does. Every other module of an actor is pure."""
+"""Modules of actors that may do I/O, each with its purpose. Every other module of an actor is pure."""
 
 IMPURE = {
     "asyncio", "concurrent", "fcntl", "logging", "mmap", "multiprocessing", "os", "random", "secrets",
@@ -213,12 +213,12 @@ PURE_MODULES = {
     *(f"ringlog.{name}" for name in PURE_STORAGE),
 }
 PURE_TO_NAME = {"ringlog", "ringlog.clock"}
-"""Pure code may name these: the version, and the Clock it is handed."""
+"""Modules that pure code may import: the version, and the Clock that it receives."""
 
 
 @dataclass(frozen=True)
 class Import:
-    """One import statement's meaning: which module, where, and whether it runs when the module is loaded."""
+    """One import statement: the target module, the line, and whether it runs when the module is loaded."""
 
     target: str
     line: int
@@ -234,7 +234,7 @@ def tree_of(source: str) -> ast.Module:
 
 
 def sources() -> Sources:
-    """Every module there is, by dotted name."""
+    """Return every module by dotted name."""
     files = [*(ROOT / "ringlog").rglob("*.py"), *(ROOT / "actors").rglob("*.py"), *ROOT.glob("supervisor.py")]
     return {name_of(file): file.read_text() for file in files}
 
@@ -245,7 +245,7 @@ def name_of(file: Path) -> str:
 
 
 def imports_of(module: str, modules: Sources) -> Iterator[Import]:
-    """Imports of a module; names of submodules are resolved to them."""
+    """Return the imports of a module; names of submodules are resolved to them."""
     tree = tree_of(modules[module])
     at_load = set(map(id, _run_at_load(tree)))
     for node in ast.walk(tree):
@@ -262,7 +262,7 @@ def imports_of(module: str, modules: Sources) -> Iterator[Import]:
 
 
 def _run_at_load(tree: ast.AST) -> Iterator[ast.AST]:
-    """Nodes outside functions and outside `if TYPE_CHECKING`."""
+    """Return the nodes outside of functions and of `if TYPE_CHECKING`."""
     for node in ast.iter_child_nodes(tree):
         is_typing = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         if not is_typing and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -271,7 +271,7 @@ def _run_at_load(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def unit_of(module: str) -> str:
-    """The row of the table a module belongs to."""
+    """Return the row of the table to which a module belongs."""
     first, *rest = module.split(".")
     if first == "actors":
         if not rest:
@@ -290,7 +290,7 @@ def unit_of(module: str) -> str:
 
 
 def is_allowed(importer: str, target: str) -> bool:
-    """Say whether the table lets one module of ours import another."""
+    """Return True if the table allows the import."""
     if importer.startswith("actors.") and target.startswith("actors."):
         return own_package(importer, target)
     allowed = MAY_IMPORT[unit_of(importer)]
@@ -299,7 +299,7 @@ def is_allowed(importer: str, target: str) -> bool:
 
 
 def own_package(importer: str, target: str) -> bool:
-    """Actors never import one another, and an actor's pure modules never its shell."""
+    """Return True if both modules belong to one actor, and no pure module imports its shell."""
     is_own = importer.split(".")[1] == target.split(".")[1]
     is_pure_side = unit_of(importer) == "actors.core"
     return is_own and not (is_pure_side and unit_of(target) != "actors.core")
@@ -314,7 +314,7 @@ def is_pure(module: str) -> bool:
 
 
 def upward_imports(modules: Sources) -> list[str]:
-    """Imports of ours that the table does not have."""
+    """Return the imports between own modules that the table does not allow."""
     return [
         f"{module}:{each.line} imports {each.target}"
         for module in sorted(modules)
@@ -324,7 +324,7 @@ def upward_imports(modules: Sources) -> list[str]:
 
 
 def impure_imports(modules: Sources) -> list[str]:
-    """Imports by pure modules of what does I/O, tells the time or rolls dice, ours or not."""
+    """Return the imports of pure modules that do I/O, read a clock or use random numbers."""
     found = []
     for module in filter(is_pure, sorted(modules)):
         for each in imports_of(module, modules):
@@ -341,7 +341,7 @@ def _is_empty_package(target: str, modules: Sources) -> bool:
 
 
 def cycle(modules: Sources) -> list[str]:
-    """One import cycle among modules as they are loaded, or nothing."""
+    """Return one import cycle of modules at load time, or an empty list."""
     graph = {
         module: {
             each.target for each in imports_of(module, modules) if each.is_at_load and each.target in modules
@@ -355,7 +355,7 @@ def cycle(modules: Sources) -> list[str]:
     return []
 
 
-# -- the tree as it is --------------------------------------------------------------------------------
+# -- the source tree ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -365,38 +365,38 @@ def modules() -> Sources:
     return found
 
 
-def test_every_module_has_its_row_in_the_table(modules):
+def test_every_module_has_a_row_in_the_table(modules):
     unknown = [name for name in modules if unit_of(name) not in {*MAY_IMPORT, "actors"}]
     assert not unknown
 
 
-def test_imports_go_only_where_the_table_lets_them(modules):
+def test_every_import_is_allowed_by_the_table(modules):
     assert not upward_imports(modules)
 
 
-def test_nothing_pure_imports_anything_that_is_not(modules):
+def test_pure_modules_import_only_pure_modules(modules):
     assert not impure_imports(modules)
 
 
-def test_no_module_imports_itself_in_a_circle(modules):
+def test_no_modules_import_each_other_in_a_cycle(modules):
     assert not cycle(modules)
 
 
-def test_an_exception_that_nobody_uses_is_removed(modules):
+def test_every_exception_of_the_purity_rule_is_used(modules):
     for module, library in IMPURE_ALLOWED:
         if module in modules:
             assert library in {each.target for each in imports_of(module, modules)}, module
 
 
 def test_importing_ringlog_loads_no_client(modules):
-    """`import ringlog` starts nothing and stays cheap: it only says where modules may be found as well."""
+    """`import ringlog` starts nothing and stays cheap: it only registers the finder of compiled modules."""
     found = [each for each in imports_of("ringlog", modules) if each.is_at_load and is_ours(each.target)]
     assert [each.target for each in found] == ["ringlog.cores"]
     ours = [each for each in imports_of("ringlog.cores", modules) if is_ours(each.target)]
     assert not ours, "what it imports could not come compiled"
 
 
-# -- the checks themselves ----------------------------------------------------------------------------
+# -- tests of the checks ------------------------------------------------------------------------------
 
 UPWARD = {
     "ringlog.errors": "from ringlog.frame import layout",
@@ -430,7 +430,7 @@ STUBS = {
 
 
 @pytest.mark.parametrize("module", UPWARD)
-def test_an_upward_import_is_found(module):
+def test_an_upward_import_is_reported(module):
     assert len(upward_imports({**STUBS, module: UPWARD[module]})) == 1
 
 
@@ -444,13 +444,13 @@ def test_an_upward_import_is_found(module):
         ("ringlog.supervision.engine", "from ringlog.storage.disk import RealDisk"),
     ],
 )
-def test_an_import_that_the_table_has_is_not_found(module, source):
+def test_an_allowed_import_is_not_reported(module, source):
     assert not upward_imports({**STUBS, module: source})
 
 
 @pytest.mark.parametrize("library", sorted(IMPURE))
 @pytest.mark.parametrize("module", ["actors.gateway.core", "ringlog.placement", "ringlog.storage.recovery"])
-def test_an_impure_import_in_pure_code_is_found(module, library):
+def test_an_impure_import_in_pure_code_is_reported(module, library):
     for source in (f"import {library}", f"from {library} import x", f"def f():\n    import {library}.inner"):
         assert len(impure_imports({module: source})) == 1
 
@@ -464,18 +464,18 @@ def test_an_impure_import_in_pure_code_is_found(module, library):
         ("ringlog.frame.codec", "from ringlog.logs import log"),
     ],
 )
-def test_pure_code_that_reaches_io_through_our_own_modules_is_found(module, source):
+def test_pure_code_that_does_io_through_own_modules_is_reported(module, source):
     stubs = {"ringlog.storage.disk": "", "ringlog.stop_points": "", "ringlog.shm": "", "ringlog.logs": ""}
     assert len(impure_imports({**stubs, module: source})) == 1
 
 
-def test_a_shell_may_import_what_a_core_may_not():
+def test_a_shell_may_import_impure_modules():
     assert not impure_imports(
         {"actors.gateway.shell": "import zmq, os, time", "ringlog.ring.region": "import mmap"}
     )
 
 
-def test_a_circle_is_found_and_one_that_waits_for_a_call_is_none():
+def test_a_cycle_at_load_time_is_reported_and_a_lazy_one_is_not():
     at_load = {"ringlog.a": "from ringlog import b", "ringlog.b": "import ringlog.a", "ringlog": ""}
     lazily = {**at_load, "ringlog.b": "def f():\n    import ringlog.a"}
     for_types = {**at_load, "ringlog.b": "if TYPE_CHECKING:\n    import ringlog.a"}

@@ -1,4 +1,5 @@
-"""Compiled cores are taken for exactly the sources they were made of, by everybody who is not told not to."""
+"""Compiled cores are used only for the exact sources from which they were made, and unless a program disables
+them."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from ringlog.testing.real_engine import wait_until
 
 @pytest.fixture
 def made(tmp_path: Path) -> tuple[Path, Path]:
-    """A tree with one source, and what says that it was compiled."""
+    """A tree with one source, and a manifest that says that it was compiled."""
     (tmp_path / "a.py").write_text("x = 1\n")
     target = tmp_path / "cores"
     target.mkdir()
@@ -30,11 +31,11 @@ def made(tmp_path: Path) -> tuple[Path, Path]:
     return target, tmp_path
 
 
-def test_what_was_made_of_these_sources_is_taken(made) -> None:
+def test_cores_of_the_current_sources_are_used(made) -> None:
     assert cores.stale_reason(*made) == ""
 
 
-def test_a_change_of_a_source_is_not_hidden_by_what_was_compiled_before_it(made) -> None:
+def test_cores_of_a_changed_source_are_stale(made) -> None:
     target, root = made
     (root / "a.py").write_text("x = 2\n")
     assert cores.stale_reason(target, root) == "a.py has changed since"
@@ -42,7 +43,7 @@ def test_a_change_of_a_source_is_not_hidden_by_what_was_compiled_before_it(made)
     assert cores.stale_reason(target, root) == "not compiled"
 
 
-def test_another_interpreter_runs_the_sources(made) -> None:
+def test_cores_of_another_interpreter_are_stale(made) -> None:
     target, root = made
     manifest = json.loads((target / "manifest.json").read_text())
     (target / "manifest.json").write_text(json.dumps(manifest | {"suffix": ".other.so"}))
@@ -50,14 +51,14 @@ def test_another_interpreter_runs_the_sources(made) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"suffix": 1, "sources": 2}', "\xff"])
-def test_a_manifest_that_makes_no_sense_is_none(made, text: str) -> None:
+def test_an_invalid_manifest_means_not_compiled(made, text: str) -> None:
     target, root = made
     (target / "manifest.json").write_bytes(text.encode("latin-1"))
     assert cores.stale_reason(target, root) in {"not compiled", "compiled for another Python"}
 
 
 def run(code: str, wish: str) -> list[str]:
-    """What a process of its own says that was told `wish`."""
+    """Return the output lines of a new process that runs with RINGLOG_CORES=`wish`."""
     environ = {**os.environ, cores.VARIABLE: wish}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ, cwd=cores.ROOT
@@ -72,14 +73,14 @@ WHERE_FROM = "import ringlog.client.connection.shell as it; print(it.__file__.en
 @pytest.mark.parametrize(
     ("wish", "is_source"), [("1", not HAS_CORES), ("0", True), ("actors", True), ("", not HAS_CORES)]
 )
-def test_a_program_that_imports_the_client_runs_what_was_compiled_unless_it_is_told_not_to(
+def test_a_program_runs_the_compiled_client_unless_cores_are_disabled(
     wish: str, is_source: bool
 ) -> None:
     assert run(WHERE_FROM, wish) == [str(is_source)]
 
 
-def test_nothing_is_taken_beside_what_was_imported_from_its_source() -> None:
-    """Its classes would be others: a finder that comes late, or is withdrawn meanwhile, finds nothing."""
+def test_no_compiled_module_is_used_after_a_source_module() -> None:
+    """Its classes would differ. A finder that is installed late, or removed meanwhile, finds no module."""
     code = (
         "import sys, ringlog; from ringlog import cores;"
         "late = [sys.meta_path.pop(0)]; import ringlog.topic.state as it; cores.install_finder();"
@@ -90,8 +91,8 @@ def test_nothing_is_taken_beside_what_was_imported_from_its_source() -> None:
     assert ("is imported already" in why) if HAS_CORES else why
 
 
-def test_nobody_derives_from_a_compiled_class_who_is_not_compiled() -> None:
-    """Such a class cannot be made an object of, in processes that run compiled."""
+def test_no_interpreted_class_derives_from_a_compiled_one() -> None:
+    """Such a class cannot be instantiated in processes that run compiled."""
     compiled = {file for files in compile_cores.sources().values() for file in files}
     natives = {
         (module_of(file), node.name)
@@ -122,29 +123,29 @@ def test_nobody_derives_from_a_compiled_class_who_is_not_compiled() -> None:
 
 
 def module_of(file: str) -> str:
-    """Its name, of a path relative to the root."""
+    """Return the dotted name of a path relative to the root."""
     return file.removesuffix(".py").replace("/", ".")
 
 
 def classes_of(path: Path) -> list[ast.ClassDef]:
-    """All classes that a file defines."""
+    """Return all classes that a file defines."""
     return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
 
 
 def bases_of(node: ast.ClassDef) -> list[str]:
-    """Names of what a class derives from, without parameters."""
+    """Return the names of the base classes, without type parameters."""
     plain = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
     return [base.id for base in plain if isinstance(base, ast.Name)]
 
 
-def test_this_process_is_none_of_the_engines() -> None:
+def test_the_test_process_is_no_actor_process() -> None:
     assert not cores.is_actor_process()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wish", ["1", "0"])
-def test_an_engines_shards_say_what_they_run(wish: str) -> None:
-    """Compiled where that was done, and never where it is not wanted."""
+def test_shards_log_whether_they_run_compiled(wish: str) -> None:
+    """They run compiled if cores exist, and never if cores are disabled."""
     is_compiled = wish == "1" and not cores.stale_reason(cores.TARGET, cores.ROOT)
 
     def said() -> list[str]:
@@ -203,11 +204,12 @@ CALLS = [200, 600, 2_000, 4_000, 6_000, 8_000, 10_000]
 
 
 @pytest.mark.skipif(not HAS_CORES, reason="needs compiled cores")
-def test_first_uses_of_a_client_that_were_interrupted_go_well_the_second_time(tmp_path: Path) -> None:
-    """An exception amid the import of what is compiled would end the process, then or at the next try.
+def test_a_client_whose_first_use_was_interrupted_works_the_second_time(tmp_path: Path) -> None:
+    """An exception during the import of a compiled module would end the process, then or at the next attempt.
 
-    What hits the caller is a hook of the interpreter, at a call that is counted: as signals, and other
-    threads' exceptions, do in between."""
+    A profile hook of the interpreter raises the exception at a counted call. Signals and exceptions of other
+    threads occur at such points.
+    """
     program = [sys.executable, "-c", textwrap.dedent(FIRST_USES), f"ringlog://{tmp_path}", *map(str, CALLS)]
     done = subprocess.run(
         program, capture_output=True, text=True, timeout=100, check=False, env=debug_environ(), cwd=cores.ROOT

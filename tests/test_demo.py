@@ -1,4 +1,4 @@
-"""The demo: its judges on made-up outcomes, and a small run of the whole."""
+"""The demo: its judges on synthetic outcomes, and a small run of the whole demo."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ EVEN, ODD = PAYLOADS[::2], PAYLOADS[1::2]
     ],
 )
 def test_every_flaw_of_copies_is_found(found: list[int], others: int, flaws: tuple[int, ...]) -> None:
-    """Wanted are 3, 1, 5 in this order, which is that of their numbers in the source."""
+    """The expected copies are 3, 1, 5 in this order, which is the order of their seqs in the source."""
     assert copies.judge([3, 1, 5], found, others) == flaws
 
 
-def test_what_routers_must_copy_follows_the_source_and_the_acknowledgements(tmp_path: Path) -> None:
+def test_the_expected_copies_follow_the_source_and_the_acks(tmp_path: Path) -> None:
     events = prepare(tmp_path, limit=300)
     acked = np.arange(len(events), 0, -1, dtype=np.uint64)
     acked[::3] = 0
@@ -69,7 +69,7 @@ def test_what_routers_must_copy_follows_the_source_and_the_acknowledgements(tmp_
     assert all(ids == sorted(ids, reverse=True) for ids in wanted.values())
 
 
-def test_a_flawless_run_is_good(events: Source) -> None:
+def test_a_run_without_flaws_is_good(events: Source) -> None:
     verdict = verdict_of(events, EVEN, ODD)
     assert verdict.is_good
     assert (verdict.acked, verdict.read) == (10, 10)
@@ -93,18 +93,18 @@ def test_every_flaw_is_found(events: Source, a: list[bytes], b: list[bytes], fla
     assert {name: getattr(verdict, name) for name in flaws} == flaws
 
 
-def test_a_hole_in_the_numbers_and_an_announced_loss_are_flaws(events: Source) -> None:
+def test_a_gap_in_the_seqs_and_an_announced_loss_are_flaws(events: Source) -> None:
     assert verdict_of(events, EVEN, ODD, first_of_b=2).others == 1
     none = np.zeros(10, dtype=np.uint64)
     assert judge(none, none.astype(np.uint32), none, Counts(announced=1)).others == 1
 
 
-def test_what_was_not_acknowledged_cannot_be_lost() -> None:
+def test_an_unacknowledged_record_is_not_lost() -> None:
     none = np.zeros(10, dtype=np.uint64)
     assert judge(none, none.astype(np.uint32), none, Counts()).lost == 0
 
 
-def test_the_source_is_shared_out_whole_and_in_order(tmp_path: Path) -> None:
+def test_the_source_is_divided_among_producers_completely_and_in_order(tmp_path: Path) -> None:
     source = prepare(tmp_path, limit=101)
     again = load(tmp_path)
     assert (again.topics, len(again)) == (source.topics, 101)
@@ -125,7 +125,7 @@ def test_events_of_one_topic_are_found_with_their_tags(tmp_path: Path) -> None:
     assert tag_of(b"{}") == ""
 
 
-def test_words_are_shared(tmp_path: Path) -> None:
+def test_shared_words_are_visible_to_each_other(tmp_path: Path) -> None:
     one, other = Words(tmp_path), Words(tmp_path)
     one[3] = (1 << 64) - 1
     one[4] = 5
@@ -151,7 +151,7 @@ def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_small_run_with_a_kill_loses_doubles_and_reorders_nothing(tmp_path: Path) -> None:
+def test_a_small_run_with_a_kill_loses_duplicates_and_reorders_no_record(tmp_path: Path) -> None:
     child = start(tmp_path, "--limit", "8000", "--producers", "2", "--kills", "1")
     out, err = child.communicate(timeout=170)
     assert child.returncode == 0, out + err
@@ -182,8 +182,8 @@ def test_a_small_run_with_a_kill_loses_doubles_and_reorders_nothing(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_everything_it_started(tmp_path: Path, data_dir: Path) -> None:
-    """The fixtures see to it that no process and no shared memory stay behind."""
+def test_an_interrupt_ends_all_processes_of_the_demo(tmp_path: Path, data_dir: Path) -> None:
+    """The fixtures check that no process and no shared memory remain."""
     child = start(tmp_path, "--limit", "50000")
     engine_json = tmp_path / "work" / "data" / "run" / "engine.json"
     wait_until(engine_json.exists, 30, "the demo's engine to be ready")

@@ -1,6 +1,6 @@
-"""House rules that a machine can keep. Each is tried on a few lines that break it, so it can fail.
+"""Coding rules that a program can check. Each rule is tested on a few lines that break it.
 
-A rule has exceptions by file, each with its reason; one that nobody needs any more has to go.
+A rule has exceptions by file, each with its reason. An exception that is not needed must be removed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Check = Callable[[str], Iterator[int]]
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule: what it looks at, what it finds, who is excused, and samples of both kinds."""
+    """One rule: its check, its scope, its exceptions, and samples that break and keep it."""
 
     name: str
     check: Check
@@ -36,12 +36,12 @@ class Rule:
     scope: tuple[str, ...] = EVERYWHERE
     excused: dict[str, str] = field(default_factory=dict)
     most: dict[str, int] = field(default_factory=dict)
-    """Most findings in an excused file, where they are counted."""
+    """Maximum number of findings in an excused file."""
 
 
 @cache
 def nodes(source: str) -> list[ast.AST]:
-    """Every node of a module; parsed once for all rules."""
+    """Return every node of a module, parsed once for all rules."""
     return list(ast.walk(ast.parse(source)))
 
 
@@ -50,7 +50,7 @@ def calls(source: str) -> Iterator[ast.Call]:
 
 
 def dotted(node: ast.expr) -> str:
-    """`os.path.join` as text; the last name only when what is before it is not a plain name."""
+    """Return `os.path.join` as text, or only the last name if the part before it is not a plain name."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -76,7 +76,7 @@ MODE = re.compile(r"[rwaxbtU+]{1,4}")
 def disk_changes(source: str) -> Iterator[int]:
     for node in nodes(source):
         if isinstance(node, ast.Import) and any(alias.name == "os" and alias.asname for alias in node.names):
-            yield node.lineno  # under another name the calls could not be seen
+            yield node.lineno  # calls through another name cannot be detected
         if isinstance(node, ast.ImportFrom) and _imports_a_change(node):
             yield node.lineno
         if isinstance(node, ast.Call) and _changes_the_disk(node):
@@ -98,7 +98,7 @@ def _changes_the_disk(call: ast.Call) -> bool:
     if head == "os" and last in OS_CHANGES:
         return True
     if name == "os.open":
-        # Flags in a variable cannot be judged, and so must be spelled out.
+        # Flags in a variable cannot be checked, so they must be literal.
         flags = {node.attr for node in ast.walk(call) if isinstance(node, ast.Attribute)}
         return bool(flags & WRITE_FLAGS) or not flags & {"O_RDONLY", "O_PATH"}
     if head in {"shutil", "tempfile"}:
@@ -107,7 +107,7 @@ def _changes_the_disk(call: ast.Call) -> bool:
         return _mode_writes(call, position=1, otherwise="r")
     if last == "open":
         return _mode_writes(call, position=0, otherwise="r", only_if_mode=True)
-    # A Disk's rename and unlink take a handle or path more than those of pathlib.
+    # Disk.rename and Disk.unlink take one argument more than the methods of pathlib.
     is_of_path = (last == "unlink" and not call.args) or (last == "rename" and len(call.args) == 1)
     return bool(head or name.startswith(".")) and (last in PATH_CHANGES or is_of_path)
 
@@ -187,7 +187,7 @@ BROAD = {"Exception", "BaseException"}
 
 
 def catches_everything(source: str) -> Iterator[int]:
-    """Broad handlers that do not end by raising again what they caught, and broad suppress()."""
+    """Return broad handlers that do not end with a bare `raise`, and broad suppress() calls."""
     for node in nodes(source):
         if isinstance(node, ast.ExceptHandler):
             caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
@@ -412,7 +412,7 @@ def is_excused(path: str, rule: Rule) -> bool:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=names_of)
-def test_the_house_keeps_its_rule(rule):
+def test_every_file_keeps_the_rule(rule):
     paths = [path for path in files() if any(fnmatch(path, pattern) for pattern in rule.scope)]
     assert len(paths) > 40, "the tree was found"
     broken = {path: list(rule.check((ROOT / path).read_text())) for path in paths}
@@ -425,20 +425,20 @@ def test_the_house_keeps_its_rule(rule):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=names_of)
-def test_an_excuse_that_nobody_needs_is_withdrawn(rule):
-    """Excuses for single files; those for whole folders may wait for what is being written."""
+def test_every_exception_of_a_rule_is_needed(rule):
+    """The test covers exceptions for single files. Exceptions for folders may stay unused."""
     existing = [path for path in rule.excused if (ROOT / path).is_file()]
     unused = [path for path in existing if not list(rule.check((ROOT / path).read_text()))]
     assert not unused, rule.name
 
 
 @pytest.mark.parametrize(("rule", "sample"), [(rule, sample) for rule in RULES for sample in rule.bad])
-def test_what_breaks_a_rule_is_found(rule, sample):
+def test_a_sample_that_breaks_a_rule_is_found(rule, sample):
     assert list(rule.check(sample)), rule.name
 
 
 @pytest.mark.parametrize(("rule", "sample"), [(rule, sample) for rule in RULES for sample in rule.good])
-def test_what_keeps_a_rule_is_not_found(rule, sample):
+def test_a_sample_that_keeps_a_rule_is_not_found(rule, sample):
     assert not list(rule.check(sample)), rule.name
 
 
@@ -446,7 +446,7 @@ def vague_names(paths: list[str]) -> list[str]:
     return [path for path in paths if VAGUE & {part.removesuffix(".py") for part in path.split("/")}]
 
 
-def test_every_module_has_a_name_that_says_something():
+def test_no_module_has_a_vague_name():
     assert not vague_names(files())
     assert vague_names(["ringlog/utils.py", "ringlog/helpers/x.py", "ringlog/frame/codec.py"]) == [
         "ringlog/utils.py",
@@ -460,7 +460,7 @@ def doubled_names(paths: list[str]) -> set[str]:
 
 
 def test_no_two_test_modules_have_the_same_name():
-    """pytest imports them by it, and takes only the first."""
+    """pytest imports test modules by name, and loads only the first of two."""
     assert not doubled_names([str(path) for path in (ROOT / "tests").rglob("test_*.py")])
     assert doubled_names(["tests/a/test_x.py", "tests/b/test_x.py", "tests/b/test_y.py"]) == {"test_x.py"}
 
@@ -470,8 +470,8 @@ def missing_tests(command: str) -> list[str]:
     return [path for path in named if not (ROOT / path).exists()]
 
 
-def test_the_makefile_names_tests_that_are_there():
-    """pytest runs none at all when one is not."""
+def test_the_makefile_names_only_existing_tests():
+    """pytest runs no test at all if one path does not exist."""
     printed = subprocess.run(
         ["make", "-n", "test-compiled"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     ).stdout

@@ -1,4 +1,5 @@
-"""Names: a class has one, a module is a noun, a limit is read, and a file that a docstring names is there."""
+"""Names: one class for each class name, nouns for modules, limits that are used, and existing files in
+docstrings."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PRODUCT = ("ringlog", "actors", "pyspark_ringlog")
 TWINS = ("ringlog/aio/", "ringlog/client/")
-"""The asyncio and the synchronous face have the same names on purpose."""
+"""The asyncio and the synchronous client have the same names on purpose."""
 MESSAGES = "ringlog/envelope/messages/"
-"""What travels: a namespace of its own, whose names are the protocol's."""
+"""Messages have their own namespace, and their names are those of the protocol."""
 
 NOUNS = {
     "forwarding", "hardening", "mapping", "paging", "parsing", "routing", "staging", "testing", "tuning",
 }  # fmt: skip
-"""Words that end like a participle or an adverb and are nouns of the field."""
+"""Words with the ending of a participle or an adverb that are nouns of the field."""
 PARTICIPLE = re.compile(r"[a-z]{3,}(ing|ed|ly)")
 
 
@@ -44,7 +45,7 @@ def relative(file: Path) -> str:
 
 
 def doubled(classes: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Class names with more than one owner, by name: the files."""
+    """Return the class names with more than one owner, each with its files."""
     found = {}
     for name, files in classes.items():
         owners = [file for file in files if not file.startswith(MESSAGES)]
@@ -54,7 +55,7 @@ def doubled(classes: dict[str, list[str]]) -> dict[str, list[str]]:
     return found
 
 
-def test_a_class_name_occurs_once():
+def test_every_class_name_occurs_once():
     classes = defaultdict(list)
     for file in product():
         for node in ast.walk(tree_of(file)):
@@ -63,7 +64,7 @@ def test_a_class_name_occurs_once():
     assert not doubled(classes)
 
 
-def test_two_classes_of_one_name_are_found():
+def test_two_classes_with_one_name_are_found():
     assert doubled({"Entry": ["ringlog/tier/a.py", "actors/gateway/b.py"]})
     assert not doubled({"Queue": ["ringlog/aio/queue.py", "ringlog/client/queue.py"]})
     assert doubled({"Queue": ["ringlog/client/queue.py", "ringlog/client/other.py"]})
@@ -74,12 +75,12 @@ def test_two_classes_of_one_name_are_found():
 
 
 def is_noun(stem: str) -> bool:
-    """A guess by its last word: no participle and no adverb."""
+    """Return False if the last word of the name looks like a participle or an adverb."""
     last = stem.rpartition("_")[2]
     return last in NOUNS or not PARTICIPLE.fullmatch(last)
 
 
-def test_a_module_is_named_by_a_noun():
+def test_every_module_name_is_a_noun():
     names = {part.removesuffix(".py") for file in product() for part in file.relative_to(ROOT).parts}
     assert not sorted(name for name in names if not is_noun(name))
 
@@ -122,7 +123,7 @@ FILE = re.compile(r"(?<![\w/.])((?:[a-z_]+/)+[a-z_0-9]+\.(?:py|md|toml|c))\b")
 
 
 def missing_files(text: str) -> list[str]:
-    """Files that a text names with their folder, and that are not there."""
+    """Return the files that a text names with their folder and that do not exist."""
     return [
         name
         for name in FILE.findall(text)
@@ -131,7 +132,7 @@ def missing_files(text: str) -> list[str]:
 
 
 def texts_in(file: Path) -> Iterator[str]:
-    """Docstrings, and strings that stand alone below what they explain."""
+    """Return docstrings and bare strings."""
     for node in ast.walk(tree_of(file)):
         if (
             isinstance(node, ast.Expr)
@@ -141,7 +142,7 @@ def texts_in(file: Path) -> Iterator[str]:
             yield node.value.value
 
 
-def test_a_file_that_a_docstring_names_is_there():
+def test_every_file_named_in_a_docstring_exists():
     missing = {
         relative(file): names
         for file in product()
@@ -151,5 +152,5 @@ def test_a_file_that_a_docstring_names_is_there():
     assert not missing
 
 
-def test_a_file_that_is_not_there_is_found():
+def test_a_missing_file_is_found():
     assert missing_files("see link/no_such_thing.py and ringlog/limits.py") == ["link/no_such_thing.py"]

@@ -1,4 +1,4 @@
-"""Topic names and the shard map."""
+"""Topic names, and the assignment of topics to shards."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ VECTORS = {
 
 
 def test_the_hash_is_the_documented_one():
-    """AV-1."""
+    """The hash is XXH3-64 over little-endian bytes, with seed 0."""
     assert xxhash.xxh3_64_intdigest(b"") == 0x2D06800538D394C2
     assert xxhash.xxh3_64_digest((1).to_bytes(8, "little")).hex() == "2fbc593564db792e"
 
 
 @pytest.mark.parametrize("shards", VECTORS)
 def test_topic_ids_map_to_the_documented_shards(shards):
-    """SH-1, AV-2."""
+    """The vectors are those of the documentation and must never change."""
     assert [shard_of(topic_id, shards) for topic_id in range(1, 17)] == VECTORS[shards]
 
 
 @pytest.mark.parametrize("shards", VECTORS)
-def test_many_ids_map_like_one(shards):
+def test_shards_of_agrees_with_shard_of(shards):
     ids = np.arange(1, 17)
     assert shards_of(ids, shards).tolist() == VECTORS[shards]
     assert shards_of(ids[::2], shards).tolist() == VECTORS[shards][::2]
@@ -43,14 +43,14 @@ def test_the_largest_id_has_a_shard():
     assert shards_of(np.array([top], dtype=np.uint64), 7).tolist() == [shard_of(top, 7)]
 
 
-def test_a_names_home_is_by_the_hash_of_its_bytes():
+def test_the_home_shard_is_the_hash_of_the_name():
     assert home_shard("orders", 8) == xxhash.xxh3_64_intdigest(b"orders") % 8
     assert {home_shard(f"t{i}", 4) for i in range(64)} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("name", ["a", "0", "Orders", "a.b_c:d-e", "x" * 255, "9:._-"])
-def test_a_legal_name_is_accepted(name):
-    """N-1, N-8."""
+def test_a_valid_name_is_accepted(name):
+    """The name has 1 to 255 characters and starts with a letter or a digit."""
     check_topic_name(name)
     assert is_topic_name(name)
 
@@ -76,8 +76,8 @@ def test_a_legal_name_is_accepted(name):
         "١",
     ],
 )
-def test_an_illegal_name_is_refused_by_name(name):
-    """N-1, N-3."""
+def test_an_invalid_name_is_refused_with_the_field(name):
+    """The error quotes at most 64 characters of the name."""
     assert not is_topic_name(name)
     with pytest.raises(InvalidRequest) as caught:
         check_topic_name(name)
@@ -86,7 +86,7 @@ def test_an_illegal_name_is_refused_by_name(name):
 
 
 @pytest.mark.parametrize("name", [None, 7, b"orders", ["a"]])
-def test_what_is_no_string_is_no_name(name):
+def test_a_name_that_is_no_string_is_refused(name):
     assert not is_topic_name(name)
     with pytest.raises(InvalidRequest) as caught:
         check_topic_name(name, "dead_letter")

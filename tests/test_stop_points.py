@@ -1,4 +1,4 @@
-"""Stop points: what a spec says, and what each action really does to a process."""
+"""Stop points: the syntax of a spec, and the effect of each action on a process."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def _disarmed():
     stop_points.configure("")
 
 
-def test_every_point_says_what_is_true_there():
-    """FH-6."""
+def test_every_stop_point_has_a_description():
+    """A description is a sentence of at least four words."""
     assert len(stop_points.POINTS) >= 13
     assert all(len(sentence.split()) >= 4 for sentence in stop_points.POINTS.values())
 
@@ -35,7 +35,7 @@ def test_points_do_nothing_unless_configured():
     stop_points.hit("log_after_write")
 
 
-def test_a_point_acts_on_its_pass_and_on_no_other():
+def test_a_point_acts_only_on_its_pass():
     stop_points.configure("log_after_sync:3:raise")
     stop_points.hit("log_after_sync")
     stop_points.hit("log_after_write")
@@ -46,7 +46,7 @@ def test_a_point_acts_on_its_pass_and_on_no_other():
     stop_points.hit("log_after_sync")
 
 
-def test_several_points_and_passes_may_be_armed():
+def test_several_points_and_passes_can_be_armed():
     stop_points.configure(" log_after_write:1:raise, drain_mid:2:raise ,log_after_write:2:raise,")
     stop_points.hit("drain_mid")
     for name in ("log_after_write", "log_after_write", "drain_mid"):
@@ -63,13 +63,13 @@ def test_several_points_and_passes_may_be_armed():
         "log_after_write::kill", "log_after_write:1:explode", "drain_mid:1:kill,nowhere:1:kill",
     ],
 )  # fmt: skip
-def test_a_spec_that_makes_no_sense_is_refused(spec):
+def test_an_invalid_spec_is_refused(spec):
     with pytest.raises(ConfigError) as caught:
         stop_points.configure(spec)
     assert caught.value.detail["found"]
 
 
-def test_a_plan_for_several_lives_gives_each_its_own_and_the_rest_none():
+def test_a_plan_gives_each_incarnation_its_own_spec():
     plan = "log_after_write:1:kill;;drain_mid:1:kill,log_after_sync:2:exit"
     assert [stop_points.plan_of_incarnation(plan, life) for life in range(1, 6)] == [
         "log_after_write:1:kill", "", "drain_mid:1:kill,log_after_sync:2:exit", "", "",
@@ -77,7 +77,7 @@ def test_a_plan_for_several_lives_gives_each_its_own_and_the_rest_none():
     assert stop_points.plan_of_incarnation("", 1) == ""
 
 
-def test_an_unknown_name_in_the_code_is_found_by_any_test_that_arms_a_point():
+def test_an_unknown_point_in_the_code_raises_if_any_point_is_armed():
     stop_points.configure("drain_mid:1:raise")
     with pytest.raises(InvariantViolation):
         stop_points.hit("log_after_lunch")
@@ -101,14 +101,14 @@ def run(action: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize(("action", "status"), [("kill", -signal.SIGKILL), ("exit", 1)])
-def test_kill_and_exit_end_the_process_where_it_stands(action, status):
+def test_kill_and_exit_end_the_process_at_once(action, status):
     with run(action) as child:
         said, _ = child.communicate(timeout=30)
         assert said == "passed\n"
         assert child.returncode == status
 
 
-def test_a_paused_process_goes_on_when_told():
+def test_a_paused_process_continues_after_sigcont():
     with run("pause") as child:
         assert child.stdout.readline() == "passed\n"
         _, status = os.waitpid(child.pid, os.WUNTRACED)
@@ -120,7 +120,7 @@ def test_a_paused_process_goes_on_when_told():
 
 
 def hits(source: str) -> set[str]:
-    """Names a module passes to `stop_points.hit`, all of which must be spelled out."""
+    """Return the names that a module passes to `stop_points.hit`; all must be literals."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("stop_points.hit"):
@@ -130,7 +130,7 @@ def hits(source: str) -> set[str]:
     return found
 
 
-def test_every_point_in_the_code_is_a_known_one():
+def test_every_point_in_the_code_is_known():
     root = Path(__file__).parent.parent
     files = [*(root / "ringlog").rglob("*.py"), *(root / "actors").rglob("*.py")]
     used = set().union(*(hits(file.read_text()) for file in files))

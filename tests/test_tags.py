@@ -1,4 +1,4 @@
-"""Filters of tags: one table for readers, groups, routers and deletes (DL-2..DL-4, F50)."""
+"""Tag filters: one table for readers, groups, routers and deletes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("pattern", "matched", "others"), [row for row in TABLE if "\n" not in row[0]])
-def test_levels_match_as_those_of_mqtt_do(pattern: str, matched: list[str], others: list[str]) -> None:
+def test_level_patterns_match_like_mqtt_topic_filters(
+    pattern: str, matched: list[str], others: list[str]
+) -> None:
     match = parse_match(["tag", "Levels", pattern])
     assert [tag for tag in [*matched, *others, ""] if match.test(tag.encode())] == matched
     assert all(tag.encode().startswith(match.tag) for tag in matched), "an index is searched by it"
@@ -36,12 +38,12 @@ def test_levels_match_as_those_of_mqtt_do(pattern: str, matched: list[str], othe
 
 
 @pytest.mark.parametrize("pattern", ["", "a+", "a/b#", "#/a", "a/#/b", "++", "a/+b/c", "a" * 257])
-def test_a_pattern_that_makes_no_sense_is_refused(pattern: str) -> None:
+def test_an_invalid_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(InvalidRequest):
         parse_match(["tag", "Levels", pattern])
 
 
-def test_newlines_are_bytes_like_others() -> None:
+def test_a_newline_matches_like_any_byte() -> None:
     match = parse_match(["tag", "Levels", "a/#"])
     assert match.test(b"a/b\nc")
     assert not match.test(b"a\n")
@@ -64,7 +66,7 @@ def test_the_short_forms_are_a_tag_or_a_prefix(wanted: object, match: TagMatch, 
 
 
 @pytest.mark.parametrize("text", ["", "a", "?a", "~", "~a+"])
-def test_what_was_never_kept_is_refused(text: str) -> None:
+def test_an_invalid_stored_filter_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
         parse_stored_match(text)
 
@@ -81,7 +83,7 @@ def test_what_was_never_kept_is_refused(text: str) -> None:
     ],
 )
 def test_filters_of_every_form(found: object, wanted: TagMatch) -> None:
-    """DL-2, DL-3."""
+    """A filter is a string or a list of field, operator and value."""
     assert parse_match(found) == wanted
 
 
@@ -92,8 +94,8 @@ def test_filters_of_every_form(found: object, wanted: TagMatch) -> None:
         ["tag", ["tag"], "a"], ["tag", {}, "a"], [["tag"], "Eq", "a"],
     ],
 )  # fmt: skip
-def test_what_is_no_filter_is_refused(found: object) -> None:
-    """DL-2, DL-3."""
+def test_an_invalid_filter_is_refused(found: object) -> None:
+    """The field is always `tag`, and the value must be valid UTF-8."""
     with pytest.raises(InvalidRequest):
         parse_match(found)
 

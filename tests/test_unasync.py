@@ -1,4 +1,4 @@
-"""The synchronous face of the client is what tools/unasync.py makes of the asyncio one."""
+"""The synchronous client is the output of tools/unasync.py for the asyncio client."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def test_a_generated_module_is_current(name):
 
 
 @pytest.mark.parametrize("name", unasync.FACADES)
-def test_nothing_asynchronous_is_left(name):
+def test_a_generated_module_has_no_asynchronous_code(name):
     tree = ast.parse(unasync.generate(name))
     kinds = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)
     assert not [node.lineno for node in ast.walk(tree) if isinstance(node, kinds)]
     assert "asyncio" not in unasync.generate(name)
 
 
-def test_every_pattern_of_text_is_used():
+def test_every_text_pattern_is_used():
     for pattern in unasync.TEXTS:
         assert any(re.search(pattern, source) for source in WRITTEN.values()), pattern
 
@@ -49,5 +49,5 @@ def test_every_pattern_of_text_is_used():
         ("x.await_all(asyncs)  # await it\n", "x.await_all(asyncs)  # it\n"),
     ],
 )
-def test_text_without_asyncio(written, generated):
+def test_converted_removes_asyncio_syntax(written, generated):
     assert unasync.converted(written) == generated

@@ -1,4 +1,4 @@
-"""Looking at words of shared memory before going to sleep, and when nobody does."""
+"""Spinning on words of shared memory before a sleep, and when a process does not spin."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def words_of(*values: int) -> tuple[memoryview, list[memoryview]]:
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_word_that_is_another_already_is_seen_at_once(at: int) -> None:
+def test_a_word_that_already_changed_is_seen_at_once(at: int) -> None:
     whole, words = words_of(5, 6, 1 << 63)
     seen = [5, 6, 1 << 63]
     assert spin_wait(words, seen, 0) is False
@@ -41,7 +41,7 @@ def test_a_word_that_is_another_already_is_seen_at_once(at: int) -> None:
     assert spin_wait(words, seen, LONG_NS) is True
 
 
-def test_a_word_that_changes_meanwhile_is_seen_and_others_run() -> None:
+def test_a_word_that_changes_during_the_spin_is_seen_and_other_threads_run() -> None:
     whole, words = words_of(0, 0)
     has_begun = threading.Event()
 
@@ -59,7 +59,7 @@ def test_a_word_that_changes_meanwhile_is_seen_and_others_run() -> None:
     other.join()
 
 
-def test_nothing_changes_and_it_ends() -> None:
+def test_a_spin_without_a_change_ends_after_its_time() -> None:
     _, words = words_of(3)
     began = time.monotonic_ns()
     assert spin_wait(words, [3], 2_000_000) is False
@@ -81,15 +81,15 @@ def test_nothing_changes_and_it_ends() -> None:
         (lambda words, seen: (tuple(words), seen, 1), TypeError),
     ],
 )
-def test_what_cannot_be_looked_at_is_refused_and_nothing_stays_held(change, error) -> None:
+def test_invalid_arguments_are_refused_and_no_buffer_stays_exported(change, error) -> None:
     _, words = words_of(0, 0)
     with pytest.raises(error):
         kernel.look(*change(words, [0, 0]))
     for word in words:
-        word.release()  # BufferError if it were held.
+        word.release()  # raises BufferError if the buffer is still exported
 
 
-def test_a_mapping_that_is_closed_while_somebody_looks_ends_behind_him() -> None:
+def test_a_mapping_can_be_closed_only_after_the_spin() -> None:
     mapping = mmap.mmap(-1, 4_096)
     word = memoryview(mapping).cast("Q")[:1]
     with pytest.raises(BufferError):
@@ -110,7 +110,7 @@ def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spin_module, "_processors", lambda: 2)
 
 
-def test_where_others_want_the_processors_nobody_looks_on(tmp_path: Path, two_processors: None) -> None:
+def test_a_process_does_not_spin_while_the_cpu_is_contended(tmp_path: Path, two_processors: None) -> None:
     file = tmp_path / "cpu"
     looking = SpinPolicy(pressure(file, 1_000_000))
     at_ns = 10 * CONTENTION_SAMPLE_NS
@@ -124,7 +124,7 @@ def test_where_others_want_the_processors_nobody_looks_on(tmp_path: Path, two_pr
 
 
 @pytest.mark.parametrize("text", ["", "some avg10=1 total=many\n", None])
-def test_where_the_host_does_not_tell_everybody_looks_on(
+def test_a_process_spins_if_the_host_reports_no_pressure(
     tmp_path: Path, two_processors: None, text: str | None
 ) -> None:
     if text is not None:
@@ -133,7 +133,7 @@ def test_where_the_host_does_not_tell_everybody_looks_on(
     assert all(looking.should_spin(second * CONTENTION_SAMPLE_NS) for second in range(3))
 
 
-def test_on_one_processor_nobody_looks_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_does_not_spin_on_one_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spin_module, "_processors", lambda: 1)
     assert not SpinPolicy().should_spin(CONTENTION_SAMPLE_NS)
 
@@ -157,5 +157,7 @@ def test_on_one_processor_nobody_looks_on(monkeypatch: pytest.MonkeyPatch) -> No
         ("", {}, math.inf),
     ],
 )
-def test_what_control_groups_leave_us(own: str, files: dict[str, str], processors: float) -> None:
+def test_cpu_quota_reads_the_limits_of_control_groups(
+    own: str, files: dict[str, str], processors: float
+) -> None:
     assert cpu_quota(own, lambda path: files.get(path.removeprefix("/sys/fs/cgroup/"), "")) == processors

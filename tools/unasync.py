@@ -108,7 +108,7 @@ def _reworded(text: str) -> str:
 def generate(name: str) -> str:
     """Return the synchronous twin of an asyncio module, formatted as it is committed."""
     written = f"{SOURCE}/{name}.py"
-    header = f"# Generated from {written} by tools/unasync.py: do not edit, `make fmt` writes it anew.\n"
+    header = f"# Generated from {written} by tools/unasync.py: do not edit; `make fmt` regenerates it.\n"
     text = header + converted((ROOT / written).read_text())
     for arguments in (TIDY, ["format", "--quiet"]):
         ruff = [sys.executable, "-m", "ruff", *arguments, f"--stdin-filename={TARGET}/{name}.py", "-"]

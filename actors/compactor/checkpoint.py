@@ -202,7 +202,9 @@ class CheckpointTask:
         changed = self.shard.register(refs, removed)
         if not changed.accepted:
             remove_unregistered(self.context.disk, self.context.data_dir, refs)
-            raise Internal("a shard refuses segments", shard=self.plan.shard, reason=changed.reason)
+            raise Internal(
+                "a shard refused to register segments", shard=self.plan.shard, reason=changed.reason
+            )
         self._added += refs
         self.result.segments += len(refs)
         self.result.records += sum(ref.records for ref in refs)
@@ -293,7 +295,7 @@ class CheckpointTask:
         disk, data_dir = self.context.disk, self.context.data_dir
         for path in paths:
             if not path.startswith("wal/shard-") or ".." in path:
-                raise CorruptData("a shard lets go of a file that is not of the log", file=path)
+                raise CorruptData("a shard released a file that is not a log file", file=path)
             if disk.exists(f"{data_dir}/{path}"):
                 disk.unlink(f"{data_dir}/{path}")
                 self.result.unlinked += 1
@@ -318,7 +320,7 @@ def verify_written_segment(place: CheckpointContext, ref: m.SegmentRef) -> None:
     segment.close()
     said = (ref.number, ref.salt, ref.records, ref.frames)
     if (header.number, header.salt, records, frames) != said or segment.ref.records != records:
-        raise CorruptData("a segment read back is not the one written", file=path)
+        raise CorruptData("a segment differs from what was written", file=path)
 
 
 def remove_unregistered(disk: Disk, data_dir: str, refs: list[m.SegmentRef]) -> None:

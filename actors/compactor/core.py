@@ -157,7 +157,7 @@ class Compactor:
     def _drain(self) -> list[Effect]:
         stopping = ShuttingDown("the engine is stopping")
         refused = [self._refused(ticket, stopping) for ticket in list(self._clients)]
-        return [MakeShutdownCheckpoints(), *refused, Stop(ExitCode.OK, "asked to stop")]
+        return [MakeShutdownCheckpoints(), *refused, Stop(ExitCode.OK, "stop requested")]
 
     def _answered(self, ticket: int, files: list[str] | RinglogError) -> Reply:
         if isinstance(files, RinglogError):

@@ -59,8 +59,8 @@ def _resolved(buffer: bytes, batch: FrameBatch, file: Extent, at: int) -> FrameB
 def _verify(buffer: bytes, batch: FrameBatch, file: Extent, at: int) -> None:
     checks = (
         ("malformed header", frames.first_true(frames.malformed(batch.words))),
-        ("seal does not verify", frames.first_bad_seal(batch, file.salt)),
-        ("body does not verify", frames.first_bad_body(buffer, batch)),
+        ("header does not match its seal", frames.first_bad_seal(batch, file.salt)),
+        ("body does not match its checksum", frames.first_bad_body(buffer, batch)),
     )
     for reason, row in checks:
         if row is not None:

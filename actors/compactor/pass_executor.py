@@ -47,7 +47,7 @@ class PassExecutor:
         while wait([running], HEARTBEAT_INTERVAL_MS / 1_000).not_done:
             if is_stopping() and wait([running], PASS_END_S).not_done:
                 self.is_abandoned = True
-                raise ShuttingDown("a pass did not end in time")
+                raise ShuttingDown("a pass did not stop in time")
         return running.result()
 
     def close(self) -> None:

@@ -157,14 +157,14 @@ def decode_live(rows: Any, deleted: bytes, codecs: bytes = b"") -> LiveTopics:
     table = np.frombuffer(rows, dtype="<u8").reshape(-1, LIVE_WORDS)
     ids, epochs, earliest, starts, stops = (np.ascontiguousarray(column) for column in table.T)
     if (ids[1:] <= ids[:-1]).any() or (stops < starts).any() or (stops > len(deleted)).any():
-        raise CorruptData("what a shard says of its topics makes no sense", topics=len(ids))
+        raise CorruptData("corrupt LiveReply of a shard", topics=len(ids))
     found = {
         int(ids[i]): BitMap64.deserialize(deleted[int(starts[i]) : int(stops[i])])
         for i in np.flatnonzero(stops > starts).tolist()
     }
     wanted = np.frombuffer(codecs, dtype=np.uint8)
     if len(wanted) not in {0, len(ids)} or (wanted > max(Codec)).any():
-        raise CorruptData("what a shard says of its topics makes no sense", codecs=len(codecs))
+        raise CorruptData("corrupt LiveReply of a shard", codecs=len(codecs))
     return LiveTopics(
         ids, epochs, earliest, found, {int(ids[i]): Codec(wanted[i]) for i in np.flatnonzero(wanted).tolist()}
     )

@@ -63,10 +63,10 @@ class CompactorShardClient:
             asked = ids[start : start + LIVE_TOPICS_MAX]
             answer = self._ask(m.LiveAsk(len(asked)), m.LiveReply, attachment=asked.astype("<u8").tobytes())
             if len(answer.attachment) != len(asked) * LIVE_WORDS * 8:
-                raise CorruptData("a shard spoke of other topics than it was asked of", shard=self.number)
+                raise CorruptData("LiveReply of a shard has other topics than requested", shard=self.number)
             live = decode_live(answer.attachment, answer.message.deleted, answer.message.codecs)
             if not np.array_equal(live.ids, asked):
-                raise CorruptData("a shard spoke of other topics than it was asked of", shard=self.number)
+                raise CorruptData("LiveReply of a shard has other topics than requested", shard=self.number)
             parts.append(live)
         return merge_live_topics(parts)
 
@@ -86,7 +86,7 @@ class CompactorShardClient:
             words = np.frombuffer(page.attachment[: 16 * count], dtype="<u8").reshape(-1, 2)
             body = bytes(page.attachment[16 * count :])
             if len(words) != count or int(words[:, 1].sum()) != len(body):
-                raise CorruptData("rows of topics do not fit their lengths", shard=self.number)
+                raise CorruptData("corrupt snapshot rows of a shard: total length differs", shard=self.number)
             ids.append(words[:, 0])
             lengths.append(words[:, 1])
             rows.append(body)
@@ -100,7 +100,7 @@ class CompactorShardClient:
         while not done:
             page = self._ask(m.CheckpointRows(begin, everything, absorbed), m.CheckpointRowsReply)
             if everything and not page.message.everything:
-                raise CorruptData("a shard gave changes where every row was asked for", shard=self.number)
+                raise CorruptData("a shard sent only changed rows, expected all rows", shard=self.number)
             begin, done = False, page.message.done
             yield page
 

@@ -192,7 +192,7 @@ class CompactorShell:
 
         def rest() -> None:
             if over.is_set():
-                raise ShuttingDown("no time is left for another checkpoint")
+                raise ShuttingDown("no time left for another checkpoint")
 
         def beat() -> None:
             self._beat()
@@ -216,7 +216,9 @@ class CompactorShell:
                 except InvariantViolation:
                     raise
                 except RinglogError as e:
-                    log_event(log, logging.WARNING, "no checkpoint at the stop", shard=number, reason=str(e))
+                    log_event(
+                        log, logging.WARNING, "shutdown checkpoint not made", shard=number, reason=str(e)
+                    )
 
     def _beat(self) -> None:
         self._router.beat(self._clock.monotonic_ns())
@@ -235,7 +237,7 @@ class CompactorShell:
 
     def _raise_if_stopping(self) -> None:
         if self._is_stopping():
-            raise ShuttingDown("told to stop in the middle of a pass")
+            raise ShuttingDown("stop requested during a pass")
 
     def _shard_commit_counters(self) -> tuple[int, int]:
         pages = [self._board.process(shard_slot(number)) for number in range(self._boot.shards)]

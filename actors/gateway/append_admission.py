@@ -43,15 +43,15 @@ class AppendAdmission:
         appends, held = appends + 1, held + nbytes
         if appends > INTAKE_REQUESTS_MAX or held > INTAKE_BYTES_MAX:
             raise Throttled(
-                "too much waits for this shard", reason="ingest_full", topic=message.topic,
-                retry_after_ms=PRESSURE_RETRY_MS,
+                "too many appends in flight to this shard, retry later", reason="ingest_full",
+                topic=message.topic, retry_after_ms=PRESSURE_RETRY_MS,
             )  # fmt: skip
         is_half_full = appends * 2 > INTAKE_REQUESTS_MAX or held * 2 > INTAKE_BYTES_MAX
         if is_half_full and shard in self.refusing_shards and not message.disable_backpressure:
             self.refused_appends += 1
             raise Throttled(
-                "the shard is under pressure", reason="pressure", topic=message.topic,
-                retry_after_ms=PRESSURE_RETRY_MS,
+                "the shard is under pressure and refuses new writes, retry later", reason="pressure",
+                topic=message.topic, retry_after_ms=PRESSURE_RETRY_MS,
             )  # fmt: skip
 
     def _add(self, shard: int, appends: int, nbytes: int) -> None:

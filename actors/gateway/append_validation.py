@@ -51,33 +51,41 @@ def check_frames(message: Append, data: Any, bytes_max: int) -> SentFrames:
         PayloadTooLarge: the attachment is larger than `bytes_max`.
     """
     if data is None or not message.frames:
-        raise InvalidRequest("an append needs frames", topic=message.topic)
+        raise InvalidRequest("an append must contain at least one frame", topic=message.topic)
     if (message.idempotency_key or message.ids) and message.frames != 1:
         raise InvalidRequest(
-            "an idempotency key goes with one frame", topic=message.topic, frames=message.frames
-        )
+            f"an append with an idempotency key or dedup ids must have 1 frame, got {message.frames}",
+            topic=message.topic, frames=message.frames,
+        )  # fmt: skip
     if len(data) > bytes_max:
-        raise PayloadTooLarge("the frames are too large", bytes=len(data), max=bytes_max)
+        raise PayloadTooLarge(
+            f"attachment must be at most {bytes_max} bytes, got {len(data)}: send fewer frames",
+            bytes=len(data), max=bytes_max,
+        )  # fmt: skip
     if not 0 < message.frames <= COMMIT_BATCH_FRAMES_MAX:
         raise InvalidRequest(
-            "too many frames in one message", frames=message.frames, max=COMMIT_BATCH_FRAMES_MAX
-        )
+            f"frames must be 1 to {COMMIT_BATCH_FRAMES_MAX} in one message, got {message.frames}",
+            frames=message.frames, max=COMMIT_BATCH_FRAMES_MAX,
+        )  # fmt: skip
     if len(data) % 8:
         raise CorruptFrame("the frames' length is not a multiple of 8", bytes=len(data))
     found = batch.scan(data)
     if found.end is not ScanEnd.CLEAN or found.stop != len(data):
-        raise CorruptFrame("not a run of frames", offset=found.stop, reason=found.reason or found.end.value)
+        raise CorruptFrame(
+            "attachment is not a sequence of complete frames", offset=found.stop,
+            reason=found.reason or found.end.value,
+        )  # fmt: skip
     if len(found) != message.frames:
         raise InvalidRequest(
-            "frames announced and frames sent differ", announced=message.frames, sent=len(found)
+            "number of frames differs from the announced number", announced=message.frames, sent=len(found)
         )
     bad = batch.first_true(batch.malformed(batch.as_stored(found.words)))
     if bad is not None:
         raise CorruptFrame("header is malformed", offset=int(found.offsets[bad]))
     if (batch.types_of(found.words) != layout.FrameType.APPEND).any():
-        raise InvalidRequest("only appends may be sent", topic=message.topic)
+        raise InvalidRequest("all frames must be appends", topic=message.topic)
     topics = found.words[:, layout.W_TOPIC]
     if (topics != topics[0]).any():
-        raise InvalidRequest("the frames name more than one topic", topic=message.topic)
+        raise InvalidRequest("all frames must have the same topic id", topic=message.topic)
     offsets = np.append(found.offsets, found.stop)
     return SentFrames(int(topics[0]), int(found.total_bytes.max()), offsets)

@@ -63,8 +63,9 @@ class AppendFlows:
             info = yield ResolveTopic(message.topic)
         if sent.topic_id not in {0, info.topic_id}:
             raise StaleEpoch(
-                "the frames were made for another topic or another life of it", topic=message.topic
-            )
+                "the frames belong to another topic or an earlier epoch: open the topic again",
+                topic=message.topic,
+            )  # fmt: skip
         is_keyed = bool(message.idempotency_key or message.ids)
         if is_keyed or not sent.topic_id or sent.largest_bytes > self._ring_frame_bytes_max:
             way = self._by_socket(request, info.shard, message)
@@ -93,7 +94,7 @@ class AppendFlows:
                 yield ResolveTopic(message.topic)
             except TopicNotFound:
                 raise Forbidden(
-                    "creating with a configuration needs a scope", required_scope="admin"
+                    "creating a topic with a configuration needs scope admin", required_scope="admin"
                 ) from None
         try:
             shard = (yield ResolveTopic(message.topic)).shard

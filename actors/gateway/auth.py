@@ -54,7 +54,7 @@ class Principal:
     def require_reach(self, topic: str) -> None:
         """Raise Forbidden unless the key's prefixes cover this name."""
         if not self.covers(topic):
-            raise Forbidden("the key does not reach this topic", topic=topic)
+            raise Forbidden("the key's prefixes do not cover this topic", topic=topic)
 
 
 OWNER = Principal("owner", SCOPES, is_owner=True)
@@ -103,14 +103,14 @@ def parse_keys(text: str, file: str) -> KeyRing:
     except tomllib.TOMLDecodeError:
         raise ConfigError("keys file is not TOML", file=file) from None
     except msgspec.ValidationError as e:
-        raise ConfigError("keys file has a wrong entry", file=file, reason=str(e)) from None
+        raise ConfigError("keys file has an invalid entry", file=file, reason=str(e)) from None
     if len(entries) > KEYS_MAX:
         raise ConfigError("too many keys", file=file, keys=len(entries), max=KEYS_MAX)
     found = {}
     for entry in entries:
         digest = key_id(entry.public_key)
         if digest in found:
-            raise ConfigError("one key is listed twice", file=file, name=entry.name)
+            raise ConfigError("a public key is listed twice: remove one entry", file=file, name=entry.name)
         found[digest] = _principal(entry, file)
     return KeyRing(found.items())
 
@@ -120,17 +120,17 @@ def _principal(entry: _KeyEntry, file: str) -> Principal:
     prefixes = tuple(entry.prefixes or ())
     reason = ""
     if len(entry.public_key) != 40:
-        reason = "public_key is not 40 characters of Z85"
+        reason = "public_key must be 40 characters of Z85"
     elif not entry.name:
-        reason = "name is empty"
+        reason = "name must not be empty"
     elif not scopes <= SCOPES:
-        reason = f"scopes are {', '.join(sorted(SCOPES))}"
+        reason = f"scopes must be among {', '.join(sorted(SCOPES))}"
     elif entry.prefixes is not None and (not prefixes or "" in prefixes):
-        reason = "prefixes, when given, are not empty"
+        reason = "prefixes must not be empty: omit the field to allow every topic"
     elif len(prefixes) > PREFIXES_PER_KEY_MAX:
-        reason = f"more than {PREFIXES_PER_KEY_MAX} prefixes"
+        reason = f"prefixes must have at most {PREFIXES_PER_KEY_MAX} entries, got {len(prefixes)}"
     if reason:
-        raise ConfigError("keys file has a wrong entry", file=file, name=entry.name, reason=reason)
+        raise ConfigError("keys file has an invalid entry", file=file, name=entry.name, reason=reason)
     return Principal(entry.name, scopes, prefixes)
 
 
@@ -140,17 +140,17 @@ def authorise(principal: Principal | None, message: m.Message) -> None:
     Only the arguments are examined, so a refusal does not reveal which topics exist.
     """
     if principal is None:
-        raise Unauthorized("unknown credential")
+        raise Unauthorized("unknown key: add its public key to the keys file")
     kind = type(message)
     if kind in OPEN_TO_ALL:
         return
     if kind in OWNER_ONLY:
         if not principal.is_owner:
-            raise Forbidden("only for processes on the engine's host")
+            raise Forbidden("this request is allowed only on the engine's host")
         return
     uses = rules_of(message)
     if uses is None:
-        raise Forbidden("not an operation of this endpoint", kind=kind.__name__)
+        raise Forbidden("the gateway does not handle this kind of request", kind=kind.__name__)
     for use in uses:
         principal.require(use.scopes)
     for use in uses:

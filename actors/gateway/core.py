@@ -258,7 +258,10 @@ class GatewayCore:
             ("bytes", self._bytes + size, GATEWAY_BYTES_MAX),
         ):
             if found > most:
-                raise Throttled("too much in flight", limit=name, max=most, retry_after_ms=_RETRY_AFTER_MS)
+                raise Throttled(
+                    "too many requests or bytes in flight, retry later", limit=name, max=most,
+                    retry_after_ms=_RETRY_AFTER_MS,
+                )  # fmt: skip
 
     def _client_gone(self, client: bytes) -> None:
         """Forget a disconnected client. Requests that were sent to a shard continue and may be applied."""
@@ -361,7 +364,10 @@ class GatewayCore:
         if not isinstance(message, m.Hello):
             return None
         if message.protocol != who.protocol:
-            raise InvalidRequest("unknown protocol", found=message.protocol, known=who.protocol)
+            raise InvalidRequest(
+                f"protocol version must be {who.protocol}, got {message.protocol}: install the same release",
+                found=message.protocol, known=who.protocol,
+            )  # fmt: skip
         bounds = {
             "frame_bytes": frames_bytes_max(who.body_bytes_max), "request_bytes": who.body_bytes_max,
             "read_limit": who.read_limit, "read_bytes": READ_BYTES_MAX,
@@ -397,7 +403,7 @@ class GatewayCore:
     def _ask_topic_shard(self, message: Any) -> Flow:
         """Send a request to the shard that owns the topic."""
         if isinstance(message, m.RecordsDelete) and message.seqs:
-            raise InvalidRequest("records are deleted below a position or by tag", topic=message.topic)
+            raise InvalidRequest("seqs is not allowed here: use before_seq or match", topic=message.topic)
         info = yield ResolveTopic(message.topic)
         try:
             answer = yield self._asker.ask(info.shard, message)
@@ -443,15 +449,21 @@ class GatewayCore:
         message: m.Subscribe = request.message
         if len(message.feeds) > FEEDS_PER_MESSAGE_MAX:
             raise InvalidRequest(
-                "too many feeds at once", found=len(message.feeds), max=FEEDS_PER_MESSAGE_MAX
-            )
+                f"a message must have at most {FEEDS_PER_MESSAGE_MAX} feeds, got {len(message.feeds)}",
+                found=len(message.feeds), max=FEEDS_PER_MESSAGE_MAX,
+            )  # fmt: skip
         if not 1 <= message.credit <= CREDIT_MAX:
-            raise InvalidRequest("credit out of range", found=message.credit, min=1, max=CREDIT_MAX)
+            raise InvalidRequest(
+                f"credit must be 1 to {CREDIT_MAX}, got {message.credit}", found=message.credit, min=1,
+                max=CREDIT_MAX,
+            )  # fmt: skip
         feeds: list[tuple[int, m.TopicInfo, int]] = []
         gone: list[int] = []
         for feed in message.feeds:
             if not (0 <= feed.feed < 1 << 32 and 0 <= feed.after <= SEQ_MAX):
-                raise InvalidRequest("a feed's numbers are out of range", feed=feed.feed, after=feed.after)
+                raise InvalidRequest(
+                    "feed or after of a feed is out of range", feed=feed.feed, after=feed.after
+                )
             info = yield from self._resolve_feed(feed)
             if info is None:
                 gone.append(feed.feed)
@@ -538,7 +550,7 @@ class GatewayCore:
         Otherwise one client's request could end one incarnation after another, until the supervisor gives up.
         """
         kind = type(message).__name__
-        self._refuse(client, corr, Internal("the gateway failed at this request", kind=kind))
+        self._refuse(client, corr, Internal("internal error of the gateway: see the engine log", kind=kind))
         self._effects.append(ev.LogRequestFailure(kind, error))
 
     def _wait_until(self, request: GatewayRequest, deadline_ns: int, ticket: int) -> None:
@@ -557,7 +569,7 @@ def _is_redirect(answer: Any) -> TypeGuard[m.TopicInfo]:
 
 def _disagreeing(topic: str) -> NotReady:
     """Return the error for a second redirect: each shard is asked once."""
-    return NotReady("the shards do not agree on who looks after this name", topic=topic)
+    return NotReady("the shards do not agree on the owner of this topic: retry later", topic=topic)
 
 
 def _visible_prefixes(principal: Principal, wanted: str) -> list[str]:

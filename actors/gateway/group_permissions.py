@@ -38,7 +38,7 @@ class GroupFlows:
         except GroupNotFound:
             if not message.make:
                 raise
-            raise _retention_forbids(message.topic, "make") from None
+            raise _retention_forbids(message.topic, "create") from None
 
     def seek_group(self, message: m.GroupSeek, principal: Principal) -> Flow:
         """Move the position of a group. Raises Forbidden if the key may not do that."""
@@ -61,6 +61,6 @@ class GroupFlows:
 
 def _retention_forbids(topic: str, what: str) -> Forbidden:
     return Forbidden(
-        f"retention of this topic waits for its groups: to {what} one in mode queue needs a scope",
+        f"retain_until_acked is set: the key needs scope {ADMIN} to {what} a group in mode queue",
         topic=topic, required_scope=ADMIN, setting="retain_until_acked",
     )  # fmt: skip

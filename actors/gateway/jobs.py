@@ -64,7 +64,9 @@ class JobFlows:
                 message, left, 0 if reached else message.call, undo=bool(reached) and error is None
             )
             if not reached:
-                raise error or NotReady("the jobs could not be read now", topic=message.topic)
+                raise error or NotReady(
+                    "the claimed jobs could not be read and were returned, retry later", topic=message.topic
+                )
             kept = [cut for run in claimed.runs if (cut := _up_to(run, reached)) is not None]
             claimed = msgspec.structs.replace(claimed, runs=kept)
         return msgspec.structs.replace(claimed, frames=frames), b"".join(parts)

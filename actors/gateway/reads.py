@@ -41,7 +41,7 @@ class ReadFlows:
         """Locate and read records. If there are none, wait for the topic to change and read once more."""
         message: m.Read = request.message
         if message.after < 0 or message.epoch < 0 or message.limit < 0 or message.max_bytes < 0:
-            raise InvalidRequest("a number is negative", topic=message.topic)
+            raise InvalidRequest("after, epoch, limit and max_bytes must be >= 0", topic=message.topic)
         limit = min(message.limit or READ_LIMIT_DEFAULT, self._limit)
         deadline_ns = self._asker.now_ns + max(0, min(message.wait_ms, WAIT_MS_MAX)) * _MS
         has_waited = False
@@ -83,7 +83,10 @@ class ReadFlows:
                 return read
             arrived: ev.ColdReadCompleted = yield ev.ReadCold(self._asker.next_ticket(), read.cold)
             cold, data = read.cold, arrived.data
-        raise NotReady("cold records keep moving", topic=message.topic, reason="cold_unavailable")
+        raise NotReady(
+            f"cold records could not be read within {_COLD_READS_MAX} attempts, retry later",
+            topic=message.topic, reason="cold_unavailable",
+        )  # fmt: skip
 
     def seek_time(self, message: m.SeekTime) -> Flow:
         """Find the position of a time from the commit times of stored records."""

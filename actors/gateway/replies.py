@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
+
 from actors.gateway import events as ev
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, Refused, RinglogError, Status
 from ringlog.topic.tombstone import Floors, ReadPlan, plan_read
 
 _HIDDEN_DETAILS = frozenset({"file", "path", "offset"})
+_QUOTED_DETAILS = frozenset({"reason", "error", "cause", "directory"})
+"""Facts that quote another error, which may name a file with its directory."""
+_DIRECTORIES = re.compile(r"(?<![^\s'\"(=])/(?:[^\s/'\",()]+/)*")
+"""The directories of an absolute path, up to the last `/`."""
 
 
 def error_reply(error: RinglogError) -> m.ErrorReply:
-    """Return the error as a client may see it: no paths and no internal details."""
+    """Return the error as a client may see it: no directories of the server and no internal details."""
     detail = {name: value for name, value in error.detail.items() if name not in _HIDDEN_DETAILS}
+    for name in _QUOTED_DETAILS & detail.keys():
+        detail[name] = without_directories(str(detail[name]))
     if isinstance(error, Refused):
         return m.ErrorReply(int(error.status), error.message, detail, error.outcome)
     if isinstance(error, CorruptData):
@@ -20,10 +28,15 @@ def error_reply(error: RinglogError) -> m.ErrorReply:
         return m.ErrorReply(int(Status.INTERNAL), error.message, detail)
     return m.ErrorReply(
         int(Status.NOT_READY if error.retriable else Status.INTERNAL),
-        "the engine could not be asked" if error.retriable else "the engine failed",
+        "the engine is not ready, retry later" if error.retriable else "internal error: see the engine log",
         {"reason": error.code},
         error.outcome,
     )
+
+
+def without_directories(text: str) -> str:
+    """Return the text with absolute paths cut to their last part."""
+    return _DIRECTORIES.sub("", text)
 
 
 def plan_for_read(message: m.Read, located: m.Located) -> ReadPlan:

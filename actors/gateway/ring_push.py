@@ -48,7 +48,10 @@ class RingPush(OutboundFrames):
         """Fail with RequestTimeout if frames are still unsettled."""
         if not self.is_abandoned and self.settled < self.count:
             self.is_abandoned = True
-            self._done(b"", RequestTimeout("the frames were not settled in time", outcome="unknown"))
+            self._done(
+                b"",
+                RequestTimeout("append timed out: it may or may not have been applied", outcome="unknown"),
+            )  # fmt: skip
 
     def _finish(self) -> None:
         if self.settled == self.count and not self.is_abandoned:

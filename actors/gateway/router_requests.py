@@ -48,7 +48,9 @@ class RouterRequestFlows:
                 return m.RouterDeleted(message.router, False), None
             raise
         if not all(map(principal.covers, router_names(found))):
-            raise Forbidden("the key does not reach this router", router=message.router)
+            raise Forbidden(
+                "the key's prefixes do not cover this router and both its topics", router=message.router
+            )
         if isinstance(message, m.RouterGet) and not message.settle_ms:
             return found, None
         return (yield self._ask(message)), None

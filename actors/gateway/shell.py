@@ -238,7 +238,7 @@ class GatewayShell:
         if self._drain_deadline_ns is not None and now_ns >= self._drain_deadline_ns:
             # Waiting clients retry, as after a crash of the gateway. They receive the reply from its
             # successor.
-            log_event(log, logging.WARNING, "shards answer too late", held=self.core.requests_held)
+            log_event(log, logging.WARNING, "drain timed out, requests dropped", held=self.core.requests_held)
             self.exit_code = ExitCode.OK
         fired = self._timers.fire(now_ns)
         self._links.pump()
@@ -264,7 +264,7 @@ class GatewayShell:
         """End the request of an effect that failed unexpectedly. The gateway continues."""
         kind = type(effect).__name__
         self._log_failure(ev.LogRequestFailure(kind, error))
-        internal = Internal("the gateway failed at this request", kind=kind)
+        internal = Internal("internal error of the gateway: see the engine log", kind=kind)
         if isinstance(effect, Reply):
             self._reply(Reply(effect.client, effect.corr, error_reply(internal)))
         elif (ticket := getattr(effect, "ticket", 0)) and not isinstance(effect, ev.UnwatchTopic):
@@ -274,8 +274,10 @@ class GatewayShell:
     def _log_failure(effect: ev.LogRequestFailure) -> None:
         error = effect.error
         where = "".join(traceback.format_exception(error)[-_TRACEBACK_LINES:])
-        log_event(log, logging.ERROR, "a request met an error of ours", kind=effect.kind, error=repr(error),
-            where=where)  # fmt: skip
+        log_event(
+            log, logging.ERROR, "unexpected error in a request", kind=effect.kind, error=repr(error),
+            where=where,
+        )  # fmt: skip
 
     def on_close(self) -> None:
         """Close files, connections and sockets."""
@@ -357,7 +359,7 @@ class GatewayShell:
         try:
             self._keys = self._read_keys()
         except ConfigError as e:
-            log_event(log, logging.ERROR, "keys file not taken over", reason=str(e))
+            log_event(log, logging.ERROR, "keys file invalid, current keys stay in use", reason=str(e))
             return
         log_event(log, logging.INFO, "keys changed", keys=len(self._keys))
         self._events.append(ev.KeysLoaded(self._keys))
@@ -414,7 +416,7 @@ class GatewayShell:
 
     def _scheduler(self) -> Peer:
         if not self._links.schedulers:
-            raise InvalidRequest("nobody runs routers here: delivery.schedulers = 0")
+            raise InvalidRequest("this engine runs no routers: delivery.schedulers is 0, expected >= 1")
         return self._links.scheduler(0)
 
     def _push(self, effect: ev.PushFrames) -> None:

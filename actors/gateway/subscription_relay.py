@@ -145,7 +145,10 @@ class SubscriptionRelay:
         known = self._clients.get(client)
         if known is None:
             if len(self._clients) >= LINKS_PER_SCHEDULER_MAX:
-                raise Throttled("too many clients watch", limit="links", max=LINKS_PER_SCHEDULER_MAX)
+                raise Throttled(
+                    "too many clients with subscriptions, retry later", limit="links",
+                    max=LINKS_PER_SCHEDULER_MAX,
+                )  # fmt: skip
             known = self._clients[client] = _RelayClient(now_ns)
         known.heard_ns = now_ns
         relayed = known.relayed.get(asked.subscription)

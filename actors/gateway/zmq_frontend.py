@@ -58,7 +58,9 @@ class ReceivedRequest(NamedTuple):
 def require_libzmq() -> None:
     """Raise StartRefused if libzmq has known vulnerabilities or lacks a feature that the gateway needs."""
     if zmq.zmq_version_info() < LIBZMQ_MIN:
-        raise StartRefused("libzmq is too old", found=zmq.zmq_version(), least="4.3.5")
+        raise StartRefused(
+            "libzmq is too old: install version 4.3.5 or later", found=zmq.zmq_version(), least="4.3.5"
+        )
     if not zmq.has("curve"):
         raise StartRefused("libzmq was built without CURVE")
 
@@ -196,7 +198,9 @@ class ZmqFrontend:
         if not 2 <= len(parts) <= ENVELOPE_PARTS_MAX or size > MESSAGE_BYTES_MAX + FRAME_BYTES_MAX:
             self._strike(
                 client,
-                wire.EnvelopeInvalid("wrong number or size of parts", parts=len(parts) - 1, bytes=size),
+                wire.EnvelopeInvalid(
+                    "message has a wrong number of parts or is too large", parts=len(parts) - 1, bytes=size
+                ),
             )
             return None
         try:
@@ -227,7 +231,7 @@ class ZmqFrontend:
         except zmq.ZMQError as e:
             self.undelivered += 1
             if e.errno != errno.EHOSTUNREACH:
-                log.warning("an answer could not be sent: %s", e.strerror)
+                log.warning("reply not sent: %s", e.strerror)
             return _SendOutcome.UNREACHABLE
         return _SendOutcome.SENT
 

@@ -28,5 +28,5 @@ class ByteRateLimiter:
         self._due_ns = max(self._due_ns, now_ns) + count * _NS // max(self.bytes_per_s, 1)
         while (left_s := (self._due_ns - self._clock.monotonic_ns()) / _NS) > 0:
             if self._is_stopping():
-                raise ShuttingDown("told to stop")
+                raise ShuttingDown("stop requested")
             self._clock.sleep(min(left_s, SLEEP_S_MAX))

@@ -310,8 +310,9 @@ class Reclaimer:
             elif answer is not None:
                 refused += 1
                 log_event(
-                    log, logging.WARNING, "shard keeps its segments", shard=shard, reason=answer[0].reason
-                )
+                    log, logging.WARNING, "shard refused a segment change", shard=shard,
+                    reason=answer[0].reason,
+                )  # fmt: skip
             else:
                 return "unknown"
         return "" if not refused else "unknown" if took else "refused"
@@ -396,7 +397,7 @@ class Reclaimer:
             for name in due[:ORPHANS_PER_ROUND]:
                 self._remove(name, view)
         except DiskError as e:
-            log_event(log, logging.WARNING, "leftovers not removed", reason=str(e))
+            log_event(log, logging.WARNING, "orphan files not removed, will retry", reason=str(e))
         if len(self._leftovers):
             self._want_checkpoint()
 
@@ -467,7 +468,9 @@ class Reclaimer:
         """Log once that an orphan is kept. It is checked again with the next snapshots."""
         if stem not in self._reported_orphans:
             self._reported_orphans.add(stem)
-            log_event(log, logging.WARNING, "segment that no shard knows is left where it is", segment=stem)
+            log_event(
+                log, logging.WARNING, "orphan segment kept: it has live or unreadable records", segment=stem
+            )
 
     def _remove_cold(self, stem: str) -> None:
         """Remove the cold parts of a segment. Runs in a thread that may wait for the store."""

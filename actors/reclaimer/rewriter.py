@@ -180,7 +180,7 @@ class Rewriter:
             is_own = (words[:, layout.W_TOPIC] == row.topic_id) & (frames.epochs_of(words) == row.epoch)
             if not is_own.all():
                 raise CorruptData(
-                    "frame of another topic than the index says", file=path, offset=stretch.offset
+                    "frame belongs to another topic than its index entry", file=path, offset=stretch.offset
                 )
             yield stretch.buffer, stretch.batch
 
@@ -188,9 +188,7 @@ class Rewriter:
         self._pace(ref.data_bytes)
         findings = verify_segment(self._disk, self._data_dir, ref.stem)
         if findings:
-            raise CorruptData(
-                "segment does not read back as it was written", file=ref.stem, findings=findings
-            )
+            raise CorruptData("a new segment failed verification", file=ref.stem, findings=findings)
 
     def mark_deleted(self, refs: list[SegmentRef], lives: Mapping[int, TopicLiveness]) -> int:
         """Mark records that were deleted since the sources were assessed; return the number of new marks."""

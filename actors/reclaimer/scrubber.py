@@ -86,7 +86,7 @@ class Scrubber:
     def _log_findings(self, item: ScrubItem, findings: list[str]) -> list[str]:
         self.counts.findings += len(findings)
         for finding in findings:
-            log_event(log, logging.ERROR, "damage found at rest", path=item.path, finding=finding)
+            log_event(log, logging.ERROR, "scrub found damaged data", path=item.path, finding=finding)
         return findings
 
     # -- verification ---------------------------------------------------------------------------------

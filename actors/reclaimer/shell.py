@@ -166,7 +166,7 @@ class ReclaimerShell:
             if not isinstance(envelope.message, m.ScrubNow):
                 self._router.refuse(client, envelope)
             elif len(self._scrubs_asked) >= SCRUBS_ASKED_MAX:
-                throttled = Throttled("scrubs are being made", retry_after_ms=1_000)
+                throttled = Throttled("too many scrub requests waiting, retry later", retry_after_ms=1_000)
                 self._router.send(client, error_reply(throttled), envelope.corr)
             else:
                 self._scrubs_asked.append((client, envelope.corr))
@@ -194,7 +194,7 @@ class ReclaimerShell:
         try:
             free = shutil.disk_usage(self._boot.data_dir).free
         except OSError as e:
-            log_event(log, logging.WARNING, "free space not known", reason=str(e))
+            log_event(log, logging.WARNING, "cannot read the free disk space", reason=str(e))
             return
         least = self._settings.data.min_free_bytes
         is_low = free < least

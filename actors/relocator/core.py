@@ -118,7 +118,10 @@ class BlockCache:
     def check(self) -> None:
         """Check that the cache counts its bytes correctly and is within its limit."""
         if not sum(map(len, self._blocks.values())) == self.bytes <= self._bytes_max:
-            raise InvariantViolation("the cache miscounts", bytes=self.bytes, max=self._bytes_max)
+            raise InvariantViolation(
+                "byte count of the block cache is wrong or above its limit", bytes=self.bytes,
+                max=self._bytes_max,
+            )  # fmt: skip
 
     def evict(self, path: str) -> None:
         """Drop the blocks of a part that was changed or deleted."""
@@ -179,7 +182,7 @@ class ColdReads:
             self._open[running].asked.append(asked)
             return []
         if len(self._open) >= COLD_READ_THREADS + COLD_READS_QUEUED_MAX:
-            raise Throttled("too many cold reads at a time", retry_after_ms=RETRY_AFTER_MS)
+            raise Throttled("too many cold reads in progress, retry later", retry_after_ms=RETRY_AFTER_MS)
         self._ticket += 1
         fetch = Fetch(self._ticket, path, start, stop)
         self._open[fetch.ticket] = _OpenFetch(fetch, [asked])
@@ -211,7 +214,9 @@ class ColdReads:
             for asked in [each for each in opened.asked if each.deadline_ns <= self._now_ns]:
                 opened.asked.remove(asked)
                 self.failed += 1
-                error = ColdUnavailable("the cold store did not answer in time", file=opened.fetch.path)
+                error = ColdUnavailable(
+                    "read of the cold store timed out, retry later", file=opened.fetch.path
+                )
                 late.append(_refuse(asked.client, asked.corr, error))
         return late
 
@@ -234,15 +239,17 @@ def _deadlines(opened: Iterable[_OpenFetch]) -> Iterable[int]:
 
 def _check(message: m.ColdRead) -> None:
     if split_part(message.path) is None:
-        raise InvalidRequest("not the path of a part of a segment", path=message.path[:256])
+        raise InvalidRequest("path must name a part of a segment", path=message.path[:256])
     length = message.stop - message.start
     if message.start < 0 or not 0 < length <= FRAME_BYTES_MAX:
-        raise InvalidRequest("not a range that can be read", start=message.start, stop=message.stop,
-                             max_bytes=FRAME_BYTES_MAX)  # fmt: skip
+        raise InvalidRequest(
+            f"start to stop must be 1 to {FRAME_BYTES_MAX} bytes, got {message.start} to {message.stop}",
+            start=message.start, stop=message.stop, max_bytes=FRAME_BYTES_MAX,
+        )  # fmt: skip
 
 
 def _no_copy(path: str, error: RinglogError | None) -> ColdUnavailable:
-    return ColdUnavailable("the cold store has no good copy", file=path, error=str(error)[:300])
+    return ColdUnavailable("cold data cannot be read from the store", file=path, error=str(error)[:300])
 
 
 def _answer(client: bytes, corr: int, data: bytes) -> Reply:

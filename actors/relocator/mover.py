@@ -112,7 +112,7 @@ class Mover:
             except ShuttingDown:
                 raise
             except (Refused, RequestTimeout) as e:
-                log_event(log, logging.DEBUG, "shard not asked", shard=shard, reason=str(e))
+                log_event(log, logging.DEBUG, "shard did not answer", shard=shard, reason=str(e))
         return found
 
     def _forget_missing(self, placed: Mapping[int, SegmentPlacement]) -> None:
@@ -172,7 +172,7 @@ class Mover:
         plans = self._plans(each.shards).values()
         if not any(ref.number == known.number for plan in plans for known in plan.segments):
             log_event(
-                log, logging.INFO, "segment gone while it was moved", segment=ref.stem, reason=str(error)
+                log, logging.INFO, "segment deleted during its move", segment=ref.stem, reason=str(error)
             )
             return
         self.backoff.quarantined.add(ref.number)

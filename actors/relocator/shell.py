@@ -72,7 +72,7 @@ class RelocatorShell:
         self._owner = ""
         opened = store or open_store(settings.cold, disk)
         if opened is None:
-            raise ConfigError("a relocator needs cold.dir or cold.url")
+            raise ConfigError("no cold store configured: set cold.dir or cold.url")
         self._store = opened
         self._slot = Board.open(boot.shm_dir, writable=True).process(boot.slot)
         self._bell = EventBell()
@@ -191,8 +191,9 @@ class RelocatorShell:
             return False
         if self._owner != self._boot.engine_id:
             log_event(
-                log, logging.ERROR, "the cold store is another engine's, nothing is moved", owner=self._owner
-            )
+                log, logging.ERROR, "cold store belongs to another engine, nothing is moved",
+                owner=self._owner,
+            )  # fmt: skip
         return self._owner == self._boot.engine_id
 
     def _ask(self, shard: int, message: m.Message, wanted: type[M]) -> M:

@@ -237,7 +237,7 @@ class Scheduler:
                     self._effects.append(SendToLink(asked.link, self._consumers(asked.message), asked.corr))
                 case _:
                     kind = type(asked.message).__name__
-                    raise InvalidRequest("a scheduler does not take this request", kind=kind)
+                    raise InvalidRequest("a scheduler does not handle this kind of request", kind=kind)
         except Refused as e:
             error = error_reply(e)
             self._effects.append(SendToLink(asked.link, error, asked.corr))
@@ -286,15 +286,27 @@ class Scheduler:
         Nothing is changed before.
         """
         if not 0 <= message.subscription <= NUMBER_MAX:
-            raise InvalidRequest("subscription out of range", found=message.subscription, max=NUMBER_MAX)
+            raise InvalidRequest(
+                f"subscription must be 0 to {NUMBER_MAX}, got {message.subscription}",
+                found=message.subscription, max=NUMBER_MAX,
+            )  # fmt: skip
         if not 0 <= message.credit <= CREDIT_MAX:
-            raise InvalidRequest("credit out of range", found=message.credit, min=0, max=CREDIT_MAX)
+            raise InvalidRequest(
+                f"credit must be 0 to {CREDIT_MAX}, got {message.credit}", found=message.credit, min=0,
+                max=CREDIT_MAX,
+            )  # fmt: skip
         if found is not None and found.is_strong != message.strong:
-            raise InvalidRequest("a subscription stays strong, or not", subscription=message.subscription)
+            raise InvalidRequest(
+                "strong of a subscription cannot be changed: use another subscription number",
+                subscription=message.subscription,
+            )  # fmt: skip
         for feed in message.feeds:
             is_sane = 0 <= feed.feed <= NUMBER_MAX and feed.shard >= 0 and feed.after >= 0
             if not (is_sane and 0 <= feed.slot < WATCHED_SLOTS_MAX):
-                raise InvalidRequest("feed out of range", feed=feed.feed, shard=feed.shard, slot=feed.slot)
+                raise InvalidRequest(
+                    "feed, shard, slot or after of a feed is out of range", feed=feed.feed, shard=feed.shard,
+                    slot=feed.slot,
+                )  # fmt: skip
         known = found.feeds if found is not None else {}
         added = len({feed.feed for feed in message.feeds} - known.keys())
         for limit, many, most in (
@@ -307,8 +319,9 @@ class Scheduler:
         ):  # fmt: skip
             if many > most:
                 raise Throttled(
-                    "too much is subscribed to", limit=limit, max=most, retry_after_ms=_RETRY_AFTER_MS
-                )
+                    "subscription limit reached: end subscriptions or retry later", limit=limit, max=most,
+                    retry_after_ms=_RETRY_AFTER_MS,
+                )  # fmt: skip
 
     def _set_names(self, subscription: SchedulerSubscription, names: bool) -> None:
         link = subscription.link
@@ -388,7 +401,10 @@ class Scheduler:
             return
         data = asked.attachment or b""
         if len(data) % (8 * TAKEN_WORDS):
-            raise InvalidRequest("rows of Taken have four words", bytes=len(data))
+            raise InvalidRequest(
+                f"attachment of Taken must be a multiple of {8 * TAKEN_WORDS} bytes, got {len(data)}",
+                bytes=len(data),
+            )  # fmt: skip
         rows = np.frombuffer(data, dtype=np.uint64).reshape(-1, TAKEN_WORDS).tolist()
         now_ms, subscriptions = self._now_ms, link.subscriptions
         touched: dict[SchedulerSubscription, None] = {}

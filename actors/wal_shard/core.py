@@ -294,7 +294,7 @@ class ShardCore:
                 self.phase = ShardPhase.DRAINING
                 self.requests.leases.fail_waiting_claims()
         else:
-            raise InvariantViolation("a shard was told something it does not know", event=kind.__name__)
+            raise InvariantViolation("unknown event type", event=kind.__name__)
 
     # -- intake ---------------------------------------------------------------------------------------
 
@@ -825,7 +825,7 @@ class ShardCore:
         owed, self._pending_settlements = self._pending_settlements, []
         replies, self._replies = self._replies, []
         if group.bytes or group.volatile_bytes or group.dirty_topics:
-            raise InvariantViolation("a shard that may not write was to write", bytes=group.bytes)
+            raise InvariantViolation("read-only shard has staged changes", bytes=group.bytes)
         self._effects.extend(Settle(o.source, o.intake.entries, o.new_tail) for o in owed)
         self._effects.extend(replies)
         if group.refused or group.duplicates:
@@ -880,5 +880,6 @@ class ShardCore:
         self.requests.leases.registry.check()
         if self.log.durable > self.log.offset:
             raise InvariantViolation(
-                "more is durable than was written", durable=self.log.durable, offset=self.log.offset
-            )
+                "durable position exceeds the written position", durable=self.log.durable,
+                offset=self.log.offset,
+            )  # fmt: skip

@@ -308,19 +308,19 @@ def _frames_of(message: m.Route, data: bytearray | None) -> _RoutedFrames:
 
     The sender is a process of the engine, so a partly invalid request is refused as a whole."""
     if len(data or b"") & 7:
-        raise InvalidRequest("frames end on a multiple of 8", bytes=len(data or b""))
+        raise InvalidRequest("attachment must be a multiple of 8 bytes", bytes=len(data or b""))
     batch = frames.scan(data or b"")
     rows = len(message.rows)
     is_announced = len(batch) == message.frames and batch.stop == len(data or b"")
     if not is_announced or rows > ROUTE_ROWS_MAX or not 0 < message.hops <= ROUTER_HOPS_MAX:
         raise InvalidRequest(
-            "a pass is not what it announces", frames=len(batch), announced=message.frames, rows=rows,
-            max=ROUTE_ROWS_MAX, hops=message.hops,
+            "forward request does not match its announced frames, rows or hops", frames=len(batch),
+            announced=message.frames, rows=rows, max=ROUTE_ROWS_MAX, hops=message.hops,
         )  # fmt: skip
     for row in message.rows:
         is_copy = 0 <= row.frame < len(batch) and not row.lost
         if not (is_copy or (row.frame == -1 and row.lost >= 0)) or not 0 <= row.start < row.stop:
-            raise InvalidRequest("a pass has a row that makes no sense", router=row.router, frame=row.frame)
+            raise InvalidRequest("forward request has an invalid row", router=row.router, frame=row.frame)
     measures = measure(data or b"", batch)
     wrong = (
         (frames.types_of(batch.words) != layout.FrameType.APPEND)
@@ -330,7 +330,9 @@ def _frames_of(message: m.Route, data: bytearray | None) -> _RoutedFrames:
     )
     largest = int(batch.total_bytes.max()) if len(batch) else 0
     if wrong.any() or routed_bytes(rows, largest) > FRAME_BYTES_MAX:
-        raise InvalidRequest("a pass holds a frame that is not sound", largest=largest, max=FRAME_BYTES_MAX)
+        raise InvalidRequest(
+            "forward request has an invalid or too large frame", largest=largest, max=FRAME_BYTES_MAX
+        )
     expires = frames.columns_of(batch.words) >> np.uint64(layout.Column.EXPIRES_AT) & np.uint64(1)
     return _RoutedFrames(
         data or bytearray(), batch, frames.counts_of(batch.words).tolist(), measures.accounted.tolist(),

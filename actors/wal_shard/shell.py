@@ -217,7 +217,7 @@ class WalShardShell:
             log_event(
                 log,
                 logging.CRITICAL,
-                "the directory takes no writes",
+                "data directory is not writable, restarting read-only",
                 directory=self._directory,
                 reason=str(e),
             )
@@ -248,7 +248,10 @@ class WalShardShell:
         self._let_rings_go()
         self._beat()
         if self.exit_code is None and self._read_only_probe.is_writable_again():
-            log_event(log, logging.WARNING, "the directory takes writes again", directory=self._directory)
+            log_event(
+                log, logging.WARNING, "data directory is writable again, restarting",
+                directory=self._directory,
+            )  # fmt: skip
             self._pump([self._tick(), DrainRequested()])
         return work
 
@@ -507,7 +510,10 @@ class WalShardShell:
         for caller, envelope in found:
             try:
                 if type(envelope.message) not in self._callable:
-                    raise InvalidRequest("such a request does not go through a ring", kind=envelope.kind)
+                    raise InvalidRequest(
+                        "this kind of request is not allowed in a call ring: send it by socket",
+                        kind=envelope.kind,
+                    )
                 self._poison_requests.require_not_poison(envelope.message)
                 self._watch_claimer(envelope.message)
                 self._control.append(ControlReceived(caller, envelope.corr, envelope.message))
@@ -594,7 +600,7 @@ class WalShardShell:
         if effect.unused_ms:
             gone, ms = effect.topic, effect.unused_ms
             log_event(
-                log, logging.INFO, "a topic goes unused", topic=gone.name, unused_ms=ms, records=gone.count
+                log, logging.INFO, "idle topic deleted", topic=gone.name, unused_ms=ms, records=gone.count
             )
 
     def _publish_marks(self, effect: ev.PublishMarks) -> None:
@@ -688,8 +694,10 @@ class WalShardShell:
         )
         self._read_only_probe.begin()
         self._show_recovered(replay, found, started)
-        log_event(log, logging.CRITICAL, "serving reads alone", directory=self._directory,
-            look_after_ms=self._boot.read_only_ms)  # fmt: skip
+        log_event(
+            log, logging.CRITICAL, "serving read-only: data directory is not writable",
+            directory=self._directory, look_after_ms=self._boot.read_only_ms,
+        )  # fmt: skip
 
     def _replay(self) -> tuple[RecoveryResult, Replay]:
         """Fill the topic directory and the file table from the log. Changes no log file."""
@@ -744,7 +752,7 @@ class WalShardShell:
         slot.set(ProcessField.RECOVERY_NS, self._clock.monotonic_ns() - started)
         for topic, first, last in found.announced:
             log_event(
-                log, logging.WARNING, "records lost in a restart", topic=topic, first_seq=first, last_seq=last
+                log, logging.WARNING, "records lost at restart", topic=topic, first_seq=first, last_seq=last
             )
         for halt in found.halts:
             log_event(
@@ -796,7 +804,7 @@ class WalShardShell:
             if len(completions) == 1:
                 ready = self._log.await_file()
                 if ready is None:
-                    raise DiskError("cannot make the first WAL file", directory=self._directory)
+                    raise DiskError("cannot create the first WAL file", directory=self._directory)
                 completions.append(ready)
             effects = self.core.handle(completions)
         for effect in effects:

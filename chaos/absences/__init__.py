@@ -1,16 +1,16 @@
-"""Files that are away at one start: absence is not loss.
+"""Missing files: a file that is absent at one start is not treated as data loss.
 
-Each file of a small data directory, of every kind, is away for one start, and back at the next; once with the
-same settings, once with another number of shards at that start, once without the cold tier. While it is away
-the engine is used: records are appended, topics made, checkpoints taken. Then:
+Each file of a small data directory, of every kind, is absent at one start and back at the next. This is done
+with the same settings, with another number of shards at that start, and without the cold tier. While the file
+is missing, the engine is used: records are appended, topics created, checkpoints taken. Then:
 
-- a topic answers as it always did, or refuses with an error that names the file that is away; a shard that
-  does not start names it too;
-- nothing is announced as lost, and no number or topic id is given out twice;
-- when the file is back every record is there, those of before and those acknowledged meanwhile;
-- the offline verifier fails over a directory of which the engine refuses anything.
+- A topic answers as before, or refuses with an error that names the missing file. A shard that does not start
+  names it too.
+- No record is announced as lost, and no number or topic id is assigned twice.
+- When the file is back, every record is there: the earlier ones and those acknowledged in the meantime.
+- The offline verifier reports damage for a directory if the engine refuses anything of it.
 
-Settings: `modes` to run (all), `paths`: only files whose names contain this.
+Settings: `modes` to run (all); `paths`: only files whose names contain this text.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ KNOWN: dict[str, Any] = {"modes": list(MODES), "paths": ""}
 
 
 def run(order: Order, account: Account) -> None:
-    """One case of each kind of file and mode, then the others, in an order of chance."""
+    """Run one case for each kind of file and mode, then the others, in random order."""
     settings = order.choose(KNOWN)
-    with suppress_logging():  # a warning for each file that is away helps nobody
+    with suppress_logging():  # avoids one warning per missing file
         begun = time.monotonic()
         judge = Judge(make_specimen(order.seed), order.scratch)
         cases = [
@@ -55,7 +55,7 @@ def run(order: Order, account: Account) -> None:
 
 
 def replay(order: Order, case: str) -> None:
-    """One case again: SEED:NAME, as a finding names it."""
+    """Repeat one case, named SEED:NAME as in its finding."""
     seed, name = case.split(":", 1)
     with suppress_logging():
         judge = Judge(make_specimen(int(seed)), Path(order.scratch))

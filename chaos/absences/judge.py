@@ -1,4 +1,4 @@
-"""What is away at one start, with which settings that start is made, and what was wrong."""
+"""Cases of missing files: which file is missing at one start, the settings of that start, and the checks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from ringlog.verify.directory import verify_directory
 
 SAME, MORE_SHARDS, FEWER_SHARDS, NO_COLD = "same settings", "more shards", "fewer shards", "no cold tier"
 NEVER_COLD = "never a cold tier"
-"""Nothing says that there was one: what is away was not moved."""
+"""No cold tier is configured, and the file that names its owner is deleted. Nothing suggests that a missing
+file was relocated."""
 MODES = (SAME, MORE_SHARDS, FEWER_SHARDS, NO_COLD, NEVER_COLD)
 SHARDS = {SAME: 2, MORE_SHARDS: 3, FEWER_SHARDS: 1, NO_COLD: 2, NEVER_COLD: 2}
 NOTHING = "nothing"
@@ -33,42 +34,45 @@ NOTHING = "nothing"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One start without one file, and how it is made."""
+    """One start without one file, and its settings."""
 
     path: str
-    """The file that is away; NOTHING: only the settings are other ones."""
+    """The missing file. NOTHING: only the settings differ."""
     mode: str
 
     @property
     def name(self) -> str:
-        """For people, and to find it again."""
+        """Readable name of the case, used to replay it."""
         return f"{self.mode}, without {self.path}"
 
     @property
     def kind(self) -> str:
-        """What kind of file is away, and where it should be."""
+        """Kind of the missing file, and whether it belongs to the hot or the cold tier."""
         if self.path == NOTHING:
             return NOTHING
         return f"{kind_of(self.path)} {'cold' if self.path.startswith(COLD) else 'hot'}"
 
     @property
     def fault(self) -> str:
-        """Its row of the fault matrix."""
+        """Row of the fault matrix."""
         return "RF-121" if self.mode in {SAME, NEVER_COLD} else "RF-122"
 
     def away(self, specimen: Specimen) -> set[str]:
-        """Paths that are not there at this start."""
+        """Return the paths that are missing at this start."""
         cold = {path for path in specimen.files if path.startswith(COLD)} if self.mode == NO_COLD else set()
         return {self.path, *cold} - {NOTHING}
 
 
 def all_cases(specimen: Specimen) -> Iterator[Case]:
-    """Every file with every mode, and every mode by itself. The identity is the supervisor's business."""
+    """Yield every file with every mode, and every mode without a missing file.
+
+    The file `engine` is excluded: the supervisor reads it, and these cases run no supervisor.
+    """
     paths = [path for path in specimen.files if not path.endswith("/engine")]
     for mode in MODES:
         yield Case(NOTHING, mode)
         for path in paths:
-            # An older snapshot lists the segment that was moved since as one of the host's.
+            # If the newer snapshot is missing, the older one lists the relocated segment as a hot one.
             is_cold = path.startswith(COLD) or (mode == NEVER_COLD and "/snapshot-" in path)
             if not is_cold or mode not in {NO_COLD, NEVER_COLD}:
                 yield Case(path, mode)
@@ -76,15 +80,15 @@ def all_cases(specimen: Specimen) -> Iterator[Case]:
 
 LATER_S = 1.0
 CHECKPOINTS = 4
-"""More than snapshots are kept: what the first of them names is forgotten by the last."""
+"""More than the number of retained snapshots: the last checkpoint drops the snapshot of the first."""
 PRODUCER = 99
 UNSYNCED = "gamma"
-"""The topic of class `disk`: its head may jump over numbers that were reserved and not used."""
+"""Topic of class `disk`. Its head may skip numbers that were reserved and not used."""
 Numbers = dict[str, list[tuple[int, bytes]]]
 
 
 class Judge:
-    """One specimen, and what an engine answers from it when nothing is away."""
+    """One specimen, and the engine's answers when no file is missing."""
 
     def __init__(self, specimen: Specimen, scratch: Path) -> None:
         self.specimen = specimen
@@ -100,7 +104,7 @@ class Judge:
         return world
 
     def judge(self, case: Case) -> tuple[str, Counter[str]]:
-        """What was wrong, empty when every promise held; and what was done."""
+        """Run a case. Returns what was wrong (empty if every guarantee held), and counts of the work done."""
         specimen, counts = self.specimen, Counter[str]()
         away = case.away(specimen)
         disk = specimen.mount({path: data for path, data in specimen.files.items() if path not in away})
@@ -120,7 +124,7 @@ class Judge:
         made = self._identities(world)
         world.kill()
         for path in away:
-            if not disk.exists(path):  # it may have been made anew
+            if not disk.exists(path):  # the engine may have created it again
                 disk.add_file(path, specimen.files[path])
         world.has_cold = True
         again = self._start(world, 2)
@@ -132,7 +136,7 @@ class Judge:
     # -- one start ------------------------------------------------------------------------------------
 
     def _start(self, world: World, shards: int) -> list[RinglogError]:
-        """Start every shard that starts; what the others say."""
+        """Start every shard that can start. Returns the errors of the others."""
         world.shards = shards
         world.boot_incarnation = world.incarnation + 1
         world.marks = {shard: SimulatedBoardMarks() for shard in range(shards)}
@@ -148,7 +152,10 @@ class Judge:
     def _look(
         self, world: World, case: Case, away: set[str], refused: list[RinglogError], counts: Counter[str]
     ) -> str:
-        """What is wrong with what clients are told while it is away."""
+        """Check the replies to clients while the file is missing.
+
+        Returns what is wrong, or an empty string.
+        """
         for error in refused:
             counts["shards that stop"] += 1
             if not _names(error, away):
@@ -180,7 +187,10 @@ class Judge:
         return ""
 
     def _use(self, world: World, counts: Counter[str]) -> Numbers:
-        """Write where it is taken, make topics, take checkpoints; what was acknowledged."""
+        """Append, create topics and take checkpoints, wherever the engine accepts it.
+
+        Returns the acknowledged records.
+        """
         written: Numbers = {}
         for n in range(CHECKPOINTS):
             for name in (*TOPICS, f"new-{n}"):
@@ -205,7 +215,7 @@ class Judge:
 
     @staticmethod
     def _identities(world: World) -> dict[str, tuple[int, int]]:
-        """(topic id, epoch) of every topic."""
+        """Return (topic id, epoch) of every topic."""
         return {
             topic.name: (topic.topic_id, topic.epoch)
             for run in world.runs.values()
@@ -213,7 +223,10 @@ class Judge:
         }
 
     def _whole(self, world: World, written: Numbers, made: dict[str, tuple[int, int]]) -> str:
-        """What is missing when everything is back."""
+        """Check all records and numbers after the file is back.
+
+        Returns what is missing, or an empty string.
+        """
         if announced := _announced(world):
             return f"announced as lost when it is back: {announced}"
         identities = self._identities(world)
@@ -240,7 +253,7 @@ class Judge:
     # -- the verifier ---------------------------------------------------------------------------------
 
     def _verifier_fails(self, disk: SimulatedDisk, counts: Counter[str]) -> bool:
-        """Does the offline verifier exit with damage, too? Asked before the directory is used."""
+        """Whether the offline verifier reports damage. Call it before the directory is used."""
         root = self._scratch / "verified"
         try:
             held = disk.contents()
@@ -256,13 +269,16 @@ class Judge:
 
 
 def _announced(world: World) -> list[Any]:
-    """What recovery announced, but for the topic whose reserved numbers may be passed over."""
+    """Return the losses that recovery announced.
+
+    UNSYNCED is excluded: its reserved numbers may be skipped.
+    """
     found = [each for run in world.runs.values() for each in run.found.announced]
     return [each for each in found if each[0] != UNSYNCED]
 
 
 def _names(error: Any, away: set[str]) -> bool:
-    """Does an error name one of these files?"""
+    """Whether an error names one of these files."""
     text = f"{error} {error.detail}"
     names = {path.rpartition("/")[2] for path in away}
     stems = {path.rpartition(".")[0].removeprefix(f"{DATA}/") for path in away}

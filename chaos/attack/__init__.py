@@ -1,12 +1,13 @@
-"""Hostile clients and hostile neighbours against a real engine (RF-94, RF-96, RF-99..RF-113).
+"""Hostile clients and hostile local users against a real engine (RF-94, RF-96, RF-99..RF-113).
 
-Each row attacks; after each the canary is served, every process is the one it was, memory and
-descriptors are what they were. In the end every process is killed, twice: the next ones find
-the same facts in the log, then in a snapshot, and everything acked is there. A case is `ROW/SEED`.
+Each row runs one attack. After each row the class checks that the canary client is served, that no process
+restarted, and that memory and descriptors are back at their earlier level. At the end it kills every process
+twice. Both recoveries, first from the log and then from a snapshot, must restore the same facts and every
+acknowledged record. A case is `ROW/SEED`.
 
-Settings: `rows` (a list; empty: all), `idle` (connections of the flood), `per_kind` (variants of one
-message to one socket), `tags` (of the patterns), `plants` (of RF-111; the seed
-picks which), `rounds` (repetitions with other seeds while time lasts).
+Settings: `rows` (list of row ids; empty: all), `idle` (connections of the flood), `per_kind` (variants of
+each message kind for each socket), `tags` (number of tags that the pattern row writes), `plants` (number of
+planted files in RF-111; the seed selects them), `rounds` (repetitions with other seeds while time remains).
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from chaos.order import Account, Broken, CannotRun, Order
 from ringlog.errors import RinglogError
 
 Row = Callable[[Arena, random.Random], int]
-"""Attack; returns how many cases were tried. Raises Broken."""
+"""Attack function. It returns the number of cases that it tried, and raises Broken."""
 KNOWN = {
     "rows": [], "idle": sockets.IDLE_CONNECTIONS, "per_kind": envelopes.PER_KIND, "tags": names.TAGS,
     "rounds": 1, "plants": 4,
 }  # fmt: skip
 LAST = "RF-113"
-"""It searches what the others made the engine say."""
+"""Row that runs last: it searches the output that the other rows caused."""
 
 
 def rows_of(order: Order) -> dict[str, Row]:
-    """Rows in the order they are run."""
+    """Return the selected rows by id, in the order in which they run."""
     given = order.choose(KNOWN)
     every: dict[str, Row] = {
         "RF-105": rights.strangers,
@@ -57,7 +58,7 @@ def rows_of(order: Order) -> dict[str, Row]:
 
 
 def run(order: Order, account: Account) -> None:
-    """All rows against one engine, `rounds` times."""
+    """Run all rows against one engine, `rounds` times."""
     rows = rows_of(order)
     with arena(order.scratch) as place:
         before = place.warm()
@@ -82,7 +83,11 @@ def run(order: Order, account: Account) -> None:
 def _try(
     account: Account, place: Arena, before: Census, name: str, row: Row, seed: int, *, goes_on: bool
 ) -> Census | None:
-    """One row; what the next is measured against if it `goes_on`, or None when the engine is past all use."""
+    """Run one row.
+
+    Returns the census that the next row is compared with. If the row failed and `goes_on` is true, this is a
+    new census of the damaged engine. Returns None if the engine can no longer be used.
+    """
     begun = time.monotonic()
     try:
         cases = row(place, random.Random(f"{name}/{seed}"))
@@ -94,7 +99,7 @@ def _try(
         account.found(f"{name}: {str(e).splitlines()[0][:500]}", f"{name}/{seed}", str(e))
         if not goes_on:
             return before
-        # What is broken stays so: the next row is measured against what there is now.
+        # Damage stays. The next row is compared with the present state of the engine.
         with contextlib.suppress(Broken, RinglogError):
             return place.warm()
         return None
@@ -106,7 +111,7 @@ def _try(
 
 
 def replay(order: Order, case: str) -> None:
-    """One row with one seed; raises Broken."""
+    """Run one row with one seed. Raises Broken."""
     name, _, seed = case.partition("/")
     row = rows_of(order)[name]
     with arena(order.scratch) as place:

@@ -1,8 +1,8 @@
-"""An engine under attack, a client that must notice nothing of it, and a count of everything it holds.
+"""An engine under attack, a canary client that must not notice the attack, and a census of used resources.
 
-The engine is the program users run: two shards, the background processes, a gateway on the local socket
-and on TCP with CURVE and a list of keys. The canary has a key of its own; before and after each row it
-appends and reads over TCP, and everything it was ever promised is read again at the end.
+The engine is the program that users run: two shards, the background processes, and a gateway on the local
+socket and on TCP with CURVE and a list of keys. The canary client has its own key. Before and after each row
+it appends and reads over TCP. At the end, every record that was acknowledged to it is read again.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from ringlog.link.curve import CurveKey, key_file_text, new_key
 from ringlog.testing.real_engine import TestEngine, engine, wait_until
 
 ANSWER_S = 5.0
-"""How long an answer that must come is waited for."""
+"""Time limit (s) for a required answer."""
 SLOWER_MAX = 4.0
-"""How many times as long a thing may take under attack as it took in the same run without one."""
+"""Limit for the duration under attack, as a multiple of the duration without attack in the same run."""
 QUIET_S = 0.25
-"""How long a peer that must get no answer is listened to."""
+"""Time (s) to wait for an answer that must not come."""
 CALM_S = 15.0
-"""How long an engine may take to give back what an attack made it take up."""
+"""Time (s) within which the engine must release the resources that an attack occupied."""
 RSS_GROWTH_BYTES_MAX = 200 << 20
-"""What a process may hold more than before a row: free lists and libzmq's queues, not the attack itself."""
+"""Allowed memory growth of a process over a row: free lists and libzmq's queues, not data of the attack."""
 FDS_GROWTH_MAX = 32
-"""What the engine itself opens late: files, and sockets from its background processes to the shards."""
+"""Allowed growth of descriptors: files, and sockets of background processes, that the engine opens late."""
 CANARY = "canary.log"
 MARKER = b"S3CRET-payload-marker"
 BACKGROUND = ("wal_shard", "scheduler", "gateway", "compactor", "reclaimer", "relocator")
@@ -52,7 +52,7 @@ SCOPES = ("read", "write", "delete", "admin")
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """What each process of the engine holds."""
+    """Pid, number of descriptors, and resident memory (bytes) of each process of the engine."""
 
     pids: Mapping[str, int]
     descriptors: Mapping[str, int]
@@ -61,49 +61,52 @@ class Census:
 
 @dataclass(slots=True)
 class Arena:
-    """A running engine and the means to talk to it."""
+    """A running engine, and access to it."""
 
     running: TestEngine
     root: Path
     server: CurveKey
     owner: CurveKey
-    """A key with all scopes and all names: the canary's."""
+    """Key of the canary, with all scopes for all names."""
     limited: CurveKey
-    """Scopes `read` and `write`, prefix `mine.`."""
+    """Key with scopes `read` and `write` and prefix `mine.`."""
     by_scope: Mapping[str, CurveKey]
-    """A key for each scope alone, prefix `mine.`."""
+    """One key for each scope, with this scope only and prefix `mine.`."""
     context: zmq.Context[Any] = field(default_factory=zmq.Context)
     canary: Client | None = None
     promised: list[int] = field(default_factory=list)
-    """Values the canary was told are stored, in their order."""
+    """Values whose appends were acknowledged to the canary, in order."""
     growth_max: int = RSS_GROWTH_BYTES_MAX
-    """More where a row leaves much behind that is still there, and is looked up."""
+    """Allowed memory growth (bytes). A row raises it if the engine must keep much of its data."""
 
     # -- the canary ---------------------------------------------------------------------------------
 
     @property
     def port(self) -> int:
-        """Of the gateway on TCP."""
+        """TCP port of the gateway."""
         return int(self.running.info.gateway_tcp.rsplit(":", 1)[1])
 
     @property
     def endpoint(self) -> str:
-        """The gateway on TCP."""
+        """TCP endpoint of the gateway."""
         return f"tcp://127.0.0.1:{self.port}"
 
     def url(self, port: int = 0) -> str:
-        """What a client is given; another `port` leads through a proxy."""
+        """Return the URL for a client. Pass `port` to connect through a proxy."""
         key = quote(self.server.public.decode(), safe="")
         return f"ringlog://127.0.0.1:{port or self.port}?server_key={key}"
 
     def connect(self, key: CurveKey | None = None, port: int = 0, **options: Any) -> Client:
-        """A client with its own key."""
+        """Connect a client with `key` (default: the canary's key)."""
         return ringlog.connect(
             self.url(port), key=(key or self.owner).secret.decode(), wait=ANSWER_S * 2, **options
         )
 
     def use(self) -> None:
-        """The canary appends and reads; raises Broken when it is not served, or served wrongly."""
+        """Let the canary append and read one record.
+
+        Raises Broken if the canary is not served, reads a wrong record, or waits longer than ANSWER_S.
+        """
         if self.canary is None:
             self.canary = self.connect()
         value = len(self.promised)
@@ -113,19 +116,23 @@ class Arena:
             self.promised.append(value)
             page = self.canary.read(CANARY, len(self.promised) - 1, limit=10)
         except RinglogError as e:
-            raise Broken(f"the canary is not served: {type(e).__name__}: {e}") from e
+            raise Broken(f"canary request failed: {type(e).__name__}: {e}") from e
         found = [data_of(record) for record in page]
         if found != [self._record(value)]:
-            raise Broken(f"the canary wrote {value} and read {found!r}")
-        if time.monotonic() - begun > ANSWER_S:
-            raise Broken(f"the canary waited {time.monotonic() - begun:.1f} s")
+            raise Broken(f"canary appended record {value} and read {found!r}")
+        took_s = time.monotonic() - begun
+        if took_s > ANSWER_S:
+            raise Broken(f"canary append and read took {took_s:.1f} s, limit {ANSWER_S:.0f} s")
 
     def audit(self) -> int:
-        """Everything the canary was promised is there, once and in order; returns how many."""
+        """Check that every acknowledged canary record can be read once and in order; return their number.
+
+        Raises Broken if the records differ.
+        """
         with self.connect() as client:
             found = [data_of(record) for record in client.reader(CANARY)]
         if found != [self._record(value) for value in self.promised]:
-            raise Broken(f"{len(self.promised)} records were promised, {len(found)} are there or differ")
+            raise Broken(f"canary records differ: {len(self.promised)} acknowledged, {len(found)} read")
         return len(found)
 
     @staticmethod
@@ -138,7 +145,7 @@ class Arena:
     def peer(
         self, endpoint: str = "", key: CurveKey | None = None, server: bytes = b"", **options: Any
     ) -> Iterator[zmq.Socket[Any]]:
-        """A DEALER that says what it likes. Without a key: no security mechanism."""
+        """Yield a raw DEALER socket that can send any bytes. Without `key` it uses no security mechanism."""
         dealer = self.context.socket(zmq.DEALER)
         try:
             dealer.setsockopt(zmq.LINGER, 0)
@@ -154,11 +161,11 @@ class Arena:
             dealer.close(0)
 
     def sockets(self) -> list[str]:
-        """Every local socket of the engine, as an endpoint."""
+        """Return the endpoints of all local sockets of the engine."""
         return [f"ipc://{path}" for path in sorted(Path(self.running.info.shm_dir).glob("*.sock"))]
 
     def raw(self, endpoint: str = "") -> socket.socket:
-        """A connection below ZeroMQ."""
+        """Open a plain stream socket, without ZeroMQ."""
         endpoint = endpoint or self.endpoint
         if endpoint.startswith("ipc://"):
             made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -167,10 +174,10 @@ class Arena:
             return made
         return socket.create_connection(("127.0.0.1", self.port), timeout=ANSWER_S)
 
-    # -- what it holds ------------------------------------------------------------------------------
+    # -- census ------------------------------------------------------------------------------------
 
     def census(self) -> Census:
-        """Count now."""
+        """Return the present census."""
         found = {process.name: process.pid for process in self.running.status().processes}
         found["supervisor"] = self.running.pid
         return Census(
@@ -180,7 +187,7 @@ class Arena:
         )
 
     def warm(self) -> Census:
-        """Let every process do once what it does lazily, then count."""
+        """Make every process do its lazy initialization, then return the census."""
         for kind in BACKGROUND:
             self.running.wait_ready(kind)
         self.passes()
@@ -188,7 +195,7 @@ class Arena:
         return self.census()
 
     def passes(self) -> dict[str, float]:
-        """Have the passes made that go over everything; returns how long each of the requests took."""
+        """Run a checkpoint and a scrub; return the duration (s) of each by the name of the request."""
         shm_dir = self.running.info.shm_dir
         took = {}
         for actor, request, wanted in (
@@ -200,14 +207,17 @@ class Arena:
         return took
 
     def cpu_s(self, kind: str) -> float:
-        """Processor time that processes of one kind have had; what else runs on the host is not in it."""
+        """Return the CPU time (s) of all processes of one kind. Other load on the host is not included."""
         times = [
             psutil.Process(p).cpu_times() for name, p in self.census().pids.items() if name.startswith(kind)
         ]
         return float(sum(each.user + each.system for each in times))
 
     def judge(self, before: Census) -> None:
-        """After a row: all alive, others served, nothing kept; raises Broken."""
+        """Check after a row that the canary is served, no process restarted, and resources are released.
+
+        Raises Broken after CALM_S.
+        """
         self.use()
         wrong = ""
 
@@ -216,21 +226,21 @@ class Arena:
             try:
                 wrong = difference(before, self.census(), self.growth_max)
             except (OSError, psutil.Error) as e:
-                wrong = f"a process is gone: {e}"
+                wrong = f"a process ended: {e}"
             return not wrong
 
         try:
-            wait_until(is_calm, CALM_S, "the engine to give back what it took up")
+            wait_until(is_calm, CALM_S, "the engine to release the resources of the attack")
         except RinglogError:
             raise Broken(f"{wrong}\n{self.log_tail()}") from None
 
     def log_tail(self) -> str:
-        """The end of the engine's log."""
+        """Return the last 3,000 characters of the engine's log."""
         return self.running.log_path.read_text(errors="replace")[-3_000:]
 
 
 def facts_of(place: Arena) -> dict[str, Any]:
-    """What clients see of topics, groups and routers, but for how far background work is."""
+    """Return the facts about topics, groups and routers that clients see, without background progress."""
     with place.connect() as client:
         topics = list(client.topics.list())
         found: dict[str, Any] = {
@@ -245,9 +255,13 @@ def facts_of(place: Arena) -> dict[str, Any]:
 
 
 def came_back(place: Arena) -> None:
-    """Kill everything, and again behind a checkpoint: the same facts are there each time; raises Broken."""
+    """Kill all processes twice, the second time after a checkpoint, and compare the facts.
+
+    Raises Broken if a fact differs after a recovery.
+    """
     before: dict[str, Any] = {}
-    # Whoever may open a shard's socket may take a router from under its scheduler, which asks at a start.
+    # A peer that may open a shard's socket can take a router from its scheduler. A new scheduler claims it
+    # again.
     place.running.kill("scheduler")
     place.running.wait_ready("scheduler")
 
@@ -256,7 +270,7 @@ def came_back(place: Arena) -> None:
         last, before = before, facts_of(place)
         return last == before
 
-    wait_until(are_settled, CALM_S, "routers and dead letters to come to rest")
+    wait_until(are_settled, CALM_S, "routers and dead letters to settle")
     for how in ("log", "snapshot"):
         if how == "snapshot":
             place.passes()
@@ -276,17 +290,17 @@ def came_back(place: Arena) -> None:
 
 
 def difference(before: Census, after: Census, growth_max: int = RSS_GROWTH_BYTES_MAX) -> str:
-    """What is not as it was, in words; empty when nothing is."""
+    """Describe the first difference between two counts; return an empty string if there is none."""
     if before.pids != after.pids:
         died = sorted(name for name, pid in before.pids.items() if after.pids.get(name) != pid)
         return f"died: {', '.join(died)}"
     for name in before.pids:
         more = after.descriptors[name] - before.descriptors[name]
         if more > FDS_GROWTH_MAX:
-            return f"{name} holds {more} descriptors more than before"
+            return f"{name} has {more} descriptors more than before, limit {FDS_GROWTH_MAX}"
         grown = after.resident[name] - before.resident[name]
         if grown > growth_max:
-            return f"{name} grew by {grown >> 20} MiB"
+            return f"{name} grew by {grown >> 20} MiB, limit {growth_max >> 20} MiB"
     return ""
 
 
@@ -295,7 +309,7 @@ def difference(before: Census, after: Census, growth_max: int = RSS_GROWTH_BYTES
 
 @contextlib.contextmanager
 def arena(root: Path, environ: Mapping[str, str] | None = None, **config: Any) -> Iterator[Arena]:
-    """Start an engine below `root`, with keys, and a canary in it."""
+    """Start an engine with keys and a canary below `root`."""
     server, owner, limited = new_key(), new_key(), new_key()
     by_scope = {scope: new_key() for scope in SCOPES}
     root.mkdir(parents=True, exist_ok=True)
@@ -310,7 +324,7 @@ def arena(root: Path, environ: Mapping[str, str] | None = None, **config: Any) -
     )
     settings = {
         "wal": {"shards": 2},
-        # Rings that an attack opens are kept for half a minute; they should not look like a leak.
+        # The engine keeps rings of an attack for 30 s. Small rings do not look like a leak.
         "run": {"ring_bytes": 1 << 20},
         "gateway": {"enabled": True},
         "storage": {"enabled": True},
@@ -339,56 +353,56 @@ def arena(root: Path, environ: Mapping[str, str] | None = None, **config: Any) -
 
 
 def free_port() -> int:
-    """A TCP port that was free a moment ago."""
+    """Return a TCP port that was free at the time of the call."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def private_file(path: Path, text: str) -> str:
-    """A file of mode 0600 with this text; returns its path."""
+    """Write a file of mode 0600 with this text; return its path."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
     return str(path)
 
 
-# -- saying things ----------------------------------------------------------------------------------------
+# -- messages ---------------------------------------------------------------------------------------------
 
 
 def ask(peer: zmq.Socket[Any], parts: list[Any], seconds: float = ANSWER_S) -> m.Message | None:
-    """Send parts and return the next answer, or None when none comes in time."""
+    """Send message parts; return the next answer, or None after `seconds`."""
     peer.send_multipart(parts)
     return hear(peer, seconds)
 
 
 def hear(peer: zmq.Socket[Any], seconds: float = ANSWER_S) -> m.Message | None:
-    """The next answer, or None when none comes in time."""
+    """Return the next answer, or None after `seconds`. Raises Broken if the answer is not an envelope."""
     if not peer.poll(round(seconds * 1000)):
         return None
     try:
         return decode(peer.recv_multipart()[0]).message
     except EnvelopeInvalid as e:
-        raise Broken(f"an answer is no envelope: {e}") from e
+        raise Broken(f"an answer is not a valid envelope: {e}") from e
 
 
 def hello(peer: zmq.Socket[Any], seconds: float = ANSWER_S) -> bool:
-    """Is this peer welcome?"""
+    """Return whether the engine answers the peer's Hello with Welcome."""
     return isinstance(ask(peer, [encode(m.Hello(PROTOCOL, "chaos"), 1)], seconds), m.Welcome)
 
 
 def a_frame(*payloads: bytes, topic_id: int = 0, **options: Any) -> bytes:
-    """A frame of these records as a producer makes it."""
+    """Return a frame of these records, encoded as a producer encodes it."""
     given = {"epoch": 0, "producer_id": 7, "producer_seq": 1, **options}
     return bytes(frame(encode_records(list(payloads)), topic_id=topic_id, **given))
 
 
 def a_producer(dice: random.Random) -> int:
-    """A producer nobody was yet: what an earlier round wrote is not repeated by it."""
+    """Return a new producer id, so that frames do not repeat those of an earlier round."""
     return dice.getrandbits(48) | 1 << 48
 
 
 def head_of(client: Client, topic: str) -> int:
-    """The last number of a topic, 0 when there is none; what a round writes follows it."""
+    """Return the last seq of a topic, or 0 if the topic does not exist."""
     try:
         return client.topics.state(topic).head_seq
     except TopicNotFound:
@@ -396,5 +410,5 @@ def head_of(client: Client, topic: str) -> int:
 
 
 def data_of(record: Any) -> bytes:
-    """A record's payload; no tombstone is expected where this is used."""
+    """Return a record's payload. Tombstones are not supported."""
     return bytes(record.data)

@@ -1,4 +1,4 @@
-"""Attacks within the protocol: every message and every field at its edges, frames likewise, old news."""
+"""Attacks within the protocol: extreme values in messages and frames, stale epochs, forged ids, replays."""
 
 from __future__ import annotations
 
@@ -31,22 +31,25 @@ EDGES: Mapping[str, Any] = {
     "cap_bytes": {"cap_bytes": 1 << 63}, "Eq": ["tag", "Eq", "x"], "no tag": ["tag", "Glob", 1], "*": "*",
     "a*b": "a*b",
 }  # fmt: skip
-"""0, 1, most, one more, negative, of another type, absent, nested."""
+"""Field values: 0, 1, maximum, maximum + 1, negative, wrong type, missing, nested."""
 ALWAYS = ("NUL", "a path", "-1", "2**63", "2**64-1", "surrogate")
-"""Edges that every field of every message is put to, whatever the seed picks of the others."""
+"""Values that every field of every message gets. The seed selects only among the other values."""
 WAITS = frozenset({"wait_ms", "settle_ms", "within_ms"})
-"""Fields that an answer may wait for: the protocol bounds that, but half a minute is too long for here."""
+"""Fields that set a wait time.
+
+Legal wait times other than 0 are omitted, because an answer may take that long.
+"""
 ENDING = frozenset({"EngineStop", "Drain"})
-"""What the engine's own user may ask for and gets: not sent to sockets of his."""
+"""Messages that stop the engine. The local user may send them, so local sockets never get them here."""
 REMOVING = frozenset({"TopicDelete", "RecordsDelete", "RouterDelete", "RouterDrop", "GroupDelete"})
 STRIKES = 12
-"""Messages over one connection; after sixteen that are none it is not listened to any more."""
+"""Messages over one connection. After 16 invalid messages, the engine stops reading from a connection."""
 CONNECTIONS = 24
-"""Connections to one socket that say their messages at once."""
+"""Connections to one socket that send their messages at the same time."""
 SHAPES = 5
-"""Variants of a body before the fields' edges begin."""
+"""Number of whole-body variants that `variants` yields before the field values."""
 PER_KIND = 16
-"""Variants of one kind for one socket; the seed picks which."""
+"""Random variants of one message kind for one socket, selected by the seed."""
 _T = TypeVar("_T")
 _encoder = msgspec.msgpack.Encoder()
 _HEADER_FIELDS = {
@@ -58,7 +61,7 @@ _HEADER_FIELDS = {
 
 
 def known(arena: Arena) -> dict[str, Any]:
-    """Values of fields with which requests are about what is there."""
+    """Create test topics, a group and a router; return field values that refer to them."""
     with arena.connect() as client:
         client.topics.create("mine.queue", type="queue", dead_letter="mine.dead", exist_ok=True)
         client.topics.create("mine.log", exist_ok=True)
@@ -79,7 +82,7 @@ def known(arena: Arena) -> dict[str, Any]:
 def variants(
     name: str, edges: Mapping[str, Any], about: Mapping[str, Any] = MappingProxyType({})
 ) -> Iterator[list[Any]]:
-    """Bodies of one kind: as it is, short, doubled, empty, and each field at each edge, nested ones too."""
+    """Yield bodies of one kind: valid, short, doubled, empty, nested, and each field with each of `edges`."""
     kind = KINDS[name]
     facts = {"topic": "mine.queue" if name.startswith("Jobs") else "mine.log", **about}
     if name in {"RouterCreate", "RouterGet", "RouterDelete", "RouterInfo"}:
@@ -93,7 +96,10 @@ def variants(
 
 
 def edges(arena: Arena, dice: random.Random, *, per_kind: int = PER_KIND) -> int:
-    """RF-100: to every socket, every kind; each is answered, nothing dies, nobody else's data moves."""
+    """Send every message kind with extreme values to every socket (RF-100).
+
+    Each message must get an answer, no process may die, and records of other clients must not change.
+    """
     sent = 0
     before = arena.audit()
     passes = arena.passes()
@@ -105,29 +111,29 @@ def edges(arena: Arena, dice: random.Random, *, per_kind: int = PER_KIND) -> int
         bursts = []
         for name in kinds:
             if name in refused:
-                # What it does not take it does not look into: any shape will do.
+                # The socket refuses this kind before it decodes the body. A few shapes are enough.
                 chosen = list(variants(name, {}, about))
             else:
                 always = list(variants(name, {edge: EDGES[edge] for edge in ALWAYS}, about))
                 others = list(variants(name, EDGES, about))[SHAPES:]
                 chosen = always + dice.sample(others, min(per_kind, len(others)))
-            # What asks for a pass over everything that the rounds so far have written is answered behind it.
+            # A request for a full pass (checkpoint, scrub) also waits for the data that earlier rounds wrote.
             patience = ANSWER_S + SLOWER_MAX * passes.get(name, 0.0)
             bursts += [_Burst(name, list(some), patience) for some in _batched(chosen, STRIKES)]
         for together in _batched(bursts, CONNECTIONS):
             sent += _send_all(arena, endpoint, key, together)
     sent += _frames(arena, a_producer(dice))
-    require(arena.audit() == before, "records of somebody else moved")
+    require(arena.audit() == before, "records of another client changed")
     return sent
 
 
 def _order(name: str) -> tuple[bool, str]:
-    """What removes comes last: the others are about what is there."""
+    """Return a sort key that puts removing messages last, because the other messages need existing topics."""
     return name in REMOVING, name
 
 
 def _refused(arena: Arena, endpoint: str, key: Any, kinds: list[str], about: Mapping[str, Any]) -> set[str]:
-    """Kinds that this socket takes from nobody."""
+    """Return the message kinds that this socket refuses from every client."""
     found = set()
     with arena.peer(endpoint, key) as peer:
         for name in kinds:
@@ -141,12 +147,12 @@ def _refused(arena: Arena, endpoint: str, key: Any, kinds: list[str], about: Map
 
 @dataclass(frozen=True, slots=True)
 class _Burst:
-    """What goes over one connection."""
+    """Messages of one kind for one connection."""
 
     name: str
     bodies: list[list[Any]]
     patience: float
-    """Seconds until each is answered."""
+    """Time limit (s) for each answer."""
 
 
 def _batched(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
@@ -155,7 +161,10 @@ def _batched(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
 
 
 def _send_all(arena: Arena, endpoint: str, key: Any, bursts: Sequence[_Burst]) -> int:
-    """Each over a connection of its own, all at once: background processes are slow to get a processor."""
+    """Send each burst over its own connection, all at the same time; return the number of messages.
+
+    They run in parallel because background processes get little CPU time and answer slowly.
+    """
     where, patience = endpoint.rpartition("/")[2], max(burst.patience for burst in bursts)
     with contextlib.ExitStack() as stack:
         peers = [stack.enter_context(arena.peer(endpoint, key)) for _ in bursts]
@@ -175,7 +184,10 @@ def _send_all(arena: Arena, endpoint: str, key: Any, bursts: Sequence[_Burst]) -
 
 
 def hostile_frames(topic_id: int, epoch: int, producer_id: int = 77) -> Iterator[tuple[str, bytes]]:
-    """A good frame with each field of its header at its edges, its body's checksum right and wrong."""
+    """Yield a name and a frame for each header field at each extreme value, and for damaged bodies.
+
+    Frames with a damaged header keep a valid body checksum. Frames with a damaged body get a new checksum.
+    """
     good = a_frame(b"one", b"two", topic_id=topic_id, epoch=epoch, producer_id=producer_id)
     for field, (at, size) in _HEADER_FIELDS.items():
         most = (1 << 8 * size) - 1
@@ -191,7 +203,7 @@ def hostile_frames(topic_id: int, epoch: int, producer_id: int = 77) -> Iterator
 
 
 def _frames(arena: Arena, producer_id: int) -> int:
-    """Each is refused, or what was acked of it can be read."""
+    """Send hostile frames. Each must be refused, or its acknowledged records must be readable."""
     topic = "mine.frames"
     with arena.connect() as client:
         client.topics.create(topic, exist_ok=True)
@@ -211,7 +223,7 @@ def _frames(arena: Arena, producer_id: int) -> int:
 
 
 def _acked(answer: m.Message | None) -> int:
-    """Records that an answer says are stored now, repeats apart."""
+    """Return the number of records that an answer reports as newly stored. Repeated frames do not count."""
     if not isinstance(answer, m.Appended):
         return 0
     total = 0
@@ -223,22 +235,22 @@ def _acked(answer: m.Message | None) -> int:
 
 
 def _count(peer: Any, topic: str, after: int) -> int:
-    """Records behind the number `after`, read one page after the other."""
+    """Return the number of records after seq `after`, read page by page."""
     state = ask(peer, [encode(m.TopicState(topic), 1)])
     assert isinstance(state, m.TopicStateReply)
     seen = 0
     while after < state.head_seq:
         page = ask(peer, [encode(m.Read(topic, after), 2)])
-        require(isinstance(page, m.ReadReply), f"what was acked cannot be read: {page!r}")
+        require(isinstance(page, m.ReadReply), f"acknowledged records cannot be read: {page!r}")
         assert isinstance(page, m.ReadReply)
-        require(page.next_after > after, "reading does not move on")
+        require(page.next_after > after, "a read returned no records and did not advance the cursor")
         seen += page.next_after - after
         after = page.next_after
     return seen
 
 
 def old_news(arena: Arena, dice: random.Random) -> int:
-    """RF-104: another life's frames, another topic's, forged numbers, an envelope sent again and again."""
+    """Send frames for another epoch or topic, forged producer numbers, and repeated envelopes (RF-104)."""
     topic = "mine.lives"
     with arena.connect() as client:
         client.topics.create(topic, exist_ok=True)
@@ -270,12 +282,13 @@ def old_news(arena: Arena, dice: random.Random) -> int:
             cases += 1
         cases += _replayed(arena, topic)
         state = ask(peer, [encode(m.TopicState(topic), 1)])
-        require(isinstance(state, m.TopicStateReply) and state.count == 2, f"not two records: {state!r}")
+        is_two = isinstance(state, m.TopicStateReply) and state.count == 2
+        require(is_two, f"expected 2 records, got {state!r}")
     return cases
 
 
 def _replayed(arena: Arena, topic: str) -> int:
-    """One envelope, many times over many connections: one record."""
+    """Send one envelope ten times over five connections. It must be stored once."""
     message = [encode(m.Append(topic, 1), 9), a_frame(b"again", producer_id=123, producer_seq=1)]
     stored = 0
     for _ in range(5):
@@ -288,6 +301,6 @@ def _replayed(arena: Arena, topic: str) -> int:
 
 
 def settled(arena: Arena, topic: str, count: int) -> None:
-    """Wait until a topic holds so many records."""
+    """Wait until a topic contains `count` records."""
     with arena.connect() as client:
         wait_until(lambda: client.topics.state(topic).count == count, ANSWER_S, f"{count} records in {topic}")

@@ -1,4 +1,4 @@
-"""Attacks from the same host: another user, planted files, our own paths taken by somebody else."""
+"""Attacks from the same host: another user, planted files, and socket paths bound by another process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ START_S = 30
 
 
 def other_user(arena: Arena, dice: random.Random) -> int:
-    """RF-110: every file, socket, ring and /proc entry, read and written, by a user who is nobody."""
+    """Try to open every file, socket, ring and /proc entry of the engine as another user (RF-110)."""
     del dice
     info = arena.running.info
     roots = [arena.running.data_dir, info.shm_dir, str(arena.root.parent / "server.key")]
@@ -40,26 +40,26 @@ def other_user(arena: Arena, dice: random.Random) -> int:
     paths = [str(path) for root in targets for path in (root, *root.rglob("*"))]
     pids = list(arena.census().pids.values())
     opened = as_nobody(lambda: _intrude(paths, pids))
-    require(not opened, f"another user got at {opened[:10]}")
-    require(len(paths) > 20, "there was too little to try")
+    require(not opened, f"another user could open {opened[:10]}")
+    require(len(paths) > 20, f"expected more than 20 paths to try, got {len(paths)}")
     wrong = loose_modes([arena.running.data_dir, info.shm_dir])
-    require(not wrong, f"open to others: {wrong[:10]}")
+    require(not wrong, f"mode permits access by group or others: {wrong[:10]}")
     return len(paths) + len(pids) * (len(PROC_FILES) + len(PROC_LINKS) + 1)
 
 
 def loose_modes(roots: list[str]) -> list[str]:
-    """Files and directories of the engine that have a bit for group or others.
+    """Return the engine's files and directories whose mode has a bit for group or others.
 
-    The directories above may be closed as well, and then the intrusion fails for another reason.
+    `_intrude` cannot find them if a parent directory is closed to others.
     """
     found = []
     for root in roots:
         for path in (Path(root), *Path(root).rglob("*")):
             try:
                 facts = path.lstat()
-            except FileNotFoundError:  # the engine goes on, and removes what it does not need any more
+            except FileNotFoundError:  # the running engine removes files that it no longer needs
                 continue
-            # A socket's own mode follows the umask, and its directory's decides.
+            # A socket's mode follows the umask. The mode of its directory decides.
             if not stat.S_ISLNK(facts.st_mode) and facts.st_mode & 0o077:
                 found.append(f"{path.name} {oct(stat.S_IMODE(facts.st_mode))}")
     return found
@@ -113,12 +113,12 @@ def _may(act: Callable[[], object]) -> bool:
 
 
 def as_nobody(act: Callable[[], list[str]]) -> list[str]:
-    """Run it in a child that is another user; returns what it returns.
+    """Run `act` in a child process as user NOBODY; return its result.
 
-    Raises Broken when the child failed, CannotRun where nobody may become another user.
+    Raises Broken if the child failed, CannotRun if this process is not root.
     """
     if os.geteuid() != 0:
-        raise CannotRun("only root can be another user: run it as root")
+        raise CannotRun("switching to another user needs root: run as root")
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -138,23 +138,27 @@ def as_nobody(act: Callable[[], list[str]]) -> list[str]:
         text = said.read()
     _, status = os.waitpid(pid, 0)
     if status != 0:
-        raise Broken(f"the child of another user ended with {status}")
+        raise Broken(f"the child process of the other user exited with wait status {status}")
     found: list[str] = json.loads(text)
     return found
 
 
-# -- our paths taken by somebody else ----------------------------------------------------------------------
+# -- paths of the engine bound by another process ----------------------------------------------------------
 
 
 def bound(arena: Arena, dice: random.Random) -> int:
-    """RF-112: another user cannot bind our paths; a second engine is turned away and breaks nothing."""
+    """Bind the engine's socket paths as another user, and start a second engine on the same data (RF-112).
+
+    Both attempts must fail, and the sockets of the first engine must not change.
+    """
     del dice
     paths = [endpoint.removeprefix("ipc://") for endpoint in arena.sockets()]
     got = as_nobody(lambda: [path for path in paths if _may(lambda p=path: _bind(p))])  # type: ignore[misc]
     require(not got, f"another user bound {got}")
     before = {path: os.stat(path).st_ino for path in paths}
     words = refusal_of(arena.root, arena.root.parent / "second.log")
-    require(words and arena.running.data_dir in words, f"a second engine on the same data said {words!r}")
+    is_refused = words and arena.running.data_dir in words
+    require(is_refused, f"a second engine was not refused with the path of the data directory: {words!r}")
     require(
         before == {path: os.stat(path).st_ino for path in paths},
         "a second engine touched the first's sockets",
@@ -169,15 +173,15 @@ def _bind(path: str) -> None:
         except OSError as e:
             if e.errno != errno.EADDRINUSE:
                 raise
-            # Taking over a live path begins with removing it.
+            # To take over the path of a live socket, a process must remove it first.
             os.unlink(path)
             raw.bind(path)
 
 
 def refusal_of(root: Path, log: Path) -> str:
-    """Start an engine on `root`/data and return what it says when it does not start; "" when it does.
+    """Start an engine on `root`/data; return its log if it refuses, or "" if it starts.
 
-    An engine that starts is stopped again in good order.
+    It also refuses if it gives up a shard. An engine that starts is stopped with SIGTERM.
     """
     command = [sys.executable, "-m", "supervisor", "--data-dir", str(root / "data")]
     for setting in (
@@ -205,7 +209,7 @@ def refusal_of(root: Path, log: Path) -> str:
             child.kill()
             child.wait()
     text = log.read_text(errors="replace")
-    # With a shard given up the engine serves what the others hold; what it refused, it has named.
+    # If a shard is given up, the engine serves the other shards. Its log names the refused file.
     return text if ended or "child given up" in text else ""
 
 
@@ -214,13 +218,13 @@ def refusal_of(root: Path, log: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Plant:
-    """Something put where a file or directory of ours belongs."""
+    """A link, pipe or directory instead of a file or directory of the engine."""
 
     what: str
     find: str
-    """Pattern below the data directory; the first that matches is replaced."""
+    """Glob pattern below the data directory. The first match is replaced."""
     how: Callable[[Path, Path], None]
-    """(what is replaced, a place outside)."""
+    """Called with the path to replace and a path outside the data directory."""
 
 
 def _as_symlink(path: Path, outside: Path) -> None:
@@ -256,7 +260,10 @@ PLANTS = (
 
 
 def planted(arena: Arena, dice: random.Random, *, most: int = len(PLANTS)) -> int:
-    """RF-111: links, pipes, directories where our files belong: the start is refused and names them."""
+    """Replace the engine's files by links, pipes and directories (RF-111).
+
+    The start must be refused with a typed error that names the file. Nothing outside may change.
+    """
     plants = dice.sample(PLANTS, min(most, len(PLANTS)))
     tried = 0
     with tempfile.TemporaryDirectory(prefix="planted-", dir=arena.root.parent) as place:
@@ -284,17 +291,17 @@ def _judge_plant(plant: Plant, path: Path, root: Path) -> None:
         _remove_shared_memory(root)
     name = path.name
     if not words and plant.find == IDX:
-        # The engine starts: only the topics of that segment are halted, and the log names its part.
+        # The engine starts. It halts only the topics of that segment, and its log names the segment.
         words, name = (root / "planted.log").read_text(), path.stem
-    require(words, f"{plant.what}: the engine started all the same")
+    require(words, f"{plant.what}: the engine started, expected a refusal")
     require(name in words, f"{plant.what}: the refusal does not name {name}: {words[-500:]}")
     is_typed = "Traceback" not in words or "ringlog.errors." in words
-    require(is_typed, f"{plant.what}: an error of nobody's instead of a refusal: {words[-1500:]}")
+    require(is_typed, f"{plant.what}: untyped error instead of a refusal: {words[-1500:]}")
     require(_contents(outside) == before, f"{plant.what}: something outside was changed")
 
 
 def _remove_shared_memory(root: Path) -> None:
-    """Of an engine that had to be killed: the identity in its directory names it, as for its next start."""
+    """Remove the shared memory of a killed engine. `meta/engine` in its directory names the path."""
     try:
         shm_dir = Path(json.loads((root / "data" / "meta" / "engine").read_bytes()).get("shm_dir", ""))
     except (OSError, ValueError):
@@ -309,7 +316,7 @@ def _contents(path: Path) -> dict[str, bytes]:
 
 
 def _left_behind(root: Path) -> None:
-    """A stopped engine's directory with a log, a segment and a snapshot."""
+    """Create the directory of a stopped engine, with a log, a segment and a snapshot."""
     with engine(directory=root, wal={"shards": 1}, storage={"enabled": True}) as running:
         running.wait_ready("compactor")
         with ringlog.connect(running.url, wait=START_S) as client:

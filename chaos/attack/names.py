@@ -1,4 +1,4 @@
-"""Names that want to be paths, patterns that want to take for ever, bodies that want to grow."""
+"""Attacks with topic names that resemble paths, with slow patterns, and with decompression bombs."""
 
 from __future__ import annotations
 
@@ -39,24 +39,31 @@ BAD_NAMES = (
     "`id`", "a;b", "a'b", 'a"b', "\ufeffa", "CON ", "a%s%n",
 )  # fmt: skip
 GOOD_NAMES = ("mine.Zq", "mine.zQ", "mine.CON", "mine.nul", "mine...", "mine.:-_", "mine." + "z" * 250)
-"""Legal, and confusing elsewhere: case pairs, device names, the longest."""
+"""Valid names that are problematic elsewhere: case pairs, device names, the longest name."""
 TAGS = 100_000
 TAGS_PER_APPEND = 5_000
 FIRST_PART = 10
-"""Tags are looked at when one in so many is there, and when all are: the time for each must not grow."""
+"""Deletes are measured at 1/FIRST_PART of the tags and at all tags. The time for each tag must not grow."""
 TAG_BYTES = 128
-"""Of each tag of a round: what indexes of segments in force and a sealing hold, not what ever was."""
+"""Allowed memory (bytes) for each tag of a round: indexes of segments in force, and a checkpoint. Tags of
+earlier rounds must not stay in memory."""
 CPU_SLACK_S = 0.25
-"""Of a shard's processor time: clocks of a hundredth of a second, and what it does beside."""
+"""Tolerance (s) of a shard's CPU time.
+
+The clock has a resolution of 0.01 s, and the shard does other work.
+"""
 BOMB_BYTES = 60 << 20
-"""Below the frame limit, and a thousand times what carries it."""
+"""Decompressed size of a bomb: below the frame limit, and about 1,000 times its compressed size."""
 HUGE_BYTES = 512 << 20
-"""What a body becomes that says it becomes little: seen in the memory of whoever believes its own header."""
+"""Decompressed size of a body whose header states a small size.
+
+If a process decompresses it without a limit, its peak memory shows this.
+"""
 PEAK_GROWTH_MAX = 300 << 20
 
 
 def names(arena: Arena, dice: random.Random) -> int:
-    """RF-107: refused by the rule; and no path ever holds a name."""
+    """Invalid names must be refused, and valid names must not appear in any path (RF-107)."""
     del dice
     with arena.peer(key=arena.owner) as peer:
         for name in BAD_NAMES:
@@ -75,20 +82,20 @@ def names(arena: Arena, dice: random.Random) -> int:
             client.append(name, name.encode())
         for name, head in heads.items():
             found = [record.data for record in client.read(name, head)]
-            require(found == [name.encode()], f"{name} holds {found!r}")
+            require(found == [name.encode()], f"topic {name} contains {found!r}, expected its name only")
     request_actor(arena.running.info.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade)
     for root in (arena.running.data_dir, arena.running.info.shm_dir):
         for path in Path(root).rglob("*"):
             held = [name for name in (*GOOD_NAMES, "canary.log", "mine.log") if name in path.name]
-            require(not held, f"a path holds a name: {path.name}")
+            require(not held, f"a path contains a topic name: {path.name}")
     return len(BAD_NAMES) * 5 + len(GOOD_NAMES)
 
 
 def patterns(arena: Arena, dice: random.Random, *, tags: int = TAGS) -> int:
-    """RF-108: time grows with the tags, whatever the pattern; and what all of them took is given back.
+    """Delete by expensive patterns; the CPU time must stay linear in the number of tags (RF-108).
 
-    Time is the shards' own, in which another process that wants the processor has no part. It is compared
-    with what deletes by harmless patterns took, of which the first reads every tag that is there.
+    The CPU time is that of the shards only, so other load on the host does not count. It is compared with
+    deletes by harmless patterns, the first of which reads all tags of the topic.
     """
     topic, life = "mine.tags", f"{dice.getrandbits(32):08x}"
     prefix = "a" * 32 + life
@@ -102,7 +109,7 @@ def patterns(arena: Arena, dice: random.Random, *, tags: int = TAGS) -> int:
         few_s = asked.harmless()
         begun = time.monotonic()
         _write_tags(client, topic, prefix, range(first, tags))
-        # An answer that does not come is waited for as long as the tags took to be written, and more.
+        # An answer may take as long as the writing of the tags took, times SLOWER_MAX, plus a constant.
         asked.patience += SLOWER_MAX * (time.monotonic() - begun)
         plain_s = asked.harmless()
         most_s = SLOWER_MAX * few_s * FIRST_PART + CPU_SLACK_S
@@ -122,9 +129,9 @@ def patterns(arena: Arena, dice: random.Random, *, tags: int = TAGS) -> int:
         deleted, took_s = asked.deleted(prefix + "*")
         require(deleted == tags, f"{tags:,} tags matched, and {deleted:,} were deleted")
         require(took_s < most_s, f"{tags:,} deletes took {took_s:.2f} s, a plain one {plain_s:.2f} s")
-        # The next question about the topic forgets what is gone, and its tags.
+        # The next request for the topic drops the deleted records and their tags.
         client.append(topic, b"", tag="last")
-        require(asked.deleted("last")[0] == 1, "a record behind all that was deleted is not found")
+        require(asked.deleted("last")[0] == 1, "a record appended after the deletes is not found")
     return len(cases) + 2
 
 
@@ -136,7 +143,7 @@ def _write_tags(client: Client, topic: str, prefix: str, numbers: range) -> None
 
 @dataclass(slots=True)
 class _Deletes:
-    """Deletes of one topic, each with what it cost the shards."""
+    """Deletes in one topic, with the CPU time that each cost the shards."""
 
     arena: Arena
     peer: zmq.Socket[Any]
@@ -144,7 +151,7 @@ class _Deletes:
     patience: float
 
     def ask(self, match: Any) -> tuple[m.Message, float]:
-        """The answer and the processor time; raises Broken when none comes."""
+        """Return the answer and the CPU time (s). Raises Broken if no answer arrives in time."""
         before = self.arena.cpu_s("wal_shard")
         answer = ask(self.peer, [encode(m.RecordsDelete(self.topic, match=match), 1)], self.patience)
         if answer is None:
@@ -152,14 +159,14 @@ class _Deletes:
         return answer, self.arena.cpu_s("wal_shard") - before
 
     def deleted(self, match: Any) -> tuple[int, float]:
-        """How many a delete took away, and the processor time."""
+        """Return the number of deleted records and the CPU time (s)."""
         answer, took_s = self.ask(match)
         if not isinstance(answer, m.RecordsDeleted):
             raise Broken(f"a delete by {str(match)[:60]}: {answer!r}")
         return answer.deleted, took_s
 
     def harmless(self) -> float:
-        """Processor time of a delete by one tag and of one by a prefix, which look at all and find none."""
+        """Return the CPU time (s) of two deletes that scan all tags and match none."""
         return sum(self.deleted(match)[1] for match in ("none", "none*"))
 
 
@@ -169,7 +176,7 @@ class _Deletes:
 def compressed_frame(
     topic: m.TopicInfo, codec: Codec, packed: bytes, raw_len: int, *, producer_id: int, number: int
 ) -> bytes:
-    """A frame whose body is `packed` and says that it becomes `raw_len` bytes."""
+    """Return a frame whose body is `packed` and whose header states `raw_len` decompressed bytes."""
     plain = bytearray(
         a_frame(
             b"x", topic_id=topic.topic_id, epoch=topic.epoch, producer_id=producer_id, producer_seq=number
@@ -184,13 +191,16 @@ def compressed_frame(
 
 
 def bombs() -> list[tuple[str, Codec, bytes, int]]:
-    """Bodies that grow a thousandfold, lie about it, come twice, or need a window of gigabytes."""
+    """Return bodies that grow a thousandfold, state a wrong size, are doubled, or need a large window.
+
+    Each is (description, codec, body, stated size).
+    """
     small = zstandard.ZstdCompressor(level=3).compress(bytes(BOMB_BYTES))
     huge = zstandard.ZstdCompressor(level=3).compress(bytes(HUGE_BYTES))
     plain = zstandard.ZstdCompressor(level=3, write_content_size=False).compress(bytes(BOMB_BYTES))
     parameters = zstandard.ZstdCompressionParameters(window_log=27, enable_ldm=True)
     wide = zstandard.ZstdCompressor(compression_params=parameters).compress(bytes(1 << 20))
-    # A frame header that states 2 GiB, with nothing of the kind behind it.
+    # A frame header that states 2 GiB, followed by only a few bytes.
     lying = b"\x28\xb5\x2f\xfd\xa0" + struct.pack("<I", (1 << 31) - 8) + b"\x01\x00\x00"
     packed = lz4.block.compress(bytes(BOMB_BYTES), store_size=False)
     return [
@@ -206,7 +216,10 @@ def bombs() -> list[tuple[str, Codec, bytes, int]]:
 
 
 def decompression(arena: Arena, dice: random.Random) -> int:
-    """RF-103: nobody allocates what a body says, neither when it comes nor when it is sealed and read."""
+    """Send decompression bombs; no process may allocate the stated or actual size (RF-103).
+
+    This includes the checkpoint that reads the stored bodies, and reads by clients.
+    """
     topic = "mine.bombs"
     before = {name: _peak(pid) for name, pid in arena.census().pids.items()}
     producer_id = a_producer(dice)
@@ -219,7 +232,7 @@ def decompression(arena: Arena, dice: random.Random) -> int:
         for number, (what, codec, packed, raw_len) in enumerate(dice.sample(made, len(made)), 1):
             frame = compressed_frame(info, codec, packed, raw_len, producer_id=producer_id, number=number)
             answer = ask(peer, [encode(m.Append(topic, 1), number), frame], 10.0)
-            require(answer is not None, f"a body that {what} got no answer\n{arena.log_tail()}")
+            require(answer is not None, f"the bomb {what!r} got no answer within 10 s\n{arena.log_tail()}")
     request_actor(arena.running.info.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade)
     for name, pid in arena.census().pids.items():
         grown = _peak(pid) - before.get(name, 0)
@@ -229,14 +242,14 @@ def decompression(arena: Arena, dice: random.Random) -> int:
 
 
 def _reads_or_says_why(arena: Arena, topic: str) -> None:
-    """What was stored is read, or refused with its place: never silence, never a dead process."""
+    """Read the topic. The engine must answer with a page or with an error."""
     with arena.peer(key=arena.limited) as peer:
         answer = ask(peer, [encode(m.Read(topic, 0), 1)], 10.0)
         require(isinstance(answer, m.ReadReply | m.ErrorReply), f"reading bombs: {answer!r}")
 
 
 def _peak(pid: int) -> int:
-    """Most bytes a process ever held."""
+    """Return the peak resident memory (bytes) of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM"):
             return int(line.split()[1]) << 10

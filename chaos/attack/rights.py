@@ -1,4 +1,4 @@
-"""Who gets in, and who may do what: without credentials, with wrong ones, and with each scope."""
+"""Authentication and authorization: no credentials, wrong credentials, and each scope with each operation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INSIDE, OUTSIDE, NOWHERE = "mine.log", "canary.log", "canary.absent"
 
 
 def strangers(arena: Arena, dice: random.Random) -> int:
-    """RF-105: no message of theirs is answered, on any way in."""
+    """Connect without credentials and with wrong ones; no message may get an answer (RF-105)."""
     del dice
     eve = new_key()
     ways: list[tuple[str, dict[str, Any]]] = [
@@ -32,15 +32,15 @@ def strangers(arena: Arena, dice: random.Random) -> int:
     ]
     for what, how in ways:
         with arena.peer(**how) as peer:
-            require(ask(peer, HELLO, QUIET_S) is None, f"somebody with {what} got an answer")
-    require(not _confides(arena), "a client with the right key confided in a server without the right one")
+            require(ask(peer, HELLO, QUIET_S) is None, f"a client with {what} got an answer, expected none")
+    require(not _confides(arena), "a client sent its Hello to a server with a wrong key")
     with arena.peer(key=arena.owner) as peer:
-        require(hello(peer), "somebody with a listed key got none")
+        require(hello(peer), "a client with a listed key got no answer")
     return len(ways) + 1
 
 
 def _confides(arena: Arena) -> bool:
-    """Does a client tell a wrong server anything beyond its greeting?"""
+    """Return whether a client sends its Hello to a server with the wrong key."""
     wrong = new_key()
     server = arena.context.socket(zmq.ROUTER)
     try:
@@ -60,11 +60,14 @@ def _confides(arena: Arena) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One row of the table in docs/explanation/security.md, written down again on purpose."""
+    """One row of the table in docs/explanation/security.md.
+
+    It is repeated here as an independent check.
+    """
 
     name: str
     scopes: frozenset[str]
-    """One of them is needed; none listed: nobody may."""
+    """Scopes that permit the operation; any one is enough. If empty, no key may perform it."""
     has_topic: bool = True
 
 
@@ -114,7 +117,7 @@ def _said(name: str, topic: str) -> list[Any]:
         case "RecordsDelete":
             message = m.RecordsDelete(topic, match="no-such-tag")
         case "TopicDelete":
-            # Refused for its records, once it is not refused for lack of rights.
+            # With the right scope this is refused because the topic has records.
             message = m.TopicDelete(topic, if_empty=True)
         case "Read" | "SeekTime" | "Locate":
             message = m.KINDS[name](topic, 0)
@@ -166,7 +169,10 @@ def _said(name: str, topic: str) -> list[Any]:
 
 
 def table(arena: Arena, dice: random.Random) -> int:
-    """RF-106: each operation, with each scope alone, inside, outside, and for what is not there."""
+    """Try each operation with each single scope (RF-106).
+
+    Topics are inside the prefix, outside it, and missing. A refusal must not show whether a topic exists.
+    """
     del dice
     cases = 0
     with arena.connect() as client:

@@ -1,4 +1,4 @@
-"""No key and no payload in anything that is written down or said to strangers (O9)."""
+"""Checks that no key and no payload appears in logs, status, /proc, or files that must not contain them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,26 @@ from ringlog.envelope.wire import encode
 
 
 def searched(arena: Arena, dice: random.Random) -> int:
-    """RF-113: after all the others: logs, status, what /proc shows, every file of the engine."""
+    """Search secrets in the engine's log, engine.json, status, /proc entries and all of its files (RF-113).
+
+    This row runs after all others. Data files may contain payloads, but no secret key.
+    """
     del dice
     keys = [arena.server.secret, arena.owner.secret, arena.limited.secret]
     keys += [key.secret for key in arena.by_scope.values()]
     looked = 0
     for what, text in _said(arena):
         for secret in (*keys, MARKER):
-            require(secret not in text, f"{what} holds {'a payload' if secret == MARKER else 'a secret key'}")
+            kind = "a payload" if secret == MARKER else "a secret key"
+            require(secret not in text, f"{what} contains {kind}")
         looked += 1
     for path in (*Path(arena.running.data_dir).rglob("*"), *Path(arena.running.info.shm_dir).rglob("*")):
         if path.is_file():
             try:
                 data = path.read_bytes()
-            except FileNotFoundError:  # the compactor or the reclaimer removed it
+            except FileNotFoundError:  # removed by the compactor or the reclaimer
                 continue
-            require(not any(key in data for key in keys), f"{path.name} holds a secret key")
+            require(not any(key in data for key in keys), f"{path.name} contains a secret key")
             looked += 1
     if looked < len(_said(arena)) + 5:
         raise Broken(f"only {looked} places were searched")

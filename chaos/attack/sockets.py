@@ -1,4 +1,4 @@
-"""Attacks below and beside the protocol: floods, borrowed identities, bytes that are no handshake, parts."""
+"""Attacks below the protocol: connection floods, foreign identities, invalid handshakes, huge messages."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ringlog.envelope.wire import PROTOCOL, encode
 from ringlog.limits import FRAME_BYTES_MAX
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01"
-"""The first bytes of ZMTP 3.1."""
+"""First bytes of a ZMTP 3.1 greeting."""
 IDLE_CONNECTIONS = 1_500
 DROPPED_CONNECTIONS = 500
 UNFINISHED = 20
 HANDSHAKE_S = 5.0
-"""What docs/explanation/security.md gives a handshake."""
+"""Time limit (s) of a handshake, from docs/explanation/security.md."""
 PARTS = 100_000
 CHUNK = 65_536
 REPLAY_ROUNDS = 8
@@ -30,11 +30,14 @@ _TAILS = (
     b"", bytes(20), b"NULL" + bytes(16) + bytes(32), b"CURVE" + bytes(15) + b"\0" + bytes(31),
     b"PLAIN" + bytes(15) + bytes(32), b"\xff" * 52,
 )  # fmt: skip
-"""What follows the signature: nothing, zeros, each mechanism, rubbish."""
+"""Bytes after the signature: none, zeros, each mechanism, random."""
 
 
 def floods(arena: Arena, dice: random.Random, *, idle: int = IDLE_CONNECTIONS) -> int:
-    """RF-94: idle connections, unfinished handshakes, connections opened and dropped at once."""
+    """Open idle connections and unfinished handshakes, and open and drop connections (RF-94).
+
+    The canary and a new client must be served, and the engine must end unfinished handshakes.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     idle = min(idle, max(hard - 512, 64))
@@ -51,21 +54,22 @@ def floods(arena: Arena, dice: random.Random, *, idle: int = IDLE_CONNECTIONS) -
                 opened += 1
             arena.use()
             with arena.connect() as late:
-                require(late.read("mine.log") is not None, "a client that comes late is not served")
+                page = late.read("mine.log")
+                require(page is not None, "a client that connects during the flood is not served")
             for _ in range(DROPPED_CONNECTIONS):
                 with arena.raw() as raw:
                     raw.sendall(GREETING)
                 opened += 1
             arena.use()
             for raw in unfinished:
-                require(_is_ended(raw), "a handshake that is never finished is waited for without end")
+                require(_is_ended(raw), f"unfinished handshake still open after {HANDSHAKE_S * 2:.0f} s")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return opened
 
 
 def _is_ended(raw: socket.socket) -> bool:
-    """Does the other end close it, in the time a handshake has and as much again?"""
+    """Return whether the engine closes the connection within twice the handshake limit."""
     raw.settimeout(HANDSHAKE_S * 2)
     try:
         while raw.recv(CHUNK):
@@ -78,19 +82,22 @@ def _is_ended(raw: socket.socket) -> bool:
 
 
 def identities(arena: Arena, dice: random.Random) -> int:
-    """RF-96: one routing id twice; another's producer id."""
+    """Use one routing id on two connections, and another client's producer id (RF-96)."""
     with arena.peer(key=arena.owner, ROUTING_ID=b"same") as first:
-        require(hello(first), "a client with a name of its own choice is not served")
+        require(hello(first), "a client with its own routing id is not served")
         with arena.peer(key=arena.limited, ROUTING_ID=b"same") as second:
             second.send(encode(m.TopicState("canary.log"), 2))
             stolen = hear(second, QUIET_S)
-            require(not isinstance(stolen, m.TopicStateReply), "a name of one's own choice gave rights")
-            require(hello(first), "a connection lost its place to one of the same name")
+            require(not isinstance(stolen, m.TopicStateReply), "the routing id of a client gave its rights")
+            require(hello(first), "a connection was replaced by another one with the same routing id")
     return 2 + _producers(arena, a_producer(dice))
 
 
 def _producers(arena: Arena, producer_id: int) -> int:
-    """A producer id is nobody's property on a topic both may write, but no number is given twice."""
+    """Send frames under one producer id from two clients; each number must be stored once.
+
+    A producer id belongs to no client. Any client that may write to the topic may use it.
+    """
     cases = 0
     with arena.peer(key=arena.owner) as mine, arena.peer(key=arena.limited) as theirs:
         info = ask(mine, [encode(m.TopicResolve("mine.log"), 1)])
@@ -115,7 +122,7 @@ def _producers(arena: Arena, producer_id: int) -> int:
             )
             cases += 1
         refused = push(theirs, other, 3, b"stranger")
-        require(isinstance(refused, m.ErrorReply), "a stranger wrote where he may not, by a producer's id")
+        require(isinstance(refused, m.ErrorReply), "a client without rights appended under a foreign producer id")
         after = ask(mine, [encode(m.TopicState("mine.log"), 1)])
         assert isinstance(after, m.TopicStateReply)
         stored = after.head_seq - before.head_seq
@@ -124,7 +131,7 @@ def _producers(arena: Arena, producer_id: int) -> int:
 
 
 def no_handshakes(arena: Arena, dice: random.Random) -> int:
-    """RF-99: random, cut and replayed bytes on every socket."""
+    """Send random, cut and replayed bytes to every socket (RF-99)."""
     cases = 0
     for endpoint in [arena.endpoint, *arena.sockets()]:
         for tail in (*_TAILS, dice.randbytes(200), dice.randbytes(CHUNK)):
@@ -136,8 +143,8 @@ def no_handshakes(arena: Arena, dice: random.Random) -> int:
     for _ in range(REPLAY_ROUNDS):
         cut = dice.choice([len(recorded), dice.randrange(1, len(recorded))])
         heard = _throw(arena, arena.endpoint, [recorded[:cut]], listen_s=QUIET_S)
-        # A server that took the old handshake would answer the old Hello: READY and Welcome, at length.
-        require(b"READY" not in heard, "a recorded handshake was taken for a new one")
+        # A server that accepts the old handshake answers the old Hello with READY and Welcome.
+        require(b"READY" not in heard, "a replayed handshake was accepted")
         cases += 1
     return cases
 
@@ -156,7 +163,7 @@ def _throw(arena: Arena, endpoint: str, pieces: list[bytes], listen_s: float = 0
 
 
 def _recorded_handshake(arena: Arena) -> bytes:
-    """What a welcome client says up to and with its Hello, taken down on the way."""
+    """Return the bytes that an authorized client sends up to and including its Hello, recorded by a relay."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(ANSWER_S)
         port = listener.getsockname()[1]
@@ -183,16 +190,16 @@ def _relay(inner: socket.socket, outer: socket.socket, client: zmq.Socket[bytes]
 
 
 def parts(arena: Arena, dice: random.Random) -> int:
-    """RF-101: a part beyond the limit; a hundred thousand parts; both by somebody with a key."""
+    """Send a part above the size limit, and a message of PARTS parts, as an authorized client (RF-101)."""
     del dice
     with arena.peer(key=arena.limited) as hostile:
-        require(hello(hostile), "the attacker has to get in first")
+        require(hello(hostile), "precondition failed: the attacker's Hello got no Welcome")
         hostile.send_multipart([encode(m.Append("mine.log", 1)), bytes(FRAME_BYTES_MAX + (2 << 20))])
         require(not isinstance(hear(hostile, QUIET_S), m.Appended), "a part beyond the limit was stored")
     arena.use()
     with arena.peer(key=arena.limited, SNDHWM=0) as hostile:
-        require(hello(hostile), "the attacker has to get in first")
+        require(hello(hostile), "precondition failed: the attacker's Hello got no Welcome")
         hostile.send_multipart([encode(m.Append("mine.log", 1)), *([b"x"] * PARTS)])
         require(isinstance(hear(hostile), m.ErrorReply), "a message of many parts was not refused")
-        require(hello(hostile), "one message of many parts ended the connection's right to be heard")
+        require(hello(hostile), "after one message of many parts the connection gets no answers")
     return 2

@@ -1,10 +1,11 @@
-"""Block-level replay (T-9): what a real file system wrote, cut at every flush, in part and out of order.
+"""Block-level replay: writes of a real file system, cut at every flush, in part and out of order.
 
-A shard lives on ext4 or XFS over a block store that logs every write and flush. Then the device is put into
-states that a power cut may leave: everything up to a flush, plus some of the writes behind it, the last one
-perhaps cut at a sector. Each is mounted (its journal is replayed), read out, verified, recovered and judged;
-and it must be among the states that chaos/states allows after the same disk calls, or our rules of what a
-disk may do are kinder than the disks.
+A shard runs on ext4 or XFS over a block store that records every write and flush. Then the device is put into
+states that a power cut may leave: everything up to a flush, plus some of the later writes, the last of them
+perhaps cut at a sector.
+
+Each state is mounted (its journal is replayed), read, verified, recovered and judged. It must also be a state
+that chaos/states allows after the same disk calls. Otherwise the rules of chaos/states are too narrow.
 """
 
 from __future__ import annotations
@@ -30,31 +31,31 @@ from ringlog.testing import disk as d
 from ringlog.testing.shard_world import SimulatedBoardMarks
 
 SETTINGS = {"steps": 14, "subsets": 4, "states_per_s": 25, "states_min": 330}
-"""steps: of one life; subsets: states of each epoch besides those at its ends; states_per_s: so many are
-chosen, from the whole life, for each second there is. What is quicker than that lives more often.
-states_min: so many are tried however slow the host is just now."""
+"""`steps`: of one life. `subsets`: states of each epoch besides those at its ends. `states_per_s`: number of
+states selected per available second, over the whole life; a faster host runs more lives. `states_min`:
+minimum number of states, however slow the host is."""
 SECTOR_BYTES = 512
 WHOLE_SUBSETS_MAX = 3
-"""Epochs of so many writes are tried in every subset."""
+"""For epochs with at most this number of writes, every subset is tried."""
 LIVES_MAX = 100_000
 _TORN_METADATA = frozenset({errno.EBADMSG, errno.EUCLEAN})
-"""A block of its own that a file system writes in place (ext4's superblock) was cut within its checksum. It
-takes a repair of the file system, and says so; nothing of ours is reached."""
+"""A block that the file system writes in place (ext4's superblock) was cut, so that its checksum fails. The
+file system reports it and needs a repair. No data of ringlog is involved."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A state of the device: the first `base` entries, these others, the last of them cut."""
+    """A state of the device: the first `base` entries, plus `extra` ones, the last of them perhaps cut."""
 
     base: int
     extra: tuple[int, ...]
     last_bytes: int
     cut_ns: int
-    """Power fails just before this; what was answered earlier is owed."""
+    """Power fails just before this time (ns). Earlier replies are owed."""
 
 
 def states(recorded: Recorded, rng: random.Random, subsets: int) -> Iterator[State]:
-    """At every flush: nothing of what follows it, all of it, and parts."""
+    """Yield states for every flush: no later write, all writes up to the next flush, and some of them."""
     entries = recorded.entries
     ends = [i for i, entry in enumerate(entries) if not entry.is_write]
     for before, after in zip([-1, *ends], [*ends, len(entries)], strict=True):
@@ -95,7 +96,7 @@ def _subsets(writes: list[int], rng: random.Random, count: int) -> Iterator[tupl
 
 
 class _Facts(NamedTuple):
-    """What was true when power failed: nothing is left of a board."""
+    """Facts for the judge. After a power failure no board is left."""
 
     model: Model
     marks: SimulatedBoardMarks = SimulatedBoardMarks()
@@ -103,7 +104,7 @@ class _Facts(NamedTuple):
 
 @dataclass(slots=True)
 class _Checks:
-    """Judges states of one recorded life, each different one once."""
+    """Judges the states of one recorded life. Equal states are judged once."""
 
     recorded: Recorded
     account: Account
@@ -112,7 +113,7 @@ class _Checks:
     done: int = 0
 
     def check(self, stored: StoredVolume, state: State) -> None:
-        """Mount a state, read it out, and look at it in every way; raises Broken."""
+        """Mount a state, read it and run all checks. Raises Broken."""
         stored.store.show(state.base, state.extra, state.last_bytes)
         stored.loop.forget()
         stored.volume.up()
@@ -160,7 +161,7 @@ def _apply(tree: Tree, operation: d.Operation) -> None:
 def live(
     stored: StoredVolume, kind: str, number: int, order: Order, account: Account, until: float = 1e18
 ) -> None:
-    """One recorded life and its states; reports what it finds."""
+    """Record one life and check its states. Faults become findings."""
     settings = order.choose(SETTINGS)
     rng = order.random(kind, number)
     recorded = record(stored, rng, settings["steps"])
@@ -183,12 +184,12 @@ def live(
             if state.last_bytes and e.errno in _TORN_METADATA:
                 account.did("states with a torn block that the file system itself refuses")
                 continue
-            # A journal that cannot be replayed is the file system's failure, but never one to pass over.
+            # A journal that cannot be replayed is a fault of the file system. It is reported all the same.
             account.found(f"{kind} does not mount: {e}", f"{kind}/{number}/{index}", f"state {state}")
 
 
 def run(order: Order, account: Account) -> None:
-    """Lives on both file systems in turn until the time is over."""
+    """Run lives on both file systems in turn until the time is over."""
     settings = order.choose(SETTINGS)
     need_root()
     until = time.monotonic() + order.seconds
@@ -209,8 +210,11 @@ def run(order: Order, account: Account) -> None:
 
 
 def replay(order: Order, case: str) -> None:
-    """`KIND/NUMBER/STATE`: the same life again. The order of its block writes is the kernel's, so all
-    states of it are judged. Needs a private mount namespace."""
+    """Repeat the life of `KIND/NUMBER/STATE`.
+
+    The kernel decides the order of block writes, so all states of the life are judged. Needs a private mount
+    namespace.
+    """
     kind, number, _ = case.split("/")
     account = Account()
     with stored_volume(kind, order.scratch) as stored:

@@ -1,5 +1,8 @@
-"""A shard's life on a recorded block device: every write and flush of the file system below it, every disk
-call and ack above it, on one clock."""
+"""The life of a shard on a recorded block device.
+
+Every write and flush below the file system, and every disk call and ack above it, is recorded with times of
+one clock.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ FOLDER = "life"
 
 
 class _Stamped(list[d.Operation]):
-    """Operations with the moment at which each returned."""
+    """Operations with the time at which each returned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,18 +39,18 @@ class _Stamped(list[d.Operation]):
 
 @dataclass(slots=True)
 class Recorded:
-    """Everything that happened."""
+    """Everything that was recorded of one life."""
 
     steps: list[str]
     model: Model
     operations: list[d.Operation]
     done_ns: list[int]
     begun_ns: list[int]
-    """When each call that changes the disk began, whether or not it is among the operations."""
+    """When each call that changes the disk began (ns), including calls that are not in `operations`."""
     entries: list[BlockEntry] = field(default_factory=list)
 
     def calls_at(self, cut_ns: int) -> tuple[int, bool]:
-        """How many operations had returned by a moment, and whether the next one had begun."""
+        """Return how many operations had returned at a time, and whether the next one had begun."""
         done = bisect.bisect_left(self.done_ns, cut_ns)
         last_done = self.done_ns[done - 1] if done else 0
         begun = bisect.bisect_left(self.begun_ns, cut_ns)
@@ -56,7 +59,7 @@ class Recorded:
 
 
 def record(stored: StoredVolume, rng: random.Random, steps: int) -> Recorded:
-    """Live on the volume for so many steps; it is unmounted when this returns."""
+    """Run a shard on the volume for `steps` steps. The volume is unmounted afterwards."""
     volume, store = stored.volume, stored.store
     operations, begun_ns = _Stamped(), []
     root = volume.root / FOLDER
@@ -91,11 +94,11 @@ def _sync_folder(path: Path) -> None:
 
 
 EMPTY = Image((DATA,), {})
-"""What the device holds when the recording begins."""
+"""Contents of the device when the recording begins."""
 
 
 def read_image(root: Path) -> Image:
-    """Everything below the life's directory, as the World names it; raises OSError."""
+    """Return everything below the life's directory, with paths of the World. Raises OSError."""
     top = root / FOLDER
     directories, files = [], {}
     for path, _, names in os.walk(top, onerror=_raise):

@@ -1,2 +1,5 @@
-"""Checkers of what clients saw: histories of whole runs (history.py), and short ones searched for an order
-that explains them (lin.py). They know nothing of ringlog but its promises."""
+"""Checkers of what clients observed.
+
+`history.py` judges histories of whole runs. `lin.py` searches short histories for a linearization. They know
+only the guarantees of ringlog, not its code.
+"""

@@ -1,20 +1,20 @@
-"""Judge a whole run by its journals: one pass over sorted columns, a topic at a time.
+"""Judge a whole run by its journals: one pass over sorted columns per topic.
 
-What must hold of a topic that was written, read and deleted from at will while processes died:
+These faults are detected in a topic that clients wrote, read and deleted from while processes died:
 
-  lost         an acknowledged record that was not deleted is in the final read, under its number
-  doubled      no value twice, no number twice, no two answers for one value
-  altered      what is read was submitted, and bears the same digest; what surely failed is nowhere
-  reordered    an append that returned before another began has the smaller number, and one writer's records
-               keep his order
-  stale        a read knows what returned, or was read by anybody, before it began
-  resurrected  what was deleted before a read began is not in it
-  gaps         numbers are dense: what a read passes over was deleted
-  halved       what was sent as one frame is there whole, or not at all, but for what was deleted of it
-  backwards    a reader's cursor goes on from where it was
-  announced    a loss that the engine admits: honest, and still a loss
+  lost         an acknowledged record that was not deleted is missing from the final read
+  doubled      a value or a seq occurs twice, or one value has two acks
+  altered      a read record was never submitted, has another digest, or certainly failed
+  reordered    an append that returned before another one began has the greater seq, or the records of one
+               writer change their order
+  stale        a read misses a record that was acknowledged, or read by any client, before the read began
+  resurrected  a read returns a record that was deleted before the read began
+  gaps         a read skips a seq that was not deleted
+  halved       a frame is only partly there, and a delete does not explain it
+  backwards    a reader's cursor does not continue where it was
+  announced    the engine reports a loss: honest, but still a loss
 
-An operation whose outcome is unknown may be there or not, and never twice.
+An operation with an unknown outcome may be applied once or not at all, never twice.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _READS = (What.READ, What.FINAL)
 
 @dataclass(slots=True)
 class Judgement:
-    """What became of a run. The first block counts work, the second broken promises."""
+    """The verdict on a run. The first block of fields counts work, the second broken guarantees."""
 
     ops: int = 0
     """Operations begun: appends, reads, deletes."""
     acked: int = 0
     unknown: int = 0
-    """Appends whose outcome their client never learned."""
+    """Appends whose outcome is recorded as unknown."""
     failed: int = 0
     read: int = 0
-    """Records given to readers."""
+    """Records returned to readers."""
     deletes: int = 0
     """Deletes that returned."""
     survivors: int = 0
@@ -60,15 +60,15 @@ class Judgement:
     backwards: int = 0
     announced: int = 0
     stories: list[str] = field(default_factory=list)
-    """The first of what is wrong, one line each."""
+    """The first findings, one line each."""
 
     @property
     def wrong(self) -> dict[str, int]:
-        """Broken promises by kind; empty when all held."""
+        """Broken guarantees by kind; empty if all held."""
         return {kind: getattr(self, kind) for kind in BROKEN if getattr(self, kind)}
 
     def add(self, other: Judgement) -> None:
-        """Take in another run's counts and stories."""
+        """Add the counts and stories of another run."""
         for each in fields(self):
             if each.name == "stories":
                 self.stories += other.stories[: STORIES_MAX - len(self.stories)]
@@ -76,7 +76,7 @@ class Judgement:
                 setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     def blame(self, kind: str, topic: str, count: int, story: str) -> None:
-        """Count broken promises of a kind, with an example."""
+        """Count broken guarantees of a kind, with an example."""
         if count:
             setattr(self, kind, getattr(self, kind) + int(count))
             if len(self.stories) < STORIES_MAX:
@@ -90,22 +90,26 @@ BROKEN = (
 
 
 class NothingToJudge(ValueError):
-    """A topic without a final read, or a run that did nothing: no verdict is possible."""
+    """No verdict is possible: a topic has no operation or no final read, or two operations share an id."""
 
 
 def judge(rows: Rows, topics: list[str]) -> Judgement:
-    """Judge all topics of a run; raises NothingToJudge rather than praise an empty run."""
+    """Judge all topics of a run.
+
+    Raises NothingToJudge if a topic has no rows or no completed final read, so that an empty run never
+    passes.
+    """
     found = Judgement()
     for number, name in enumerate(topics):
         mine = rows[rows["topic"] == number]
         if not len(mine):
-            raise NothingToJudge(f"nothing was done to {name}")
+            raise NothingToJudge(f"no operation on topic {name}")
         _Topic(name, mine, found).judge()
     return found
 
 
 class _Topic:
-    """The rows of one topic, taken apart."""
+    """The rows of one topic, split by kind."""
 
     def __init__(self, name: str, rows: Rows, found: Judgement) -> None:
         self.name, self.found = name, found
@@ -118,16 +122,16 @@ class _Topic:
         self._join(returns)
         finals = self.begun[(self.begun["what"] == What.FINAL) & (self.returned < _FAR)]
         if not len(finals):
-            raise NothingToJudge(f"{name} was not read to its end after all was over")
+            raise NothingToJudge(f"topic {name} has no completed final read")
         self.final_op = int(finals["op"][np.argmax(finals["at_ns"])])
         found.ops += len(begun)
         found.read += len(self.records)
 
     def _join(self, returns: Rows) -> None:
-        """Give every begun operation its end; `returned` is far in the future for one that has none."""
+        """Join every operation with its return. `returned` is _FAR for an operation without one."""
         begun = self.begun
         if len(np.unique(begun["op"])) != len(begun):
-            raise NothingToJudge(f"{self.name}: two operations have one number")
+            raise NothingToJudge(f"topic {self.name}: two operations share one id")
         place = np.searchsorted(begun["op"], returns["op"])
         count = len(begun)
         self.returned = np.full(count, _FAR, dtype=np.int64)
@@ -140,7 +144,7 @@ class _Topic:
         self.cursor[place] = returns["value"]
 
     def judge(self) -> None:
-        """All checks."""
+        """Run all checks."""
         begun, found = self.begun, self.found
         is_append = begun["what"] == What.APPEND
         found.acked += int((is_append & (self.outcome == Outcome.OK)).sum())
@@ -156,12 +160,12 @@ class _Topic:
         self._order()
         self._reads()
         for gap in self.gaps:
-            found.blame("announced", self.name, 1, f"{gap['seq']}..{gap['value']} said to be lost")
+            found.blame("announced", self.name, 1, f"seqs {gap['seq']}..{gap['value']} reported as lost")
 
     # -- pieces -----------------------------------------------------------------------------------------
 
     def _deletes(self) -> None:
-        """Floors as steps in time: `sure` once a delete returned, `perhaps` from its beginning on."""
+        """Build the delete floor over time: `sure` rises when a delete returns, `perhaps` when one begins."""
         is_delete = self.begun["what"] == What.DELETE
         done = is_delete & (self.outcome == Outcome.OK)
         tried = is_delete & (self.outcome != Outcome.FAIL)
@@ -170,7 +174,7 @@ class _Topic:
         self.perhaps = _Steps(self.begun["at_ns"][tried], self.begun["seq"][tried])
 
     def _appends(self, is_append: NDArray[np.bool_]) -> None:
-        """One line a value: earliest begin, earliest good return, its number, its digest."""
+        """Build one row per value: earliest begin, earliest successful return, seq, digest."""
         rows, outcome = self.begun[is_append], self.outcome[is_append]
         returned, seq = self.returned[is_append], self.seq[is_append]
         self.values, group = np.unique(rows["value"], return_inverse=True)
@@ -196,18 +200,18 @@ class _Topic:
         self.tries = np.bincount(group, minlength=count)
 
     def _row_of(self, values: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Rows of the table of values, and which of them are known at all."""
+        """Return the rows of `values` in the table of values, and which of them were submitted at all."""
         if not len(self.values):
             return np.zeros(len(values), dtype=np.int64), np.zeros(len(values), dtype=bool)
         place = np.minimum(np.searchsorted(self.values, values), len(self.values) - 1)
         return place, self.values[place] == values
 
     def _identity(self) -> None:
-        """Every number has one value, every value one number, and both are what was submitted."""
+        """Check that every seq has one value, every value one seq, and that both were submitted."""
         found, records = self.found, self.records
         place, is_known = self._row_of(records["value"])
         forged = ~is_known
-        found.blame("altered", self.name, forged.sum(), f"nobody wrote {_shown(records[forged])}")
+        found.blame("altered", self.name, forged.sum(), f"never submitted: {_shown(records[forged])}")
         changed = is_known & (self.digest[place] != records["digest"]) if len(self.values) else forged
         found.blame("altered", self.name, (changed & is_known).sum(), f"changed: {_shown(records[changed])}")
         failed = is_known & self.is_failed[place] if len(self.values) else forged
@@ -217,15 +221,14 @@ class _Topic:
         values = np.concatenate([records["value"], self.values[is_numbered]])
         pairs = np.unique(np.stack([seqs, values], axis=1), axis=0)
         one_seq = np.diff(pairs[:, 0]) == 0
-        found.blame(
-            "doubled", self.name, one_seq.sum(), f"numbers {pairs[1:][one_seq][:3, 0]} have two values"
-        )
+        found.blame("doubled", self.name, one_seq.sum(), f"seqs {pairs[1:][one_seq][:3, 0]} have two values")
         by_value = pairs[np.lexsort((pairs[:, 0], pairs[:, 1]))]
         one_value = np.diff(by_value[:, 1]) == 0
-        found.blame("doubled", self.name, one_value.sum(), f"{by_value[1:][one_value][:3]} under two numbers")
+        story = f"values with two seqs, as (seq, value): {by_value[1:][one_value][:3]}"
+        found.blame("doubled", self.name, one_value.sum(), story)
 
     def _survival(self) -> None:
-        """The final read is dense, and holds all that was acknowledged, or read, and not deleted."""
+        """Check that the final read has no resurrected record, and every record that was acked or read."""
         found, final = self.found, self.final
         sure, perhaps = self.sure.last, self.perhaps.last
         numbers = final["seq"]
@@ -234,7 +237,7 @@ class _Topic:
         found.blame("resurrected", self.name, raised.sum(), f"{_shown(final[raised])} below {sure}")
         is_due = (self.acked_at < _FAR) & ((self.number >= perhaps) | (self.number == 0))
         is_there = np.isin(self.values, final["value"])
-        # Without a number an ack cannot be told from one for a deleted record.
+        # An ack without a seq may belong to a deleted record.
         is_due &= (self.number > 0) | (perhaps <= 1)
         missing = is_due & ~is_there
         found.blame(
@@ -243,10 +246,10 @@ class _Topic:
         )  # fmt: skip
         seen = self.records[(self.records["seq"] >= perhaps) & (self.records["op"] != self.final_op)]
         gone = ~np.isin(seen["seq"], numbers)
-        found.blame("lost", self.name, gone.sum(), f"read once and gone: {_shown(seen[gone])}")
+        found.blame("lost", self.name, gone.sum(), f"read earlier, missing now: {_shown(seen[gone])}")
 
     def _frames(self, rows: Rows) -> None:
-        """Of each frame all records are there, or none; a delete takes records from its beginning on."""
+        """Check that of each frame all records exist or none. A delete may remove the first ones."""
         _, frame = np.unique(rows[["client", "at_ns"]], return_inverse=True)
         place = np.searchsorted(
             self.final["value"], rows["value"], sorter=(order := np.argsort(self.final["value"]))
@@ -264,7 +267,7 @@ class _Topic:
         )
 
     def _order(self) -> None:
-        """Numbers follow real time, and each writer's own order."""
+        """Check that seqs follow real time, and the order of each writer."""
         number = self.number.copy()
         place, is_known = self._row_of(self.final["value"])
         number[place[is_known]] = self.final["seq"][is_known]
@@ -280,22 +283,22 @@ class _Topic:
             "reordered", self.name, late.sum(),
             f"numbers {number[late][:3]} were given after {known[late][:3]} was known",
         )  # fmt: skip
-        # What was sent again elsewhere, or given up, may rightly come after what its first writer did next.
+        # A record that was resent by another client, or is not acked, may follow later records of its first
+        # writer.
         order = np.argsort(self.first_op, kind="stable")
         order = order[(is_acked & (self.tries == 1))[order]]
         writer = self.first_op[order] // OPS_PER_CLIENT
         back = (np.diff(writer) == 0) & (number[order][1:] < number[order][:-1])
-        self.found.blame(
-            "reordered", self.name, back.sum(), f"one writer's {number[order][1:][back][:3]} overtook"
-        )
+        story = f"seqs {number[order][1:][back][:3]} of one writer are out of order"
+        self.found.blame("reordered", self.name, back.sum(), story)
 
     def _learned(self) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-        """(when a read returned, the head it saw) of every read."""
+        """Return (time of return, observed head) of every successful read."""
         is_read = np.isin(self.begun["what"], _READS) & (self.outcome == Outcome.OK)
         return self.returned[is_read], self.seq[is_read]
 
     def _reads(self) -> None:
-        """Each read begins where it was told, passes over nothing that was not deleted, and is not stale."""
+        """Check each read: it starts at its position, skips only deleted records, and is not stale."""
         found, begun = self.found, self.begun
         is_read = np.isin(begun["what"], _READS) & (self.outcome == Outcome.OK)
         ops, after = begun["op"][is_read], begun["seq"][is_read]
@@ -308,7 +311,8 @@ class _Topic:
         first, last = np.searchsorted(records["op"], ops), np.searchsorted(records["op"], ops, side="right")
         floor_sure, floor_perhaps = self.sure.at(began), self.perhaps.at(returned)
         counts = last - first
-        # Rows of records with the read they belong to; what a read without end gave is judged elsewhere.
+        # Join each record with the read that returned it. Other checks cover records of reads that never
+        # returned.
         owner = np.repeat(np.arange(len(ops)), counts)
         rows = np.repeat(first - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts) + np.arange(
             len(owner)
@@ -329,7 +333,7 @@ class _Topic:
             f"read {seqs[step <= 0][:3]} after {before[step <= 0][:3]}",
         )
         skipped = (step > 1) & (seqs > floor_perhaps[owner])
-        found.blame("gaps", self.name, skipped.sum(), f"passed over what lies before {seqs[skipped][:3]}")
+        found.blame("gaps", self.name, skipped.sum(), f"skipped records before seqs {seqs[skipped][:3]}")
         end = after.astype(np.int64)
         end[counts > 0] = records["seq"][last[counts > 0] - 1]
         unread = (cursor.astype(np.int64) > end) & (cursor >= floor_perhaps)
@@ -343,7 +347,8 @@ class _Topic:
         client = ops // OPS_PER_CLIENT
         may_merge = (np.diff(client) == 0) & (begun["what"][is_read][1:] == What.READ)
         jumped = may_merge & (after[1:] != cursor[:-1]) & (after[1:] != 0)
-        found.blame("backwards", self.name, jumped.sum(), f"went on at {after[1:][jumped][:3]}")
+        story = f"continued after {after[1:][jumped][:3]} instead of its cursor"
+        found.blame("backwards", self.name, jumped.sum(), story)
 
 
 class _Steps:
@@ -356,11 +361,11 @@ class _Steps:
 
     @property
     def last(self) -> int:
-        """In the end."""
+        """The number after the last event."""
         return int(self._numbers[-1]) if len(self._numbers) else 0
 
     def at(self, times: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Strictly before each of these times."""
+        """Return the number known strictly before each of these times."""
         place = np.searchsorted(self._times, times, side="left")
         padded = np.concatenate([np.zeros(1, dtype=np.uint64), self._numbers])
         return padded[place]

@@ -1,8 +1,9 @@
-"""Journals: what clients did and saw, written down outside the engine while it happens.
+"""Journals: what clients did and observed, written outside the engine as it happens.
 
-A client notes an operation *before* it begins and again when it returned, so that a client that is killed
-leaves an operation without an end: its outcome is unknown. Times are of the monotonic clock, which all
-processes of a host share. One file a client; a row is appended by one write call and is never half there.
+A client records an operation *before* it begins and again after it returned. If the client is killed, the
+operation has no return and its outcome is unknown. Times are of the monotonic clock, which all processes of a
+host share. Each client has one file. Each row is appended by one write call, so that a kill leaves no partial
+row.
 """
 
 from __future__ import annotations
@@ -24,47 +25,50 @@ ROW = np.dtype(
         ("op", "<u8"), ("value", "<u8"), ("seq", "<u8"), ("digest", "<u8"),
     ]
 )  # fmt: skip
-"""One row. `op` is unique in the run, `topic` an index into the run's list of topics; the others by kind."""
+"""One row. `op` is unique in the run; `topic` is an index into the run's list of topics. The meaning of the
+other fields depends on `what`."""
 Rows = NDArray[Any]
 OPS_PER_CLIENT = 1 << 32
 
 
 class What(IntEnum):
-    """What a row says."""
+    """Kind of a row, and the meaning of its fields."""
 
     APPEND = 1
-    """Begun: a record with this `value` and `digest`. Operations with the same value are one record: a key
-    sent again. `seq`: so many records that begin together are one frame; 0 = it does not matter which."""
+    """Begun: append a record with this `value` and `digest`. Operations with the same value are one record,
+    resent under one key. `seq`: number of records that begin together and form one frame; 0: the frame is not
+    checked."""
     READ = 2
-    """Begun: a read of what follows `seq`."""
+    """Begun: a read of the records after `seq`."""
     DELETE = 3
-    """Begun: delete everything below `seq`."""
+    """Begun: a delete of everything below `seq`."""
     RETURN = 4
-    """The operation returned with `outcome`. Append: `seq` is the record's number, 0 = no longer known. Read:
-    `seq` is the head it saw, `value` the cursor it gave."""
+    """The operation returned with `outcome`. Append: `seq` is the record's seq, 0 if no longer known. Read:
+    `seq` is the observed head, `value` the returned cursor."""
     RECORD = 5
-    """The read `op` gave record `seq` with `value` and `digest`."""
+    """The read `op` returned record `seq` with `value` and `digest`."""
     GAP = 6
-    """The read `op` announced that `seq`..`value` are lost."""
+    """The read `op` reported that `seq`..`value` are lost."""
     FINAL = 7
-    """Begun: a read of everything, after all else is over. As READ otherwise."""
+    """Begun: a read of everything after all other operations have ended. Otherwise like READ."""
 
 
 class Outcome(IntEnum):
     """How an operation ended for its client."""
 
     UNKNOWN = 0
-    """It may have been applied, may be applied later, or never. What has no RETURN is unknown too."""
+    """It may have been applied, may be applied later, or never. An operation without RETURN is unknown
+    too."""
     OK = 1
     FAIL = 2
     """Certainly not applied."""
 
 
 class RowFile:
-    """The rows of one client, appended by one write call each time. For one thread."""
+    """The rows of one client. Each call appends with one write call. Not thread-safe."""
 
     def __init__(self, path: Path, client: int) -> None:
-        """Create the file; raises FileExistsError, for two clients with one number would be one."""
+        """Create the file. Raises FileExistsError, because two clients must not share one number."""
         self.client = client
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
@@ -72,18 +76,18 @@ class RowFile:
         """Append whole rows."""
         data = rows.tobytes()
         if data and os.write(self._fd, data) != len(data):
-            raise OSError("a journal could not be written whole")
+            raise OSError("short write to a journal")
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Close the file."""
         os.close(self._fd)
 
 
 class Journal(RowFile):
-    """One client's journal."""
+    """The journal of one client."""
 
     def __init__(self, path: Path, client: int) -> None:
-        """As RowFile."""
+        """Create the journal; see RowFile."""
         super().__init__(path, client)
         self._next_op = client * OPS_PER_CLIENT
 
@@ -91,7 +95,7 @@ class Journal(RowFile):
         self, what: What, topic: int, *, seq: int = 0, values: Sequence[int] = (0,),
         digests: Sequence[int] = (0,),
     ) -> NDArray[np.uint64]:  # fmt: skip
-        """Note that operations begin now, one for each value; returns their numbers."""
+        """Record that operations begin now, one for each value. Returns their ids."""
         count = len(values)
         rows = self._rows(count, what, topic)
         ops = np.arange(self._next_op, self._next_op + count, dtype=np.uint64)
@@ -103,19 +107,19 @@ class Journal(RowFile):
     def end(
         self, topic: int, ops: NDArray[np.uint64], outcome: Outcome, seqs: Any = 0, values: Any = 0
     ) -> None:
-        """Note that operations returned now."""
+        """Record that operations returned now."""
         rows = self._rows(len(ops), What.RETURN, topic)
         rows["op"], rows["outcome"], rows["seq"], rows["value"] = ops, outcome, seqs, values
         self.write(rows)
 
     def records(self, topic: int, op: int, seqs: Any, values: Any, digests: Any) -> None:
-        """Note what a read gave, before its end is noted."""
+        """Record the records that a read returned. Call it before `end`."""
         rows = self._rows(len(seqs), What.RECORD, topic)
         rows["op"], rows["seq"], rows["value"], rows["digest"] = op, seqs, values, digests
         self.write(rows)
 
     def gap(self, topic: int, op: int, first: int, last: int) -> None:
-        """Note an announced loss."""
+        """Record a reported loss."""
         rows = self._rows(1, What.GAP, topic)
         rows["op"], rows["seq"], rows["value"] = op, first, last
         self.write(rows)
@@ -129,7 +133,10 @@ class Journal(RowFile):
 
 
 def load(folder: Path, dtype: np.dtype[Any] = ROW, since_ns: int = 0) -> Rows:
-    """All journals of a directory, from a moment on; a client's rows stay in their order."""
+    """Return the rows of all journals of a directory, from time `since_ns` on.
+
+    The rows of a client stay in order.
+    """
     parts = [np.zeros(0, dtype=dtype)]
     for path in sorted(folder.glob("*.journal")):
         if count := path.stat().st_size // dtype.itemsize:
@@ -140,5 +147,5 @@ def load(folder: Path, dtype: np.dtype[Any] = ROW, since_ns: int = 0) -> Rows:
 
 
 def rows_in(folder: Path) -> int:
-    """How many rows there are so far."""
+    """Return the number of rows so far."""
     return sum(path.stat().st_size for path in folder.glob("*.journal")) // ROW.itemsize

@@ -1,4 +1,4 @@
-"""Idempotency keys: a key's appends, and what was found of it in the end, have an explaining order (O5)."""
+"""Check idempotency keys: for each key, the acks and the final read must have a linearization."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from chaos.check.lin import FOREVER, Op, SearchTooLong, find_order, keyed_append
 
 COMPLAINTS_MAX = 5
 KEY_VALUES = 0xFFFF << 48
-"""Values of keyed records begin here: far from those of clients."""
+"""Values of keyed records start here, far above those of clients."""
 
 
 def check_keys(rows: Rows, topic: int) -> list[str]:
-    """Complaints about the keys of a topic; [] when every key's history can be explained."""
+    """Return complaints about the keys of a topic, at most COMPLAINTS_MAX; [] if all histories are explained.
+
+    A key whose search exceeds its limit is skipped.
+    """
     mine = rows[rows["topic"] == topic]
     mine = mine[(mine["what"] != What.APPEND) | (mine["value"] >= KEY_VALUES)]
     finals = mine["op"][mine["what"] == What.FINAL]
@@ -55,7 +58,7 @@ def check_keys(rows: Rows, topic: int) -> list[str]:
 
 
 def tried_twice(rows: Rows, topic: int) -> int:
-    """Keys of which one append never returned and another, of another client, did."""
+    """Count the keys of which one append never returned and an append by another client did."""
     mine = rows[rows["topic"] == topic]
     begun = mine[mine["what"] == What.APPEND]
     ended = np.isin(begun["op"], mine["op"][mine["what"] == What.RETURN])
@@ -63,7 +66,7 @@ def tried_twice(rows: Rows, topic: int) -> int:
 
 
 def is_waiting(path: Path) -> bool:
-    """Has the client of this journal begun an append that has not returned?"""
+    """Whether the client of this journal has begun an append that has not returned."""
     if not path.exists():
         return False
     rows = np.fromfile(path, dtype=ROW)

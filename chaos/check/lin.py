@@ -1,9 +1,11 @@
-"""Is there an order of these operations that explains every answer? (linearizability)
+"""Linearizability: is there an order of the operations that explains every result?
 
-The search of Wing and Gong with Lowe's memo: take any operation that began before every one still open
-returned, apply it to the model, go on; a set of done operations and a state that failed once are not tried
-again. An operation whose outcome is unknown returns never: it may be put anywhere after its beginning, or
-left out. Exponential at worst, so histories are short: one key, some dozens of operations.
+This is the search of Wing and Gong with Lowe's memoization. It takes any operation that began before every
+open one returned, applies it to the model, and continues. A pair of done operations and state that failed
+once is not tried again.
+
+An operation with an unknown outcome never returns: it can take effect at any time after it began, or not at
+all. The search is exponential at worst, so histories are short: one key, some dozens of operations.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 
 FOREVER = 1 << 62
 STEPS_MAX = 2_000_000
-"""States looked at before a search is given up."""
+"""Number of states after which a search gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,28 +25,29 @@ class Op:
 
     invoked: int
     returned: int
-    """FOREVER when the client never learned the outcome."""
+    """FOREVER if the client never learned the outcome."""
     kind: str
     value: Hashable
     result: Any = None
-    """What it returned; not looked at when the outcome is unknown."""
+    """Its result; ignored if the outcome is unknown."""
 
 
 Apply = Callable[[Hashable, Op], "Iterable[Hashable]"]
-"""(state, operation) -> states it may lead to: none when the operation cannot have this result there."""
+"""(state, operation) -> possible next states; empty if the operation cannot have this result in this
+state."""
 
 
 class SearchTooLong(RuntimeError):
-    """Neither an order nor the absence of one was found within STEPS_MAX states."""
+    """The search found neither an order nor its absence within STEPS_MAX states."""
 
 
 def find_order(history: Sequence[Op], start: Hashable, apply: Apply) -> list[Op] | None:
-    """An order that explains the history, or None; raises SearchTooLong."""
+    """Return an order that explains the history, or None. Raises SearchTooLong."""
     ops = sorted(history, key=lambda op: op.invoked)
     wanted = sum(1 << n for n, op in enumerate(ops) if op.returned < FOREVER)
     failed: set[tuple[int, Hashable]] = set()
     path: list[int] = []
-    # One frame a depth: what may still be tried there.
+    # One iterator per depth: the choices that remain there.
     stack = [_choices(ops, 0, start, apply)]
     done, steps = [0], 0
     while stack:
@@ -72,7 +75,7 @@ def find_order(history: Sequence[Op], start: Hashable, apply: Apply) -> list[Op]
 
 
 def _choices(ops: list[Op], done: int, state: Hashable, apply: Apply) -> Any:
-    """Operations that may be next: nobody who is not done returned before they began."""
+    """Yield (operation, next state): each open operation that began before every open one returned."""
     horizon = min((op.returned for n, op in enumerate(ops) if not done >> n & 1), default=FOREVER)
     for n, op in enumerate(ops):
         if op.invoked > horizon:
@@ -87,10 +90,10 @@ def _choices(ops: list[Op], done: int, state: Hashable, apply: Apply) -> Any:
 
 
 def keyed_append(state: Hashable, op: Op) -> Iterable[Hashable]:
-    """One idempotency key: the first append gets a number, all others that same number; a look says which.
+    """Model of one idempotency key: all appends return the seq of the first one, and a look reads this seq.
 
-    State: the number, 0 before. An append of unknown outcome gets a number that a later answer tells: until
-    then the state is -1.
+    The state is the seq, 0 before the first append. After an append with an unknown outcome the state is -1,
+    until a later result gives the seq.
     """
     assert isinstance(state, int)
     if op.kind == "look":
@@ -101,7 +104,7 @@ def keyed_append(state: Hashable, op: Op) -> Iterable[Hashable]:
 
 
 def log(state: Hashable, op: Op) -> Iterable[Hashable]:
-    """One topic: an append's number is its position; a read gives everything there is."""
+    """Model of one topic: an append returns its position, and a read returns all values."""
     assert isinstance(state, tuple)
     if op.kind == "read":
         return [state] if tuple(op.result) == state else []

@@ -1,6 +1,6 @@
-"""Clocks: an engine whose processes see the wall time that a mapped file says, by a preloaded shim.
+"""Clock faults: a preloaded shim gives each engine process the wall time from a mapped file.
 
-Settings: `long`, also the cases that take many seconds; `only`, the name of one case.
+Settings: `long`: include cases that take many seconds; `only`: the name of one case.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def _set_right(run: Callable[[Bench, random.Random], None]) -> Callable[[Bench, random.Random], None]:
-    """The next case begins with true clocks, whatever this one came to."""
+    """Wrap a case so that the clocks are correct after it, whatever its result."""
 
     def wrapped(made: Bench, chance: random.Random) -> None:
         try:
@@ -56,17 +56,17 @@ def _clocked(order: Order, account: Account) -> Iterator[Bench]:
         with bench(order, account, environ={"LD_PRELOAD": preload}, settings=SETTINGS) as made:
             made.more["walls"] = clocks
             if not clocks.readings("wal_shard"):
-                raise Broken("the shim is not in the shards: they never asked it for the time")
+                raise Broken("the clock shim is not loaded in the shards: they never read its clock")
             yield made
     finally:
         clocks.close()
 
 
 def run(order: Order, account: Account) -> None:
-    """Every case that the plan asks for, over and over while there is time."""
+    """Run every case that the plan selects, repeatedly, until the time is over."""
     run_chosen(order, account, CASES, partial(_clocked, order))
 
 
 def replay(order: Order, case: str) -> None:
-    """One case again; `all`: every case, and the judge at the end."""
+    """Repeat one case; `all`: every case, and the final judgement."""
     replay_chosen(order, case, CASES, partial(_clocked, order))

@@ -1,4 +1,4 @@
-"""Clocks that step, freeze, shake and differ; processes that were suspended."""
+"""Clocks that step, freeze, jitter and differ between processes, and suspended processes."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ TTL_MS = 600_000
 SHORT_TTL_MS = 700
 BUSY_LOOK_S = 1.0
 BUSY_MAX = 0.5
-"""Part of a processor that one process may use under the light load; a loop without a wait uses all of it."""
+"""CPU share that one process may use under light load. A loop without a wait uses a whole CPU."""
 LEASE_MS = 60_000
 BRIEF_LEASE_MS = 3_000
 SUSPEND_S = 7.5
-"""Longer than the six seconds after which a process without progress is stuck."""
+"""Longer than the 6 s after which the supervisor treats a process without progress as stuck."""
 
 
 def walls(bench: Bench) -> Walls:
-    """The clocks of this bench's engine."""
+    """Return the clocks of this bench's engine."""
     found: Walls = bench.more["walls"]
     return found
 
 
 class Watched:
-    """A topic with a TTL, what was written to it, and what its floors were: they never come down."""
+    """A topic with a TTL, its writes, and its floor so far, which must never fall."""
 
     def __init__(self, bench: Bench, ttl_ms: int) -> None:
         self.bench = bench
@@ -45,37 +45,40 @@ class Watched:
         self.ttl_us = ttl_ms * 1_000
 
     def settle_clock(self) -> None:
-        """What is written from now on is stamped with the clock as it was set before.
+        """Ensure that later writes are stamped with the clock that was set before this call.
 
-        A shard reads the clock when it begins a turn, and takes in what comes until it looks at its rings: a
-        turn that began before the step may take a write that came after it. Its answer says that this turn
-        has done so.
+        A shard reads the clock at the start of a pass of its loop and accepts frames until it polls its
+        rings. A pass that began before the clock step may therefore accept a later write. The reply to a
+        request proves that this pass has polled its rings.
         """
         self.bench.client.topics.state(self.name)
 
     def write(self, count: int) -> None:
-        """Append; each stamp is at least the one before (CK-3)."""
+        """Append `count` records.
+
+        Each timestamp must be at least the previous one, and seqs must be dense.
+        """
         for _ in range(count):
             done = self.bench.client.append(self.name, b"ttl")
             last = max(self.stamps.values(), default=0)
             require(done.commit_ts >= last, f"a stamp goes back: {last} to {done.commit_ts}")
             want = max(self.stamps, default=0) + 1
-            require(done.first_seq == want, f"number {done.first_seq} and not {want}")
+            require(done.first_seq == want, f"expected seq {want}, got {done.first_seq}")
             self.stamps[done.first_seq] = done.commit_ts
 
     def look(self, *, latest_us: int, transport: Literal["ring", "ipc"] = "ring") -> list[int]:
-        """Numbers that are there; nothing is gone before its time, and nothing comes back.
+        """Return the seqs that can be read, and check that no record expired early or came back.
 
-        `latest_us` is the latest time that any process of the engine may have seen since the last look. Who
-        reads leaves out what has expired by its own clock: this process by the true one, the gateway (with
-        `transport` "ipc") by that of the case.
+        `latest_us` is the latest time that any engine process may have observed since the last look. Readers
+        omit records that have expired by their own clock. This process uses the true clock; the gateway (with
+        `transport` "ipc") uses the clock of the case.
         """
         with ringlog.connect(self.bench.host.url, transport=transport) as client:
             here = [item.seq for item in client.reader(self.name) if isinstance(item, Record)]
         state = self.bench.client.topics.state(self.name)
         floor = max(state.evict_floor, 0)
-        require(floor >= self._floor, f"a floor came down from {self._floor} to {floor}")
-        require(not here or here[0] >= self._floor, f"{here[:1]} came back; the floor was {self._floor}")
+        require(floor >= self._floor, f"the floor fell from {self._floor} to {floor}")
+        require(not here or here[0] >= self._floor, f"seq {here[:1]} is below the old floor {self._floor}")
         require(here == list(range(here[0], here[-1] + 1)) if here else True, f"gaps in {here[:20]}")
         gone = [seq for seq in self.stamps if seq not in set(here)]
         early = [seq for seq in gone if self.stamps[seq] + self.ttl_us > latest_us + 1]
@@ -85,7 +88,7 @@ class Watched:
 
 
 def _calm(bench: Bench) -> None:
-    """No process spins: CPU time of each over a while of light load."""
+    """Check that no process spins: CPU time of each process during light load."""
     pids = bench.pids
     before = {name: process_cpu_s(pid) for name, pid in pids.items() if name != "supervisor"}
     begun = time.monotonic()
@@ -96,7 +99,10 @@ def _calm(bench: Bench) -> None:
 
 
 def back(bench: Bench, chance: random.Random) -> None:
-    """RF-83: an hour back during writes and retention: stamps, numbers and floors go on; nothing revives."""
+    """Step the clock one hour back during writes and retention (RF-83).
+
+    Timestamps, seqs and floors continue, and no deleted record returns.
+    """
     before, clocks = bench.pids, walls(bench)
     topic = Watched(bench, TTL_MS)
     topic.write(3)
@@ -106,8 +112,8 @@ def back(bench: Bench, chance: random.Random) -> None:
     clocks.step(-HOUR_S)
     topic.write(3)
     again = bench.client.append_many(topic.name, [b"keyed"], idempotency_key=key)
-    require(again.first_seq == first.first_seq, f"a key is forgotten inside its window: {again}")
-    require(topic.look(latest_us=time.time_ns() // 1_000) == list(range(1, 8)), "records are gone")
+    require(again.first_seq == first.first_seq, f"the key was forgotten within its window: {again}")
+    require(topic.look(latest_us=time.time_ns() // 1_000) == list(range(1, 8)), "records are missing")
     bench.need_work(5)
     clocks.right()
     topic.write(2)
@@ -116,7 +122,10 @@ def back(bench: Bench, chance: random.Random) -> None:
 
 
 def forward(bench: Bench, _: random.Random) -> None:
-    """RF-84: ten years forward: what has a TTL expires, what has none stays; coming back revives nothing."""
+    """Step the clock ten years forward (RF-84).
+
+    Records with a TTL expire, those without one stay. After the step back nothing returns.
+    """
     before, clocks = bench.pids, walls(bench)
     topic = Watched(bench, TTL_MS)
     topic.write(5)
@@ -127,14 +136,14 @@ def forward(bench: Bench, _: random.Random) -> None:
     clocks.right()
     topic.write(3)
     left = topic.look(latest_us=time.time_ns() // 1_000 + round(TEN_YEARS_S * 1e6))
-    require(left == list(range(6, 12)), f"{left} after coming back")
+    require(left == list(range(6, 12)), f"seqs {left} after the clock stepped back")
     bench.need_work(5)
     _calm(bench)
     bench.need_same(before)
 
 
 def last_instant(bench: Bench, _: random.Random) -> None:
-    """RF-84: some seconds before the largest instant, with and without a TTL that would lead beyond it."""
+    """Set the clock to seconds before the largest instant, with a TTL that would exceed it (RF-84)."""
     before, clocks = bench.pids, walls(bench)
     topic = Watched(bench, TTL_MS)
     clocks.be_at(LAST_NS - 30 * NS)
@@ -156,7 +165,7 @@ def last_instant(bench: Bench, _: random.Random) -> None:
 
 
 def first_instant(bench: Bench, _: random.Random) -> None:
-    """RF-83: a host whose clock battery is dead begins in 1970."""
+    """Start in 1970, like a host with a dead clock battery (RF-83)."""
     before, clocks = bench.pids, walls(bench)
     clocks.be_at(NS)
     topic = Watched(bench, TTL_MS)
@@ -171,7 +180,10 @@ def first_instant(bench: Bench, _: random.Random) -> None:
 
 
 def over_a_restart(bench: Bench, chance: random.Random) -> None:
-    """RF-85: the clock steps while an engine is down: stamps, floors and numbers go on where they were."""
+    """Step the clock while an engine is down (RF-85).
+
+    Timestamps, floors and seqs continue where they were.
+    """
     clocks = walls(bench)
     for step in chance.sample((-HOUR_S, HOUR_S), 2):
         topic = Watched(bench, SHORT_TTL_MS)
@@ -191,7 +203,7 @@ def over_a_restart(bench: Bench, chance: random.Random) -> None:
 
 
 def of_two_minds(bench: Bench, chance: random.Random) -> None:
-    """RF-85: shards and those who work behind them see different times: the shard's decides on expiry."""
+    """Give shards and background processes different times (RF-85). The shard's clock decides on expiry."""
     before, clocks = bench.pids, walls(bench)
     topic = Watched(bench, TTL_MS)
     topic.write(3)
@@ -202,13 +214,13 @@ def of_two_minds(bench: Bench, chance: random.Random) -> None:
     bench.need_work(20)
     begun = clocks.readings("reclaimer") + clocks.readings("compactor")
     bench.wait("them to look", lambda: clocks.readings("reclaimer") + clocks.readings("compactor") > begun)
-    require(topic.look(latest_us=time.time_ns() // 1_000) == [1, 2, 3, 4, 5, 6], "expired by another's clock")
+    require(topic.look(latest_us=time.time_ns() // 1_000) == [1, 2, 3, 4, 5, 6], "expired by a foreign clock")
     clocks.right()
     bench.need_same(before)
 
 
 def frozen(bench: Bench, _: random.Random) -> None:
-    """RF-86: the clock stands still: writes go on, nobody spins, stamps are equal and numbers are not."""
+    """Freeze the clock (RF-86). Writes continue, no process spins, timestamps are equal and seqs are not."""
     before, clocks = bench.pids, walls(bench)
     topic = Watched(bench, TTL_MS)
     clocks.freeze(time.time_ns())
@@ -224,7 +236,7 @@ def frozen(bench: Bench, _: random.Random) -> None:
 
 
 def shaken(bench: Bench, _: random.Random) -> None:
-    """RF-86: each reading is off by up to 50 ms either way."""
+    """Jitter each clock reading by up to 50 ms in either direction (RF-86)."""
     before, clocks = bench.pids, walls(bench)
     topic = Watched(bench, TTL_MS)
     clocks.shake(0.05)
@@ -237,7 +249,7 @@ def shaken(bench: Bench, _: random.Random) -> None:
 
 
 def suspended(bench: Bench, _: random.Random) -> None:
-    """RF-87: every process is frozen for longer than "stuck" is, and the wall clock has moved an hour."""
+    """Suspend all processes for longer than the stuck timeout; the wall clock moves by 10 min (RF-87)."""
     before, clocks = bench.pids, walls(bench)
     topic = Watched(bench, 2 * TTL_MS)
     topic.write(3)
@@ -257,7 +269,10 @@ def suspended(bench: Bench, _: random.Random) -> None:
 
 
 def leases(bench: Bench, _: random.Random) -> None:
-    """RF-84: who holds a job, of a queue or of a group, keeps it however the clock is set; its lease ends."""
+    """Set the clock while jobs are leased (RF-84).
+
+    The holder keeps its lease, and a short lease ends on time.
+    """
     before, clocks = bench.pids, walls(bench)
     name = f"leases-{time.monotonic_ns()}"
     bench.client.topics.create(name, type="queue", durability="fsync")
@@ -268,7 +283,8 @@ def leases(bench: Bench, _: random.Random) -> None:
     for step in (HOUR_S, -HOUR_S, TEN_YEARS_S):
         clocks.step(step)
         require(
-            all(each.seq != job.seq for each in other.claim(1, lease_ms=1_000)), f"taken away by {step} s"
+            all(each.seq != job.seq for each in other.claim(1, lease_ms=1_000)),
+            f"a clock step of {step} s ended the lease",
         )
         job.extend(LEASE_MS)
         clocks.right()

@@ -1,4 +1,7 @@
-"""Wall clocks of an engine's processes, each of which can be stepped, frozen and shaken."""
+"""Wall clocks of an engine's processes.
+
+Each kind of process can have its clock stepped, frozen or jittered.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ KINDS = ("supervisor", "wal_shard", "compactor", "reclaimer", "relocator", "gate
 WORDS = 4
 NS = 1_000_000_000
 LAST_NS = (1 << 63) - 1
-"""The largest instant that nanoseconds since the epoch can say: in the year 2262."""
+"""The largest instant in nanoseconds since the epoch that fits a signed 64-bit integer: in the year 2262."""
 
 
 class Walls:
-    """The clocks. `preload` goes into the engine's environment as LD_PRELOAD."""
+    """The clocks of one engine. Pass `preload` to the engine as LD_PRELOAD."""
 
     def __init__(self, scratch: Path) -> None:
         path = scratch / f"clock-{time.monotonic_ns()}"
@@ -39,38 +42,38 @@ class Walls:
             raise CannotRun(f"the clock shim does not compile: {done.stderr[-300:]}")
 
     def step(self, seconds: float, *kinds: str) -> None:
-        """Be off by so much, in these kinds of processes or in all."""
+        """Offset the clock by `seconds`, in these kinds of processes or in all."""
         self._set(0, round(seconds * NS), kinds)
 
     def be_at(self, ns: int, *kinds: str) -> None:
-        """Go on from this instant, nanoseconds since the epoch."""
+        """Continue from this instant (nanoseconds since the epoch)."""
         self._set(0, ns - time.time_ns(), kinds)
 
     def freeze(self, ns: int, *kinds: str) -> None:
-        """Stand still at this instant; 0: go on."""
+        """Stop the clock at this instant (nanoseconds since the epoch); 0: let it run again."""
         self._set(1, ns, kinds)
 
     def shake(self, seconds: float, *kinds: str) -> None:
-        """Be off by up to so much at each reading, either way."""
+        """Offset each reading by a random amount of up to `seconds` in either direction."""
         self._set(2, round(seconds * NS), kinds)
 
     def right(self) -> None:
-        """Tell the true time again."""
+        """Return all clocks to the true time."""
         for at in range(len(KINDS) * WORDS):
             if at % WORDS != 3:
                 self._words[at] = 0
 
     def readings(self, kind: str) -> int:
-        """How often processes of this kind asked for the time."""
+        """Return how often processes of this kind have read the clock."""
         return self._words[KINDS.index(kind) * WORDS + 3]
 
     def now_us(self, kind: str = "wal_shard") -> int:
-        """What such a process sees now, microseconds since the epoch, shaking apart."""
+        """Return the current time of these processes (microseconds since the epoch), without jitter."""
         at = KINDS.index(kind) * WORDS
         return (self._words[at + 1] or time.time_ns() + self._words[at]) // 1_000
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the file."""
         self._words.release()
         self._map.close()
 

@@ -1,8 +1,9 @@
-"""Real file systems that lose power (T-8): ext4 and XFS are told to stop, with and without their journal.
+"""Power loss on real file systems: ext4 and XFS are shut down, with and without their journal.
 
-A shard lives on the file system and is cut off before a disk call chosen by chance, or beside one, by
-another thread. Then unmount, mount, verify, recover, judge, and the same directory goes on to its next cut.
-Acks are kept outside the file system. `engine.py` does it to the whole program at its stop points.
+A shard runs on the file system. Power fails before a randomly chosen disk call, or from another thread while
+the call runs. Then the harness unmounts, mounts, verifies, recovers and judges, and continues with the next
+cut of the same directory. Acks are recorded outside the file system. `engine.py` does the same to the whole
+program at its stop points.
 """
 
 from __future__ import annotations
@@ -25,38 +26,38 @@ from ringlog.errors import RinglogError
 from ringlog.testing.shard_world import ShardRunEnded
 
 SETTINGS = {"engine_points": 2, "engine_share": 0.3}
-"""engine_points: how many of engine.POINTS are tried in one run, 0 = all, those of the seed first;
-engine_share: of the time, for the whole program."""
+"""`engine_points`: number of cases of the whole program in one run, 0: as many as fit. `engine_share`: share
+of the time for the whole program."""
 CUTS_A_LIFE = 4
 STEPS_MAX = 12
 CALLS_MAX = 60
 BESIDE_SHARE = 0.4
-"""Of the cuts: by another thread, some time after the chosen call began."""
+"""Share of the cuts that another thread makes, some time after the chosen call began."""
 BESIDE_S_MAX = 0.003
 RECOVERY_SHARE = 0.25
-"""Of the cuts: followed by another one inside the recovery."""
+"""Share of the cuts that are followed by another cut during recovery."""
 RECOVERY_CALLS_MAX = 25
 LIVES_MAX = 1_000_000
 
 
 @dataclass(slots=True)
 class _Cutter:
-    """Cuts at the call it is armed for."""
+    """Cuts the power at the disk call it is armed for."""
 
     volume: Volume
     due: int = 0
     flag: int = 1
     beside_s: float = -1.0
-    """Negative: before the call, in its thread."""
+    """Delay (s) of a cut in another thread. Negative: cut before the call, in the calling thread."""
     calls: list[str] = field(default_factory=list)
     thread: threading.Thread | None = None
     has_cut: bool = False
     cut_ns: int = 0
-    """When power began to fail. An answer seen later comes from a machine that was dead: ext4 lets a
-    sync that the cut overtook return 0 although its extents stay unwritten."""
+    """Time at which power began to fail. A later reply comes from a machine that was already dead: ext4 lets
+    a sync that the cut overtook return 0 although its extents stay unwritten."""
 
     def before(self, number: int, call: str) -> None:
-        """Called before each disk call."""
+        """Hook that runs before each disk call."""
         self.due -= 1
         if self.due != 0:
             return
@@ -75,7 +76,7 @@ class _Cutter:
         self.has_cut = True
 
     def finish(self) -> None:
-        """Cut now if nothing was called often enough; wait for the other thread."""
+        """Wait for the cutting thread. If no cut happened yet, cut now."""
         if self.thread is not None:
             self.thread.join()
             self.thread = None
@@ -86,7 +87,7 @@ class _Cutter:
 
 
 def live(volume: Volume, rng: random.Random, account: Account, name: str) -> None:
-    """One directory through CUTS_A_LIFE cuts; raises Broken with what was done before."""
+    """Take one directory through CUTS_A_LIFE cuts. Raises Broken with the steps so far."""
     root = volume.root / name
     cutter = _Cutter(volume)
 
@@ -115,7 +116,7 @@ def live(volume: Volume, rng: random.Random, account: Account, name: str) -> Non
         raise Broken(f"{type(e).__name__}: {e}\n{' '.join(story)}") from e
     finally:
         life.end()
-        volume.down()  # It may be one that was cut off.
+        volume.down()  # It may have been cut off.
         volume.up()
         shutil.rmtree(root, ignore_errors=True)
 
@@ -135,7 +136,7 @@ def _arm(cutter: _Cutter, rng: random.Random, calls: int) -> None:
 
 
 def _cut_recovery(life: Life, cutter: _Cutter, rng: random.Random, story: list[str]) -> None:
-    """Power fails once more while the shard starts; nothing was shown to anybody by then."""
+    """Cut power again while the shard starts. No client has seen data of this start yet."""
     _arm(cutter, rng, RECOVERY_CALLS_MAX)
     with contextlib.suppress(RinglogError, ShardRunEnded):
         life.start(is_reboot=True)
@@ -145,7 +146,7 @@ def _cut_recovery(life: Life, cutter: _Cutter, rng: random.Random, story: list[s
 
 def _work_until_cut(life: Life, cutter: _Cutter, rng: random.Random, story: list[str]) -> None:
     _arm(cutter, rng, CALLS_MAX)
-    # A dead file system fails the calls that come after the cut: visibly, and as a typed error.
+    # After the cut the dead file system fails all calls. Each failure must be a typed error.
     with contextlib.suppress(RinglogError, ShardRunEnded):
         for _ in range(STEPS_MAX):
             story.append(life.step(rng))
@@ -156,7 +157,7 @@ def _work_until_cut(life: Life, cutter: _Cutter, rng: random.Random, story: list
 
 
 def run(order: Order, account: Account) -> None:
-    """Lives on both file systems in turn, then the whole program at its stop points."""
+    """Run lives on both file systems in turn, then the whole program at its stop points."""
     settings = order.choose(SETTINGS)
     need_root()
     until = time.monotonic() + order.seconds * (1.0 - settings["engine_share"])
@@ -182,7 +183,10 @@ def run(order: Order, account: Account) -> None:
 
 
 def replay(order: Order, case: str) -> None:
-    """`KIND/NUMBER`: a life; `engine/KIND/POINT/FLAG`: the whole program. Needs a private mount namespace."""
+    """Repeat a case: `KIND/NUMBER` for a life, `engine/KIND/POINT/FLAG` for the whole program.
+
+    Needs a private mount namespace.
+    """
     if case.startswith("engine/"):
         engine.replay(order, case)
         return

@@ -1,4 +1,4 @@
-"""The whole program, cut off while one of its processes stands at a stop point (RF-65)."""
+"""Power loss under the whole program while one of its processes is paused at a stop point (RF-65)."""
 
 from __future__ import annotations
 
@@ -37,16 +37,19 @@ POINTS = (
     "reclaim_after_write", "reclaim_after_change", "reclaim_mid_unlink", "relocate_after_copy",
     "relocate_after_flip", "relocate_after_drop", "log_after_write", "log_after_sync", "shards",
 )  # fmt: skip
-"""Stop points at which one process is paused, and `shards`: cut after a start with another number."""
+"""Stop points at which one process is paused. `shards`: cut after a start with another number of shards."""
 REACH_S = 15.0
 KEPT = 40
-"""Of the records of each topic that are sealed so many are not deleted."""
+"""Number of sealed records per topic that are not deleted."""
 SECONDS_A_CASE = 8.0
-"""A case that is not begun by so much before the end is left out."""
+"""No case starts with less time left than this."""
 
 
 def run(order: Order, account: Account, points: int, seconds: float) -> None:
-    """As many cases as fit, or exactly `points` of them; 0 = until the time is over."""
+    """Run exactly `points` cases.
+
+    If `points` is 0, run as many as fit into the time or until the floors are reached.
+    """
     cases = [(kind, point, flag) for point in POINTS for kind in KINDS for flag in FLAGS]
     order.random("engine").shuffle(cases)
     until_s = time.monotonic() + seconds
@@ -68,7 +71,7 @@ def run(order: Order, account: Account, points: int, seconds: float) -> None:
 
 
 def replay(order: Order, case: str) -> None:
-    """`engine/KIND/POINT/FLAG`."""
+    """Repeat `engine/KIND/POINT/FLAG`."""
     _, kind, point, flag = case.split("/")
     account = Account()
     with volume(kind, order.scratch) as one:
@@ -77,7 +80,7 @@ def replay(order: Order, case: str) -> None:
 
 
 def cut_at(one: Volume, point: str, flag: int, rng: random.Random, account: Account, scratch: Path) -> None:
-    """Run the program under traffic until it stands at the point, cut, mount, verify, start, judge."""
+    """Run the program under traffic until it reaches the point. Then cut, mount, verify, start and judge."""
     with Nursery() as nursery:
         traffic = Traffic(nursery, scratch / f"journals-{time.monotonic_ns()}")
         _cut_and_judge(one, point, flag, rng, account, traffic)
@@ -93,7 +96,7 @@ def _cut_and_judge(
         if point == "shards":
             _reach_other_shards(one, root, flag, traffic)
         else:
-            # Starting passes these points too.
+            # A start also passes the points of rotation and log, so these cases wait for a later pass.
             first = {"rotate": 2, "log": rng.randint(20, 60)}
             pass_number = first.get(point.split("_", maxsplit=1)[0], 1)
             _reach_point(one, root, f"{point}:{pass_number}:pause", flag, traffic, cold)
@@ -121,7 +124,7 @@ def _reach_point(
             if enough and not is_reached() and not stop.startswith("log_"):
                 _provoke(host, traffic, is_reached, stop)
             if not until(is_reached, REACH_S):
-                raise RigError(f"nobody reached {stop}; {traffic.acked} batches were acknowledged")
+                raise RigError(f"no process reached {stop}; {traffic.acked} batches were acknowledged")
             one.cut(flag)
         finally:
             with contextlib.suppress(RinglogError):
@@ -130,10 +133,11 @@ def _reach_point(
 
 
 def _provoke(host: TestEngine, traffic: Traffic, is_reached: Callable[[], bool], stop: str) -> None:
-    """Checkpoints, and deletes for the reclaimer, until the point is reached."""
+    """Request checkpoints, and deletes for the reclaimer, until the point is reached or REACH_S is over."""
     deadline = time.monotonic() + REACH_S
     while not is_reached() and time.monotonic() < deadline:
-        # Segments of which most is dead and something alive: others are dropped, and never made anew.
+        # The reclaimer rewrites segments that are mostly dead. It drops entirely dead ones without a rewrite,
+        # so some records must stay alive.
         sealed = {topic: traffic.count(ACKED, topic=topic) for topic in TOPICS}
         checkpoint(host)
         if stop.startswith("reclaim_") and not is_reached():
@@ -173,7 +177,7 @@ def _judge_again(root: Path, traffic: Traffic, cold: dict[str, Any], account: Ac
 
 
 def _paused(host: TestEngine) -> Callable[[], bool]:
-    """Whether one of the engine's processes stands still."""
+    """Return a function that returns whether a process of the engine is stopped."""
 
     def is_paused() -> bool:
         try:

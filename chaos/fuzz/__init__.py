@@ -1,9 +1,9 @@
-"""Coverage-guided fuzzing of every decoder, of recovery and of the verifier (RF-102, RF-114).
+"""Coverage-guided fuzzing of every decoder, of recovery and of the offline verifier (RF-102, RF-114).
 
-Targets are the modules `fuzz_NAME` here; each says what it promises for any bytes. A crash, an input that
-takes more than two seconds of CPU time or more than 512 MiB is a finding; its case is `TARGET/HEX`.
+A target is a module `fuzz_NAME` in this package. Its docstrings state the guarantee for any bytes. A finding
+is a crash, or an input that takes more than 2 s of CPU time or more than 512 MiB. A case is `TARGET/HEX`.
 
-Settings: `targets` (empty: all), `planted` (for the tests of the harness).
+Settings: `targets` (list of names; empty: all), `planted` (a deliberate bug, for the tests of the harness).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from chaos.order import Account, CannotRun, Order
 
 KNOWN = {"targets": [], "planted": ""}
 START_S = 6.0
-"""What importing everything instrumented takes of the time."""
+"""Part of the time (s) that the instrumented import of all modules takes."""
 GRACE_S = 60.0
 REPLAY_LIMIT_S = 20.0
 MIB = 1 << 20
@@ -36,7 +36,10 @@ _ONE = "import sys; from chaos.fuzz import try_one; try_one(sys.argv[1], bytes.f
 
 
 def run(order: Order, account: Account) -> None:
-    """Fuzz the targets one after another for `seconds` in all; raises CannotRun without atheris."""
+    """Fuzz the targets one after another within `order.seconds`.
+
+    Raises CannotRun if atheris is not installed.
+    """
     chosen = order.choose(KNOWN)
     try:
         import atheris  # noqa: F401
@@ -71,7 +74,8 @@ def _judge(order: Order, account: Account, name: str) -> None:
     found = [path for path in sorted(order.scratch.glob(f"{name}.*-*")) if path.is_file()]
     for path in found:
         data = path.read_bytes()
-        # A slow machine is no finding, and neither is what only a process full of other inputs runs into.
+        # Run the input alone in a new process. A slow host, or the memory of earlier inputs, is not a
+        # finding.
         story = trouble_with(name, data, chosen_planted(order))
         if story:
             account.found(
@@ -85,13 +89,13 @@ def _judge(order: Order, account: Account, name: str) -> None:
 
 
 def chosen_planted(order: Order) -> str:
-    """What the tests of the harness spoil."""
+    """Return the deliberate bug that a test of the harness requested, or an empty string."""
     planted: str = order.choose(KNOWN)["planted"]
     return planted
 
 
 def executions_of(text: str) -> int:
-    """How many inputs libFuzzer says it ran."""
+    """Return the number of inputs that libFuzzer ran, read from its log."""
     final = _UNITS.search(text)
     if final:
         return int(final[1])
@@ -100,7 +104,7 @@ def executions_of(text: str) -> int:
 
 
 def trouble_with(name: str, data: bytes, planted: str = "") -> str:
-    """Run one input in a process of its own; what is wrong with it, or "" when nothing is."""
+    """Run one input in its own process; return a description of the failure, or "" if it passes."""
     environ = {**os.environ, "CHAOS_FUZZ_PLANTED": planted}
     try:
         done = subprocess.run(
@@ -115,7 +119,10 @@ def trouble_with(name: str, data: bytes, planted: str = "") -> str:
 
 
 def try_one(name: str, data: bytes) -> None:
-    """One input, with its bounds in time and memory; raises what the target raises, or AssertionError."""
+    """Run one input within the limits of CPU time and memory.
+
+    Raises the errors of the target, or AssertionError if a limit is exceeded.
+    """
     planted = os.environ.get("CHAOS_FUZZ_PLANTED", "")
     target = load(name)
     if planted:
@@ -134,7 +141,7 @@ def try_one(name: str, data: bytes) -> None:
 
 
 def replay(order: Order, case: str) -> None:
-    """One input again; raises AssertionError with its story."""
+    """Run one input again. Raises AssertionError with its details if it fails."""
     name, _, data = case.partition("/")
     story = trouble_with(name, bytes.fromhex(data), chosen_planted(order))
     if story:
@@ -142,7 +149,7 @@ def replay(order: Order, case: str) -> None:
 
 
 def save(name: str, data: bytes) -> Path:
-    """Keep an input in the corpus; returns where."""
+    """Store an input in the corpus; return its path."""
     import hashlib
 
     path = Path(__file__).parent.parent / "corpus" / name / hashlib.sha256(data).hexdigest()[:16]

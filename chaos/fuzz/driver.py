@@ -1,7 +1,8 @@
-"""Runs libFuzzer over one target after another: `python -m chaos.fuzz.driver ORDER.json`.
+"""Run libFuzzer on one target after another: `python -m chaos.fuzz.driver ORDER.json`.
 
-Everything that is fuzzed is imported once, instrumented; each target then runs in a fork of its own, since
-libFuzzer ends its process. What it says goes to a file, what crashes it to another; `chaos.fuzz` reads both.
+The driver imports all fuzzed modules once, instrumented. Each target then runs in its own fork, because
+libFuzzer ends its process. Output goes to one file for each target, and each crashing input to its own file.
+`chaos.fuzz` reads these files.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ TARGETS = (
     "frame", "envelope", "gateway", "settle", "wal", "segment", "snapshot", "config", "names", "handshake",
     "verify", "shard",
 )  # fmt: skip
-"""Modules `fuzz_NAME`; each says what it promises."""
+"""Names of the targets. Target NAME is the module `fuzz_NAME`."""
 CRASHES_MAX = 16
-"""Different ones of one target that are kept."""
+"""Maximum number of distinct crashes that are kept for one target."""
 INPUT_S_MAX = 2
 RSS_MIB_MAX = 512
 INSTRUMENTED = ("ringlog", "actors")
@@ -35,46 +36,50 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Target(Protocol):
-    """What a module `fuzz_NAME` offers."""
+    """Interface of a module `fuzz_NAME`."""
 
     MAX_LEN: int
     SHARE: float
-    """Part of the time it gets, relative to the others."""
+    """Share of the time, relative to the shares of the other targets."""
 
     def check(self, data: bytes) -> None:
-        """Whatever the bytes: return, and raise for a broken promise only."""
+        """Run one input. Return for any bytes; raise only if a guarantee is broken."""
 
     def seeds(self) -> Iterable[bytes]:
-        """Inputs to begin with, besides those kept in the corpus."""
+        """Yield initial inputs, in addition to the corpus."""
 
 
 class DriverOrder(msgspec.Struct):
-    """What the driver is asked for."""
+    """Task of the driver."""
 
     out: str
     """Directory for `NAME.log` and `NAME.crash-*`."""
     seed: int
     seconds: dict[str, float]
-    """By target."""
+    """Time (s) by target."""
     parent_pid: int
     planted: str = ""
-    """`module:function` that spoils something first, for the tests of the harness."""
+    """`module:function` that installs a deliberate bug first, for the tests of the harness."""
 
 
 def load(name: str) -> Target:
-    """The module of a target."""
+    """Import and return the module of a target."""
     module: Target = importlib.import_module(f"chaos.fuzz.fuzz_{name}")
     return module
 
 
 def kept(name: str) -> list[bytes]:
-    """Inputs of the corpus: past crashers and what is worth keeping."""
+    """Return the inputs of a target in the corpus, for example inputs of earlier crashes."""
     folder = CORPUS / name
     return [path.read_bytes() for path in sorted(folder.iterdir())] if folder.is_dir() else []
 
 
 def main() -> int:
-    """Fuzz what the order says; exit status 0 also when something was found: the files tell."""
+    """Fuzz the targets of the order.
+
+    Returns 0 even if a target crashed, because `chaos.fuzz` reads the result files. Returns 1 if the process
+    that started the driver has exited.
+    """
     order = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=DriverOrder)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != order.parent_pid:
@@ -111,7 +116,7 @@ def _fuzz(name: str, seconds: float, order: DriverOrder) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    tempfile.tempdir = order.out  # What a target makes goes with the rest, also when it is killed.
+    tempfile.tempdir = order.out  # Temporary files of a target are removed with `out`, even if it is killed.
     corpus = tempfile.mkdtemp(prefix=f"{name}-")
     for number, data in enumerate((*target.seeds(), *kept(name))):
         Path(corpus, f"{number:04d}").write_bytes(data[: target.MAX_LEN])
@@ -126,7 +131,10 @@ def _fuzz(name: str, seconds: float, order: DriverOrder) -> None:
 
 
 def guarded(name: str, check: Callable[[bytes], None], out: Path) -> Callable[[bytes], None]:
-    """The target, with what it raises written down, once for each place, so that the others are found too."""
+    """Return a function that runs `check` and stores the first input for each distinct place of an error.
+
+    It continues after an error, so that one crash does not hide others.
+    """
     seen: set[tuple[str, str, int]] = set()
 
     def guard(data: bytes) -> None:
@@ -144,7 +152,7 @@ def guarded(name: str, check: Callable[[bytes], None], out: Path) -> Callable[[b
 
 
 def _place(error: BaseException) -> tuple[str, str, int]:
-    """What was raised, and the innermost line of ours it came through."""
+    """Return the type of an error, and file and line of the innermost frame in fuzzed code."""
     file, line = "", 0
     trace = error.__traceback__
     while trace is not None:

@@ -1,4 +1,4 @@
-"""Configuration: TOML, settings, key files, topic configs are taken, or refused by the errors that say so."""
+"""Configuration: TOML, settings, key files and topic configs are accepted, or refused with a typed error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SETTING = (
 
 
 def check(data: bytes) -> None:
-    """Typed."""
+    """Parse one input. Only ConfigError, InvalidRequest and CorruptData may be raised inside."""
     how, rest = (data[0] % 9, data[1:]) if data else (0, b"")
     try:
         _take(how, rest)
@@ -86,7 +86,7 @@ def _file(data: bytes) -> None:
 
 
 def seeds() -> Iterator[bytes]:
-    """Each form, right and wrong."""
+    """Yield a valid and an invalid example of each form."""
     key = "a" * 40
     for text in (
         f'[[keys]]\nname = "x"\npublic_key = "{key}"\nscopes = ["read"]\nprefixes = ["a."]',

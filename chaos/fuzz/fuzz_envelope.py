@@ -1,7 +1,7 @@
-"""Envelopes: any bytes are a message or EnvelopeInvalid, and a message is what it says when it is sent on.
+"""Envelopes: any bytes decode to a message or raise EnvelopeInvalid, and a message survives a round trip.
 
-The first byte chooses: the bytes as they are, or as the body of one kind, so that bombs get past the outer
-array (RF-102).
+If the first byte is the number of a message kind, the rest is the body of that kind. This lets MessagePack
+bombs get past the outer array (RF-102). Otherwise the bytes are the whole envelope.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _pack = msgspec.msgpack.encode
 
 
 def check(data: bytes) -> None:
-    """Total, and a round trip."""
+    """Decode the bytes; encode and decode a decoded message again. Both messages must be equal."""
     if not data:
         return
     if data[0] < len(NAMES):
@@ -35,7 +35,7 @@ def check(data: bytes) -> None:
 
 
 def seeds() -> Iterator[bytes]:
-    """Some messages, each kind's number, and the bombs everybody knows."""
+    """Yield some messages, one body for each kind, and well-known MessagePack bombs."""
     for message in (Hello(1, "x"), Read("t", 0), TopicPut("t", {"ttl_ms": 1})):
         yield encode(message, 9)
     for number in range(len(NAMES)):

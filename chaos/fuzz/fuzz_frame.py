@@ -1,7 +1,8 @@
-"""Frames: the engine's decoder, the offline one and measure agree about any bytes.
+"""Frames: the engine's decoder, the offline decoder and `measure` agree about any bytes.
 
-Each input is decoded as it is and once more with its checksums put right, so that mutations reach the
-structure behind them. Anything but a view or FrameInvalid is a finding. Seeds are the golden frames.
+Each input is decoded unchanged, and again with corrected length and checksum. So mutations also reach the
+checks after the checksum. Any result other than a view or FrameInvalid is a finding. Seeds are the golden
+frames.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SIDE_BY_SIDE = 13
 
 
 def check(data: bytes) -> None:
-    """One input: total, and judged alike by all three."""
+    """Decode one input with all three. They must accept or refuse it alike."""
     scan(data[: len(data) & ~7])
     decode_both(data)
     if len(data) < 80:
@@ -45,7 +46,7 @@ def check(data: bytes) -> None:
 
 
 def decode_both(data: bytes) -> FrameView | None:
-    """Decode with both; raises AssertionError where they differ."""
+    """Decode with the engine and the offline decoder. Raises AssertionError if they differ."""
     view: FrameView | None = None
     found: DecodedFrame | None = None
     try:
@@ -64,7 +65,7 @@ def decode_both(data: bytes) -> FrameView | None:
 
 
 def compare(view: FrameView, found: DecodedFrame, data: bytes) -> None:
-    """Raise AssertionError where two readings of one frame differ."""
+    """Raise AssertionError if the two decoded forms of one frame differ."""
     if not view.columns:
         if repr(view.control()) != repr(found.control):
             raise AssertionError("control bodies differ")
@@ -82,6 +83,6 @@ def compare(view: FrameView, found: DecodedFrame, data: bytes) -> None:
 
 
 def seeds() -> Iterator[bytes]:
-    """The golden frames."""
+    """Yield the golden frames."""
     for path in sorted(GOLDEN.glob("**/frames/*.hex")):
         yield bytes.fromhex(path.read_text())

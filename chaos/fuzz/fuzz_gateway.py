@@ -1,4 +1,4 @@
-"""The gateway's core: whatever a client with a key says gets one answer, or none where none is due."""
+"""The gateway's core: every message of an authenticated client gets exactly the replies that are due."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IDENTITY = GatewayIdentity("e" * 32, "0", PROTOCOL, 2, 1, 1 << 20)
 
 
 def check(data: bytes) -> None:
-    """[length of the envelope, two bytes][envelope][attachment]."""
+    """Handle one input: [length of the envelope, 2 bytes, little-endian][envelope][attachment]."""
     size = int.from_bytes(data[:2], "little")
     head, attached = data[2 : 2 + size], data[2 + size :]
     if head and head[0] < len(NAMES):
@@ -57,7 +57,7 @@ def check(data: bytes) -> None:
 
 
 def _answer(effect: Any) -> Any:
-    """Shards that know nothing, or are away."""
+    """Return the answer of a shard: the topic does not exist, or the shard is not available."""
     match effect:
         case ev.AskShard():
             error = NotReady("away") if effect.ticket % 2 else TopicNotFound("no such topic")
@@ -69,7 +69,7 @@ def _answer(effect: Any) -> Any:
 
 
 def seeds() -> Iterator[bytes]:
-    """Envelopes alone, and appends with golden frames."""
+    """Yield envelopes without attachment, and appends with golden frames."""
     for seed in envelope_seeds():
         yield len(seed).to_bytes(2, "little") + seed
     append = bytes([NAMES.index("Append")]) + b"\x95\xa1t\x01\xc3\xc0\xa0"

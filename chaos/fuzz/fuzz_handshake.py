@@ -1,4 +1,4 @@
-"""How processes meet: URLs, engine.json, the engine's identity, ZAP requests, key files, Hello."""
+"""Decoders of connection setup: URLs, engine.json, the engine's identity, ZAP requests, key files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ URL, ZAP, IDENTITY, ENGINE, KEY = range(5)
 
 
 def check(data: bytes) -> None:
-    """Typed; and nobody is admitted by a request that is not a listed key's."""
+    """Decode one input. Errors must be typed, and a ZAP request is admitted only with a listed key."""
     how, rest = (data[0] % 5, data[1:]) if data else (0, b"")
     match how:
         case 0:
@@ -76,7 +76,7 @@ def _file(data: bytes, *, is_engine: bool) -> None:
 
 
 def seeds() -> Iterator[bytes]:
-    """Each, right and wrong."""
+    """Yield a valid and an invalid example of each form."""
     key = "a" * 40
     for url in (
         "ringlog:///run/x", f"ringlog://h:1?server_key={key}", "ringlog://[::1]:99", "ringlog://h:99999",

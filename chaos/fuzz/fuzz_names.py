@@ -1,4 +1,4 @@
-"""Names and filters: topics, tags, files. Fast, total, and of one opinion on client and shard."""
+"""Names and filters: topics, tags, files. Client and shard must agree on them, for any text."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ringlog.tags import parse_match, parse_stored_match, request_form
 MAX_LEN = 300
 SHARE = 2.5
 LEVELS_MAX = 100
-"""Our own matcher calls itself for each."""
+"""Maximum number of levels in a pattern. The matcher of this module recurses for each level."""
 
 
 def check(data: bytes) -> None:
-    """A legal name is harmless anywhere; a filter means the same to a reader and to a delete."""
+    """Check one input: a valid name is harmless as a path, and a filter means the same after storage."""
     text = data.decode("utf-8", "replace")
     _name(text)
     for parse in (parse_stem, split_part, parse_shard_dir, parse_wal_name, parse_snapshot_name):
@@ -77,7 +77,7 @@ def _filter(wanted: object) -> None:
 
 
 def _levels(pattern: str, tag: str) -> None:
-    """A pattern and a tag, looked at level by level."""
+    """Match a tag with a pattern, and compare with the simple matcher of this module."""
     try:
         match = parse_match(["tag", "Levels", pattern])
     except InvalidRequest:
@@ -97,7 +97,7 @@ def _matches(pattern: list[str], tag: list[str]) -> bool:
 
 
 def seeds() -> Iterator[bytes]:
-    """Names of everything, and almost."""
+    """Yield names and filters of every kind, valid and almost valid."""
     for text in (
         "orders.eu", "a" * 255, "a" * 256, "..", "a/b", "packs/pack-0001000000000007",
         "topics/0000000000000001/seg-00000000000000000001-0001000003000001.idx", "wal-1-0.log", "shard-00",

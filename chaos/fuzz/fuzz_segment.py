@@ -1,7 +1,7 @@
-"""Segments: one part of a good one is the input; every question ends in an answer or CorruptData.
+"""Segments: the input replaces one part of a valid segment; every read must answer or raise CorruptData.
 
-The first byte chooses the part and what is put right: bits 0..1 data, index, tags, marks; bit 2 the header's
-checksum; bit 3 the checksum of the contents.
+The first byte selects the part and the corrections. Bits 0..1: data, index, tags, marks. Bit 2: correct the
+header's checksum. Bit 3: correct the checksum of the contents.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GOLDEN = Path(__file__).parents[2] / "tests" / "golden" / "segment"
 PARTS = (DATA, IDX, TAGS, DEL)
 HEADERS = {DATA: DATA_HEADER_BYTES, IDX: IDX_HEADER_BYTES, TAGS: TAGS_HEADER_BYTES, DEL: DEL_HEADER_BYTES}
 CONTENTS_AT = {IDX: 64, TAGS: 64}
-"""Where a header keeps the checksum of what follows it."""
+"""Offset in the header of the checksum of the contents."""
 MEND_HEADER, MEND_CONTENTS = 4, 8
 ROOT = "/data"
 STEM = (GOLDEN / "stem").read_text().strip()
@@ -45,7 +45,7 @@ _base: list[SimulatedDisk] = []
 
 
 def check(data: bytes) -> None:
-    """Typed, for the reader, for rebuilding, for the scrub."""
+    """Run the reader, the verification and the index rebuild. Each must succeed or raise a typed error."""
     how, rest = (data[0], data[1:]) if data else (0, b"")
     part = PARTS[how & 3]
     disk = disk_with(part, mended(part, rest, how))
@@ -79,13 +79,13 @@ def _ask_everything(disk: SimulatedDisk) -> None:
             segment.tagged(topic_id, TagMatch(b"tag", is_prefix=True))
             segment.tags_of(topic_id)
             segment.deleted(row)
-            segment.mark_deleted(disk, row, BitMap64([1, 2, 3]))
+            segment.mark_deleted(row, BitMap64([1, 2, 3]))
     finally:
         segment.close()
 
 
 def mended(part: str, data: bytes, how: int) -> bytes:
-    """The part with checksums that hold, as far as `how` asks for it."""
+    """Return the part with the checksums corrected that `how` selects."""
     made = bytearray(data)
     size = HEADERS[part]
     if len(made) < size:
@@ -101,7 +101,7 @@ def mended(part: str, data: bytes, how: int) -> bytes:
 
 
 def disk_with(part: str, data: bytes) -> SimulatedDisk:
-    """The golden segment, one part of it replaced."""
+    """Return a disk with the golden segment, with one part of it replaced."""
     if not _base:
         made = SimulatedDisk(ROOT)
         for directory in (f"{ROOT}/packs", f"{ROOT}/topics", f"{ROOT}/tmp"):
@@ -117,7 +117,7 @@ def disk_with(part: str, data: bytes) -> SimulatedDisk:
 
 
 def seeds() -> Iterator[bytes]:
-    """Each golden part, with each way of putting it right."""
+    """Yield each golden part with each combination of corrections."""
     for number, part in enumerate(PARTS):
         for how in (0, MEND_HEADER, MEND_HEADER | MEND_CONTENTS):
             yield bytes([number | how]) + GOOD[part]

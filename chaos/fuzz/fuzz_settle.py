@@ -1,4 +1,4 @@
-"""Words in shared memory that the other side wrote: settle entries, ring headers, positions."""
+"""Decoders of shared memory that another process wrote: settle entries and ring headers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHARE = 1.5
 
 
 def check(data: bytes) -> None:
-    """Each entry is an ack or a refusal; a ring's head is one or RingError."""
+    """Decode one input. An entry is an ack or a refusal; a ring header is valid or raises RingError."""
     whole = data[: len(data) // (8 * WORDS) * 8 * WORDS]
     for entry in np.frombuffer(whole, dtype="<u8").reshape(-1, WORDS):
         error = entry_error(entry, "t")
@@ -33,7 +33,7 @@ def check(data: bytes) -> None:
 
 
 def mended(data: bytes) -> bytes:
-    """A ring's head with the right magic, version and checksum, so that mutations reach what follows."""
+    """Return a ring header with valid magic, version and checksum, so that mutations reach other checks."""
     body = HEAD[:12] + data[12 : layout.IDENTITY_BYTES - 8].ljust(layout.IDENTITY_BYTES - 20, b"\0")
     return body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little")
 
@@ -42,7 +42,7 @@ HEAD = layout.RingIdentity(0, 1 << 20, 64, layout.hash_id("e"), layout.hash_id("
 
 
 def seeds() -> Iterator[bytes]:
-    """Acks, refusals of every status, a ring's head."""
+    """Yield acks, refusals of every status, and a ring header."""
     for status in (*Status, 0xFFFF):
         yield struct.pack("<8Q", 64, 1, 2, 3 | int(status) << 32, 5, 1, 7, 8)
     yield HEAD

@@ -1,6 +1,6 @@
-"""A shard's core: it answers whatever a message can say, and recovers from what it wrote meanwhile.
+"""A shard's core: it answers any sequence of messages, and its successor recovers the same state.
 
-An input chooses the requests, one after the other, with the values of their fields: see
+An input selects the requests in order, and the values of their fields. See
 ringlog.testing.message_generator.
 """
 
@@ -21,9 +21,12 @@ MAX_LEN = 1_024
 SHARE = 0.4
 REQUESTS_MAX = 40
 EPHEMERAL = "u"
-"""Of this class when it is made: the records that it has then do not outlive a shard, whatever it becomes."""
+"""Topic that is created as `ephemeral`.
+
+Its first records do not survive the shard, even if its class changes.
+"""
 WAIT = (m.Claim,)
-"""What may wait for its answer."""
+"""Message kinds whose reply may be delayed."""
 KNOWN = {
     "topic": ("t", "q", "u"), "group": ("", "g", "s"), "node": ("w", "v"), "dead_letter": ("u",),
     "name": ("r",),
@@ -32,7 +35,7 @@ KNOWN = {
 
 
 def check(data: bytes) -> None:
-    """Answered, and whole."""
+    """Send the requests of one input. Each must be answered, and recovery must restore the same facts."""
     world = _prepared()
     run, script = world.run_of("t"), ByteChoices(data)
     ids = [world.topic(name).topic_id for name in ("t", "q", "u")]
@@ -52,7 +55,7 @@ def check(data: bytes) -> None:
 
 
 def recovered(world: World) -> None:
-    """What a shard wrote, in the log and as rows of a snapshot, its successor decodes to the same facts."""
+    """Check that a successor restores the same facts from the log, and that all snapshot rows decode."""
     core = world.run_of("t").core
     core.check()
     for topic in core.directory.by_id.values():
@@ -65,7 +68,7 @@ def recovered(world: World) -> None:
 
 
 def _facts(world: World) -> dict[str, Any]:
-    """What outlives a shard of its topics."""
+    """Return the facts of each topic that must survive the shard."""
     return {
         topic.name: (
             topic.topic_id, topic.epoch, topic.config, topic.head_seq, topic.count, topic.earliest_seq,
@@ -78,7 +81,7 @@ def _facts(world: World) -> dict[str, Any]:
 
 
 def _prepared() -> World:
-    """Topics of each type and class, and a group of each mode."""
+    """Start a world with topics of each type and class, and with a group of each mode."""
     disk = SimulatedDisk("/data")
     disk.make_dir("/data/meta")
     disk.sync_dir("/data")
@@ -97,6 +100,6 @@ def _prepared() -> World:
 
 
 def seeds() -> Iterator[bytes]:
-    """Any choices: some requests each."""
+    """Yield random choices, each enough for some requests."""
     for seed in range(24):
         yield Random(seed).randbytes(40 * (1 + seed % 8))

@@ -1,6 +1,6 @@
-"""Snapshots and the rows in them: the engine's decoder and the verifier's end in words.
+"""Snapshots and their rows: the engine's decoder and the verifier's succeed or raise a typed error.
 
-The first byte chooses: a whole file as it is, a whole file with its checksums put right, or one row.
+The first byte selects one of: a file unchanged, a file with corrected checksums, one row, shard facts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AS_IT_IS, MENDED, ROW, FACTS = range(4)
 
 
 def check(data: bytes) -> None:
-    """Typed: CorruptData here, a finding or nonsense there."""
+    """Decode one input. The engine raises CorruptData only, the verifier DECODE_ERRORS only."""
     how, rest = (data[0] % 4, data[1:]) if data else (0, b"")
     if how == ROW:
         _row(rest)
@@ -76,7 +76,7 @@ def _facts(data: bytes) -> None:
 
 
 def mended(data: bytes) -> bytes:
-    """Lengths and checksums of the header follow from the rest."""
+    """Return a snapshot file whose header has the correct length and checksums."""
     if len(data) < HEADER_BYTES:
         return data
     body = data[HEADER_BYTES:]
@@ -87,7 +87,7 @@ def mended(data: bytes) -> bytes:
 
 
 def rows() -> list[bytes]:
-    """Rows of a few topics."""
+    """Return the encoded rows of two topics."""
     plain = ShardTopic(1, 1, "t", TopicConfig())
     other = ShardTopic(2, 3, "u", TopicConfig.parse({"ttl_ms": 1_000, "durability": "fsync"}))
     other.head_seq, other.next_seq, other.count, other.staged_count = 9, 10, 5, 5
@@ -96,7 +96,7 @@ def rows() -> list[bytes]:
 
 
 def seeds() -> Iterator[bytes]:
-    """A snapshot of two topics; its rows; rows with odd fields."""
+    """Yield a snapshot of two topics, its rows, rows with invalid fields, and shard facts."""
     made = rows()
     starts = np.array([0, len(made[0]), len(made[0]) + len(made[1])], dtype="<u8")
     snapshot = Snapshot(1, 0, 1, 1, 1, b"", np.array([1, 2], dtype="<u8"), starts, b"".join(made))

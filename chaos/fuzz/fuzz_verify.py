@@ -1,6 +1,6 @@
-"""The offline verifier over files of every kind, by their paths, as `ringlog verify` meets them (RF-114).
+"""The offline verifier reads files of every kind by their path, as `ringlog verify` does (RF-114).
 
-The first byte chooses the file; the rest is its contents, made as the other targets make them.
+The first byte selects the kind of file. The rest is its contents, prepared as by the other targets.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ MAX_LEN = 5_200
 SHARE = 1.5
 KINDS = 6
 _there: dict[Path, bytes] = {}
-"""What files hold, so that only what differs from the input before is written."""
+"""Contents of the files on disk. Only files that differ from the previous input are written."""
 
 
 def check(data: bytes) -> None:
-    """A report, whatever the bytes: damage is a finding in it, never an exception."""
+    """Verify one file. Any bytes must give a report, with damage as findings; no exception may be raised."""
     kind, rest = (data[0] % KINDS, data[1:]) if data else (0, b"")
     root = _at()
     if kind == 0:
@@ -59,7 +59,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def seeds() -> Iterator[bytes]:
-    """Those of the targets whose files they are."""
+    """Yield the seeds of the targets for these kinds of files."""
     for seed in fuzz_wal.seeds():
         yield bytes([0]) + seed
     for seed in fuzz_snapshot.seeds():

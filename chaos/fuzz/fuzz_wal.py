@@ -1,7 +1,7 @@
-"""Log files: recovery's reading and the verifier's, of the same bytes, header and checksums put right or not.
+"""Log files: recovery and the offline verifier read the same bytes.
 
-The first byte chooses what is put right: bit 0 the header, bit 1 the seals and body checksums of frames,
-bit 2 whether the frames are all there is and a header is put before them.
+The first byte selects the corrections. Bit 0: the file header. Bit 1: seals and body checksums of frames.
+Bit 2: the input has frames only, and a valid header is put before them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ GOLDEN = Path(__file__).parents[2] / "tests" / "golden"
 
 
 def check(data: bytes) -> None:
-    """Both end in words; what the engine believes, the verifier has seen."""
+    """Read one file with both.
+
+    Errors must be typed, and the verifier must find every frame that recovery accepts.
+    """
     whole = prepared(data)
     try:
         header = decode_wal_header(whole[:WAL_HEADER_BYTES], PATH)
@@ -76,7 +79,10 @@ def _recover(header: WalHeader, whole: bytes) -> int:
 
 
 def _readable(piece: WalScanChunk, salt: int) -> int:
-    """Frames up to the first whose body is none: replay ends there with a typed error."""
+    """Return the number of frames before the first with an invalid body.
+
+    Replay ends there with a typed error.
+    """
     for number, offset in enumerate(piece.batch.offsets.tolist()):
         try:
             view = open_frame(piece.buffer, offset, seed=salt)
@@ -87,7 +93,7 @@ def _readable(piece: WalScanChunk, salt: int) -> int:
 
 
 def prepared(data: bytes) -> bytes:
-    """The file that the input stands for."""
+    """Return the file that the input describes."""
     how, rest = (data[0], data[1:]) if data else (0, b"")
     whole = HEADER + rest if how & ONLY_FRAMES else rest
     if how & MEND_HEADER and len(whole) >= WAL_HEADER_BYTES:
@@ -97,7 +103,7 @@ def prepared(data: bytes) -> bytes:
 
 
 def mended(whole: bytes, start: int = WAL_HEADER_BYTES, salt: int = SALT) -> bytes:
-    """Frames one behind the other, each with a length that fits and checksums that hold."""
+    """Return the file as a sequence of frames with valid lengths, body checksums and seals."""
     made = bytearray(whole)
     at = start
     for _ in range(FRAMES_MAX):
@@ -118,7 +124,7 @@ def mended(whole: bytes, start: int = WAL_HEADER_BYTES, salt: int = SALT) -> byt
 
 
 def control(kind: int, body: object, *, topic_id: int = 0, epoch: int = 0, salt: int = SALT) -> bytes:
-    """A control frame."""
+    """Return a sealed control frame."""
     packed: bytes = msgpack.packb(body)
     return sealed_frame(
         {}, topic_id=topic_id, base_seq=0, salt=salt, epoch=epoch, commit_ts=0, kind=kind, control=packed
@@ -126,7 +132,7 @@ def control(kind: int, body: object, *, topic_id: int = 0, epoch: int = 0, salt:
 
 
 def seeds() -> Iterator[bytes]:
-    """A header; groups of an append and its mark; every kind of control frame; golden frames."""
+    """Yield commit batches of an append and its mark, every kind of control frame, and golden frames."""
     append = sealed_frame(
         {Column.PAYLOAD: [b"a", b"bc"], Column.TAG: [b"t", b""]}, topic_id=1, base_seq=1, salt=SALT
     )

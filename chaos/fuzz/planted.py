@@ -1,4 +1,4 @@
-"""Bugs put into decoders, so that tests see the fuzzer find them. Nothing else calls these."""
+"""Deliberate bugs in decoders. Tests of the harness use them to check that the fuzzer finds bugs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def envelopes() -> None:
-    """A kind that is known and has no decoder: an error of nobody's instead of EnvelopeInvalid."""
+    """Replace the decoder of every message kind, so that decoding raises an untyped error."""
     from ringlog.envelope import wire
     from ringlog.envelope.messages import KINDS
 

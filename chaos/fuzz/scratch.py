@@ -1,4 +1,4 @@
-"""A directory for targets whose subject reads files."""
+"""Directories for targets whose code reads files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 _made: list[tempfile.TemporaryDirectory[str]] = []
-"""Each is removed when the process that made it ends by itself. Fuzzers do not, and have a place for what is
-temporary that is removed after them."""
+"""Directories of this process, removed at its normal exit. Fuzzers do not exit normally; their temporary
+directory is inside the class's scratch directory, which is removed afterwards."""
 
 
 @functools.cache
@@ -20,7 +20,7 @@ def _root(name: str) -> Path:
 
 
 def own_directory(name: str) -> Path:
-    """Of this process, for the target of this name: what was forked has another."""
+    """Return the directory of this process for a target. A forked process has its own."""
     found = _root(name) / str(os.getpid())
     found.mkdir(exist_ok=True)
     return found

@@ -1,13 +1,15 @@
-"""H5 for consumer groups: members, shards, gateways and schedulers die while records are shared and followed.
+"""Kills under consumer groups: members, shards, gateways and schedulers die while records are processed.
 
-Groups in mode queue are worked on by members that ack, give back, reject, steal and oversleep; streams are
-taken over and committed; one group is told to go back from time to time, and the dead letters of another one
-are sent back. In the end every record was done at least once by each group or lies among the dead letters
-once, none is lost and none came back; every record that was handed out twice is counted under what explains
-it, and no death but that of its holder does: leases lie in the log. Floors were looked at all the time.
+Members of groups in queue mode ack, nack, reject, steal leases, and let leases expire. Members of groups in
+stream mode take over from each other and commit. One group is repeatedly moved back by a seek. The dead
+letters of another one are redriven.
 
-Settings: `storm_s` (how long a storm lasts; storms fill the time that is left), `empty_s` (how long members
-have to do everything after it). A replay runs one case by its name.
+At the end, each group must have done every record at least once, or have it in the dead-letter topic once. No
+record is lost, and no done record is delivered again. Every repeated delivery is counted under its reason.
+Leases are in the log, so only the death of the holder is a valid reason. Floors are checked all the time.
+
+Settings: `storm_s`: length of a storm; storms fill the remaining time; `empty_s`: time that members have to
+finish all work after a storm. A replay runs one case by its name.
 """
 
 from __future__ import annotations
@@ -39,13 +41,13 @@ from chaos.rigs.nursery import Client
 
 PUTS_PER_S = 60.0
 MEMBERS = 2
-"""Of each group; one of them through the gateway, and that one takes over what others leave lying."""
+"""Members of each group. One of them uses the gateway and takes over idle leases of others."""
 LAST = 0
-"""Client number of the one that looks when everybody has ended."""
+"""Client number of the journal that is written after all clients have exited."""
 
 
 class Groups:
-    """Consumer groups, whose leases lie in the log."""
+    """The cast of class `groups`: consumer groups, whose leases are in the log."""
 
     name, prefix = "groups", "shared"
     counted = {  # noqa: RUF012  nobody changes it
@@ -54,13 +56,13 @@ class Groups:
     }
 
     def make(self, client: ringlog.Client, topics: list[str]) -> None:
-        """See Cast."""
+        """Create the topics. Implements Cast."""
         for number, name in enumerate(topics):
             durability = ("fsync", "disk")[number // SHARDS]
             client.topics.create(name, durability=durability, record_priority=_has_marks(number))
 
     def start(self, scene: Scene) -> tuple[list[Client], list[Client]]:
-        """See Cast."""
+        """Start producers, group members, and the clients that look, seek and redrive. Implements Cast."""
         start = scene.load.start
         putters: list[Client] = []
         members: list[Client] = []
@@ -77,12 +79,12 @@ class Groups:
                 for n in range(1 if kind is AGAIN else MEMBERS):
                     hook, way = ("", "auto") if n else (TAKES_OVER, "ipc")
                     members.append(start(tasks[kind], topic=topic, hook=hook, transport=way))
-        # Who looks also tells groups to go back, and must end before anything can be done with; so must who
-        # sends letters back.
+        # `groups_look` also seeks, and `groups_redrive` returns dead letters. While they run, the groups
+        # cannot finish, so both must end together with the producers.
         return [*putters, start("groups_look"), start("groups_redrive", topic=REDRIVEN)], members
 
     def left(self, client: ringlog.Client, topics: list[str]) -> int:
-        """See Cast; of the groups in mode queue."""
+        """Return the total lag of the groups in queue mode. Implements Cast."""
         return sum(
             group_of(client, topics, topic, kind).stats().lag
             for topic in range(len(topics))
@@ -91,7 +93,7 @@ class Groups:
         )
 
     def places(self, client: ringlog.Client, scene: Scene) -> list[Place]:
-        """See Cast: read streams to their ends, look at all floors, and see whether anything is left."""
+        """Read streams to their ends, record all floors, and return the groups to judge. Implements Cast."""
         places = []
         notes = journal.Journal(Path(scene.load.folder, f"{LAST:05d}.journal"), LAST)
         try:
@@ -111,12 +113,12 @@ class Groups:
         return places
 
     def rules(self, deaths: list[Death]) -> Rules:
-        """See Cast."""
+        """Return the rules: leases are logged, and idle leases can be taken over. Implements Cast."""
         return Rules(LEASE_MS, IDLE_MS, deaths=deaths)
 
 
 def _has_marks(topic: int) -> bool:
-    """Do its records say when, and how urgently, they want to be handed out?"""
+    """Whether the records of this topic have priorities and `not_before` times."""
     return topic % SHARDS == 0
 
 
@@ -124,10 +126,10 @@ storm = partial(storms.storm, Groups())
 
 
 def run(order: Order, account: Account) -> None:
-    """Storms until the time is over."""
+    """Run storms until the time is over."""
     storms.run(order, account, Groups())
 
 
 def replay(order: Order, case: str) -> None:
-    """One case by its name: storm."""
+    """Repeat one case by its name: storm."""
     storms.replay(order, case, Groups())

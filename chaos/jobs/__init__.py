@@ -1,10 +1,10 @@
-"""H5 for queues: workers, shards, gateways and schedulers are killed while jobs are put, claimed and acked.
+"""Kills under queues: workers, shards, gateways and schedulers die while jobs are put, claimed and acked.
 
-In the end every job was completed at least once, none is lost, none came back; every job that was handed out
-twice is counted under what explains it: a lease that ended, a holder who gave it back, a death.
+At the end, every job must be completed at least once. No job is lost, and no completed job is delivered
+again. Every repeated delivery is counted under its reason: an expired lease, a nack by the holder, a death.
 
-Settings: `storm_s` (how long a storm lasts; storms fill the time that is left), `empty_s` (how long workers
-have to empty the queues after it). A replay runs one case by its name.
+Settings: `storm_s`: length of a storm; storms fill the remaining time; `empty_s`: time that workers have to
+empty the queues after a storm. A replay runs one case by its name.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from chaos.rigs.nursery import Client
 
 PUTS_PER_S = 250.0
 WORKERS = 3
-"""For each queue; one of them through the gateway."""
+"""Workers per queue. One of them uses the gateway."""
 WITH_LETTERS = 1
-"""The queue of each class that has dead letters."""
+"""Index, within its class, of the queue that has a dead-letter topic."""
 WITH_MARKS = 3
-"""The queue whose jobs say when, and how urgently, they want to be handed out."""
+"""Index of the queue whose jobs have priorities and `not_before` times."""
 
 
 class Jobs:
-    """Queues, whose leases are memory of their shards."""
+    """The cast of class `jobs`: queues, whose leases are in the memory of their shards."""
 
     name, prefix = "jobs", "queue"
     counted = {"records": "jobs", "done": "acked"}  # noqa: RUF012  nobody changes it
 
     def make(self, client: ringlog.Client, topics: list[str]) -> None:
-        """See Cast."""
+        """Create the queues. Implements Cast."""
         for number, name in enumerate(topics):
             more: dict[str, Any] = {"dead_letter": DEAD} if number % SHARDS == WITH_LETTERS else {}
             more |= {"record_priority": True} if number == WITH_MARKS else {}
@@ -45,7 +45,7 @@ class Jobs:
             client.topics.create(name, type="queue", durability=durability, lease_ms=LEASE_MS, **more)
 
     def start(self, scene: Scene) -> tuple[list[Client], list[Client]]:
-        """See Cast."""
+        """Start producers and workers. Implements Cast."""
         start = scene.load.start
         putters: list[Client] = []
         workers: list[Client] = []
@@ -63,7 +63,7 @@ class Jobs:
         return putters, workers
 
     def left(self, client: ringlog.Client, topics: list[str]) -> int:
-        """See Cast: what is ready, leased, delayed or being moved."""
+        """Return the number of ready, leased and delayed jobs. Implements Cast."""
         return sum(map(partial(self._left, client), topics))
 
     @staticmethod
@@ -72,11 +72,11 @@ class Jobs:
         return stats.ready + stats.in_flight + stats.delayed
 
     def places(self, client: ringlog.Client, scene: Scene) -> list[Place]:
-        """See Cast."""
+        """Return the queues to judge, with the jobs left in them. Implements Cast."""
         return [Place(n, left=self._left(client, name)) for n, name in enumerate(scene.load.topics)]
 
     def rules(self, deaths: list[Death]) -> Rules:
-        """See Cast."""
+        """Return the rules: leases are not logged. Implements Cast."""
         return Rules(LEASE_MS, is_logged=False, deaths=deaths, what="job", who="worker")
 
 
@@ -84,10 +84,10 @@ storm = partial(storms.storm, Jobs())
 
 
 def run(order: Order, account: Account) -> None:
-    """Storms until the time is over."""
+    """Run storms until the time is over."""
     storms.run(order, account, Jobs())
 
 
 def replay(order: Order, case: str) -> None:
-    """One case by its name: storm."""
+    """Repeat one case by its name: storm."""
     storms.replay(order, case, Jobs())

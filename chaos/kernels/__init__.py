@@ -1,11 +1,11 @@
-"""Whole kernels that die under load (T-11): a shard in User-Mode Linux on ext4, killed with its kernel.
+"""Guest kernels that die under load (RF-63): a shard runs in User-Mode Linux on ext4, and both are killed.
 
-Each guest recovers what the one before it left on the same image, shows all of it, and writes on; what it
-acknowledges goes to the host by its console. Then the kernel is killed, at an ack chosen by chance and a
-moment later: its page cache, journal and everything in flight are gone, the image stays. A death counts when
-a later guest has recovered from it and was judged.
+Each guest recovers the state that the previous guest left on the same image, and sends all of it to the host.
+Then it writes, and sends its acknowledgements to the host through its console. The host kills the kernel a
+short time after a randomly selected ack. The guest's page cache and all I/O in flight are lost; the image
+stays. A death counts after a later guest has recovered from it and its state was checked.
 
-Settings: `guests` beside each other (2), `acks` a life lasts at most (120), `lives` on one image (8).
+Settings: `guests` in parallel (2), maximum `acks` in one life (120), `lives` on one image (8).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from chaos.order import Account, CannotRun, Order
 DRIVER = Path(__file__).parent / "driver.py"
 ROOT = Path(__file__).parent.parent.parent
 BOOT_S = 60.0
-"""A guest that has not shown its state by then hangs."""
+"""Time limit (s) from boot until a guest sends its state. A slower guest hangs."""
 PAUSE_S_MAX = 0.02
 EARLY = 0.12
-"""How often a guest dies before it has recovered."""
+"""Share of lives in which the guest is killed before it has recovered."""
 MOUNTS = ("data=ordered", "data=writeback", "data=ordered,commit=1", "data=journal")
 KNOWN = {"guests": 2, "acks": 120, "lives": 8}
 
 
 @dataclass(slots=True)
 class Slot:
-    """One image and the guests on it, one after the other."""
+    """One image, and the sequence of guests on it."""
 
     order: Order
     account: Account
@@ -42,15 +42,15 @@ class Slot:
     number: int
     settings: dict[str, int]
     program: tuple[str, ...] = (sys.executable, "-P", str(DRIVER))
-    """What a guest runs, without the number of its life."""
+    """Command that a guest runs, without the number of its life."""
     rng: random.Random = field(init=False)
     image: Path = field(init=False)
     story: Story = field(default_factory=Story)
     life: int = 0
     images: int = 0
-    """How many were used up."""
+    """Number of images used so far."""
     unjudged: int = 0
-    """Deaths under load that no guest has recovered from yet."""
+    """Deaths under load from which no guest has recovered yet."""
     acks: int = 0
 
     def __post_init__(self) -> None:
@@ -64,7 +64,10 @@ class Slot:
         self.images += 1
 
     def live(self, *, is_last: bool = False) -> None:
-        """One guest from boot to death; `is_last`: it only shows what the one before it left."""
+        """Run one guest from boot to death.
+
+        With `is_last` it only sends the recovered state and does not write.
+        """
         self.life += 1
         early = self.rng.random() < EARLY and not is_last and self.life > 1
         target, pause = self.rng.randint(1, self.settings["acks"]), self.rng.random() * PAUSE_S_MAX
@@ -91,7 +94,7 @@ class Slot:
         self._report()
 
     def _wait_early(self, guest: Guest) -> None:
-        """Die somewhere between boot and the end of recovery."""
+        """Wait for a random time between boot and the end of recovery."""
         deadline = time.monotonic() + self.rng.uniform(1.0, 5.0)
         while (line := guest.line(deadline)) is not None and not line.startswith("@state"):
             self.story.hear(self.life, line)
@@ -131,7 +134,7 @@ class Slot:
 
 
 def run(order: Order, account: Account) -> None:
-    """Let kernels die until the time is over; raises CannotRun without a guest kernel."""
+    """Kill kernels until the time is over. Raises CannotRun if no guest kernel can run."""
     need_kernel()
     settings = order.choose(KNOWN)
     shim = build_shim(order.scratch)
@@ -161,7 +164,7 @@ def run(order: Order, account: Account) -> None:
 
 
 def _prove_boots(order: Order, shim: Path) -> None:
-    """A guest kernel that does not come up on this processor is the host's lack, not ringlog's fault."""
+    """Boot a guest that prints one line. Raises CannotRun if it fails: that is a limit of the host."""
     image = order.scratch / "boot.img"
     make_image(image)
     guest = Guest(order.scratch, shim, image, "boot")
@@ -176,11 +179,11 @@ def _prove_boots(order: Order, shim: Path) -> None:
     finally:
         guest.kill()
         image.unlink()
-    raise CannotRun(f"a guest kernel does not come up: {' / '.join(said)[-400:]}")
+    raise CannotRun(f"the guest kernel did not boot within {BOOT_S:.0f} s: {' / '.join(said)[-400:]}")
 
 
 def replay(order: Order, case: str) -> None:
-    """Live through the lives of one slot again: `seed:slot:images`. Moments differ, choices do not."""
+    """Repeat the lives of one slot: `seed:slot:images`. The choices are the same; the exact times differ."""
     seed, number, images = map(int, case.split(":"))
     again = Order(order.name, seed, order.seconds, order.scratch, order.settings)
     account = Account()

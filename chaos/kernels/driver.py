@@ -1,10 +1,10 @@
-"""Runs in the guest: recovers what the disk holds, says what is there, then writes until the kernel dies.
+"""Program in the guest: recover the disk, send the state, then write until the kernel dies.
 
     python driver.py LIFE
 
-Lines to the host: `@state` with everything that can be read, packed; `@damage` for each finding of the
-offline verifier before recovery; `@ack TOPIC FRAME FIRST COUNT` for each acknowledged frame; `@error` at the
-end.
+Lines to the host: `@state` with all readable records, compressed; `@damage` for each finding of the offline
+verifier before recovery; `@ack TOPIC FRAME FIRST COUNT` for each acknowledged frame; `@checkpoint` after a
+checkpoint; `@error` before an exit by an exception.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from ringlog.verify.findings import DAMAGE
 ROOT = Path("/mnt/disk/ringlog")
 INCARNATIONS_A_LIFE = 8
 FRAMES_MAX = 100_000
-"""Nobody lets a guest live that long."""
+"""Upper limit of frames in one life. The host kills a guest much earlier."""
 FILE_BYTES = 256 << 10
 
 
 def say(text: str) -> None:
-    """One line for the host, at once."""
+    """Send one line to the host immediately."""
     os.write(1, text.encode() + b"\n")
 
 
 def state_of(world: World) -> dict[str, Any]:
-    """Every topic with all its records, as a reader finds them, and what is announced as lost."""
+    """Return each topic with all records that a reader gets, its head, and its announced losses."""
     found = {}
     for name in load.TOPICS:
         topic = world.runs[0].core.directory.find(name)
@@ -50,7 +50,7 @@ def state_of(world: World) -> dict[str, Any]:
 
 
 def recovered(life: int) -> World:
-    """A shard on what the disk holds, under another boot identity and later salts in each life."""
+    """Start a shard on the disk. Each life has another boot id, and greater incarnations and salts."""
     disk = HostDisk(ROOT)
     world = World(
         disk, file_bytes=FILE_BYTES, incarnation=life * INCARNATIONS_A_LIFE,
@@ -62,7 +62,7 @@ def recovered(life: int) -> World:
 
 
 def write(world: World, life: int) -> None:
-    """Append and acknowledge, with checkpoints between, until somebody ends it."""
+    """Append frames and send an ack for each, with checkpoints in between, until the guest is killed."""
     for name, durability in zip(load.TOPICS, ("fsync", "disk"), strict=True):
         world.put_topic(name, durability=durability)
     for frame in range(FRAMES_MAX):
@@ -78,7 +78,7 @@ def write(world: World, life: int) -> None:
 
 
 def main() -> None:
-    """See the module."""
+    """Verify the disk, recover, send the state, then write."""
     life = int(sys.argv[1])
     is_new = not ROOT.exists()
     ROOT.mkdir(mode=0o700, exist_ok=True)

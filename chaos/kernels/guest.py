@@ -1,7 +1,7 @@
-"""A guest kernel: User-Mode Linux in a process group of its own, on one disk image, with a console.
+"""A guest kernel: User-Mode Linux in its own process group, with one disk image and a console.
 
-Its root is the host's, read-only; all it can write is the image, which is mounted at GUEST_DISK. What it
-prints is on our side of the fault: whatever we have read was said before it died.
+Its root file system is the host's, read-only. It can write only to the image, which is mounted at GUEST_DISK.
+A console line that the host has read was printed before the kernel died.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ MEMORY = "192M"
 IMAGE_BYTES = 48 << 20
 COMMAND_S = 30.0
 LINE_BYTES_MAX = 1 << 22
-"""A guest that prints more than this without a line's end has lost its mind."""
+"""Maximum length of a console line. A guest that prints more without a newline is treated as dead."""
 
 
 def need_kernel() -> None:
-    """Raise CannotRun where there is no guest kernel, or not what it needs."""
+    """Raise CannotRun if the guest kernel, a required program or root is missing."""
     for program, package in (("linux.uml", "user-mode-linux"), ("mkfs.ext4", "e2fsprogs"), ("gcc", "gcc")):
         if shutil.which(program) is None:
             raise CannotRun(f"{program} is not installed (package {package})")
     if os.geteuid() != 0:
-        raise CannotRun("needs root: the guest's files on the host would belong to somebody else")
+        raise CannotRun("needs root, so that the guest's files on the host have the right owner: run as root")
 
 
 def build_shim(scratch: Path) -> Path:
-    """Compile the shim for large register files."""
+    """Compile the shim that lets User-Mode Linux run on CPUs with a large register state (xstate)."""
     shim = scratch / "xstate.so"
     command = ["gcc", "-shared", "-fPIC", "-O2", "-o", str(shim), str(SOURCE), "-ldl"]
     subprocess.run(command, check=True, timeout=COMMAND_S, capture_output=True)
@@ -47,7 +47,7 @@ def build_shim(scratch: Path) -> Path:
 
 
 def make_image(path: Path) -> None:
-    """An empty ext4."""
+    """Create an image with an empty ext4 file system."""
     with path.open("wb") as out:
         out.truncate(IMAGE_BYTES)
     subprocess.run(["mkfs.ext4", "-q", "-F", str(path)], check=True, timeout=COMMAND_S, capture_output=True)
@@ -55,7 +55,7 @@ def make_image(path: Path) -> None:
 
 @dataclass(slots=True)
 class Guest:
-    """One life of a guest kernel. `start`, read `lines`, `kill`."""
+    """One life of a guest kernel: call `start`, read with `line`, then `kill`."""
 
     scratch: Path
     shim: Path
@@ -67,7 +67,7 @@ class Guest:
     _held: bytes = b""
 
     def start(self, program: Sequence[str], environ: dict[str, str]) -> None:
-        """Boot, mount the image and run a program of the host there."""
+        """Boot, mount the image, and run a program of the host in the guest."""
         script = self.scratch / f"{self.name}.sh"
         script.write_text(self._script(program, environ))
         script.chmod(0o700)
@@ -80,7 +80,7 @@ class Guest:
             **os.environ, "LD_PRELOAD": str(self.shim), "TMPDIR": str(self.scratch),
             "HOME": str(self.scratch),
         }  # fmt: skip
-        # A session of its own: the guest's processes are processes of the host, and all go at once.
+        # Own session: the guest's processes are host processes, and one signal must kill all of them at once.
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=host,
             start_new_session=True,
@@ -100,7 +100,10 @@ class Guest:
         )
 
     def line(self, deadline: float) -> str | None:
-        """The next whole line of the console; None at the deadline (monotonic) or when the guest is dead."""
+        """Return the next complete line of the console.
+
+        Returns None at `deadline` (monotonic, s), after the guest died, or if a line is too long.
+        """
         assert self._process is not None
         assert self._process.stdout is not None
         while b"\n" not in self._held:
@@ -115,7 +118,7 @@ class Guest:
         return found.decode(errors="replace").rstrip("\r")
 
     def kill(self) -> list[str]:
-        """SIGKILL to the whole kernel at once; returns the lines that had come by then."""
+        """Kill the whole kernel with SIGKILL; return the console lines that were not read yet."""
         process = self._process
         if process is None:
             return []

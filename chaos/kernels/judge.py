@@ -1,4 +1,4 @@
-"""The host's side: what guests were heard to acknowledge, against what the next one finds."""
+"""The checker on the host: compares the acknowledgements of guests with the state of the next guest."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from chaos.rigs.model import Model, SentFrame
 
 @dataclass(slots=True)
 class Story:
-    """Everything that was said of one image, over all lives on it. Records are known by their tags."""
+    """All acknowledgements and states of one image, over all lives on it.
+
+    A record is identified by its tag.
+    """
 
     model: Model = field(default_factory=Model)
     highest: dict[int, int] = field(default_factory=dict)
-    """Life -> the last frame that was acknowledged; absent for a life of which nothing was heard."""
+    """Last acknowledged frame by life. A life without an acknowledgement has no entry."""
     wrong: list[str] = field(default_factory=list)
     _sent: dict[tuple[int, int], SentFrame] = field(default_factory=dict)
 
@@ -28,17 +31,17 @@ class Story:
             self.model.change(topic, exists=True)
 
     def hear(self, life: int, line: str) -> bool:
-        """Take one line of a guest; True when it was an ack."""
+        """Process one line of a guest; return True if it is an ack."""
         if line.startswith(("@error", "@damage", "@nomount")):
             self.wrong.append(f"life {life}: {line[1:600]}")
         words = line.split()
         if not line.startswith("@ack ") or len(words) != 5:
-            return False  # the last line may be half of one
+            return False  # the last line may be incomplete
         topic, frame, first, count = words[1], int(words[2]), int(words[3]), int(words[4])
         if (topic, count) != (load.topic_of(frame), load.count_of(life, frame)):
             return False
         self._send(life, frame)
-        for asked in self.model.changes:  # A guest makes its topics before all else.
+        for asked in self.model.changes:  # A guest creates its topics first.
             self.model.grant(asked)
         self.highest[life] = frame
         try:
@@ -48,7 +51,10 @@ class Story:
         return True
 
     def _send(self, life: int, last: int) -> None:
-        """A guest sends its frames one after the other, each once the one before was acknowledged."""
+        """Add all frames up to `last` to the model.
+
+        A guest sends a frame after the ack of the previous frame.
+        """
         for frame in range(last + 1):
             if (life, frame) not in self._sent:
                 tags = tuple(f"{life}.{frame}.{i}".encode() for i in range(load.count_of(life, frame)))
@@ -58,7 +64,7 @@ class Story:
                 self.model.send(sent)
 
     def judge(self, life: int, line: str) -> int:
-        """Compare with a guest's `@state`; returns how many records it found."""
+        """Check a guest's `@state` against the model; return the number of records in it."""
         try:
             state = json.loads(zlib.decompress(base64.b64decode(line.split()[1])))
         except (ValueError, IndexError, zlib.error) as e:

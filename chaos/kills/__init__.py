@@ -1,10 +1,17 @@
-"""H5: the real program, killed: every process, at every stop point and at random, under load.
+"""Kills of the real program: every process, at every stop point and at random, under load.
 
-Settings: `points_s` and `tidy_s` (at most so long for the stop points of shards, and of those who work in the
-background), `routers_s` (how long routers work under kills; 0: not at all), `storm_s` (how long a storm
-lasts; storms fill the time that is left), `ends_rounds`, `reshards` (starts with another number of shards),
-`outage_kills` (kills with 64 MiB of log to replay), `bulk_times` (appends in large frames, as a multiple of
-those in small ones), `only` (names of cases; empty: all). A replay runs one case by its name.
+Settings:
+
+- `points_s`, `tidy_s`: maximum time for the stop points of shards, and of background processes
+- `routers_s`: how long routers work under kills; 0: not at all
+- `storm_s`: length of a storm; storms fill the remaining time
+- `ends_rounds`: rounds of case `ends`
+- `reshards`: starts with another number of shards
+- `outage_kills`: kills with 64 MiB of log to replay
+- `bulk_times`: appends in large frames, as a multiple of those in small ones
+- `only`: names of cases; empty: all
+
+A replay runs one case by its name.
 """
 
 from __future__ import annotations
@@ -35,7 +42,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def run(order: Order, account: Account) -> None:
-    """All cases, and storms until the time is over."""
+    """Run all cases, then storms until the time is over."""
     settings = order.choose(DEFAULTS)
     end = time.monotonic() + order.seconds
     with Nursery() as nursery:
@@ -49,7 +56,7 @@ def run(order: Order, account: Account) -> None:
 
 
 def replay(order: Order, case: str) -> None:
-    """One case by its name: points, tidy, routers, storm, ends, reshards, frozen, outage."""
+    """Repeat one case by its name: points, tidy, routers, storm, ends, reshards, frozen, outage, doomed."""
     name = case.partition(":")[0]
     Stage.replay(order, name, {**_cases(order.choose(DEFAULTS)), "doomed": cases.doomed}[name])
 

@@ -1,4 +1,4 @@
-"""The cases of the class: each runs an engine, or several, and hurts it in one family of ways."""
+"""The cases of class `kills`: each starts one or more engines and injects one family of faults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ringlog.supervision.tree import BACKGROUND
 
 PER_S = 3_000.0
 KEYS = 4
-"""The topic of keyed writers."""
+"""Index of the topic of keyed writers."""
 IN_COMMIT = (
     "log_after_write",
     "log_after_sync",
@@ -30,7 +30,7 @@ IN_COMMIT = (
     "log_before_settle",
     "settle_before_tail",
 )
-"""Points between a group's write and the word that its ring may be used again (RF-36)."""
+"""Stop points between the write of a commit batch and the store that frees its ring space (RF-36)."""
 PLACES = ("before", "inside", "filled", "ring_after_publish")
 PAUSES_S = (0.1, 0.3, 1.0)
 
@@ -39,12 +39,12 @@ PAUSES_S = (0.1, 0.3, 1.0)
 
 
 def points(stage: Stage, seconds: float, passes: tuple[int, ...] = stop_plan.PASSES) -> None:
-    """Shards and gateway die at all their stop points, life by life, under load (RF-2, RF-36)."""
+    """Kill shards and gateway at all their stop points, one per start, under load (RF-2, RF-36)."""
     _pass_points(stage, "points", stop_plan.deaths((WAL_SHARD, GATEWAY), passes), seconds, PER_S)
 
 
 def tidy(stage: Stage, seconds: float, passes: tuple[int, ...] = stop_plan.PASSES) -> None:
-    """Compactor, reclaimer and relocator die at all of theirs (RF-6), while there is much to tidy up."""
+    """Kill compactor, reclaimer and relocator at all their stop points (RF-6), while they have much work."""
     _pass_points(stage, "tidy", stop_plan.deaths(BACKGROUND, passes), seconds, PER_S / 4)
 
 
@@ -52,7 +52,7 @@ def _pass_points(
     stage: Stage, name: str, deaths: dict[str, list[stop_plan.Death]], seconds: float, per_s: float
 ) -> None:
     scene = stage.cast(name, plan=stop_plan.plan_of(deaths))
-    # A life may end before it settled anything: the outage is longer than a gateway waits.
+    # A process may die before it settled anything, so an outage can be longer than the gateway's timeout.
     scene.load.is_patient = True
     scene.make_topics()
     scene.start_load(per_s)
@@ -77,7 +77,7 @@ def _pass_points(
 def _drain_when_due(
     scene: Scene, each: ProcessStatus, deaths: dict[str, list[stop_plan.Death]], told: set[tuple[str, int]]
 ) -> None:
-    """A shard passes through a drain only when somebody asks for one."""
+    """Send SIGTERM to a shard whose next stop point is in a drain. A shard drains only on request."""
     plan = deaths[each.kind]
     is_due = each.restarts < len(plan) and plan[each.restarts][0] == stop_plan.DRAIN_POINT
     if is_due and each.state == "ready" and (each.name, each.restarts) not in told:
@@ -89,7 +89,7 @@ def _drain_when_due(
 
 
 def _count_points(stage: Stage, deaths: dict[str, list[stop_plan.Death]], lives: dict[str, int]) -> None:
-    """A life that ended was ended by its point: nobody else killed meanwhile."""
+    """Count the deaths at stop points. Nothing else kills in this case, so each restart is one such death."""
     account, reached = stage.account, set()
     for name, restarts in lives.items():
         kind = name.partition("-")[0]
@@ -112,8 +112,10 @@ def _count_points(stage: Stage, deaths: dict[str, list[stop_plan.Death]], lives:
 
 
 def storm(stage: Stage, seconds: float) -> None:
-    """Any process killed or paused at any time, or several at once; clients too (RF-1, 4, 5, 6, 8, 9, 11, 24,
-    97)."""
+    """Kill or pause any process at any time, or several at once, and clients too.
+
+    Covers RF-1, RF-4, RF-5, RF-6, RF-8, RF-9, RF-11, RF-24 and RF-97.
+    """
     account, random = stage.account, stage.order.random("storm")
     scene = stage.cast("storm")
     scene.make_topics()
@@ -133,7 +135,8 @@ def storm(stage: Stage, seconds: float) -> None:
         scene.load.wait_progress(300)
         print(f"  {time.monotonic() - deadline + seconds:5.1f} s {act}", flush=True)
         if act == "keyed":
-            # Its shard goes first, so that it waits for an answer when it dies itself.
+            # Kill the writer's shard first, so that the writer has a pending request when it is killed
+            # itself.
             account.did("kills", int(scene.kill(WAL_SHARD, shard=KEYED_SHARD)), "RF-1")
             scene.wait_asked(keyed[turn % 2])
             keyed[turn % 2] = scene.replace_keyed(keyed[turn % 2])
@@ -159,7 +162,7 @@ def storm(stage: Stage, seconds: float) -> None:
 
 
 def _kill_several(stage: Stage, scene: Scene, random: Random) -> None:
-    """Two to five actors, one directly after the other; now and then what they are forked from goes first."""
+    """Kill two to five actors in direct succession. In one of four cases the forkserver is killed first."""
     if random.random() < 0.25:
         scene.kill_forkserver()
     everybody = [(WAL_SHARD, 0), (WAL_SHARD, 1), (GATEWAY, 0), *((kind, 0) for kind in BACKGROUND)]
@@ -168,7 +171,7 @@ def _kill_several(stage: Stage, scene: Scene, random: Random) -> None:
 
 
 def _producers_die(stage: Stage, scene: Scene) -> None:
-    """Producers end in the middle of a push, at each place of it; the others do not notice (RF-9)."""
+    """Kill producers during a push, at each of its stages. The other clients must not be affected (RF-9)."""
     doomed = [
         scene.load.start("produce", topic=topic, per_s=2_000, hook=f"{place}:{n}")
         for place in PLACES
@@ -185,7 +188,10 @@ def _producers_die(stage: Stage, scene: Scene) -> None:
 
 
 def ends(stage: Stage, passes: tuple[int, ...] = stop_plan.PASSES, rounds: int = 1) -> None:
-    """SIGTERM in every phase, twice, and followed by SIGKILL (RF-23); the supervisor's stop point (RF-5)."""
+    """Send SIGTERM in every phase, twice, and followed by SIGKILL (RF-23).
+
+    Also kill the supervisor at its stop point (RF-5).
+    """
     account, random = stage.account, stage.order.random("ends")
     scene = stage.cast("ends")
     engine = scene.engine
@@ -194,7 +200,7 @@ def ends(stage: Stage, passes: tuple[int, ...] = stop_plan.PASSES, rounds: int =
     for n in passes:
         _supervisor_dies_respawning(stage, scene, n)
     for _ in range(rounds):
-        # Under load: in good order, although clients go on.
+        # Under load the stop must be orderly, although clients continue.
         scene.load.wait_progress(300)
         engine.signal(signal.SIGTERM)
         status = engine.wait_status(SETTLE_S)
@@ -208,12 +214,12 @@ def ends(stage: Stage, passes: tuple[int, ...] = stop_plan.PASSES, rounds: int =
             wait_for(lambda: _is_draining(scene), SETTLE_S, "the drain to begin", look_s=0.001)
             engine.signal(second)
             if engine.wait_status(SETTLE_S) is None:
-                raise Stuck(f"{second.name} after SIGTERM ends nothing")
+                raise Stuck(f"the engine did not exit after SIGTERM and {second.name}")
             engine.wait_alone()
             _start_again(scene)
             account.did("terms", 1, "RF-23")
         for _ in range(2):
-            # While it starts: anywhere between its first line and its readiness.
+            # During a start: at a random time between its first step and readiness.
             scene.load.wait_progress(300)
             engine.signal(signal.SIGTERM)
             engine.wait_status(SETTLE_S)
@@ -221,7 +227,7 @@ def ends(stage: Stage, passes: tuple[int, ...] = stop_plan.PASSES, rounds: int =
             time.sleep(random.uniform(0.0, 0.8))
             engine.signal(signal.SIGTERM)
             if engine.wait_status(SETTLE_S) is None:
-                raise Stuck("SIGTERM while it starts ends nothing")
+                raise Stuck("the engine did not exit after SIGTERM during its start")
             del before
             engine.wait_alone()
             _start_again(scene)
@@ -233,8 +239,11 @@ SHARD_COUNTS = (1, 2, 3, 4)
 
 
 def reshards(stage: Stage, rounds: int) -> None:
-    """The engine ends, in good order or killed, and comes back with another number of shards, while clients
-    go on: topics move, and nobody notices (RF-124). Batches in which some records have an id go on, too."""
+    """Stop or kill the engine and start it with another number of shards, under load (RF-124).
+
+    Topics move between shards, and clients see only a pause. Batches in which only some records have a dedup
+    id continue too.
+    """
     random = stage.order.random("reshards")
     scene = stage.cast("reshards")
     engine, shards = scene.engine, SHARDS
@@ -262,7 +271,7 @@ def reshards(stage: Stage, rounds: int) -> None:
 
 
 def _is_draining(scene: Scene) -> bool:
-    """The supervisor drains, or is gone already."""
+    """Whether the supervisor drains or has exited."""
     found = scene.engine.look()
     return found is None or found.state == "draining"
 
@@ -302,8 +311,11 @@ def _supervisor_dies_respawning(stage: Stage, scene: Scene, n: int) -> None:
 
 
 def frozen(stage: Stage) -> None:
-    """A shard is stopped and replaced: the old one is dead before the new one begins (RF-10). Meanwhile
-    another engine's shard dies at every start: it is given up, the others go on (RF-16)."""
+    """Stop a shard with SIGSTOP until it is replaced. It must be dead before its successor starts (RF-10).
+
+    At the same time a shard of another engine dies at every start and is given up; its other shard continues
+    (RF-16).
+    """
     scene = stage.cast("frozen", settings={"supervisor.stuck_after_s": 3.0})
     scene.make_topics()
     scene.start_load(PER_S / 6)
@@ -324,7 +336,7 @@ def frozen(stage: Stage) -> None:
         scene.complaints.append("the stopped shard could be continued after it was replaced")
     scene.load.wait_progress(500)
     after = _files_of(scene, old.incarnation)
-    # Its successor may cut off the end of a file, which nobody reads any more.
+    # The successor may truncate the unused end of a file.
     changed = [name for name, data in after.items() if not files.get(name, b"").startswith(data)]
     if changed:
         scene.complaints.append(f"files of the replaced shard changed: {changed}")
@@ -343,7 +355,7 @@ def _files_of(scene: Scene, incarnation: int) -> dict[str, bytes]:
     for path in folder.glob(f"wal-{incarnation}-*.log"):
         try:
             found[path.name] = path.read_bytes()
-        except FileNotFoundError:  # Absorbed, and gone meanwhile.
+        except FileNotFoundError:  # Absorbed by a snapshot and deleted in the meantime.
             continue
     return found
 
@@ -352,7 +364,10 @@ RESTARTS_MAX = 3
 
 
 def doomed(stage: Stage) -> None:
-    """A shard dies at every start: given up after as many deaths as allowed, at a bounded rate (RF-16)."""
+    """Kill a shard at every start.
+
+    After `restart_max` restarts it is given up, and the others continue (RF-16).
+    """
     scene = stage.cast("doomed", topics=2, settings={"supervisor.restart_max": RESTARTS_MAX})
     scene.load.is_patient = True
     scene.make_topics()
@@ -371,7 +386,7 @@ def doomed(stage: Stage) -> None:
             pids.add(first.pid)
         return first.state == "given_up"
 
-    wait_for(is_given_up, SETTLE_S, "the shard that cannot live to be given up")
+    wait_for(is_given_up, SETTLE_S, "the shard to be given up")
     if len(pids) != RESTARTS_MAX + 1:
         scene.complaints.append(f"it was started {len(pids)} times, {RESTARTS_MAX + 1} are allowed")
     stage.account.did("kills", len(pids), "RF-16")
@@ -383,7 +398,7 @@ def doomed(stage: Stage) -> None:
         before = client.topics.state(scene.load.topics[1]).head_seq
         wait_for(
             lambda: client.topics.state(scene.load.topics[1]).head_seq > before + 200, SETTLE_S,
-            "the other shard to go on",
+            "the other shard to append",
         )  # fmt: skip
     if scene.engine.restarts(WAL_SHARD)[0] != RESTARTS_MAX:
         scene.complaints.append("a shard that was given up was started again")
@@ -392,7 +407,7 @@ def doomed(stage: Stage) -> None:
 
 
 def kill_and_start(scene: Scene) -> int:
-    """The whole tree, however many of it live; returns how many were killed."""
+    """Kill the whole tree and start it again. Returns the number of killed processes."""
     before = len(scene.kills)
     scene.kill_all()
     return len(scene.kills) - before
@@ -408,13 +423,13 @@ def _expect_refusal(client: ringlog.Client, scene: Scene) -> None:
         scene.complaints.append("a topic of a shard that was given up took a record")
 
 
-# -- T-17 -------------------------------------------------------------------------------------------------
+# -- outage -----------------------------------------------------------------------------------------------
 
 OUTAGE_LOG_BYTES = 64 << 20
 
 
 def outage(stage: Stage, kills: int) -> None:
-    """How long writers wait for a shard that has 64 MiB of log to replay (T-17)."""
+    """Measure how long writers wait for a shard that has 64 MiB of log to replay."""
     scene = stage.cast(
         "outage", topics=3,
         settings={"storage.enabled": False, "wal.file_bytes": "64MiB", "gateway.enabled": False},

@@ -1,5 +1,7 @@
-"""Routers under kills: schedulers die at all their stop points, shards and everything at random; copies are
-compared with their sources when it is over."""
+"""Kills under routers: schedulers die at all their stop points, shards and whole engines at random times.
+
+At the end, all copies are compared with their sources.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ SETTLE_S = 30.0
 
 
 def routers(stage: Stage, seconds: float, passes: tuple[int, ...] = stop_plan.PASSES) -> None:
-    """Each source feeds topics of three classes; kills all the while (RT-19, RT-30, PR-7)."""
+    """Route each source to topics of three durability classes, with kills all the time.
+
+    Every record must be copied exactly once and in order.
+    """
     if not seconds:
         return
     account, random = stage.account, stage.order.random("routers")
@@ -47,7 +52,10 @@ def routers(stage: Stage, seconds: float, passes: tuple[int, ...] = stop_plan.PA
 
 
 def compare(scene: Scene) -> list[str]:
-    """What is wrong with the copies: each must hold what its source does, in that order."""
+    """Compare each router's copies with its source. Returns complaints.
+
+    Both must have the same records in the same order, and the router must count exactly these copies.
+    """
     complaints = []
     with ringlog.connect(scene.engine.url, timeout_ms=TIMEOUT_MS) as client:
         for router in list(client.routers.list()):
@@ -71,7 +79,7 @@ def compare(scene: Scene) -> list[str]:
 
 
 def read_all(client: Client, topic: str) -> list[bytes]:
-    """Every payload of a topic."""
+    """Return every payload of a topic."""
     page = client.read(topic, limit=1_000)
     found = [payload or b"" for payload in page.bytes()]
     while not page.caught_up:

@@ -1,8 +1,8 @@
-"""`ringlog chaos`: kill the processes of an engine under load of our own, and say whether it kept its word.
+"""`ringlog chaos`: kill processes of an engine under load, and check its guarantees.
 
-Everything that is written lies in topics of this run, which are deleted in the end. Processes are found by
-the engine's status and killed through pidfds, its children only; the supervisor, or all at once, only when
-somebody says how to start it again.
+All records are in topics of this run, which are deleted at the end. Processes are found through the engine's
+status. Only the engine's children are killed, through pidfds. The supervisor, or all processes at once, are
+killed only if a command to restart the engine is given.
 """
 
 from __future__ import annotations
@@ -41,58 +41,65 @@ from ringlog.placement import home_shard
 TOPIC_PREFIX = "ringlog-chaos-"
 TOPICS_MAX = 8
 KILLS_PER_MINUTE = 4
-"""Of one process of an engine that is not ours: it is given up after more deaths than its settings allow,
-five by default."""
+"""Maximum kills per minute of one process of a running engine. The supervisor gives up a process after more
+deaths than its settings allow, 5 by default."""
 READY_S = 120.0
-"""An engine must serve again within this time after the last kill."""
+"""Time (s) within which an engine must serve again after the last kill."""
 TREE = ("supervisor", "all")
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be done."""
+    """Options of one run."""
 
     url: str | None
-    """An engine on this host; None: one of our own in a temporary directory."""
+    """Engine on this host. None: a new engine in a temporary directory."""
     seconds: float
     kill: Sequence[str]
     every_s: float
     pause_s: float = 0.0
-    """Every second time stop a process for so long instead of killing it; 0: never."""
+    """Stop every second process for this time (s) instead of killing it; 0: never."""
     restart_command: str = ""
     per_s: float = 2_000.0
-    """Appends a second, over all producers."""
+    """Appends per second, over all producers."""
     seed: int = 0
 
     def check(self) -> None:
-        """Raise UsageError for what makes no sense."""
+        """Raise UsageError for unknown process names, a remote engine, or a missing `restart_command`."""
         unknown = sorted(set(self.kill) - set(targets.ROLES))
         if unknown or not self.kill:
             raise UsageError(
-                "no such process to kill", found=",".join(unknown), known=",".join(targets.ROLES)
+                "kill must name known processes, at least one",
+                found=",".join(unknown),
+                known=",".join(targets.ROLES),
             )
         if self.url is not None and not self.restart_command and set(self.kill) & set(TREE):
             raise UsageError(
-                "who kills the supervisor of a running engine must say how to start it again",
+                "killing the supervisor of a running engine requires a command that restarts the engine",
                 hint="--restart-command",
             )
         if self.url is not None and not parse_url(self.url).is_local:
-            raise UsageError("chaos works on the engine's own host; give its run directory", url=self.url)
+            raise UsageError(
+                "chaos runs only on the engine's host; pass the URL of a local run directory", url=self.url
+            )
 
 
 @dataclass(slots=True)
 class Verdict:
-    """How it went."""
+    """Result of one run."""
 
     facts: dict[str, Any] = field(default_factory=dict)
-    """acked, read, and a count of every broken promise; kills by role; pauses in milliseconds."""
+    """acked, read, and a count of each kind of broken guarantee; kills by role; pauses in milliseconds."""
     wrong: list[str] = field(default_factory=list)
-    """What is wrong, a line each; empty when every promise held."""
+    """Failures, one line each; empty if every guarantee held."""
 
 
 def drill(wish: Wish, say: Say) -> Verdict:
-    """Do it. Raises UsageError, NotConnected without an engine, StartRefused when ours does not start."""
+    """Run the load and the kills.
+
+    Raises UsageError, NotConnected if no engine runs, StartRefused if the new engine does not start.
+    """
     wish.check()
     with Nursery() as nursery, _scratch() as scratch:
         if wish.url is None:
@@ -118,7 +125,7 @@ def _scratch() -> Iterator[Path]:
 
 
 class _Drill:
-    """One run against one engine; `own` when it is ours."""
+    """One run against one engine. `own` is set if the run started the engine."""
 
     def __init__(
         self, wish: Wish, url: str, nursery: Nursery, folder: Path, say: Say, own: Engine | None
@@ -127,7 +134,7 @@ class _Drill:
         self._run_dir = parse_url(url).run_dir
         info = read_engine_file(self._run_dir)
         if info is None or self._status() is None:
-            raise NotConnected("no engine is running there", run_dir=self._run_dir)
+            raise NotConnected("no engine is running in this run directory", run_dir=self._run_dir)
         self._shards, self._has_gateway = info.shards, bool(info.gateway_ipc)
         run = secrets.token_hex(4)
         names = (f"{TOPIC_PREFIX}{run}-{n}" for n in itertools.count())
@@ -140,11 +147,11 @@ class _Drill:
         self._random = random.Random(wish.seed or run)
         self._kills: Counter[str] = Counter()
         self._deaths: list[tuple[int, int]] = []
-        """(when, shard) of shards killed."""
+        """(time in ns, shard) of killed shards."""
         self._recent: dict[str, list[float]] = {}
 
     def run(self) -> Verdict:
-        """Load, kills, verdict; the topics are gone afterwards."""
+        """Run load, kills and checks. Deletes the topics at the end."""
         verdict = Verdict()
         with ringlog.connect(self._url, timeout_ms=60_000, wait=10.0) as client:
             for number, name in enumerate(self._load.topics):
@@ -248,7 +255,8 @@ class _Drill:
             shlex.split(self._wish.restart_command), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
-        wait_for(lambda: self._supervisor() not in {0, supervisor}, READY_S, "the engine to be started again")
+        what = "the restart command to start the engine"
+        wait_for(lambda: self._supervisor() not in {0, supervisor}, READY_S, what)
         self._recent.clear()
 
     # -- looking ------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Every stop point of the product, at its first, second and seventh pass; one engine dies through many.
+"""Every stop point of the product, at its first, second and seventh pass.
 
-A plan gives each incarnation of each actor a place to die at, so that the number of restarts tells which
-points were passed. The supervisor's own point has engines of its own (ends.py).
+A plan gives each incarnation of each actor a stop point at which it dies. The number of restarts therefore
+shows which points were passed. The supervisor's own point has its own case (`cases.ends`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ OF_OTHER_LOADS = (
     "redrive_after_append",
     *(point for point in POINTS if point.startswith("sink_")),
 )
-"""Points that the load here never passes: a life that waited for one would never end, and its actor die at
-none of those behind it. tests/actors/test_dead_letters_engine.py and tests/spark die there."""
+"""Stop points that the load of this class never reaches. An actor that waits for one of them would never die
+there, nor at any later point of its plan. tests/actors/test_dead_letters_engine.py and tests/spark cover
+them."""
 _ONCE_A_LIFE = ("recovery_before_copy", "recovery_after_copy", DRAIN_POINT)
 _OF_ACTOR = {
     "compact_": COMPACTOR,
@@ -39,17 +40,22 @@ _OF_ACTOR = {
 }
 
 Death = tuple[str, int]
-"""A point and its pass."""
+"""A stop point and the number of its pass."""
 
 
 def actor_of(point: str) -> str:
-    """Whose code the point is in. `ring_after_publish` is in every client; the gateway is one."""
+    """Return the kind of actor that has the stop point.
+
+    `ring_after_publish` is in every client; the gateway is a client.
+    """
     return next((kind for start, kind in _OF_ACTOR.items() if point.startswith(start)), WAL_SHARD)
 
 
 def deaths(kinds: Iterable[str], passes: tuple[int, ...] = PASSES) -> dict[str, list[Death]]:
-    """How each of these kinds of actor is to die, life by life. Later passes come later: their points
-    need time, and recovery passes several log files only when there are some."""
+    """Return the deaths of these kinds of actors, one per start.
+
+    Later passes come later: they need time, and recovery passes several log files only once these exist.
+    """
     found: dict[str, list[Death]] = {kind: [] for kind in kinds}
     for n, point in itertools.product(passes, POINTS):
         if point in (SUPERVISOR_POINT, *OF_OTHER_LOADS) or (point in _ONCE_A_LIFE and n > 1):
@@ -60,6 +66,9 @@ def deaths(kinds: Iterable[str], passes: tuple[int, ...] = PASSES) -> dict[str, 
 
 
 def plan_of(by_kind: dict[str, list[Death]]) -> str:
-    """The plan as the engine takes it: points of different actors have different names, so lives join."""
+    """Return the plan in the engine's format.
+
+    Entry n joins the n-th death of every kind, since stop points of different actors have different names.
+    """
     lives = itertools.zip_longest(*by_kind.values())
     return ";".join(",".join(f"{point}:{n}:kill" for point, n in filter(None, life)) for life in lives)

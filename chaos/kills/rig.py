@@ -1,4 +1,4 @@
-"""An engine of the class: started with a plan of stop points, and looked over closely when it ends."""
+"""The engine of class `kills`: it starts with a plan of stop points and is checked closely when it stops."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from ringlog.testing.real_engine import TestEngine
 from ringlog.verify.directory import verify_directory
 
 SETTLE_S = 60.0
-"""Within this time after the last fault everything serves again (O8)."""
+"""Time (s) after the last fault within which everything must serve again."""
 ORPHANS_S = 30.0
-"""Children of a dead supervisor have ended by then: they drain first."""
+"""Time (s) within which the children of a dead supervisor exit. They drain first."""
 SETTINGS: dict[str, Any] = {
     "wal.shards": 2, "wal.file_bytes": "1MiB", "gateway.enabled": True, "storage.enabled": True,
     "storage.own_segment_bytes": "64KiB", "storage.segment_bytes": "1MiB", "storage.reclaim_interval_s": 0.2,
     "cold.interval_s": 0.2, "cold.hot_segments": 0, "supervisor.restart_max": 1_000, "supervisor.drain_s": 40,
     "data.min_free_bytes": 0,
 }  # fmt: skip
-"""Small files, and background work without rest, so that every step is passed often."""
+"""Small files and continuous background work, so that every step runs often."""
 
 
 class Engine(TestEngine):
-    """As of a test, with a way to arm stop points for one start; dies with us."""
+    """A test engine that can arm stop points for its next start. It dies with this process."""
 
     __test__ = False
     ready_s = 90.0
     code_first: tuple[str, ...] = ()
-    """Directories on the path of every process, before ringlog: for bugs that a test plants."""
+    """Directories that come before ringlog on the path of every process. Tests plant bugs with them."""
     program = (
         "import os, sys; from ringlog.hardening import die_with_parent; die_with_parent(os.getppid());"
         " from supervisor import main; sys.argv[0] = 'supervisor'; sys.exit(main())"
@@ -58,24 +58,24 @@ class Engine(TestEngine):
         super().__init__(root, {**settings, "cold.dir": str(self.cold_dir)}, environ)
 
     def arm(self, plan: str) -> None:
-        """Stop points from the next start on; "" for none."""
+        """Set the stop points of later starts; "" for none."""
         self._environ = {**self._environ, STOP_POINTS_VARIABLE: plan}
 
     def look(self) -> EngineStatusReply | None:
-        """Its status; None while nobody answers."""
+        """Return the engine's status, or None if it does not answer."""
         return targets.status(self.run_dir)
 
     def restarts(self, kind: str) -> list[int]:
-        """Restarts of each process of a kind; empty while nobody answers."""
+        """Return the restarts of each process of a kind; empty if the engine does not answer."""
         found = self.look()
         return [each.restarts for each in found.processes if each.kind == kind] if found else []
 
     def pids(self, kind: str = "") -> list[int]:
-        """Living actors."""
+        """Return the pids of live actors."""
         return [each.pid for each in targets.living(self.look(), kind)]
 
     def wait_serving(self) -> None:
-        """Wait until every process serves; raises Stuck (O8)."""
+        """Wait until every process serves. Raises Stuck after SETTLE_S."""
 
         def serves() -> bool:
             found = self.look()
@@ -84,23 +84,23 @@ class Engine(TestEngine):
         wait_for(serves, SETTLE_S, "every process to serve after the last fault")
 
     def end_process(self) -> None:
-        """Forget the supervisor that died, so that `start` may make another."""
+        """Forget the dead supervisor, so that `start` can start another one."""
         if self._process is not None:
             self._process.wait(targets.DEATH_S)
 
     def signal(self, number: signal.Signals) -> None:
-        """To the supervisor."""
+        """Send a signal to the supervisor."""
         with targets.Target(self.pid) as target:
             target.send(number)
 
     def wait_status(self, timeout_s: float) -> int | None:
-        """Exit status of the supervisor; None when it lives after that time."""
+        """Return the supervisor's exit status, or None if it is still alive after `timeout_s`."""
         assert self._process is not None
         with targets.Target(self.pid) as target:
             return self._process.wait() if target.wait_dead(timeout_s) else None
 
     def abandon(self) -> None:
-        """End it in whatever way, if it has not ended."""
+        """Kill the engine if it has not stopped."""
         process = self._process
         if process is not None and process.poll() is None:
             process.kill()
@@ -108,7 +108,7 @@ class Engine(TestEngine):
         self.stop()
 
     def left(self) -> list[int]:
-        """Living processes of this engine's directory."""
+        """Return live processes that use this engine's directory."""
         found = []
         for entry in os.listdir("/proc"):
             if entry.isdigit() and int(entry) != os.getpid():
@@ -121,17 +121,20 @@ class Engine(TestEngine):
         return found
 
     def wait_alone(self) -> None:
-        """Wait until no actor is left of a supervisor that died; raises Stuck."""
+        """Wait until no actor of a dead supervisor is left. Raises Stuck."""
         wait_for(lambda: not self.left(), ORPHANS_S, "the orphans to settle and exit")
 
 
 def on_shard(prefix: str, shard: int, shards: int) -> str:
-    """A topic name whose home is this shard."""
+    """Return a topic name whose home is this shard."""
     return next(name for n in range(10_000) if home_shard(name := f"{prefix}-{n}", shards) == shard)
 
 
 def close_down(engine: Engine, complaints: list[str]) -> None:
-    """Stop in good order, and look for what is wrong with what remains: files, processes, shared memory."""
+    """Stop the engine in an orderly way.
+
+    Adds complaints about leftover files, processes and shared memory.
+    """
     shm_dir = engine.info.shm_dir
     began = time.monotonic()
     engine.signal(signal.SIGTERM)
@@ -140,9 +143,9 @@ def close_down(engine: Engine, complaints: list[str]) -> None:
         complaints.append(f"the orderly stop ended with {status} after {time.monotonic() - began:.1f} s")
     left = engine.left()
     if left:
-        complaints.append(f"processes {left} outlive the supervisor's orderly end")
+        complaints.append(f"processes {left} are alive after the orderly stop")
     if Path(shm_dir).exists():
-        complaints.append(f"{shm_dir} outlives the orderly end")
+        complaints.append(f"{shm_dir} exists after the orderly stop")
     engine.stop()
     try:
         if not verify(engine.data_dir, engine.cold_dir).files:
@@ -152,7 +155,10 @@ def close_down(engine: Engine, complaints: list[str]) -> None:
 
 
 def check_topics(engine: Engine, load: Load, complaints: list[str]) -> None:
-    """The verifier counts what the final read counted (O6); call after `verdict` and the orderly stop."""
+    """Check that the offline verifier and the final read count the same records.
+
+    Call it after `verdict` and the orderly stop.
+    """
     found = {
         topic.topic: topic
         for topic in verify_directory(engine.data_dir, jobs=1, cold_dir=str(engine.cold_dir)).topics
@@ -165,11 +171,11 @@ def check_topics(engine: Engine, load: Load, complaints: list[str]) -> None:
 
 
 def kill_tree(engine: Engine) -> int:
-    """SIGKILL every process of the engine at once; returns how many."""
+    """SIGKILL every process of the engine at once. Returns how many were killed."""
     supervisor = engine.pid
     held = [targets.hold_child(pid, supervisor) for pid in engine.pids()]
     with targets.Target(supervisor) as head:
-        # Frozen first, so that nobody sees another die and does something about it.
+        # Stop the supervisor first, so that it cannot react to the death of a child.
         head.send(signal.SIGSTOP)
         actors = [each for each in held if each is not None]
         count = sum(each.send(signal.SIGKILL) for each in actors) + head.send(signal.SIGKILL)
@@ -178,6 +184,6 @@ def kill_tree(engine: Engine) -> int:
             each.__exit__()
     engine.end_process()
     if not dead:
-        raise Stuck("a killed process does not die")
+        raise Stuck("a killed process is still alive")
     engine.wait_alone()
     return count

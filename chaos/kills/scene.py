@@ -1,4 +1,4 @@
-"""One engine under load, hurt by a case and judged when it is over."""
+"""A scene: one engine under load, the faults that a case injects, and the final checks."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from ringlog.errors import RinglogError, StartRefused
 
 SHARDS = 2
 RINGS_S = 20.0
-"""Rings of clients that are gone have been given back by then."""
+"""Time (s) within which rings of exited clients are removed."""
 KEYED_SHARD = 0
-"""Where the topic of keyed writers lies."""
+"""Shard of the topic of keyed writers."""
 ASKED_S = 0.25
-"""A keyed writer has begun an append by then: it begins forty in a second."""
+"""Time (s) within which a keyed writer has begun an append. It begins forty per second."""
 HORIZON_NS = 200_000_000
-"""A pause that a kill made begins within this time after it."""
+"""A pause that a kill caused begins within this time (ns) after the kill."""
 STORY_LINES = 12
 BULK_TOPICS = (1, 2)
-"""One of each class and shard."""
+"""Indexes of topics for large frames: one of each durability class and shard."""
 BULK_TIMES = 3
 BULK_FRAME = 100
 BULK_RECORD_BYTES = 40
@@ -44,7 +44,7 @@ BULK_RECORD_BYTES = 40
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One death that we made."""
+    """One death caused by the harness."""
 
     role: str
     shard: int
@@ -53,7 +53,7 @@ class Kill:
 
 @dataclass(slots=True)
 class Scene:
-    """Everything about one engine and its clients. `cast` makes one."""
+    """One engine and its clients. `Stage.cast` creates it."""
 
     name: str
     engine: Engine
@@ -65,20 +65,29 @@ class Scene:
     bulk_times: float = BULK_TIMES
     """Appends in large frames, as a multiple of those in frames of one record."""
     last_look: Callable[[Scene], list[str]] = lambda scene: []
-    """What else is to be judged while the engine serves for the last time; returns complaints."""
+    """Additional checks while the engine serves for the last time. Returns complaints."""
 
     # -- load -------------------------------------------------------------------------------------------
 
     def make_topics(self) -> None:
-        """One after the other on shard 0 and shard 1, in different classes; the last is for keys."""
+        """Create the topics, alternately on shard 0 and shard 1, in two classes.
+
+        The last one is for keyed writers.
+        """
         with ringlog.connect(self.engine.url, timeout_ms=60_000) as client:
             for number, name in enumerate(self.load.topics):
                 client.topics.create(name, exist_ok=True, durability=("fsync", "disk")[number // 2 % 2])
 
     def start_load(self, per_s: float) -> list[Client]:
-        """Writers of all kinds, readers from the front and from the head, watchers, deletes, checkpoints;
-        returns the keyed writers. `per_s`: appends a second in frames of one record, all together; beside
-        them go `bulk_times` as many in large frames."""
+        """Start writers of all kinds, readers from start and head, watches, deletes and checkpoints.
+
+        Args:
+            per_s: appends per second in frames of one record, over all writers. `bulk_times` as many are
+                added in large frames.
+
+        Returns:
+            The keyed writers.
+        """
         start = self.load.start
         bulk_per_s = per_s * self.bulk_times / len(BULK_TOPICS)
         for topic in BULK_TOPICS:
@@ -102,16 +111,19 @@ class Scene:
         return [start("produce_keyed", topic=4, per_s=40, transport="ipc") for _ in range(2)]
 
     def wait_asked(self, writer: Client) -> None:
-        """Until a keyed writer waits for an answer, ASKED_S at most; its shard should have died just now."""
+        """Wait until a keyed writer has a pending append, at most ASKED_S.
+
+        Call it just after its shard died.
+        """
         until = time.monotonic() + ASKED_S
         while time.monotonic() < until and not is_waiting(writer.task.journal_path):
             time.sleep(0.002)
 
     def replace_keyed(self, writer: Client) -> Client:
-        """Kill a keyed writer, which may wait for an answer, and let another process send that key again."""
+        """Kill a keyed writer, perhaps with a pending append. Another process resends its last key."""
         self.load.kill(writer)
         number = writer.task.key_from
-        if os.path.exists(writer.task.journal_path):  # Else it was killed before it began to write one.
+        if os.path.exists(writer.task.journal_path):  # Otherwise it was killed before it created its journal.
             rows = np.fromfile(writer.task.journal_path, dtype=journal.ROW)
             begun = rows[rows["what"] == What.APPEND]
             number = int(begun["value"][-1]) & 0xFFFFFFFF if len(begun) else number
@@ -120,7 +132,7 @@ class Scene:
     # -- hurting ----------------------------------------------------------------------------------------
 
     def kill(self, role: str, shard: int = 0) -> bool:
-        """Kill one actor that lives now; False when none does."""
+        """Kill one live actor. Returns False if there is none."""
         found = self.engine.look()
         living = targets.living(found, role)
         if role == "wal_shard":
@@ -134,12 +146,15 @@ class Scene:
         return True
 
     def kill_forkserver(self) -> bool:
-        """Kill what actors are forked from, so that the next one is spawned; False when there is none now."""
+        """Kill the forkserver, so that the next actor is spawned. Returns False if there is none."""
         pid = targets.forkserver(self.engine.pid)
         return bool(pid) and targets.kill_child(pid, self.engine.pid)
 
     def kill_supervisor(self) -> None:
-        """SIGKILL the supervisor alone and start a new one at once: it must not serve beside the orphans."""
+        """SIGKILL only the supervisor and start a new one at once.
+
+        It must not serve while orphans are alive.
+        """
         old = self.engine.pids()
         at_ns = time.monotonic_ns()
         with targets.Target(self.engine.pid) as target:
@@ -150,12 +165,12 @@ class Scene:
         try:
             self.engine.start()
         except StartRefused:
-            # Refused while orphans are there: as good, if they go.
+            # The new engine refused to start because orphans were alive. This is correct if the orphans exit.
             self.engine.wait_alone()
             self.engine.start()
         beside = [pid for pid in old if targets.is_alive(pid)]
         if beside:
-            self.complaints.append(f"a new engine serves while {beside} of the old one live")
+            self.complaints.append(f"a new engine serves while processes {beside} of the old one are alive")
 
     def kill_all(self) -> None:
         """SIGKILL the whole tree at once and start it again."""
@@ -165,7 +180,7 @@ class Scene:
         self.engine.start()
 
     def pause(self, role: str, seconds: float) -> bool:
-        """SIGSTOP an actor for a while."""
+        """Stop an actor with SIGSTOP for `seconds`. Returns False if there is none."""
         living = targets.living(self.engine.look(), role)
         target = targets.hold_child(living[0].pid, self.engine.pid) if living else None
         if target is None:
@@ -179,12 +194,12 @@ class Scene:
     # -- the end ------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """End the load, kill everything once more, read it all, stop, verify, and note whatever is wrong."""
+        """End the load, kill everything once more, read all records, stop, verify, and collect complaints."""
         engine, load = self.engine, self.load
         try:
             engine.wait_serving()
             load.end()
-            # What clients were told last has nobody who could have written it down again since.
+            # After the load has ended, no client resends. This kill shows whether the last acks were durable.
             self.kill_all()
             engine.wait_serving()
             self.complaints += self.last_look(self)
@@ -198,16 +213,16 @@ class Scene:
         self.complaints += check_keys(self.rows, len(load.topics) - 1)
 
     def _wait_rings(self) -> None:
-        """Rings of clients that ended or were killed go (O7); the gateway keeps its own."""
+        """Wait until the rings of exited and killed clients are removed. The gateway keeps its own rings."""
 
         def are_gone() -> bool:
             found = self.engine.look()
             return found is not None and found.rings <= SHARDS
 
-        wait_for(are_gone, RINGS_S, "rings of clients that are gone to be given back")
+        wait_for(are_gone, RINGS_S, "rings of exited clients to be removed")
 
     def pauses_ms(self) -> list[float]:
-        """How long clients of a killed shard got no answer, one figure a kill of a shard."""
+        """Return how long clients of a killed shard got no ack (ms), one value per kill of a shard."""
         topics = range(len(self.load.topics))
         deaths = [(kill.at_ns, [n for n in topics if n % SHARDS == kill.shard])
                   for kill in self.kills if kill.role == "wal_shard"]  # fmt: skip
@@ -215,7 +230,10 @@ class Scene:
 
 
 def pauses_ms(rows: Rows, deaths: Iterable[tuple[int, list[int]]]) -> list[float]:
-    """The longest pause of appends just after each death: when it was, and the topics of who died."""
+    """Return the longest pause (ms) between acks just after each death.
+
+    `deaths` contains (time in ns, topics of the dead shard).
+    """
     is_append = np.isin(rows["op"], rows["op"][rows["what"] == What.APPEND])
     ends = rows[is_append & (rows["what"] == What.RETURN) & (rows["outcome"] == Outcome.OK)]
     found = []
@@ -227,7 +245,7 @@ def pauses_ms(rows: Rows, deaths: Iterable[tuple[int, list[int]]]) -> list[float
 
 
 def longest_gap_ms(times: Any, at_ns: int) -> float:
-    """The longest time without an answer that begins, or is under way, just after a kill."""
+    """Return the longest time (ms) without an ack that begins, or is in progress, just after a kill."""
     first = max(int(np.searchsorted(times, at_ns)) - 1, 0)
     last = min(int(np.searchsorted(times, at_ns + HORIZON_NS)) + 1, len(times))
     gaps = np.diff(times[first:last])
@@ -235,7 +253,7 @@ def longest_gap_ms(times: Any, at_ns: int) -> float:
 
 
 class Stage:
-    """What scenes share: the order, the account, the nursery. Scenes leave their counts in the account."""
+    """State shared by scenes: order, account, nursery. Scenes add their counts to the account."""
 
     def __init__(self, order: Order, account: Account, nursery: Nursery) -> None:
         self.order, self.account, self.nursery = order, account, nursery
@@ -258,7 +276,7 @@ class Stage:
         return scene
 
     def run(self, name: str, case: Callable[[Stage], None]) -> None:
-        """Run a case; whatever stops it is a finding."""
+        """Run a case. Any error that ends it is a finding."""
         began = time.monotonic()
         try:
             case(self)
@@ -274,14 +292,14 @@ class Stage:
 
     @classmethod
     def replay(cls, order: Order, name: str, case: Callable[[Stage], None]) -> None:
-        """Run one case by itself, with what it found and did on standard output; raises Broken."""
+        """Run one case and print its findings and counts. Raises Broken if there is a finding."""
         account = Account()
         with Nursery() as nursery:
             cls(order, account, nursery).run(name, case)
         account.tell()
 
     def close(self, scene: Scene) -> None:
-        """Finish a scene and enter its counts and findings."""
+        """Finish a scene and add its counts and findings to the account."""
         scene.finish()
         self._open.remove(scene)
         account, judgement = self.account, scene.judgement
@@ -299,7 +317,7 @@ class Stage:
         self._note(scene, complaints)
 
     def judged(self, scene: Scene, complaints: list[str]) -> None:
-        """Enter the findings of a scene that was finished and judged elsewhere."""
+        """Add the findings of a scene that was finished and judged elsewhere."""
         self._open.remove(scene)
         self._note(scene, complaints)
 
@@ -314,7 +332,7 @@ class Stage:
 
 
 def _keep(scene: Scene) -> None:
-    """Keep the evidence of a failure where somebody asked for it."""
+    """Copy the engine's directory to RINGLOG_CHAOS_KEEP, if that variable is set."""
     place = os.environ.get("RINGLOG_CHAOS_KEEP")
     if place:
         import shutil

@@ -1,1 +1,1 @@
-"""What the classes `jobs` and `groups` share: who leases records, what is killed meanwhile, and the judge."""
+"""Shared parts of classes `jobs` and `groups`: clients that lease records, kills, and the lease checker."""

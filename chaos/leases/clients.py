@@ -1,4 +1,4 @@
-"""What client processes of these classes do: put jobs and records, and lease, share or follow them."""
+"""Client processes of `jobs` and `groups`: put jobs and records; lease, share or follow them."""
 
 from __future__ import annotations
 
@@ -22,64 +22,64 @@ from ringlog.errors import LeaseLost, RinglogError
 LEASE_MS = 1_200
 CLAIM_WAIT_MS = 200
 OVERTIME = 1.3
-"""Who overslept wakes when so many leases have passed."""
+"""Duration, in leases, for which a worker sleeps to let its lease expire."""
 PAUSE_S = 0.05
 IDLE_MS = 700
-"""What nothing was done about for so long is stolen, and taken over by members that do so."""
+"""Idle time (ms) after which members steal a lease, and members with TAKES_OVER claim it."""
 CLAIM_MOST = 40
 SEQS_TOLD = 10
-"""Of so many jobs whose leases had ended a claim that acks names each."""
+"""Maximum number of lost leases that the error of an ack-and-claim lists by seq."""
 STEAL_MOST = 10
 COMMIT_EVERY = 20
 READ_MOST = 400
-"""Records after which a reader gives up at the latest, so that another one begins."""
+"""Maximum number of records after which a reader stops, so that another one takes over."""
 LOOK_S = 0.1
 SEEK_S = 1.5
-"""Between two seeks."""
+"""Time (s) between two seeks."""
 SEEK_BACK = 200
 
 
 REJECTS = "rejects"
 TAKES_OVER = "takes over"
-"""Hooks of tasks: reject what is bad, or take over what others do nothing about."""
+"""Hooks of tasks: reject bad jobs, or take over idle leases of other members."""
 
 
 class Kind(NamedTuple):
-    """A group that a topic has."""
+    """A consumer group of a topic."""
 
     number: int
-    """Its place among the groups of its topic, in journals."""
+    """Index of the group within its topic, as in journals."""
     name: str
     mode: Literal["queue", "stream"]
 
 
 QUEUE = Kind(0, "", "queue")
-"""A queue's own."""
+"""The unnamed group of a queue."""
 SHARE = Kind(0, "share", "queue")
-"""On every topic; members steal from each other."""
+"""A group on every topic. Its members steal from each other."""
 FOLLOW = Kind(1, "follow", "stream")
-"""On two topics, of both classes and shards; two readers take it from each other."""
+"""A group on two topics, of both classes and shards. Two readers take it over from each other."""
 AGAIN = Kind(2, "again", "queue")
-"""On one topic; it is told to go back from time to time."""
+"""A group on one topic that is repeatedly moved back by a seek."""
 FOLLOWED = (0, 3)
 SOUGHT = (1,)
 LETTERED = (1, 2)
-"""The groups SHARE of these have dead letters, of both classes and shards."""
+"""Topics whose group SHARE has dead letters, of both classes and shards."""
 DEAD = "dead-letters"
 BAD_EVERY = 40
-"""Each so many-th record is rejected where there are dead letters."""
+"""One of BAD_EVERY records is rejected, if there is a dead-letter topic."""
 REDRIVEN = 2
-"""The dead letters of SHARE of this topic are sent back from time to time, and given up once more."""
+"""Topic whose group SHARE has its dead letters redriven repeatedly. They are then rejected once more."""
 REDRIVE_S = 0.6
 
 
 def kinds_of(topic: int) -> list[Kind]:
-    """The groups of a topic, by its place."""
+    """Return the groups of the topic with this index."""
     return [SHARE, *([FOLLOW] if topic in FOLLOWED else []), *([AGAIN] if topic in SOUGHT else [])]
 
 
 def group_of(client: Client, topics: Sequence[str], topic: int, kind: Kind, *, min_idle_ms: int = 0) -> Group:
-    """A group as a member of this client sees it."""
+    """Return the handle of a group for a member that uses this client."""
     dead_letter = DEAD if has_letters(topic, kind) else ""
     return client.group(
         topics[topic], kind.name, mode=kind.mode, min_idle_ms=min_idle_ms, dead_letter=dead_letter
@@ -87,12 +87,12 @@ def group_of(client: Client, topics: Sequence[str], topic: int, kind: Kind, *, m
 
 
 def has_letters(topic: int, kind: Kind) -> bool:
-    """Does this group of that topic have dead letters?"""
+    """Whether this group of the topic has dead letters."""
     return kind is SHARE and topic in LETTERED
 
 
 def perform(task: Task, end: End) -> Report:
-    """Do the task until told to end."""
+    """Run the task until it is asked to end."""
     report, journal = Report(), Journal(task.journal_path, task.client)
     try:
         with ringlog.connect(
@@ -130,7 +130,10 @@ def _again(client: Client, task: Task, journal: Journal, end: End, report: Repor
 
 
 class _Worker:
-    """One worker of a queue: it acks, well and badly, with the next claim or before it."""
+    """One worker of a queue.
+
+    It acks with the next claim or separately, nacks, rejects, and lets leases expire.
+    """
 
     def __init__(
         self, source: Queue | Group, task: Task, kind: Kind, journal: Journal, report: Report
@@ -140,10 +143,10 @@ class _Worker:
         self._random = Random(task.client)
         self._did, self._has_letters = Did.CLAIMED, task.hook == REJECTS
         self._done: dict[int, Job] = {}
-        """To be acked with the next claim."""
+        """Jobs to be acked with the next claim."""
 
     def work(self, end: End) -> None:
-        """Claim, and then do with the jobs what workers do."""
+        """Claim jobs and settle them until the end."""
         while not end.is_set:
             begun_ns, self._did = time.monotonic_ns(), Did.CLAIMED
             try:
@@ -175,7 +178,7 @@ class _Worker:
                 done=list(done.values()),
             )  # fmt: skip
         except LeaseLost as e:
-            if e.detail["jobs"] <= SEQS_TOLD:  # Else some were acked, and nobody said which.
+            if e.detail["jobs"] <= SEQS_TOLD:  # Otherwise some were acked, and the error does not say which.
                 self._ended(done, set(e.detail["seqs"]))
             return {}
         self._ended(done, set())
@@ -207,11 +210,11 @@ class _Worker:
             skipped = set(self._source.ack(jobs.values()).skipped)
         except RinglogError as e:
             self._report.failed(str(e))
-            return  # Nobody knows: no end.
+            return  # The outcome is unknown, so no END is recorded.
         self._ended(jobs, skipped)
 
     def _ended(self, jobs: Mapping[int, Job], skipped: set[int]) -> None:
-        """These were acked, but for those `skipped`."""
+        """Record the end of acks: REFUSED for seqs in `skipped`, OK for the others."""
         for outcome in (Outcome.OK, Outcome.REFUSED):
             ended = [v for v, job in jobs.items() if (job.seq in skipped) == (outcome is Outcome.REFUSED)]
             self._note(Did.END, ended, outcome=outcome)
@@ -249,7 +252,7 @@ class _Worker:
 
 
 class _Member(_Worker):
-    """One member of a group in mode queue: it steals, leaves and extends, too."""
+    """A member of a group in queue mode. It also steals, leaves the group and extends leases."""
 
     def __init__(self, client: Client, task: Task, kind: Kind, journal: Journal, report: Report) -> None:
         self._takes_over = task.hook == TAKES_OVER
@@ -301,7 +304,7 @@ def _by_value(jobs: Iterable[Job]) -> dict[int, Job]:
 
 
 def _follow(client: Client, task: Task, journal: Journal, end: End, report: Report) -> None:
-    """Take the group over, read and commit until somebody else took it, or for a while."""
+    """Take the group over, read and commit until another reader takes it, or for a while."""
     random = Random(task.client)
     group = group_of(client, task.topics, task.topic, FOLLOW)
     ending = threading.Thread(target=_end_reading, args=(group, end), daemon=True)
@@ -318,15 +321,18 @@ def _follow(client: Client, task: Task, journal: Journal, end: End, report: Repo
 
 
 def _end_reading(group: Group, end: End) -> None:
-    """A reader that waits for more is not asked whether it should."""
+    """Close the group at the end, because a reader that waits for records does not check `end`."""
     while not end.is_set:
         time.sleep(PAUSE_S)
     group.close()
 
 
 def read_stream(group: Group, topic: int, journal: Journal, most: int, is_auto: bool) -> int:
-    """Read up to `most` records as the group's reader; they are committed one by one by the library, or a few
-    at once here. Returns the last number."""
+    """Read up to `most` records as the group's reader. Returns the last seq.
+
+    With `is_auto` the library commits each record. Otherwise this function commits every COMMIT_EVERY
+    records. Raises LeaseLost if another reader took the group over.
+    """
     begun_ns, last, committed = time.monotonic_ns(), 0, 0
     records = group.records(auto_commit_ms=0 if is_auto else None)
     note = journal.note
@@ -336,7 +342,7 @@ def read_stream(group: Group, topic: int, journal: Journal, most: int, is_auto: 
         last = record.seq
         note(Did.READ, topic, [value_of(record.data)], seqs=[last], begun_ns=begun_ns, group=FOLLOW.number)
         if is_auto or not count % COMMIT_EVERY:
-            # The library commits it as soon as we ask for the next one.
+            # The library commits a record when the next one is requested.
             note(Did.COMMIT, topic, [0], seqs=[last], begun_ns=begun_ns, group=FOLLOW.number)
         if not is_auto and not count % COMMIT_EVERY:
             try:
@@ -361,7 +367,7 @@ def read_stream(group: Group, topic: int, journal: Journal, most: int, is_auto: 
 
 
 def _look(client: Client, task: Task, journal: Journal, end: End, report: Report) -> None:
-    """Note the floors of all groups over and over, and have the groups that are for it go back at times."""
+    """Record the floors of all groups repeatedly, and seek the AGAIN groups back from time to time."""
     every = [(topic, kind) for topic in range(len(task.topics)) for kind in kinds_of(topic)]
     groups = {(topic, kind): group_of(client, task.topics, topic, kind) for topic, kind in every}
     sought = time.monotonic()
@@ -379,7 +385,7 @@ def _look(client: Client, task: Task, journal: Journal, end: End, report: Report
 
 
 def look_at(group: Group, topic: int, kind: Kind, journal: Journal) -> int:
-    """Note where the floor is, and return it."""
+    """Record the group's floor and return it."""
     begun_ns = time.monotonic_ns()
     floor = group.stats().floor
     journal.note(Did.FLOOR, topic, [0], seqs=[floor], begun_ns=begun_ns, group=kind.number)
@@ -394,7 +400,7 @@ def _seek(group: Group, topic: int, place: int, journal: Journal) -> None:
 
 
 def _redrive(client: Client, task: Task, journal: Journal, end: End, report: Report) -> None:
-    """Send all dead letters of one group back, over and over."""
+    """Redrive all dead letters of one group, repeatedly."""
     group = group_of(client, task.topics, task.topic, SHARE)
     sent = time.monotonic()
     while not end.is_set:

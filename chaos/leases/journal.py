@@ -1,7 +1,7 @@
-"""What clients of queues and consumer groups did and saw, written down outside the engine while it happens.
+"""Journals of clients of queues and consumer groups, written outside the engine as it happens.
 
-As chaos/check/journal.py: an operation is noted before it begins and again when it returned, in one write of
-whole rows to a file of the client's own. Times are of the monotonic clock.
+As in chaos/check/journal.py, an operation is recorded before it begins and again after it returned. Each call
+is one write of whole rows to the client's own file. Times are of the monotonic clock.
 """
 
 from __future__ import annotations
@@ -24,52 +24,54 @@ ROW = np.dtype(
         ("outcome", "u1"), ("group", "u1"), ("value", "<u8"), ("seq", "<u8"), ("deliveries", "<u4"),
     ]
 )  # fmt: skip
-"""One row. `value` is a job's own number, which its payload carries, `queue` an index into the topics, and
-`group` one into the consumer groups of a topic; `deliveries` is what a claim of a group said of it."""
+"""One row. `value`: the job's own number, which its payload contains. `queue`: index into the topics.
+`group`: index into the consumer groups of the topic. `deliveries`: delivery count that a claim of a group
+returned."""
 Rows = NDArray[Any]
 
 
 class Did(IntEnum):
-    """What a row says."""
+    """Kind of a row."""
 
     PUT = 1
-    """Begun."""
+    """A put begins."""
     PUT_END = 2
-    """With `outcome` and the job's `seq`."""
+    """A put returned, with `outcome` and the job's `seq`."""
     CLAIMED = 3
-    """A claim that began at `begun_ns` gave it."""
+    """A claim that began at `begun_ns` returned the job."""
     ACK = 4
-    """Begun; so are the next two."""
+    """An ack begins. NACK and REJECT are begins as well."""
     NACK = 5
     REJECT = 6
     END = 7
-    """Of an ack or a reject, with `outcome`."""
+    """An ack or a reject returned, with `outcome`."""
 
-    # Of consumer groups alone; verdict.py says what they mean for its judgement.
+    # The kinds below are only for consumer groups; verdict.py defines how they are judged.
     TAKEN_OVER = 8
-    """As CLAIMED, by a member that also takes over what another one did nothing about."""
+    """Like CLAIMED, by a member that also takes over idle leases of others."""
     STOLEN = 9
-    """As CLAIMED, from whoever held it."""
+    """Like CLAIMED, but the lease was stolen from its holder."""
     EXTENDED = 10
-    """Held for a lease from `begun_ns` on, as its answer says."""
+    """The lease was extended, counted from `begun_ns`."""
     TAKEN = 11
-    """A stream is read by this client, which began to ask for it at `begun_ns`."""
+    """This client became the reader of a stream; its request began at `begun_ns`."""
     READ = 12
-    """It was given by the stream that began at `begun_ns`; that names it in the next two as well."""
+    """The stream that began at `begun_ns` returned the record. COMMIT and COMMIT_END use `begun_ns` in the
+    same way."""
     COMMIT = 13
-    """Begun: everything up to `seq` is done."""
+    """A commit of everything up to `seq` begins."""
     COMMIT_END = 14
-    """With `outcome`."""
+    """The commit returned, with `outcome`."""
     FLOOR = 15
     """A look that began at `begun_ns` found the floor at `seq`."""
     SEEK = 16
-    """Begun."""
+    """A seek begins."""
     SEEK_END = 17
-    """The group goes on at `seq`; it had begun at `begun_ns`."""
+    """The seek that began at `begun_ns` returned; the group continues at `seq`."""
     REDRIVE = 18
-    """Begun, at `begun_ns`: the dead letter `seq` is to come back."""
+    """A redrive of dead letter `seq` begins at `begun_ns`."""
     REDRIVE_END = 19
-    """It returned."""
+    """The redrive returned."""
 
 
 class Outcome(IntEnum):
@@ -78,17 +80,17 @@ class Outcome(IntEnum):
     UNKNOWN = 0
     OK = 1
     REFUSED = 2
-    """Certainly not done: its lease had ended."""
+    """Certainly not done: the lease had ended."""
 
 
 class Journal(RowFile):
-    """One client's journal."""
+    """The journal of one client."""
 
     def note(
         self, did: Did, queue: int, values: Sequence[int], *, seqs: Any = 0,
         outcome: Outcome = Outcome.UNKNOWN, begun_ns: int = 0, group: int = 0, deliveries: Any = 0,
     ) -> None:  # fmt: skip
-        """Note something of some jobs, now."""
+        """Record one row of this kind for each value, now."""
         rows = np.zeros(len(values), dtype=ROW)
         rows["at_ns"], rows["begun_ns"], rows["client"] = time.monotonic_ns(), begun_ns, self.client
         rows["queue"], rows["what"], rows["outcome"] = queue, did, outcome
@@ -98,6 +100,6 @@ class Journal(RowFile):
 
 
 def load(folder: Path) -> Rows:
-    """All journals of a run, by time."""
+    """Return the rows of all journals of a run, sorted by time."""
     rows = journal.load(folder, ROW)
     return rows[np.argsort(rows["at_ns"], kind="stable")]

@@ -1,4 +1,4 @@
-"""Payloads that name themselves, and who writes them: to queues, and to topics that groups share."""
+"""Self-identifying payloads, and the producers that write them to queues and to topics of groups."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 _FILLER = bytes(range(256))
 VALUE_BYTES = 8
 TWICE_ONE_IN = 4
-"""Of so many writes one has dedup ids and is sent twice, whatever became of it the first time: nothing may be
-there twice then either."""
+"""One of TWICE_ONE_IN writes has dedup ids and is sent twice, whatever the outcome of the first attempt. Its
+records must still exist only once."""
 MIXED_ONE_IN = 4
-"""Of the others one has dedup ids for some of its records only."""
+"""One of MIXED_ONE_IN other writes has dedup ids for only some of its records."""
 MARKS = "marks"
-"""Hook of who writes records of several priorities, of which one in so many waits for a later time."""
+"""Hook of producers whose records have priorities. Some of these records also have a `not_before` time."""
 PRIORITIES = 3
 LATER_ONE_IN = 12
 LATER_S = 0.3
 
 
 class End(Protocol):
-    """Whether the client was told to end."""
+    """Whether the client was asked to end."""
 
     is_set: bool
 
 
 def payload_of(value: int) -> bytes:
-    """A job of this value."""
+    """Return the payload of the job with this value."""
     return value.to_bytes(VALUE_BYTES, "little") + _FILLER[: 8 + value % 200]
 
 
 def value_of(data: bytes | None) -> int:
-    """Whose payload is it? Raises AssertionError for one that nobody put."""
+    """Return the value in a payload. Raises AssertionError if no client wrote this payload."""
     assert data is not None, "nobody puts a job without a payload"
     value = int.from_bytes(data[:VALUE_BYTES], "little")
     assert data == payload_of(value), "a payload is not what was put"
@@ -55,7 +55,7 @@ def value_of(data: bytes | None) -> int:
 def put_all(
     send: Callable[[list[Any]], Appended], task: Task, journal: Journal, end: End, report: Report
 ) -> None:
-    """Single payloads and batches, each with an outcome."""
+    """Put single payloads and batches, and record their outcomes, until the end."""
     random, has_marks = Random(task.client), task.hook == MARKS
     numbers = count(task.client << 32)
     begun = time.monotonic()
@@ -68,7 +68,7 @@ def put_all(
             if random.randrange(TWICE_ONE_IN) == 0:
                 seqs = _sent_twice(send, _with_ids(records, values))
             elif random.randrange(MIXED_ONE_IN) == 0:
-                # Every second one under an id; one that has none is there once all the same.
+                # Every second record has a dedup id. Records without one must exist only once as well.
                 seqs = _sent(send, _with_ids(records, values, one_in=2))
             else:
                 seqs = _sent(send, records)
@@ -97,7 +97,7 @@ def _with_ids(records: list[NewRecord], values: list[int], one_in: int = 1) -> l
 
 
 def _sent(send: Callable[[list[Any]], Appended], records: list[NewRecord]) -> list[int]:
-    """Their numbers; zeros where they are not known."""
+    """Return the seqs; zeros where they are unknown."""
     done = send(records)
     if isinstance(done, AppendedOnce):
         return list(done.seqs)
@@ -105,7 +105,10 @@ def _sent(send: Callable[[list[Any]], Appended], records: list[NewRecord]) -> li
 
 
 def _sent_twice(send: Callable[[list[Any]], Appended], records: list[NewRecord]) -> list[int]:
-    """By a writer that does not know whether they were there before."""
+    """Send the records twice, like a producer that lost the first reply.
+
+    Both replies must have the same seqs.
+    """
     try:
         first = send(records)
     except RinglogError as e:

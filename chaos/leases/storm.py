@@ -1,4 +1,4 @@
-"""A storm: anything is killed at any time, those who lease too, and in the end everything is judged."""
+"""A storm: kills of any process at any time, including clients with leases, and the final judgement."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ from ringlog.board.processes import GATEWAY, SCHEDULER, WAL_SHARD
 from ringlog.errors import RinglogError
 
 DEFAULTS: dict[str, Any] = {"storm_s": 10.0, "empty_s": 60.0}
-"""How long a storm lasts, and how long those who lease have to do everything after it."""
+"""`storm_s`: length of a storm (s). `empty_s`: time (s) that clients have to finish all work after it."""
 TIMEOUT_MS = 60_000
 STEP_S = 0.25
-"""Between two deaths at least."""
+"""Minimum time (s) between two kills."""
 LEASER = "leaser"
 BAG = [*[WAL_SHARD] * 4, *[GATEWAY, SCHEDULER] * 2, *[LEASER] * 4, "all"]
 
 
 class Cast(Protocol):
-    """Who plays: what a class adds to the storm."""
+    """What a class adds to the storm: topics, clients and rules."""
 
     name: str
     prefix: str
-    """Of topics."""
+    """Prefix of topic names."""
     counted: dict[str, str]
-    """Counts of a Judgement that the account has, under these names."""
+    """Counts of a Judgement to report, and their names in the account."""
 
     def make(self, client: ringlog.Client, topics: list[str]) -> None:
-        """Make the topics, of both classes on both shards."""
+        """Create the topics, of both durability classes on both shards."""
 
     def start(self, scene: Scene) -> tuple[list[Client], list[Client]]:
-        """Start clients; returns those who make work, and those who lease and may be killed."""
+        """Start clients. Returns the producers, and the clients with leases, which may be killed."""
 
     def left(self, client: ringlog.Client, topics: list[str]) -> int:
-        """How much is not done yet."""
+        """Return the amount of work that is not done."""
 
     def places(self, client: ringlog.Client, scene: Scene) -> list[Place]:
-        """Look once more when everybody has ended; what is to be judged."""
+        """Take a last look after all clients exited. Returns the queues and groups to judge."""
 
     def rules(self, deaths: list[Death]) -> Rules:
-        """What explains a record that is given out again."""
+        """Return the rules that explain repeated deliveries."""
 
 
 def run(order: Order, account: Account, cast: Cast) -> None:
-    """Storms until the time is over."""
+    """Run storms until the time is over."""
     settings = order.choose(DEFAULTS)
     end = time.monotonic() + order.seconds
     with Nursery() as nursery:
@@ -69,7 +69,7 @@ def run(order: Order, account: Account, cast: Cast) -> None:
 
 
 def replay(order: Order, case: str, cast: Cast) -> None:
-    """One case by its name: storm."""
+    """Repeat one case by its name: storm."""
     settings = order.choose(DEFAULTS)
     cases = {"storm": _case(cast, settings, order.random("storm", 0))}
     Stage.replay(order, case, cases[case])
@@ -82,7 +82,7 @@ def _case(cast: Cast, settings: dict[str, Any], random: Random) -> Callable[[Sta
 def storm(
     cast: Cast, stage: Stage, *, seconds: float, random: Random, empty_s: float = DEFAULTS["empty_s"]
 ) -> None:
-    """Anything killed at any time, those who lease too (RF-1, 4, 6, 8, 117)."""
+    """Kill anything at any time, including clients with leases (RF-1, RF-4, RF-6, RF-8, RF-117)."""
     scene = stage.cast(cast.name, topics=2 * SHARDS)
     scene.load.topics[:] = [on_shard(f"{cast.prefix}-{n}", n % SHARDS, SHARDS) for n in range(2 * SHARDS)]
     with ringlog.connect(scene.engine.url, timeout_ms=TIMEOUT_MS) as client:
@@ -115,7 +115,7 @@ def storm(
 
 
 def _like(scene: Scene, dead: Client) -> Client:
-    """Another one in place of one that was killed."""
+    """Start a client with the task of a killed one."""
     task = dead.task
     return scene.load.start(task.kind, topic=task.topic, hook=task.hook, transport=task.transport)
 
@@ -123,9 +123,9 @@ def _like(scene: Scene, dead: Client) -> Client:
 def _close(
     cast: Cast, stage: Stage, scene: Scene, makers: list[Client], deaths: list[Death], empty_s: float
 ) -> None:
-    """Let everything be done, restart once more, look, judge, stop, verify."""
+    """Wait until all work is done, restart once more, look, judge, stop and verify."""
     load, complaints = scene.load, scene.complaints
-    load.is_patient = True  # An outage may be longer than a gateway waits.
+    load.is_patient = True  # An outage may be longer than the gateway's timeout.
     try:
         scene.engine.wait_serving()
         for maker in makers:
@@ -162,7 +162,7 @@ def _count(cast: Cast, account: Account, found: Judgement) -> None:
 
 
 def _wait_done(cast: Cast, scene: Scene, seconds: float) -> None:
-    """Until nothing is left to do; what is left then is counted by the last look."""
+    """Wait until all work is done. Work that is left after `seconds` is counted by the last look."""
     with ringlog.connect(scene.engine.url, timeout_ms=TIMEOUT_MS) as client:
         try:
             wait_for(
@@ -173,7 +173,7 @@ def _wait_done(cast: Cast, scene: Scene, seconds: float) -> None:
 
 
 def _dead_letters(client: ringlog.Client) -> Counter[int]:
-    """How often the record of each value lies there."""
+    """Return how often each value is in the dead-letter topic."""
     found: Counter[int] = Counter()
     if any(each.topic == DEAD for each in client.topics.list(DEAD)):
         for page in client.reader(DEAD).pages(1_000):

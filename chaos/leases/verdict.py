@@ -1,18 +1,21 @@
-"""What is wrong with the history of leases, when whoever leases did everything in the end. Pure.
+"""Judge a history of leases after all work was done. Pure functions.
 
-Of every queue and group:
-- Nothing is lost: what was put was done, or lies with the dead letters once; a stream's reader was given it.
-- Nothing comes back: what began after something was known to be done was not given it.
-- Nobody is handed what another one holds: between two hand-outs its lease ended, its holder gave it back or
-  died, or another member stole it that may. Leases that lie in memory end with their shard; leases that lie
-  in the log outlive every process, and no other death excuses anything. Each hand-out behind the first is
-  counted under what explains it. No count of deliveries is given twice, and nobody is told that he finished
-  what another one finished.
-- The floor of a group never goes back, and is never ahead of what somebody said is done.
-Of a stream: each reader goes on behind a commit that was made, leaves out nothing, and cannot commit any
-more once another one has taken its place.
-A group that was told to go back is judged by what was lost since, and by its floor.
-A record whose dead letter was sent back is given out again: as often as it had letters that were, at most.
+For every queue and group:
+
+- No record is lost: each was done, or is in the dead-letter topic once. A stream's reader received it.
+- No record comes back: a claim that began after the record was known to be done did not return it.
+- A leased record is not delivered to another client. Between two deliveries the lease ended, its holder
+  nacked it or died, or another member stole it legitimately. Leases in memory end with their shard. Leases in
+  the log survive every process, so only the death of the holder excuses a repeat. Each further delivery is
+  counted under its reason.
+- No delivery count occurs twice, and no ack succeeds for a record that another client has finished.
+- The floor of a group never falls, and never exceeds what a client has acked or committed.
+
+For a stream: each reader starts after a commit, skips no record, and cannot commit after another reader has
+taken over.
+
+A group that a seek moved back is judged only by records lost since then and by its floor. A redriven record
+may be delivered once more for each of its redriven dead letters.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from typing import NamedTuple
 from chaos.leases.journal import Did, Outcome, Rows
 
 STORIES_MAX = 5
-"""Of each kind of fault so many are told in full."""
+"""Number of stories kept for each kind of fault."""
 MS = 1_000_000
 GIVEN = frozenset({Did.CLAIMED, Did.TAKEN_OVER, Did.STOLEN})
 _DONE = frozenset({Did.ACK, Did.REJECT})
@@ -36,7 +39,7 @@ _FOR_EVER = 1 << 62
 
 
 class Row(NamedTuple):
-    """One row of a journal; see journal.py."""
+    """One row of a journal; see journal.py for the fields."""
 
     at_ns: int
     begun_ns: int
@@ -59,45 +62,45 @@ class Place:
     is_queue: bool = True
     is_sought: bool = False
     left: int = 0
-    """Records that nobody was given in the end, or that were given and not done."""
+    """Records that were never delivered, or delivered and not done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """Something was killed between two instants."""
+    """A kill between two instants."""
 
     role: str
     from_ns: int
     to_ns: int
     client: int = 0
-    """Which client, for one of those."""
+    """Number of the killed client; 0 for a process of the engine."""
 
     @property
     def is_of_shard(self) -> bool:
-        """Does it take along what a shard has in memory?"""
+        """Whether this death loses the memory of a shard."""
         return self.role in {"wal_shard", "all", "supervisor"}
 
     def is_within(self, from_ns: int, to_ns: int) -> bool:
-        """May it have been between these instants?"""
+        """Whether the death may have happened between these instants."""
         return self.to_ns >= from_ns and self.from_ns <= to_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How long what is given is held, and what ends that."""
+    """How long a lease lasts, and what ends it."""
 
     lease_ms: int
     idle_ms: int = 1 << 40
-    """Behind so long without a word another one may take it."""
+    """Idle time (ms) after which another member may take a lease."""
     is_logged: bool = True
-    """Leases and rejections lie in the log; else in the memory of a shard."""
+    """Whether leases and rejections are in the log. Otherwise they are in the memory of a shard."""
     deaths: Sequence[Death] = ()
     what: str = "record"
-    """What is leased, in words, and by whom."""
+    """Words for a leased item and, in `who`, for its holder."""
     who: str = "member"
 
     def shard_died(self, from_ns: int, to_ns: int) -> bool:
-        """May leases have ended with a shard then?"""
+        """Whether leases may have ended with a shard between these instants."""
         return not self.is_logged and any(
             death.is_of_shard and death.is_within(from_ns, to_ns) for death in self.deaths
         )
@@ -105,29 +108,29 @@ class Rules:
 
 @dataclass(slots=True)
 class Judgement:
-    """What was counted, and what is wrong."""
+    """Counts and faults of a run."""
 
     records: int = 0
-    """Records whose write was answered."""
+    """Records whose put returned."""
     done: int = 0
-    """Of them and all groups: those with an ack or a commit that was answered."""
+    """Records with a successful ack or commit, summed over all groups."""
     dead: int = 0
     doubles: int = 0
-    """Hand-outs of a record behind its first, of groups in mode queue."""
+    """Deliveries after the first, of queues and of groups in queue mode."""
     read: int = 0
     commits: int = 0
     takeovers: int = 0
-    """Of streams."""
+    """Takeovers of streams."""
     looks: int = 0
     seeks: int = 0
     redriven: int = 0
-    """Letters that were sent back, and that was answered."""
+    """Dead letters whose redrive returned."""
     explained: Counter[str] = field(default_factory=Counter)
     wrong: Counter[str] = field(default_factory=Counter)
     stories: list[str] = field(default_factory=list)
 
     def says(self, fault: str, story: str) -> None:
-        """Something is wrong."""
+        """Count a fault, with a story."""
         self.wrong[fault] += 1
         if self.wrong[fault] <= STORIES_MAX:
             self.stories.append(f"{fault}: {story}")
@@ -136,13 +139,17 @@ class Judgement:
 def judge(
     rows: Rows, places: Sequence[Place], rules: Rules, letters: Mapping[int, int] | None = None
 ) -> Judgement:
-    """Judge what journals say, rows by time, of these queues and groups. `letters`: how often each value lies
-    among the dead letters."""
+    """Judge the journals of these queues and groups.
+
+    Args:
+        rows: rows of all journals, sorted by time.
+        letters: how often each value is in the dead-letter topic.
+    """
     letters = letters or {}
     found = Judgement(dead=len(letters))
     history = [Row(*row) for row in rows.tolist()]
     answered: dict[int, dict[int, int]] = defaultdict(dict)
-    """By topic: value -> number, 0 where it is not known."""
+    """By topic: value -> seq, 0 if unknown."""
     said: dict[tuple[int, int], list[Row]] = defaultdict(list)
     begun: set[int] = set()
     for row in history:
@@ -173,13 +180,13 @@ def _judge_letters(
     history: Sequence[Row], letters: Mapping[int, int], is_left: bool, put: set[int], rules: Rules,
     found: Judgement,
 ) -> None:  # fmt: skip
-    """Who was rejected lies among the dead letters once, and nobody else does."""
+    """Check that each rejected record is in the dead-letter topic once, and no other record is there."""
     begun: set[int] = set()
     ended: set[int] = set()
     at: dict[int, int] = {}
     back = {row.begun_ns for row in history if row.what == Did.REDRIVE_END}
     found.redriven = sum(row.what == Did.REDRIVE_END for row in history)
-    # The record may have been given up once more before the letter it had was deleted.
+    # If a redrive did not return, its record may be rejected again before its first dead letter is deleted.
     unsure = Counter(row.value for row in history if row.what == Did.REDRIVE and row.begun_ns not in back)
     for row in history:
         if row.what == Did.REJECT:
@@ -196,7 +203,7 @@ def _judge_letters(
             found.says("a letter that nobody rejected", f"{value:#x}")
         if times > 1 + unsure[value]:
             found.says("a dead letter is there twice", f"{value:#x}: {times} times")
-    # A rejection in memory goes with its shard, and who has it then acks it perhaps.
+    # A rejection in memory is lost with its shard. The next holder may ack the record instead.
     for value in ended - letters.keys() if rules.is_logged and not is_left else ():
         found.says(f"a {rules.what} is lost", f"{value:#x} was rejected, and is not among the dead letters")
 
@@ -209,7 +216,7 @@ def _judge_numbers(
     place: Place, rows: Iterable[Row], known: Mapping[int, int], begun: set[int], rules: Rules,
     found: Judgement,
 ) -> None:  # fmt: skip
-    """A record has one number, and somebody put it."""
+    """Check that each delivered record has one seq and was put by a client."""
     numbers = dict(known)
     for row in rows:
         if row.what not in GIVEN and row.what != Did.READ:
@@ -228,7 +235,7 @@ def _judge_numbers(
 
 @dataclass(frozen=True, slots=True)
 class _Leased:
-    """Judges what was done with each record of one place."""
+    """Judges the deliveries of each record of one queue or group."""
 
     place: Place
     rules: Rules
@@ -236,7 +243,7 @@ class _Leased:
     found: Judgement
 
     def judge(self, rows: Sequence[Row], put: Mapping[int, int]) -> None:
-        """Each record's story, and that none is lost."""
+        """Judge the history of each record, and that none is lost."""
         stories: dict[int, list[Row]] = {value: [] for value in put}
         seeks: dict[int, tuple[int, int]] = {}
         for row in rows:
@@ -262,8 +269,11 @@ class _Leased:
             )
 
     def _judge_story(self, name: str, claims: Sequence[Row], story: Sequence[Row]) -> None:
-        """Hand-outs behind the first are explained; a journal may have been written late, so that of claims
-        without a count of deliveries the one that was noted first need not have been the first."""
+        """Count and explain each delivery after the first.
+
+        A row may be written late. Without delivery counts, the claim recorded first need not be the first
+        one.
+        """
         found = self.found
         found.doubles += max(len(claims) - 1, 0)
         finished = [row for row in story if row.what == Did.END and row.outcome == Outcome.OK]
@@ -294,7 +304,7 @@ class _Leased:
         self, name: str, claims: Sequence[Row], story: Sequence[Row], finished: Sequence[Row],
         letters: Sequence[Row],
     ) -> None:  # fmt: skip
-        """It is done once, and once more for each of its dead letters that was sent back."""
+        """Check that a record is done once, and once more for each of its redriven dead letters."""
         rules, found = self.rules, self.found
         sure = [row for row in finished if rules.is_logged or _is_ack(row, story)]
         for claim in claims:
@@ -315,7 +325,7 @@ class _Leased:
                 )
 
     def _why(self, first: Row, second: Row, story: Sequence[Row]) -> str:
-        """Why a record was given out again; empty: nothing explains it."""
+        """Return why a record was delivered again; empty if nothing explains it."""
         rules = self.rules
         if first.deliveries and first.deliveries == second.deliveries:
             return ""
@@ -341,7 +351,7 @@ class _Leased:
         return ""
 
     def _told(self, story: Sequence[Row], from_ns: int) -> str:
-        """All that was said of a record, and who died about that time, in ms from an instant."""
+        """Return the rows of a record and the deaths of that time as text, in ms from an instant."""
         told = [
             (row.at_ns, f"client {row.client} {Did(row.what).name.lower()}"
              + (f" begun {(row.begun_ns - from_ns) / MS:.0f}" if row.begun_ns else "")
@@ -357,7 +367,7 @@ class _Leased:
 
 
 def _is_ack(end: Row, story: Sequence[Row]) -> bool:
-    """Is this the end of an ack, and not of a reject?"""
+    """Whether this row ends an ack and not a reject."""
     mine = [row for row in story if row.client == end.client and row.what in _DONE]
     begun = [row for row in mine if row.at_ns <= end.at_ns]
     return bool(begun) and begun[-1].what == Did.ACK
@@ -416,10 +426,10 @@ def _judge_reading(
 
 
 def _judge_fences(place: Place, rows: Sequence[Row], found: Judgement) -> None:
-    """Who was there before the last one that took the stream has no word any more."""
+    """Check that a reader cannot commit after another reader has taken over."""
     taken = {(row.client, row.begun_ns): row.at_ns for row in rows if row.what == Did.TAKEN}
     by_end = sorted((at_ns, begun_ns, client) for (client, begun_ns), at_ns in taken.items())
-    # The latest beginning among those that have ended by then.
+    # The latest begin among the takeovers that have returned by then.
     latest = _Highest()
     for at_ns, begun_ns, _ in by_end:
         latest.add(at_ns, begun_ns)
@@ -454,7 +464,7 @@ def _judge_floors(place: Place, rows: Sequence[Row], known: Mapping[int, int], f
         for row in rows:
             if row.what == Did.COMMIT:
                 begun.add(row.at_ns, row.seq)
-        # The floor may lie beyond the record that was named, where nothing that anybody wrote lies between.
+        # The floor may exceed the committed seq if no written record lies in between.
         numbers = sorted(known.values())
         wrong = [look for look in looks if _last(numbers, look.seq) > begun.by(look.at_ns)]
     else:
@@ -464,13 +474,13 @@ def _judge_floors(place: Place, rows: Sequence[Row], known: Mapping[int, int], f
 
 
 def _last(numbers: Sequence[int], up_to: int) -> int:
-    """The last of these ascending numbers that is not beyond it; 0 = there is none."""
+    """Return the last of these ascending numbers that is not above `up_to`; 0 if there is none."""
     at = bisect_right(numbers, up_to)
     return numbers[at - 1] if at else 0
 
 
 def _ahead(looks: Sequence[Row], rows: Sequence[Row], known: Mapping[int, int]) -> list[Row]:
-    """Looks at floors that are beyond a record of which nobody had said that it is done."""
+    """Return the looks whose floor is above a record for which no ack or reject had begun."""
     first_ack: dict[int, int] = {}
     for row in rows:
         if row.what in _DONE:
@@ -485,18 +495,18 @@ def _ahead(looks: Sequence[Row], rows: Sequence[Row], known: Mapping[int, int]) 
 
 
 class _Highest:
-    """The highest of numbers that are added in the order of their instants."""
+    """The highest of a series of values that are added in order of time."""
 
     def __init__(self) -> None:
         self._instants: list[int] = []
         self._values: list[int] = []
 
     def add(self, at_ns: int, value: int) -> None:
-        """One more."""
+        """Add a value."""
         self._instants.append(at_ns)
         self._values.append(max(value, self._values[-1] if self._values else 0))
 
     def by(self, at_ns: int) -> int:
-        """The highest that was there before this instant; 0 = none."""
+        """Return the highest value added before this instant; 0 if there is none."""
         at = bisect_left(self._instants, at_ns)
         return self._values[at - 1] if at else 0

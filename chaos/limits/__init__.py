@@ -1,7 +1,7 @@
-"""Limits: memory, descriptors, processes, CPU, room, names, read-only disks, cut files, locks of the dead.
+"""Resource limits: memory, descriptors, processes, CPU, disk space, read-only disks, stale locks and pids.
 
-Real processes under load; work is counted before, during and after each fault. Settings: `long`, also the
-cases that take many seconds each; `only`, the name of one case.
+Real processes run under load; work is counted before, during and after each fault. Settings: `long`: include
+cases that take many seconds; `only`: the name of one case.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def run(order: Order, account: Account) -> None:
-    """Every case that the plan asks for, over and over while there is time."""
+    """Run every case that the plan selects, repeatedly, until the time is over."""
     run_chosen(order, account, CASES, partial(_opened, order))
 
 
 def replay(order: Order, case: str) -> None:
-    """One case again; `all` means: every case, and the judge at the end."""
+    """Repeat one case; `all`: every case, and the final judgement."""
     replay_chosen(order, case, CASES, partial(_opened, order))
 
 

@@ -1,4 +1,4 @@
-"""The disk at its limit: full, no inodes, read-only; and a mapped file cut under its readers."""
+"""Disk limits: full, out of inodes, read-only; and mapped files that are truncated under their readers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SMALL_FILES = {"data": {"min_free_bytes": 0}, "wal": {"file_bytes": MIB}}
 
 
 def _fill(where: Path) -> list[Path]:
-    """Take all the room there is, to the last block."""
+    """Use up all free space, to the last block."""
     filler = where / "filler"
     with filler.open("wb", buffering=0) as file:
         for size in (MIB, 4096, 512):
@@ -43,7 +43,7 @@ def _fill(where: Path) -> list[Path]:
 
 
 def _fill_names(where: Path) -> list[Path]:
-    """Take all the names there are."""
+    """Use up all inodes."""
     made: list[Path] = []
     folder = where / "names"
     folder.mkdir()
@@ -57,7 +57,10 @@ def _fill_names(where: Path) -> list[Path]:
 
 
 def _runs_out(outer: Bench, root: Path, fill: Callable[[Path], list[Path]]) -> None:
-    """Before, full, a delete while full, room again: the same processes throughout, nothing acked lost."""
+    """Work before the fault, on a full disk, with a delete on it, and after space is freed.
+
+    The processes stay the same, and no acked record is lost.
+    """
     with bench(
         outer.order, outer.account, directory=root / "engine", size=2_000, settings=SMALL_FILES
     ) as inner:
@@ -77,7 +80,7 @@ def _runs_out(outer: Bench, root: Path, fill: Callable[[Path], list[Path]]) -> N
         deadline = time.monotonic() + 20
         while refusal is None or isinstance(refusal, RequestTimeout):
             refusal = push()
-            require(time.monotonic() < deadline, f"a full disk refuses nothing: {refusal}")
+            require(time.monotonic() < deadline, f"a full disk did not refuse an append: {refusal}")
         inner.load.need(REFUSED, mark, 1)
         require(isinstance(refusal, Internal), f"the refusal has no reason: {refusal!r}")
         inner.load.need(READ, None, 5)
@@ -93,7 +96,7 @@ def _runs_out(outer: Bench, root: Path, fill: Callable[[Path], list[Path]]) -> N
 
 
 def full(outer: Bench, _: random.Random) -> None:
-    """RF-47, on a tmpfs."""
+    """Fill a tmpfs (RF-47)."""
     root = small_disks.small_tmpfs(outer.scratch / f"full-{time.monotonic_ns()}", FULL_BYTES)
     try:
         _runs_out(outer, root, _fill)
@@ -102,8 +105,8 @@ def full(outer: Bench, _: random.Random) -> None:
 
 
 def full_ext4(outer: Bench, _: random.Random) -> None:
-    """RF-47, on ext4, where room is promised by fallocate and metadata needs some too."""
-    # Of this pass alone: data of an engine before this one would be found there.
+    """Fill an ext4, where fallocate reserves space and metadata needs space too (RF-47)."""
+    # A new directory for each pass: an earlier one contains another engine's data.
     root = outer.scratch / f"full-{time.monotonic_ns()}"
     image = root.with_suffix(".img")
     small_disks.make_ext4(image, EXT4_BYTES)
@@ -115,7 +118,7 @@ def full_ext4(outer: Bench, _: random.Random) -> None:
 
 
 def no_inodes(outer: Bench, _: random.Random) -> None:
-    """RF-48."""
+    """Use up the inodes of a tmpfs (RF-48)."""
     root = small_disks.small_tmpfs(outer.scratch / f"names-{time.monotonic_ns()}", 4 * FULL_BYTES, INODES)
     try:
         _runs_out(outer, root, _fill_names)
@@ -124,11 +127,13 @@ def no_inodes(outer: Bench, _: random.Random) -> None:
 
 
 def read_only(outer: Bench, _: random.Random) -> None:
-    """RF-49: ext4 meets an error of its own and turns read-only. Shards come back and serve reads; writes are
-    refused with a type and a place; the reason is in the log. Mounted again after a check, which that ext4
-    needs, everything acknowledged is there and writes resume.
+    """Make ext4 turn read-only after an error of its own (RF-49).
+
+    Shards restart and serve reads. Writes are refused with a typed error that names the directory, and the
+    log contains the reason. After a file-system check and a new mount, everything acknowledged is there and
+    writes resume.
     """
-    # Only the data lies there: what the engine says must have somewhere to go.
+    # Only the data directory is on this file system. The engine's log must stay writable.
     home = outer.scratch / f"ro-{time.monotonic_ns()}"
     home.mkdir()
     root, image = home / "data", home / "ext4.img"
@@ -138,14 +143,14 @@ def read_only(outer: Bench, _: random.Random) -> None:
         trigger = Path(f"/sys/fs/ext4/{small_disks.device_of(root)}/trigger_fs_error")
         if not trigger.exists():
             raise CannotRun("this kernel's ext4 has no trigger_fs_error")
-        # Of deaths there may be one for each shard: a life that serves reads alone is none.
+        # Each shard may die once. A life that only serves reads is not counted as a death.
         settings = {**SMALL_FILES, "supervisor": {"restart_max": 3}}
         with bench(outer.order, outer.account, directory=home, settings=settings) as inner:
             inner.need_work()
             size = inner.log_size
             trigger.write_text("1")
             _serves_reads_alone(inner, shards=(0, 1))
-            require("Read-only file system" in inner.said_since(size), "the reason is not said")
+            require("Read-only file system" in inner.said_since(size), "the log does not name the reason")
             inner.host.crash()
             small_disks.unmount(root)
             small_disks.command("sh", "-c", f"e2fsck -fy {image} >&2 || test $? -lt 4")
@@ -157,8 +162,11 @@ def read_only(outer: Bench, _: random.Random) -> None:
 
 
 def read_only_for_a_time(outer: Bench, chance: random.Random) -> None:
-    """RF-49: one shard's directory takes no writes, and does again: that shard serves reads meanwhile, the
-    others everything; nobody has to restart anything, and no life of it counts as a crash."""
+    """Make the directory of one shard read-only and then writable again (RF-49).
+
+    While it is read-only, that shard serves reads, and the others serve everything. No manual restart is
+    needed, and no start in read-only mode counts as a crash.
+    """
     home = outer.scratch / f"latch-{time.monotonic_ns()}"
     home.mkdir()
     shard = chance.randrange(2)
@@ -167,7 +175,7 @@ def read_only_for_a_time(outer: Bench, chance: random.Random) -> None:
         inner = undo.enter_context(bench(outer.order, outer.account, directory=home, settings=settings))
         inner.need_work()
         folder = Path(inner.host.data_dir) / "wal" / f"shard-{shard:02d}"
-        # Whoever has a file open there keeps the mount it is on, so that shard dies first.
+        # A process that has a file open there keeps the old mount, so the shard is killed first.
         with _stopped(inner.host.pid):
             inner.host.kill("wal_shard", shard=shard)
             small_disks.bind_read_only(folder)
@@ -181,7 +189,7 @@ def read_only_for_a_time(outer: Bench, chance: random.Random) -> None:
 
 
 def _serves_reads_alone(inner: Bench, shards: tuple[int, ...]) -> None:
-    """These shards say so, show what they have, and take nothing."""
+    """Check that these shards report `read_only`, serve all reads, and refuse all changes."""
     for shard in shards:
         _wait_state(inner, shard, "read_only")
     for shard in shards:
@@ -193,7 +201,7 @@ def _serves_reads_alone(inner: Bench, shards: tuple[int, ...]) -> None:
         inner.account.figures[f"records_read_while_read_only_{shard}"] = seen
         refusal = is_refused(lambda: inner.client.append(topic, b"x"))  # noqa: B023
         require(isinstance(refusal, StorageReadOnly), f"an append ends in {refusal!r}")
-        require("directory" in getattr(refusal, "detail", {}), f"the refusal names no place: {refusal}")
+        require("directory" in getattr(refusal, "detail", {}), f"the refusal names no directory: {refusal}")
         for change in (
             lambda: inner.client.topics.delete(topic),  # noqa: B023
             lambda: inner.client.topics.delete_records(topic, before_seq=2),  # noqa: B023
@@ -205,7 +213,7 @@ def _serves_reads_alone(inner: Bench, shards: tuple[int, ...]) -> None:
 
 @contextlib.contextmanager
 def _stopped(pid: int) -> Iterator[None]:
-    """That process does nothing meanwhile."""
+    """Stop the process with SIGSTOP within the block."""
     fd = os.pidfd_open(pid)
     try:
         signal.pidfd_send_signal(fd, signal.SIGSTOP)
@@ -241,7 +249,10 @@ with ringlog.connect(sys.argv[1], transport=sys.argv[2], timeout_ms=5000) as cli
 
 
 def _read_again(bench: Bench, topic: str) -> subprocess.CompletedProcess[str]:
-    """What a reader says once it is led to the segments; until the shard is told of them, the log has all."""
+    """Read the topic until the reader is directed to its segments. Returns the reader's output.
+
+    Until the segments are registered with the shard, the log serves all records.
+    """
     done: list[subprocess.CompletedProcess[str]] = []
 
     def is_led_there() -> bool:
@@ -254,14 +265,14 @@ def _read_again(bench: Bench, topic: str) -> subprocess.CompletedProcess[str]:
         )  # fmt: skip
         return not done[-1].stdout.startswith("all ")
 
-    bench.wait("a reader to be led to the segments", is_led_there)
+    bench.wait("a reader to be directed to the segments", is_led_there)
     return done[-1]
 
 
 def cut_under_readers(bench: Bench, chance: random.Random) -> None:
-    """RF-53: a sealed file is cut while processes read it: a typed error for who reads there, no server dies.
+    """Truncate sealed files while processes read them (RF-53). Readers get a typed error, no server dies.
 
-    Through the gateway, which reads for others, and by clients of this host, which may map.
+    Readers use the gateway, which reads for its clients, and this host's files, which a client may map.
     """
     topic = f"sealed-{time.monotonic_ns()}"
     folder = Path(bench.host.data_dir)
@@ -272,7 +283,8 @@ def cut_under_readers(bench: Bench, chance: random.Random) -> None:
 
     def sealed() -> list[Path]:
         raise_priority(bench.host.status().processes)
-        # By size: what is new may be of the load, too, and that is smaller; an earlier pass's is not new.
+        # Select by size: a new topic may belong to the load, which is smaller. Topics of earlier passes are
+        # excluded.
         by_topic = [list(each.glob("seg-*.data")) for each in set(folder.glob("topics/*")) - others]
         return max(by_topic, key=lambda paths: sum(path.stat().st_size for path in paths), default=[])
 
@@ -298,7 +310,10 @@ def cut_under_readers(bench: Bench, chance: random.Random) -> None:
             file.flush()
             os.fsync(file.fileno())
     print("cut readers:", outcomes, again.stdout, flush=True)
-    require("CorruptData" in again.stdout, f"a cut file is no typed error: {again.stdout} {again.stderr}")
+    require(
+        "CorruptData" in again.stdout,
+        f"a truncated file did not cause CorruptData: {again.stdout} {again.stderr}",
+    )
     bench.need_same(before)
     bench.need_work(5)
     got = [item for item in bench.client.reader(topic) if isinstance(item, Record)]

@@ -1,4 +1,4 @@
-"""One process at its limit: memory, descriptors, children, threads, CPU; locks and numbers of the dead."""
+"""Limits of one process: memory, descriptors, children, threads, CPU; locks and pids of dead processes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from ringlog.testing.children import debug_environ
 MIB = 1 << 20
 MEMORY_ROOM = 4 * MIB
 CONNECTED_S = 10.0
-"""Who is connected waits no longer, unless the log is at its end."""
+"""Time (s) within which a connected client must make progress, unless the shard cannot create a log file."""
 STARVED_S = 8.0
 STARVED_PART = 0.05
 EPHEMERAL_BYTES = 256 << 10
 FILES_ROLLED = 2
-"""How many log files of 1 MiB a shard fills where no more threads can be made."""
+"""Number of log files of 1 MiB that a shard fills while no thread can be started."""
 _PIDFD_GETFD = 438
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -43,10 +43,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def no_memory(bench: Bench, chance: random.Random) -> None:
-    """RF-17: a shard's memory ends and the kernel kills it; the supervisor would be the last to be taken.
+    """Exhaust a shard's memory, so that the kernel kills it and not the supervisor (RF-17).
 
-    Only the shard is in the group: ephemeral records lie in shared memory, which nobody's death gives back,
-    so that a group of all of them would be killed to the last.
+    The cgroup contains only the shard. Ephemeral records are in shared memory, which no death frees, so the
+    kernel would kill every process of a larger cgroup.
     """
     before, shard = bench.pids, chance.randrange(2)
     scores = {name: int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for name, pid in before.items()}
@@ -62,7 +62,7 @@ def no_memory(bench: Bench, chance: random.Random) -> None:
         deadline = time.monotonic() + SLOW_S
         while not limited.killed:
             is_refused(lambda: bench.client.append(topic, data))
-            require(time.monotonic() < deadline, f"nobody was killed at {limited.memory_used >> 20} MiB")
+            require(time.monotonic() < deadline, f"no process was killed at {limited.memory_used >> 20} MiB")
         bench.account.did("oom_kills", limited.killed)
         bench.host.wait_ready()
     bench.need_work()
@@ -74,7 +74,7 @@ def no_memory(bench: Bench, chance: random.Random) -> None:
 
 
 def _descriptors(pid: int) -> set[int]:
-    """What a process has open; not the directory of its own descriptors, at which it looks for a moment."""
+    """Return the open descriptors of a process, except the one on its own descriptor directory."""
     used = set()
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -85,53 +85,56 @@ def _descriptors(pid: int) -> set[int]:
 
 @contextlib.contextmanager
 def _no_descriptors(pid: int) -> Iterator[None]:
-    """The process can open nothing beyond the descriptors it has."""
+    """Prevent the process from opening further descriptors within the block."""
     used = _descriptors(pid)
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    # The lowest free number: those above it that are open stay open, and nothing else can be.
+    # Set the limit to the lowest free number. Open descriptors above it stay open.
     free = next(number for number in range(len(used) + 1) if number not in used)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, limits[1]))
     try:
         yield
     finally:
-        # Whoever died of it has no limit to be lifted.
+        # If the process died, there is no limit to lift.
         with contextlib.suppress(ProcessLookupError):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
 
 
 def no_descriptors_in_a_shard(bench: Bench, chance: random.Random) -> None:
-    """RF-19: rings and log files cannot be opened; what is open works, and the rest when there is room.
+    """Take all descriptors from a shard (RF-19). Open files work; rings and log files open again afterwards.
 
-    Processes of the engine connect to a shard now and then, so that libzmq may abort it: see `no_sockets`.
+    Processes of the engine sometimes connect to a shard, and libzmq may then abort it: see `no_sockets`.
     """
     shard = chance.randrange(2)
     topic, bulk = topics_of("new", 2)[2 * shard : 2 * shard + 2]
     pid, before, size = bench.host.pid_of("wal_shard", shard), bench.pids, bench.log_size
     with ringlog.connect(bench.host.url, timeout_ms=1_500) as known:
-        known.topics.create(topic, exist_ok=True)  # Connected to its shard; it has no ring yet.
+        known.topics.create(topic, exist_ok=True)  # Connected to its shard, without a ring yet.
         bench.client.append(bulk, b"x")
         with _no_descriptors(pid):
             fate = is_refused(lambda: known.append(topic, b"during"))
-            # Enough to need new log files: refused, or taken by the one that was ready.
+            # Enough to need new log files: refused, or written to the file prepared in advance.
             for _ in range(12):
                 is_refused(lambda: bench.client.append(bulk, bytes(200_000)))
             require(bench.load.is_alive, "the load died")
         aborted = bench.pids[f"wal_shard-{shard:02d}"] != pid
-        # Its successor has descriptors, and may be there before the client's patience is over.
+        # A successor has descriptors and may serve before the client's timeout.
         require(fate is not None or aborted, "a shard without descriptors opened a ring")
-        require("Too many open files" in bench.said_since(size), "it is not said")
+        require("Too many open files" in bench.said_since(size), "the log does not report it")
         bench.wait("service", lambda: is_refused(lambda: known.append(topic, b"after")) is None)
     bench.need_work()
     _need_same_or_aborted(bench, before, f"wal_shard-{shard:02d}", size)
 
 
 def no_descriptors_in_the_gateway(bench: Bench, _: random.Random) -> None:
-    """RF-19: it cannot open the files it reads: a typed error, no death, and it reads when there is room."""
+    """Take all descriptors from the gateway (RF-19). It must not die, and reads must work again afterwards.
+
+    Reads that it refuses in the meantime are counted.
+    """
     pid = bench.host.pid_of("gateway")
     before, topic = bench.pids, topics_of("gw")[0]
     with ringlog.connect(bench.host.url, transport="ipc", timeout_ms=1_500) as known:
         known.append(topic, b"before")
-        # Not read yet by anybody: whatever the gateway needs for it is not open.
+        # No client has read this topic, so the gateway has none of its files open.
         bench.client.append(topic + "-unread", b"x")
         known.topics.state(topic + "-unread")
         with _no_descriptors(pid):
@@ -148,38 +151,42 @@ def no_descriptors_in_the_gateway(bench: Bench, _: random.Random) -> None:
 
 
 def no_sockets(bench: Bench, chance: random.Random) -> None:
-    """RF-19: a new connection meets a process without descriptors.
+    """Connect to a process without descriptors (RF-19).
 
-    libzmq (4.3.5) would abort it: its listener on local sockets does not expect EMFILE. So nobody listens any
-    more by then: who is connected goes on, who is new has to wait, and nobody dies.
+    libzmq (4.3.5) aborts the process in that case: its listener on local sockets does not expect EMFILE. The
+    process therefore stops listening in time. Connected clients continue, new clients wait, and no process
+    dies.
     """
     shard = chance.randrange(2)
     topic = topics_of("sock")[shard]
     for name, transport in ((f"wal_shard-{shard:02d}", "ring"), ("gateway", "ipc")):
         before, size = bench.pids, bench.log_size
         with _no_descriptors(before[name]):
-            bench.wait("it to stop listening", lambda: "no new connections" in bench.said_since(size))  # noqa: B023
+            bench.wait("it to stop listening", lambda: "new connections paused" in bench.said_since(size))  # noqa: B023
             fate = _try_new_client(bench, topic, 700, transport)
             _need_work_or_no_file(bench, size)
         require(fate is not None, f"{name} had descriptors left")
-        bench.wait("it to listen", lambda: "taken again" in bench.said_since(size))  # noqa: B023
+        bench.wait("it to listen", lambda: "new connections resumed" in bench.said_since(size))  # noqa: B023
         bench.wait("a new client", lambda: _try_new_client(bench, topic, 3_000, transport) is None)  # noqa: B023
         bench.need_same(before)
     bench.need_work()
 
 
 def _need_work_or_no_file(bench: Bench, size: int) -> None:
-    """Who is connected goes on, until the log needs a file, which takes a descriptor and has to be said."""
+    """Check that connected clients continue until the log needs a new file. That failure must be logged."""
     try:
         bench.need_work(within_s=CONNECTED_S)
     except Broken:
-        if "cannot make the next WAL file" not in bench.said_since(size):
+        if "cannot create the next WAL file" not in bench.said_since(size):
             raise
         bench.account.did("logs_without_a_next_file")
 
 
 def _need_same_or_aborted(bench: Bench, before: dict[str, int], name: str, size: int) -> bool:
-    """Whether libzmq aborted that process, as it may (see `no_sockets`); it ended in no other way."""
+    """Return whether libzmq aborted the process, see `no_sockets`.
+
+    Raises Broken if it died for another reason.
+    """
     bench.need_same(before, but=name)
     died = bench.pids[name] != before[name]
     said = bench.said_since(size)
@@ -189,7 +196,7 @@ def _need_same_or_aborted(bench: Bench, before: dict[str, int], name: str, size:
 
 
 def _try_new_client(bench: Bench, topic: str, timeout_ms: int, transport: str = "auto") -> object:
-    """What a client that was not there before is told; None when its write was taken."""
+    """Return the error that a new client gets; None if its write was accepted."""
     options: dict[str, object] = {"transport": transport, "timeout_ms": timeout_ms}
     with ringlog.connect(bench.host.url, **options) as client:  # type: ignore[arg-type]
         return is_refused(lambda: client.append(topic, b"new"))
@@ -199,27 +206,27 @@ def _try_new_client(bench: Bench, topic: str, timeout_ms: int, transport: str = 
 
 
 def _tree(bench: Bench) -> list[int]:
-    """The supervisor and all that lives below it, the servers that actors are forked from among them."""
+    """Return the pids of the supervisor and all its descendants, including the forkserver."""
     above = psutil.Process(bench.host.pid)
     return [above.pid, *(each.pid for each in above.children(recursive=True))]
 
 
 def no_processes(bench: Bench, chance: random.Random) -> None:
-    """RF-20: a dead shard's successor cannot be started; it is said, the others serve, and then it can.
+    """Prevent the start of a dead shard's successor (RF-20). It is logged, and the other processes serve.
 
-    Who works in the background may end for want of threads and come back; the other shard may not.
+    Background processes may exit for lack of threads and return; the other shard must not.
     """
     shard = chance.randrange(2)
     dead, other = bench.shard_topic(shard), bench.shard_topic(1 - shard)
     before, size = bench.pids, bench.log_size
     with group("pids") as limited:
         limited.take(_tree(bench))
-        # Below what there is: nothing more can be started, whoever ends meanwhile.
+        # Below the current number of tasks, so that nothing can start even if some tasks exit.
         limited.limit_tasks(1)
         bench.host.kill("wal_shard", shard=shard)
         bench.wait("a start that fails", lambda: bench.said_since(size).count("not started") >= 2)
         bench.load.need(ACKED, None, 20, topic=other)
-        require(limited.tasks_refused, "the limit was not met")
+        require(limited.tasks_refused, "the limit was never hit")
         limited.limit_tasks(-1)
         bench.host.wait_ready()
         bench.load.need(ACKED, None, 10, topic=dead)
@@ -229,8 +236,10 @@ def no_processes(bench: Bench, chance: random.Random) -> None:
 
 
 def no_threads(bench: Bench, chance: random.Random) -> None:
-    """RF-20: the successor's process can start and its threads cannot. The other shard needs none, also for
-    its next log files."""
+    """Let the successor's process start but not its threads (RF-20).
+
+    The other shard needs no thread, not even for its next log files.
+    """
     shard = chance.randrange(2)
     other, bulk = bench.shard_topic(1 - shard), topics_of("bulk")[1 - shard]
     before, size = bench.pids, bench.log_size
@@ -238,16 +247,16 @@ def no_threads(bench: Bench, chance: random.Random) -> None:
     with group("pids") as limited:
         limited.take(_tree(bench))
         threads = len(os.listdir(f"/proc/{victim}/task"))
-        # One more than the successor alone: who forks it is there for a moment, too.
+        # One more task than the successor itself: the process that forks it exists for a moment, too.
         limited.limit_tasks(limited.tasks - threads + 2)
         bench.host.kill("wal_shard", shard=shard)
         bench.wait("a successor that ends", lambda: bench.said_since(size).count("child ended") >= 2)
-        # A successor that ends gives back what it had: below what there is, nobody gets it.
+        # A successor that exits frees its tasks. A limit below the current number prevents their reuse.
         limited.limit_tasks(1)
         for _ in range(FILES_ROLLED * 5):
             bench.client.append(bulk, bytes(200_000))
         bench.load.need(ACKED, None, 10, topic=other)
-        require(limited.tasks_refused, "the limit was not met")
+        require(limited.tasks_refused, "the limit was never hit")
         limited.limit_tasks(-1)
         bench.host.wait_ready()
     bench.need_work()
@@ -259,7 +268,10 @@ def no_threads(bench: Bench, chance: random.Random) -> None:
 
 
 def starved(bench: Bench, _: random.Random) -> None:
-    """RF-21: the tree gets 5 % of one processor for longer than "stuck" is: slow, and nobody is killed."""
+    """Give the tree 5 % of one CPU for longer than the stuck timeout (RF-21).
+
+    It is slow; no process is killed.
+    """
     before, size = bench.pids, bench.log_size
     with group("cpu") as limited:
         limited.limit_cpu(STARVED_PART)
@@ -267,7 +279,7 @@ def starved(bench: Bench, _: random.Random) -> None:
         mark = bench.load.mark()
         end = time.monotonic() + STARVED_S
         bench.wait("the time to pass", lambda: time.monotonic() > end)
-        require(limited.times_throttled > 10, "the limit was not met")
+        require(limited.times_throttled > 10, "the limit was never hit")
         bench.account.figures["acks_starved"] = bench.load.count(ACKED, mark)
         bench.load.need(ACKED, mark, 1)
     require("no progress" not in bench.said_since(size), f"killed as stuck:\n{bench.said_since(size)}")
@@ -279,8 +291,10 @@ def starved(bench: Bench, _: random.Random) -> None:
 
 
 def lock_outlives_its_shard(bench: Bench, chance: random.Random) -> None:
-    """RF-15: somebody holds the dead shard's lock: no successor writes, who holds it is said at once, others
-    go on. It is freed before the successor's patience ends, and all is as before."""
+    """Hold a dead shard's lock (RF-15). No successor writes, the log names the holder, the others continue.
+
+    The lock is released before the successor's timeout, and the shard serves again.
+    """
     shard = chance.randrange(2)
     _hold_lock(bench, shard, is_for_long=False)
     bench.host.wait_ready()
@@ -288,7 +302,10 @@ def lock_outlives_its_shard(bench: Bench, chance: random.Random) -> None:
 
 
 def lock_is_never_freed(bench: Bench, chance: random.Random) -> None:
-    """RF-15: the same until the shard is given up; with the lock free a restart brings everything back."""
+    """Hold a dead shard's lock until the shard is given up (RF-15).
+
+    After a restart everything serves again.
+    """
     _hold_lock(bench, chance.randrange(2), is_for_long=True)
     bench.host.restart()
     bench.need_work()
@@ -307,14 +324,14 @@ def _hold_lock(bench: Bench, shard: int, *, is_for_long: bool) -> None:
         if is_for_long:
             bench.wait("the shard to be given up", lambda: "given up" in bench.said_since(size), 120.0)
         bench.load.need(ACKED, None, 10, topic=other)
-        require(set(os.listdir(folder)) <= names, "somebody made files without the lock")
+        require(set(os.listdir(folder)) <= names, "files were created without the lock")
         require(not bench.load.count(ACKED, mark, dead), "acknowledged although no shard serves")
     finally:
         os.close(held)
 
 
 def _copy_of_lock(pid: int) -> int:
-    """A second descriptor of the very open file that holds the shard's lock, as a forked child has it."""
+    """Return a second descriptor of the open file that holds the shard's lock, like a forked child has."""
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/{pid}/fd/{name}").endswith(f"/{LOCK_NAME}"):
@@ -345,12 +362,15 @@ print(got, ctypes.get_errno(), flush=True)
 sys.stdin.read()
 os.kill(got, signal.SIGKILL) if got > 0 else None
 """
-"""Starts a process that has the number it was told, and kills it when standard input ends."""
+"""Starts a process with a given pid, and kills it when standard input ends."""
 
 
 @contextlib.contextmanager
 def stranger(pid: int) -> Iterator[None]:
-    """A process of no concern to the engine, under the number of a dead one."""
+    """Run an unrelated process under the pid of a dead one within the block.
+
+    Raises Broken if it is signalled.
+    """
     with subprocess.Popen(
         [sys.executable, "-c", _STRANGER, str(pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as parent:
@@ -359,10 +379,10 @@ def stranger(pid: int) -> Iterator[None]:
         try:
             got, errno = map(int, parent.stdout.readline().split())
             if got != pid:
-                raise CannotRun(f"clone3 with a number of our choice: {os.strerror(errno)}")
+                raise CannotRun(f"clone3 with a given pid: {os.strerror(errno)}")
             yield
-            # Not reaped by its parent yet, so the number is still its own. Its state and not its command
-            # line, which a process has not while it becomes another program.
+            # The parent has not reaped it, so the pid is still its own. The state is checked instead of the
+            # command line, which is empty during execve.
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
             require(state not in {"Z", "X"}, f"the stranger was killed: state {state}")
         finally:
@@ -371,9 +391,9 @@ def stranger(pid: int) -> Iterator[None]:
 
 
 def number_of_a_dead_client(bench: Bench, _: random.Random) -> None:
-    """RF-14: a client dies while the supervisor sleeps, and its number goes to a stranger at once.
+    """Give a dead client's pid to an unrelated process while the supervisor is stopped (RF-14).
 
-    Its rings go, whether the supervisor had met it or was just being asked by it; the stranger lives.
+    The client's rings are removed although the pid exists. The unrelated process stays alive.
     """
     before = set(os.listdir(bench.host.info.shm_dir))
 
@@ -416,11 +436,11 @@ import signal; signal.pause()
 
 
 def number_of_a_dead_shard(bench: Bench, chance: random.Random) -> None:
-    """RF-14: a stranger has a dead shard's number while its successor works: nobody signals the stranger."""
+    """Give a dead shard's pid to an unrelated process (RF-14). The engine must not signal that process."""
     shard = chance.randrange(2)
     pid = bench.host.kill("wal_shard", shard=shard)
     name = f"wal_shard-{shard:02d}"
-    # Not before the board names the successor: the next kill would go by the number there, the stranger's.
+    # Wait until the board names the successor. Otherwise the next kill would use the old pid.
     bench.wait(
         "the successor",
         lambda: any(

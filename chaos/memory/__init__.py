@@ -1,6 +1,7 @@
-"""Shared memory: rings and boards overwritten, cut, unlinked, full, of another life; producers that lie.
+"""Shared memory: rings and boards that are overwritten, truncated, unlinked, full or foreign.
 
-Real processes, one engine under load for most cases. Settings: `only`, the name of one case.
+Includes producers that publish invalid data. Real processes; most cases share one engine under load.
+Settings: `only`: the name of one case.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ SETTINGS = {"run": {"ring_bytes": 1 << 20, "settle_entries": 1_024}}
 
 
 def run(order: Order, account: Account) -> None:
-    """Every case, over and over while there is time."""
+    """Run every case, repeatedly, until the time is over."""
     run_chosen(order, account, CASES, _opens(order))
     account.did("cases", account.counts["lies"] + account.counts["scribbles"])
 
 
 def replay(order: Order, case: str) -> None:
-    """One case again; `all`: every case, and the judge at the end."""
+    """Repeat one case; `all`: every case, and the final judgement."""
     replay_chosen(order, case, CASES, _opens(order))
 
 

@@ -1,4 +1,4 @@
-"""The files behind rings and boards: no room, cut, unlinked, of another life; a writer that dies half-way."""
+"""Files of rings and boards: full, truncated, unlinked, of another start; a writer that dies in between."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ SEQLOCK_PASSES = (1, 2, 7, 40)
 
 
 def half_written_slot(outer: Bench, chance: random.Random) -> None:
-    """RF-27: the shard dies between two stores of a board slot: readers neither hang nor believe it."""
+    """Kill the shard between two stores of a board slot (RF-27).
+
+    Readers neither hang nor return torn data.
+    """
     passes = chance.choice(SEQLOCK_PASSES)
     environ = {STOP_POINTS_VARIABLE: f"board_mid_slot:{passes}:kill"}
     with bench(outer.order, outer.account, environ=environ) as inner:
@@ -54,10 +57,10 @@ def _restarts(inner: Bench) -> int:
 
 
 def full_shared_memory(outer: Bench, _: random.Random) -> None:
-    """RF-28: rings until shared memory is full: the last is refused, what was made can be filled, and a
-    client without a ring goes by socket.
+    """Open rings until shared memory is full (RF-28).
 
-    With room again the next ring is made. Nobody gets a SIGBUS: the same processes all along.
+    The last ring is refused. Rings that exist can be filled completely, and a client without a ring uses a
+    socket. When space is free, the next ring is created. No process gets a SIGBUS: all stay the same.
     """
     shm = Path("/dev/shm")
     small_disks.small_tmpfs(shm, SHM_BYTES)
@@ -101,13 +104,15 @@ def _fill_to_the_last_byte(path: str) -> None:
 
 
 def cut_ring(bench: Bench, chance: random.Random) -> None:
-    """RF-29: a ring is cut while both ends map it: they may die of it, the shard comes back, and nobody else
-    is touched."""
+    """Truncate a ring while both ends map it (RF-29).
+
+    Both may die. The shard restarts, and no other process is affected.
+    """
     _with_victim(bench, chance, lambda path: os.truncate(path, chance.choice((0, 4_096, 8_192))))
 
 
 def unlinked_ring(bench: Bench, chance: random.Random) -> None:
-    """RF-29: a ring's name is taken away: both ends go on; when the shard dies the client moves."""
+    """Unlink a ring (RF-29). Both ends continue. When the shard dies, the client gets a new ring."""
     _with_victim(bench, chance, os.unlink, is_harmless=True)
 
 
@@ -129,7 +134,8 @@ def _with_victim(
             victim.need_work(None, 5)
         else:
             bench.wait(
-                "somebody to die of it", lambda: not victim.is_alive or "SIGBUS" in bench.said_since(size)
+                "the client or the shard to die of SIGBUS",
+                lambda: not victim.is_alive or "SIGBUS" in bench.said_since(size),
             )
         victim.abandon()
         bench.host.wait_ready()
@@ -143,9 +149,9 @@ def _with_victim(
 
 
 def ring_of_another_life(bench: Bench, chance: random.Random) -> None:
-    """RF-30: while a shard is away its client's ring becomes one of another version, engine, shard or boot.
+    """Turn a client's ring into one of another version, engine, shard or magic (RF-30).
 
-    The successor refuses it, the client opens another, and each side refuses to attach to it by itself.
+    The successor of the killed shard refuses it, and the client opens another one.
     """
     shard = chance.randrange(2)
     topic = bench.new_topic(shard, chance)
@@ -158,8 +164,9 @@ def ring_of_another_life(bench: Bench, chance: random.Random) -> None:
         try:
             RingProducer.attach(str(path), engine_id=bench.host.info.engine_id).close()
         except RingError as e:
-            # Not for the producer's lock: a foreign shard's ring is only the shard's to refuse.
-            bench.account.did("foreign_refused_by_producers", int("producer already" not in str(e)))
+            # The refusal must not be due to the producer lock. Only the shard refuses a ring of another
+            # shard.
+            bench.account.did("foreign_refused_by_producers", int("already has a producer" not in str(e)))
         bench.host.kill("wal_shard", shard=shard)
         bench.host.wait_ready()
         victim.need_work(None, 5)
@@ -189,7 +196,7 @@ def _make_foreign(path: Path, chance: random.Random) -> None:
 
 
 def ring_of_the_last_start(outer: Bench, _: random.Random) -> None:
-    """RF-30: after a crash of the engine a ring of its last start lies in the new directory: ignored."""
+    """Plant a ring of the previous start in the new run directory after a crash (RF-30). It is ignored."""
     with bench(outer.order, outer.account) as inner:
         old = Path(inner.host.info.shm_dir)
         name = sorted(rings_of(inner))[0]

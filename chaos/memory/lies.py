@@ -1,4 +1,4 @@
-"""Rings under a producer that lies, scribbles, or is not alone; neighbours must not notice."""
+"""Rings with a lying or second producer, or with overwritten bytes. Other clients must not be affected."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ringlog.ring.layout import RingWord
 from ringlog.ring.producer import RingProducer
 
 LIES = 100
-"""Lies of one case of RF-32; each has a ring of its own."""
+"""Number of lies per case (RF-32). Each has its own ring."""
 LIE_S = 0.02
-"""What is closed for its lies is closed within this; what is not closed has done no harm."""
+"""Time (s) within which the shard closes a ring because of a lie. If it does not, the lie was harmless."""
 SCRIBBLES = 30
 SCRIBBLE_EVERY_S = 0.02
 HAMMER_S = 1.5
@@ -32,7 +32,7 @@ PRODUCER_WORDS = (RingWord.HEAD, RingWord.SETTLE_TAIL, RingWord.WANTS, RingWord.
 
 
 def template(bench: Bench, shard: int) -> tuple[str, bytes]:
-    """A topic nobody judges, and a sound frame for it as a client made it."""
+    """Return a topic that is not judged, and a valid frame for it as a client encoded it."""
     topic = topics_of("liar")[shard]
     key = f"template-{shard}"
     if key not in bench.more:
@@ -47,7 +47,7 @@ def template(bench: Bench, shard: int) -> tuple[str, bytes]:
 
 
 def rings_of(bench: Bench) -> set[str]:
-    """File names of the rings there are."""
+    """Return the file names of the existing rings."""
     return {path.name for path in Path(bench.host.info.shm_dir).glob("ring-*.ring")}
 
 
@@ -55,7 +55,10 @@ def rings_of(bench: Bench) -> set[str]:
 
 
 def lies(bench: Bench, chance: random.Random) -> None:
-    """A liar's ring is closed with a reason or the lie is harmless; its rings go, nobody else is touched."""
+    """Publish lies on rings (RF-32). The shard closes the ring with a reason, or the lie is harmless.
+
+    All these rings are removed, and no other process is affected.
+    """
     before, mark = bench.pids, bench.load.mark()
     rings = rings_of(bench)
     with Opener(bench.host.info) as opener:
@@ -76,7 +79,7 @@ def lies(bench: Bench, chance: random.Random) -> None:
 
 
 def _wait_gone(bench: Bench, but: set[str]) -> None:
-    """Every other ring is removed; raises Broken telling the words of those that are not."""
+    """Wait until all rings except `but` are removed. Raises Broken with the words of the remaining ones."""
     try:
         bench.wait("rings to go", lambda: rings_of(bench) <= but, 10.0)
     except Broken:
@@ -111,9 +114,10 @@ def _lie(raw: RawRing, frame: bytes, chance: random.Random) -> None:
 
 
 def hammer(bench: Bench, chance: random.Random) -> None:
-    """Bytes change all the time while they are taken: what is in the log verifies, whatever was refused.
+    """Change bytes of a frame continuously while the shard copies it (RF-33).
 
-    The bench's end has the offline verifier read every frame of it.
+    Every frame in the log must be valid, whatever was refused. The offline verifier reads all of them at the
+    end of the bench.
     """
     before = bench.pids
     deadline = time.monotonic() + HAMMER_S
@@ -137,13 +141,16 @@ def hammer(bench: Bench, chance: random.Random) -> None:
 
 
 def _hammer_one(raw: RawRing, frame: bytes, chance: random.Random) -> tuple[int, int]:
-    """(frames taken, frames refused) until this ring is closed or the time of a few hundred is used."""
+    """Return (accepted frames, refused frames).
+
+    Ends when the ring is closed, or after HAMMER_FRAMES frames.
+    """
     at = chance.randrange(80, len(frame))
     good, bad = frame[at : at + 1], bytes([frame[at] ^ 0x55])
     taken = refused = 0
     for _ in range(HAMMER_FRAMES):
         made = bytearray(frame)
-        # Numbers of its own, so that each is a new frame and not one the shard remembers.
+        # A new producer id, so that the shard does not take the frame for a repeat.
         made[40:48] = (chance.getrandbits(63) | 1).to_bytes(8, "little")
         if raw.producer.push_one(made) is None:
             break
@@ -166,12 +173,18 @@ def _hammer_one(raw: RawRing, frame: bytes, chance: random.Random) -> tuple[int,
 
 
 def scribbled(bench: Bench, chance: random.Random) -> None:
-    """Somebody overwrites words and bytes of a client's ring: it gets another and loses nothing."""
+    """Overwrite words and bytes of a client's ring (RF-25).
+
+    The client gets another ring and loses nothing.
+    """
     _scribble(bench, chance, kills=False)
 
 
 def scribbled_and_killed(bench: Bench, chance: random.Random) -> None:
-    """The same, and the shard's successor finds the ring like that: refused, and its client is told."""
+    """Overwrite a client's ring and kill the shard (RF-25).
+
+    The successor refuses the ring and its client learns it.
+    """
     _scribble(bench, chance, kills=True)
 
 
@@ -204,7 +217,7 @@ def _scribble_once(path: Path, chance: random.Random) -> None:
     try:
         scribbler = Scribbler(path)
     except (OSError, ValueError, RingError):
-        return  # Gone meanwhile.
+        return  # It was removed in the meantime.
     try:
         kind = chance.randrange(4)
         if kind < 2:
@@ -225,7 +238,7 @@ def _scribble_once(path: Path, chance: random.Random) -> None:
 
 
 def second_producer(bench: Bench, _: random.Random) -> None:
-    """RF-31: nobody attaches to a ring whose producer lives, and the attempt disturbs nobody."""
+    """Attach to a ring whose producer is alive (RF-31). The attempt is refused and disturbs no client."""
     before, mark = bench.pids, bench.load.mark()
     names = rings_of(bench)
     require(names, "there is no ring")
@@ -234,7 +247,7 @@ def second_producer(bench: Bench, _: random.Random) -> None:
         try:
             RingProducer.attach(str(Path(bench.host.info.shm_dir) / name)).close()
         except RingError as e:
-            require("producer already" in str(e), f"refused for another reason: {e}")
+            require("already has a producer" in str(e), f"refused for another reason: {e}")
             refused += 1
     require(refused == len(names), f"{len(names) - refused} of {len(names)} rings took a second producer")
     done = subprocess.run(

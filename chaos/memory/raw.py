@@ -1,4 +1,4 @@
-"""A producer that does not use the client: it asks for a ring, and does with it what it likes."""
+"""A producer without the client library: it opens rings and writes arbitrary words and bytes to them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RING_BYTES = 64 << 10
 
 
 class Opener:
-    """A socket to the supervisor: asks for rings in the name of any client and process."""
+    """A socket to the supervisor that opens rings in the name of any client and process."""
 
     def __init__(self, info: EngineInfo) -> None:
         self.info = info
@@ -41,7 +41,10 @@ class Opener:
         self._corr = 0
 
     def ask(self, message: Any) -> Any:
-        """The supervisor's answer, an ErrorReply included; raises Broken when there is none."""
+        """Return the supervisor's reply, possibly an ErrorReply.
+
+        Raises Broken after WAIT_S without a reply.
+        """
         self._corr += 1
         self._socket.send(encode(message, self._corr))
         while self._socket.poll(int(WAIT_S * 1_000)):
@@ -51,13 +54,13 @@ class Opener:
         raise Broken(f"the supervisor did not answer {type(message).__name__}")
 
     def open(self, shard: int, ring_bytes: int = RING_BYTES, pid: int = 0) -> RawRing:
-        """A ring that its shard drains."""
+        """Open a ring that its shard drains."""
         answer = self.ask(RingOpen(f"raw-{self._corr}", pid or os.getpid(), shard, ring_bytes))
         require(isinstance(answer, RingOpened), f"no ring: {answer}")
         return RawRing(self, shard, answer.ring)
 
     def close(self, name: str) -> None:
-        """Give a ring back."""
+        """Close a ring."""
         require(isinstance(self.ask(RingClose(name)), RingClosed), "a ring is not closed")
 
     def __enter__(self) -> Opener:
@@ -71,7 +74,7 @@ class Opener:
 
 
 class RawRing:
-    """A ring and every byte of it."""
+    """A ring with access to every byte."""
 
     def __init__(self, opener: Opener, shard: int, name: str) -> None:
         self._opener = opener
@@ -82,15 +85,15 @@ class RawRing:
         self._bell = BellRinger(shard_bell(opener.info.shm_dir, shard))
 
     def ring(self) -> None:
-        """Wake the shard."""
+        """Wake up the shard."""
         self._bell.ring()
 
     def lie(self, word: layout.RingWord, value: int) -> None:
-        """Put any value into a live word."""
+        """Store any value in a live word."""
         self.memory.store(word, value & 0xFFFFFFFFFFFFFFFF)
 
     def wait_closed(self, within_s: float = WAIT_S) -> bool:
-        """Whether the shard closed it within that time."""
+        """Whether the shard closes the ring within that time."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             if self.memory.load(layout.RingWord.CONSUMER_STATE) == layout.RingConsumerState.CLOSED:
@@ -99,14 +102,14 @@ class RawRing:
         return False
 
     def close(self) -> None:
-        """Unmap and give it back."""
+        """Unmap and close the ring."""
         self._bell.close()
         self.producer.close()
         self._opener.close(self.name)
 
 
 class Scribbler:
-    """Somebody else's ring, mapped by path: its words and bytes can be overwritten at any time."""
+    """A ring of another client, mapped by path, to overwrite its words and bytes at any time."""
 
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
@@ -115,7 +118,7 @@ class Scribbler:
         self._words = memoryview(self._map)[: layout.HEADER_BYTES].cast("Q")
 
     def word(self, word: layout.RingWord) -> int:
-        """A live word."""
+        """Return a live word."""
         return self._words[word]
 
     def put(self, word: layout.RingWord, value: int) -> None:
@@ -127,19 +130,19 @@ class Scribbler:
         self._map[offset : offset + len(data)] = data
 
     def first_frame(self) -> bytes:
-        """What lies at the beginning of the data area: a frame, in a ring that has not gone round yet."""
+        """Return the frame at the start of the data area. Valid for a ring that has not wrapped around."""
         start = layout.HEADER_BYTES
         length = int.from_bytes(self._map[start : start + 4], "little") + frame_layout.LEN_FIELD_BYTES
         return bytes(self._map[start : start + length])
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the ring."""
         self._words.release()
         self._map.close()
 
 
 def any_word(chance: random.Random, near: int) -> int:
-    """A value: anything, small, or close to what is right."""
+    """Return a value: random, small, or close to `near`."""
     return chance.choice(
         (
             chance.getrandbits(64),
@@ -154,7 +157,7 @@ def any_word(chance: random.Random, near: int) -> int:
 
 
 def twisted(frame: bytes, chance: random.Random, producer_id: int) -> bytearray:
-    """A sound frame with some header words or body bytes changed, and sealed again, or not."""
+    """Return a valid frame with some header words or body bytes changed, with or without new checksums."""
     made = bytearray(frame)
     words = memoryview(made)[: frame_layout.HEADER_BYTES].cast("Q")
     words[frame_layout.W_PRODUCER_ID] = producer_id
@@ -168,7 +171,7 @@ def twisted(frame: bytes, chance: random.Random, producer_id: int) -> bytearray:
             made[at] ^= 1 << chance.randrange(8)
             words = memoryview(made)[: frame_layout.HEADER_BYTES].cast("Q")
     if chance.random() < 0.7:
-        # Right checksums over lies: what lies deeper is to find them.
+        # Valid checksums, so that later checks have to find the changes.
         words[frame_layout.W_BODY_XXH3] = xxhash.xxh3_64_intdigest(made[frame_layout.HEADER_BYTES :])
         words.release()
         seal(made, 0)

@@ -1,11 +1,13 @@
-"""Deliberate bugs: each is a change of a few lines that a class of faults must notice.
+"""Mutants: deliberate bugs of a few lines each, which a fault class or a test must detect.
 
-A harness is proved by what it catches. `catalogue.toml` lists the bugs, each with the class that has to find
-it and the settings with which it does so in seconds. A copy of the program is made, changed, and given to
-that class; a mutant that nobody notices is a finding of this one. With `control` every class first judges an
-unchanged copy with the same settings, and must find nothing: a class that always complains proves nothing.
+`catalogue.toml` lists the bugs. Each entry names the class that must find it, and settings with which that
+class finds it within seconds. A copy of the program is changed and given to the class. A mutant that is not
+detected is a finding.
 
-Settings: `choose`, how many mutants (0: all; else another choice for each commit); `control`.
+With `control`, every class first judges an unchanged copy with the same settings and must find nothing. A
+class that always complains would prove nothing.
+
+Settings: `choose`: number of mutants, 0 for all, otherwise a different selection for each commit; `control`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ SETTINGS = {"choose": 0, "control": False}
 
 
 def run(order: Order, account: Account) -> None:
-    """Try the chosen mutants one after the other, as many as fit into the time."""
+    """Try the selected mutants in order, as many as fit into the time."""
     settings = order.choose(SETTINGS)
     mutants = list(load_catalogue())
     until = time.monotonic() + order.seconds
@@ -32,13 +34,13 @@ def run(order: Order, account: Account) -> None:
         _control(mutants, order, account)
     for mutant in mutants:
         if time.monotonic() > until:
-            account.skip(f"mutant {mutant.number}", "the time of this class was over")
+            account.skip(f"mutant {mutant.number}", "no time left for this class")
             continue
         _judge(mutant, try_mutant(mutant, order.scratch, order.seed), account)
 
 
 def replay(order: Order, case: str) -> None:
-    """Try one mutant, by its number; raises AssertionError when nobody noticed it."""
+    """Try one mutant by its number. Raises AssertionError if it is not detected."""
     mutant = next(each for each in load_catalogue() if str(each.number) == case)
     trial = try_mutant(mutant, order.scratch, order.seed)
     print(trial.output)
@@ -60,7 +62,7 @@ def _judge(mutant: Mutant, trial: Trial, account: Account) -> None:
 
 
 def _survival(mutant: Mutant, trial: Trial) -> str:
-    """That it survived; or that something was found which is no proof, by what the list asks of it."""
+    """Return the text of a finding: no bug was found, or no finding contains the required text."""
     if trial.other:
         return (
             f"mutant {mutant.number} ({mutant.what}): {mutant.judge} does not say {mutant.says!r} but "

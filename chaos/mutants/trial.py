@@ -1,4 +1,4 @@
-"""A copy of the program, changed or not, judged by a class of faults or by tests."""
+"""Trial of a mutant: a copy of the program, changed or not, judged by a fault class or by tests."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ SHORT_PATHS = "/tmp"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How it ended."""
+    """Result of a trial."""
 
     noticed: str
-    """The first thing that was found and says what it has to; empty when nothing was."""
+    """The first finding that contains the required text; empty if there is none."""
     skipped: str
     seconds: float
     output: str
     other: str
-    """The first thing that was found, whatever it says."""
+    """The first finding, whatever its text."""
 
 
 def try_mutant(mutant: Mutant, scratch: Path, seed: int) -> Trial:
-    """Make the mutant and have it judged."""
+    """Apply the mutant to a copy and judge it."""
     return _try(mutant, scratch, seed, is_changed=True)
 
 
 def try_unchanged(mutant: Mutant, scratch: Path, seed: int) -> Trial:
-    """Have an unchanged copy judged in the same way."""
+    """Judge an unchanged copy in the same way."""
     return _try(mutant, scratch, seed, is_changed=False)
 
 
@@ -61,11 +61,15 @@ def _try(mutant: Mutant, scratch: Path, seed: int, *, is_changed: bool) -> Trial
 
 
 def _copy(root: Path, names: tuple[str, ...], scratch: Path) -> None:
-    """The program, compiled: each process of an engine would compile it anew."""
+    """Copy the program and compile its byte code once.
+
+    Otherwise each process of an engine would compile it.
+    """
     base = scratch / f"base-{len(names)}"
     if not base.exists():
         base.mkdir()
-        # Bugs are planted in sources: where the changed one is not compiled, others would run compiled on.
+        # Mutants change sources. Compiled modules (`_cores`) are excluded, because they would run instead of
+        # them.
         ignored = shutil.ignore_patterns("results", "corpus", "__pycache__", "_cores")
         for name in names:
             source = ROOT / name
@@ -78,17 +82,20 @@ def _copy(root: Path, names: tuple[str, ...], scratch: Path) -> None:
 
 
 class _Seen(NamedTuple):
-    """What a judge said."""
+    """What the judge found."""
 
     noticed: str
     skipped: str
-    """Why it could not run."""
+    """Reason why the judge could not run."""
     output: str
     other: str = ""
 
 
 def _by_class(mutant: Mutant, root: Path, work: Path, seed: int, *, is_changed: bool) -> _Seen:
-    """A class that breaks down has noticed nothing; of the unchanged program it may complain in no way."""
+    """Judge by a fault class.
+
+    A crash of the class does not count as a detection. On the unchanged program every complaint counts.
+    """
     entry = Entry(
         name=mutant.by, target="T-16", seconds=mutant.seconds, limit_s=mutant.limit_s, seed=seed,
         settings=mutant.settings, required=False, private_mounts=mutant.private_mounts,
@@ -110,10 +117,11 @@ def _first(said: list[str]) -> str:
 
 def _by_tests(mutant: Mutant, root: Path, work: Path, seed: int, *, is_changed: bool) -> _Seen:
     environ = {**os.environ, "PYTHONPATH": str(root), "RINGLOG_ALLOW_ROOT": "1"}
-    # Where tests have their files anyway: the path of a socket in our own scratch area would be too long.
+    # A short path: in the scratch directory, socket paths would be too long.
     with tempfile.TemporaryDirectory(prefix="rl-", dir=SHORT_PATHS) as base:
-        # Tests complain of engines' memory that nobody uses. Classes beside us kill engines and leave some
-        # for a moment: a test stopped at that complaint, before the one that notices the mutant.
+        # Tests complain about leftover shared memory of engines. Classes that run in parallel kill engines
+        # and leave some for a moment. With a shared /dev/shm, such a complaint could stop pytest before the
+        # relevant test.
         apart = private_tmpfs("/dev/shm")
         command = [*apart, sys.executable, "-m", "pytest", "-q", "-x", f"--basetemp={base}/t"]
         try:

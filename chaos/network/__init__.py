@@ -1,10 +1,11 @@
-"""A network between remote clients and the gateway that cuts, holds, delays, narrows (RF-88..93, RF-98).
+"""Network faults between remote clients and the gateway (RF-88 to RF-93, RF-98).
 
-A proxy of our own stands between them, so nothing is needed of the host. What was acked is there once and in
-order; what was not is there at most once, and its sender was told so. A case is `ROW/SEED`.
+A proxy of the harness cuts, holds, delays or slows down connections between them, so the host needs no
+special support. An acked record exists once and in order. A record without an ack exists at most once, and
+its sender received an error. A case is `ROW/SEED`.
 
-Settings: `rows` (a list; empty: all), `step` (bytes between two cuts of RF-91), `clients` (of RF-98),
-`rounds` (repetitions with other seeds while time lasts).
+Settings: `rows`: a list, empty for all; `step`: bytes between two cuts of RF-91; `clients`: number for RF-98;
+`rounds`: repetitions with other seeds while time remains.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ringlog.errors import RinglogError
 Row = Callable[[Arena, random.Random], int]
 KNOWN = {"rows": [], "step": 3, "clients": peers.CLIENTS, "rounds": 1}
 SLOW = "RF-92"
-"""Takes its time by waiting; begun first, judged last."""
+"""This row only waits. It starts first and is judged last."""
 KILLS_GATEWAY = "RF-98"
 
 
@@ -42,7 +43,7 @@ def _rows(order: Order) -> dict[str, Row]:
 
 
 def run(order: Order, account: Account) -> None:
-    """All rows against one engine, `rounds` times."""
+    """Run all rows against one engine, `rounds` times."""
     rows = _rows(order)
     with arena(order.scratch, storage={"enabled": False}, cold={}) as place:
         begun = time.monotonic()
@@ -87,7 +88,7 @@ def _try(account: Account, place: Arena, name: str, act: Callable[[], int], seed
 
 
 def replay(order: Order, case: str) -> None:
-    """One row with one seed; raises Broken."""
+    """Run one row with one seed. Raises Broken."""
     name, _, seed = case.partition("/")
     with arena(order.scratch, storage={"enabled": False}, cold={}) as place:
         print(f"{name}: {_rows(order)[name](place, random.Random(f'{name}/{seed or 1}'))} cases")

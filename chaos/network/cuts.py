@@ -1,4 +1,4 @@
-"""Connections that break: in the middle of traffic, one way only, at every byte of a request and a reply."""
+"""Broken connections: during traffic, in one direction only, at every byte of a request and a reply."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ringlog.frame.settle_entry import FLAG_DEDUPED, FLAGS_SHIFT, S_COUNT_STATUS
 from ringlog.testing.real_engine import wait_until
 
 RESULT_S = 30.0
-"""After the last fault every ticket has its fate by then."""
+"""Time (s) after the last fault within which every ticket resolves."""
 STORMS = 12
 RECORDS_PER_STORM = 100
 PAYLOAD_BYTES = 200
@@ -28,14 +28,14 @@ STORM_MS = 5, 60
 
 @dataclass(slots=True)
 class History:
-    """What one producer was told of each of its payloads."""
+    """The outcomes of one producer's payloads."""
 
     acked: list[bytes] = field(default_factory=list)
     unknown: list[bytes] = field(default_factory=list)
     refused: list[bytes] = field(default_factory=list)
 
     def note(self, payload: bytes, ticket: Any) -> None:
-        """Wait for the fate of one payload."""
+        """Wait for the outcome of one payload."""
         try:
             ticket.result(RESULT_S)
         except ConnectionTrouble as e:
@@ -46,20 +46,24 @@ class History:
             self.acked.append(payload)
 
     def judge(self, stored: list[bytes]) -> None:
-        """O4: acked once and in order, refused never, unknown at most once, nothing else; raises Broken."""
+        """Compare the outcomes with the stored payloads. Raises Broken on a difference.
+
+        Acked payloads exist once and in order, refused ones do not exist, unknown ones exist at most once. No
+        other payload exists.
+        """
         require(len(set(stored)) == len(stored), f"{len(stored) - len(set(stored))} records are there twice")
         there = set(stored)
         lost = [payload for payload in self.acked if payload not in there]
-        require(not lost, f"{len(lost)} acked records are nowhere: {lost[:3]!r}")
-        require(not there & set(self.refused), "a record is there that was said not to be")
+        require(not lost, f"{len(lost)} acked records are missing: {lost[:3]!r}")
+        require(not there & set(self.refused), "a refused record was stored")
         strange = there - set(self.acked) - set(self.unknown)
-        require(not strange, f"{len(strange)} records nobody sent: {list(strange)[:3]!r}")
+        require(not strange, f"{len(strange)} records were never sent: {list(strange)[:3]!r}")
         order = [payload for payload in stored if payload in set(self.acked)]
         require(order == self.acked, "acked records are not in the order in which they were sent")
 
 
 def stored_in(arena: Arena, topic: str) -> list[bytes]:
-    """Every payload, read over an undisturbed connection."""
+    """Return every payload, read over an undisturbed connection."""
     with arena.connect() as client:
         return [data_of(record) for record in client.reader(topic)]
 
@@ -71,13 +75,13 @@ def _topic(arena: Arena, name: str) -> str:
 
 
 def partitions(arena: Arena, dice: random.Random) -> int:
-    """RF-88: resets at random moments of a stream of appends, and for a while nobody is let in."""
+    """Reset connections at random moments of a stream of appends, and refuse new ones for a while (RF-88)."""
     topic = _topic(arena, f"net.partition.{dice.getrandbits(32):x}")
     return _through_storms(arena, dice, topic, _reset_storm)
 
 
 def one_way(arena: Arena, dice: random.Random) -> int:
-    """RF-89: requests arrive, replies do not; then the connection ends and what is open is sent again."""
+    """Deliver requests but hold replies; then reset, so that the client resends pending requests (RF-89)."""
     topic = _topic(arena, f"net.oneway.{dice.getrandbits(32):x}")
     return _through_storms(arena, dice, topic, _mute_storm)
 
@@ -105,7 +109,7 @@ def _send_through(
                 open_tickets.append((payload, out.send(payload)))
                 if i == RECORDS_PER_STORM // 2:
                     storm(proxy, dice)
-            # Some of what was asked gets its answer in between, some not: both is wanted.
+            # Some requests should get their reply in between, others not.
             time.sleep(dice.uniform(*CALM_MS) / 1_000)
         for payload, ticket in open_tickets:
             history.note(payload, ticket)
@@ -130,8 +134,11 @@ def _mute_storm(proxy: Proxy, dice: random.Random) -> None:
 
 
 def every_byte(arena: Arena, dice: random.Random, *, step: int = 1) -> int:
-    """RF-91: a request cut after each of its bytes is not applied, and applied once when sent again; a reply
-    cut after each of its bytes belongs to a request that was applied once."""
+    """Cut a request and a reply after each byte (RF-91).
+
+    A cut request is not applied, and is applied once when it is resent. A cut reply belongs to a request that
+    was applied once.
+    """
     topic = _topic(arena, f"net.bytes.{dice.getrandbits(32):x}")
     with Proxy(arena.port) as proxy, arena.peer(key=arena.owner) as direct:
         info = ask(direct, [encode(m.TopicResolve(topic), 1)])
@@ -178,7 +185,7 @@ def _cut_at(
         wait_until(lambda: proxy.resets > resets, ANSWER_S, f"the cut {direction} after byte {at}")
         require(
             hear(peer, 0) is None or direction == UP,
-            f"half a reply, cut after byte {at}, was taken for a whole",
+            f"a reply cut after byte {at} was accepted as complete",
         )
     again = ask(direct, _request(info, number))
     assert isinstance(again, m.Appended), again
@@ -189,7 +196,7 @@ def _cut_at(
 
 
 def reads(arena: Arena, dice: random.Random, *, cuts: int = 40) -> int:
-    """RF-88 for a reader: pages cut anywhere, and the reader delivers each record once and in order."""
+    """Cut read replies at random bytes. The reader receives each record once and in order (RF-88)."""
     topic = _topic(arena, f"net.read.{dice.getrandbits(32):x}")
     payloads = [b"%06d" % n + dice.randbytes(2_000) for n in range(1_000)]
     with arena.connect() as client, client.producer(topic) as out:
@@ -205,5 +212,5 @@ def reads(arena: Arena, dice: random.Random, *, cuts: int = 40) -> int:
             except RinglogError:
                 continue
             found += [data_of(record) for record in page]
-        require(found == payloads, "records were missed, doubled or mixed up")
+        require(found == payloads, "records are missing, duplicated or out of order")
         return proxy.resets

@@ -1,4 +1,4 @@
-"""Peers that are no good: gone without a goodbye, not reading, all at once, far away."""
+"""Bad peers: silently dead, not reading, all reconnecting at once, far away."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ from ringlog.testing.real_engine import wait_until
 
 HALF_OPEN = 20
 NOTICE_S = 25.0
-"""The gateway asks every 2 s and waits 10 s for an answer; twice that, on a busy machine."""
+"""Time (s) until dead peers are disconnected. The gateway sends a heartbeat every 2 s and waits 10 s for the
+reply. Twice that time allows for a busy machine."""
 PAGE_BYTES = 500_000
 PAGES_ASKED = 600
 SLOW_PAGES = 200
 ANSWER_S = 10.0
-"""Until the next one, when it may flow."""
+"""Timeout (s) for the next reply when replies may flow."""
 SLOW_PAGE_BYTES = 100_000
-"""So many answers of this size are more than pipes and sockets hold, and less than an outbox."""
+"""SLOW_PAGES replies of this size are more than pipes and sockets can buffer, and less than an outbox."""
 UNREAD_BYTES_MAX = 160 << 20
-"""Outbox, pipe, and what is being made at the moment; asked for was twice as much."""
+"""Outbox, pipe and the reply in preparation. The requested data is about twice as much."""
 CLIENTS = 30
 BACK_S = 20.0
 FAR_RECORDS = 200
 
 
 class HalfOpen:
-    """RF-92 in two steps, so that others run while the gateway waits: peers fall silent, then are gone."""
+    """Silently dead peers (RF-92), in two steps, so that other rows run while the gateway waits."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
@@ -52,14 +53,14 @@ class HalfOpen:
         ]
         for peer in self._peers:
             require(hello(peer), "a client behind the proxy is not served")
-            # Half of them leave something open behind.
+            # A pending request for each peer.
             peer.send(encode(m.Read("canary.log", 1 << 40, wait_ms=30_000), 2))
         self._ports = self.proxy.engine_side_ports()
         require(len(_held(arena, self._ports)) == HALF_OPEN, "not all silent peers are connected")
         self.proxy.weather.holds = {UP, DOWN}
 
     def judge(self) -> int:
-        """Wait until the gateway has let all of them go; raises Broken."""
+        """Wait until the gateway has disconnected all of them. Raises Broken."""
         try:
             wait_until(
                 lambda: not _held(self._arena, self._ports), NOTICE_S,
@@ -74,7 +75,7 @@ class HalfOpen:
 
 
 def _held(arena: Arena, ports: set[int]) -> set[int]:
-    """Those of the peers' ports to which the gateway has a connection."""
+    """Return those of the peers' ports to which the gateway has a connection."""
     found = psutil.Process(arena.running.pid_of("gateway")).net_connections("tcp")
     return {each.raddr.port for each in found if each.raddr and each.raddr.port in ports}
 
@@ -84,7 +85,7 @@ def _through(arena: Arena, proxy: Proxy) -> contextlib.AbstractContextManager[zm
 
 
 def deaf(arena: Arena, dice: random.Random) -> int:
-    """RF-93: a reader that asks for much and takes nothing costs its own bounded buffer."""
+    """Request much and read nothing (RF-93). The gateway's memory for this reader stays bounded."""
     topic = _topic(arena, f"mine.deaf.{dice.getrandbits(32):x}")
     with arena.connect() as client:
         for _ in range(4):
@@ -93,7 +94,7 @@ def deaf(arena: Arena, dice: random.Random) -> int:
     before = process.memory_info().rss
     worst = 0
     with Proxy(arena.port) as proxy, _through(arena, proxy) as peer:
-        require(hello(peer), "the deaf reader has to be let in first")
+        require(hello(peer), "the deaf reader could not connect")
         proxy.weather.holds = {DOWN}
         for asked in range(PAGES_ASKED):
             peer.send(encode(m.Read(topic, asked % 4, max_bytes=PAGE_BYTES, limit=1), asked))
@@ -110,13 +111,15 @@ def deaf(arena: Arena, dice: random.Random) -> int:
 
 
 def slow(arena: Arena, dice: random.Random) -> int:
-    """RF-93: a reader that takes nothing for a while gets every answer when it goes on, each once, in order:
-    none is dropped without a word because its pipe was full."""
+    """Stop reading for a while, then continue (RF-93).
+
+    The reader gets every reply once and in order; none is dropped because its pipe was full.
+    """
     topic = _topic(arena, f"mine.slow.{dice.getrandbits(32):x}")
     with arena.connect() as client:
         client.append(topic, dice.randbytes(SLOW_PAGE_BYTES))
     with Proxy(arena.port) as proxy, _through(arena, proxy) as peer:
-        require(hello(peer), "the slow reader has to be let in first")
+        require(hello(peer), "the slow reader could not connect")
         proxy.weather.holds = {DOWN}
         for asked in range(SLOW_PAGES):
             peer.send(encode(m.Read(topic, 0, max_bytes=PAGE_BYTES, limit=1), asked + 1))
@@ -130,7 +133,7 @@ def slow(arena: Arena, dice: random.Random) -> int:
 
 
 def comeback(arena: Arena, dice: random.Random, *, clients: int = CLIENTS) -> int:
-    """RF-98: the gateway dies with all clients connected; all are back and served, nothing is lost."""
+    """Kill the gateway with all clients connected (RF-98). All are served again and no record is lost."""
     topic = _topic(arena, f"net.storm.{dice.getrandbits(32):x}")
     histories = [History() for _ in range(clients)]
     ready, gone = threading.Barrier(clients + 1), threading.Event()
@@ -168,7 +171,7 @@ def _numbered(number: int, when: str) -> list[bytes]:
 
 
 def far_away(arena: Arena, dice: random.Random) -> int:
-    """RF-90: 200 ms of delay, 1 Mbit/s, tiny segments, one piece in ten late: slow, and right."""
+    """Delay 200 ms, 1 Mbit/s, tiny segments, one in ten late (RF-90). Everything is slow and correct."""
     topic = _topic(arena, f"net.far.{dice.getrandbits(32):x}")
     history = History()
     with Proxy(arena.port, dice.getrandbits(32)) as proxy:

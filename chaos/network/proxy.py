@@ -1,7 +1,7 @@
-"""A TCP proxy on the loopback that does to a connection what networks do: cut, hold, delay, split, narrow.
+"""A TCP proxy on the loopback that injects network faults: cut, hold, delay, split, limit bandwidth.
 
-One thread, one selector. `Weather` is read anew for every piece, so a test changes it while traffic flows.
-Byte counts are those of one connection and one direction, from the moment `count_from_here` was called.
+It has one thread and one selector. `Weather` is read again for every piece, so a test can change it while
+traffic flows. Byte counts are per connection and direction, since `count_from_here` was called.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 
 PIECE_BYTES = 65_536
 HELD_BYTES_MAX = 1 << 20
-"""Of one direction of one connection; beyond it nothing more is read, and the sender's window closes."""
+"""Limit for one direction of one connection. At the limit the proxy stops reading, and the sender's window
+closes."""
 TICK_S = 0.002
 CONNECT_S = 5.0
 UP, DOWN = "up", "down"
@@ -28,20 +29,20 @@ UP, DOWN = "up", "down"
 
 @dataclass(slots=True)
 class Weather:
-    """How the network is. All fields may be changed at any time."""
+    """State of the network. All fields can be changed at any time."""
 
     refuses: bool = False
-    """New connections are dropped at once."""
+    """New connections are reset at once."""
     holds: set[str] = field(default_factory=set)
-    """Directions in which nothing moves; both for a peer that is gone without a goodbye."""
+    """Directions in which no data moves. Both directions simulate a peer that died silently."""
     cut_after: dict[str, int] = field(default_factory=dict)
-    """Direction -> bytes that still pass before the connection is reset both ways."""
+    """Direction -> bytes that still pass before the connection is reset."""
     delay_s: float = 0.0
     piece_bytes: int = PIECE_BYTES
     bytes_per_s: float = 0.0
-    """0 = no bound."""
+    """0: unlimited."""
     stall_share: float = 0.0
-    """Part of the pieces that wait for `stall_s`: what a lost segment looks like from above TCP."""
+    """Share of the pieces that wait for `stall_s`. Above TCP, a lost segment has this effect."""
     stall_s: float = 0.2
 
 
@@ -53,7 +54,7 @@ class _Flow:
     source: socket.socket
     target: socket.socket
     held: deque[tuple[float, bytes]] = field(default_factory=deque)
-    """(not before, bytes)."""
+    """(earliest time to send, bytes)."""
     held_bytes: int = 0
     passed: int = 0
     free_at: float = 0.0
@@ -61,7 +62,7 @@ class _Flow:
 
 
 class Proxy:
-    """Listens on `port` and leads to another port of this host. A context manager."""
+    """Proxy from `port` to another port of this host. A context manager."""
 
     def __init__(self, target_port: int, seed: int = 0) -> None:
         self.weather = Weather()
@@ -69,7 +70,7 @@ class Proxy:
         self.accepted = 0
         self.refused = 0
         self.ended_by_engine = 0
-        """Connections that the engine closed, and not the client or the weather."""
+        """Connections that the engine closed, not the client or the weather."""
         self._target_port = target_port
         self._dice = random.Random(seed)
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
@@ -93,22 +94,22 @@ class Proxy:
 
     @property
     def connections(self) -> int:
-        """Open ones."""
+        """Number of open connections."""
         with self._lock:
             return len(self._pairs)
 
     def engine_side_ports(self) -> set[int]:
-        """Local ports of the open connections to the engine."""
+        """Return the local ports of the open connections to the engine."""
         with self._lock:
             return {int(up.target.getsockname()[1]) for up, _ in self._pairs}
 
     def passed(self, direction: str) -> int:
-        """Bytes that passed in one direction over the open connections since `count_from_here`."""
+        """Return the bytes that passed in one direction over the open connections since `count_from_here`."""
         with self._lock:
             return sum(flow.passed for pair in self._pairs for flow in pair if flow.name == direction)
 
     def count_from_here(self) -> None:
-        """Begin to count anew."""
+        """Set the byte counts to 0."""
         with self._lock:
             for pair in self._pairs:
                 for flow in pair:
@@ -126,7 +127,7 @@ class Proxy:
         while not self._stop.is_set():
             with selectors.DefaultSelector() as selector:
                 selector.register(self._listener, selectors.EVENT_READ)
-                with self._lock:  # Whoever cuts connections closes their sockets.
+                with self._lock:  # `cut_all` closes sockets in another thread.
                     for flow in (flow for pair in self._pairs for flow in pair):
                         if self._reads(flow):
                             selector.register(flow.source, selectors.EVENT_READ, flow)
@@ -135,7 +136,7 @@ class Proxy:
                 for key, _ in ready:
                     if key.data is None:
                         self._accept()
-                    elif key.data.source.fileno() >= 0:  # Else it was cut meanwhile.
+                    elif key.data.source.fileno() >= 0:  # Otherwise it was cut in the meantime.
                         self._take(key.data)
                 for pair in list(self._pairs):
                     self._pass_on(pair)
@@ -182,7 +183,7 @@ class Proxy:
                 due = max(due, flow.free_at)
             if weather.stall_share and self._dice.random() < weather.stall_share:
                 due += weather.stall_s
-            # TCP keeps order: what follows a piece that waits, waits too.
+            # TCP preserves order: pieces after a delayed piece are delayed too.
             due = max(due, flow.held[-1][0]) if flow.held else due
             flow.held.append((due, piece))
             flow.held_bytes += len(piece)
@@ -195,7 +196,7 @@ class Proxy:
             self._end(pair, is_reset=False)
 
     def _send(self, pair: tuple[_Flow, _Flow], flow: _Flow) -> bool:
-        """False when the connection is no more."""
+        """Send the pieces that are due. Returns False if the connection has ended."""
         weather, now = self.weather, time.monotonic()
         while flow.held and flow.held[0][0] <= now and flow.name not in weather.holds:
             due, piece = flow.held.popleft()

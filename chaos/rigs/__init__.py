@@ -1,1 +1,1 @@
-"""What several classes of faults need: file systems that lose power, a block store that fails on demand."""
+"""Shared parts of several fault classes, such as file systems that lose power and a failing block store."""

@@ -1,4 +1,4 @@
-"""One engine with load on each shard, shared by many cases: hurt it, see it go on, judge it at the end."""
+"""A bench: one engine with load on each shard, shared by many cases and judged at the end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RING_BYTES = 4 << 20
 
 
 def topics_of(prefix: str, each: int = 1) -> list[str]:
-    """Names with their home on every shard, so many on each, shard 0 first."""
+    """Return topic names with a home on every shard: `each` per shard, those of shard 0 first."""
     found: list[list[str]] = [[] for _ in range(SHARDS)]
     number = 0
     while any(len(names) < each for names in found):
@@ -53,64 +53,64 @@ class Bench:
     scratch: Path
     nursery: Nursery
     more: dict[str, Any] = field(default_factory=dict)
-    """What one class adds."""
+    """Additional state of one class."""
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process by name, the supervisor among them."""
+        """Pid of each process by name, including the supervisor."""
         found = {each.name: each.pid for each in self.host.status().processes if each.pid}
         return {**found, "supervisor": self.host.pid}
 
     def shard_topic(self, shard: int) -> str:
-        """The topic of the load whose home is this shard."""
+        """Return the topic of the load whose home is this shard."""
         return next(topic for topic in self.load.topics if home_shard(topic, SHARDS) == shard)
 
     def need_work(self, least: int = 10, within_s: float = 0.0) -> None:
-        """Writes are acknowledged and read back on every shard, all begun after this call."""
+        """Wait until `least` new writes and reads succeed on every shard. Raises Broken."""
         self.load.need_work(None, least, within_s)
 
     def new_topic(self, shard: int, chance: random.Random) -> str:
-        """Another topic of class `fsync` on that shard."""
+        """Create another topic of class `fsync` on that shard. Returns its name."""
         topic = topics_of(f"case{chance.getrandbits(32)}x")[shard]
         self.client.topics.create(topic, durability="fsync", dedupe_node=False)
         return topic
 
     def load_on(self, topic: str) -> Load:
-        """Another load, on one topic."""
+        """Start another load on one topic."""
         return _load_on(self.nursery, self.scratch, self.host.url, [topic])
 
     def need_same(self, before: Mapping[str, int], *, but: str = "") -> None:
-        """No process was replaced since, one apart; raises Broken."""
+        """Check that no process was replaced since, except `but`. Raises Broken."""
         now = self.pids
         changed = {name: (pid, now.get(name)) for name, pid in before.items() if now.get(name) != pid}
         changed.pop(but, None)
         require(not changed, f"processes were replaced: {changed}\n{self.log_tail()}")
 
     def wait(self, what: str, condition: Callable[[], object], within_s: float = SLOW_S) -> None:
-        """Look until it holds; raises Broken."""
+        """Poll until the condition holds. Raises Broken after `within_s`."""
         try:
             wait_for(lambda: bool(condition()), within_s, what)
         except Broken as e:
             raise Broken(f"{e}\n{self.log_tail()}") from None
 
     def log_tail(self, chars: int = 4_000) -> str:
-        """The end of the engine's log."""
+        """Return the end of the engine's log."""
         return self.host.log_path.read_text(errors="replace")[-chars:]
 
     def said_since(self, size: int) -> str:
-        """What the engine's log has beyond `size` bytes."""
+        """Return the engine's log after the first `size` bytes."""
         with self.host.log_path.open("rb") as log:
             log.seek(size)
             return log.read().decode(errors="replace")
 
     @property
     def log_size(self) -> int:
-        """Bytes of the engine's log now."""
+        """Current size of the engine's log in bytes."""
         return self.host.log_path.stat().st_size
 
 
 def is_refused(call: Any) -> RinglogError | None:
-    """The typed error a call ends in; None when it went well. Whatever else it raises comes out."""
+    """Return the RinglogError that a call raises; None if it succeeds. Other exceptions propagate."""
     try:
         call()
     except RinglogError as e:
@@ -119,9 +119,9 @@ def is_refused(call: Any) -> RinglogError | None:
 
 
 def _load_on(nursery: Nursery, scratch: Path, url: str, topics: Sequence[str], size: int = 64) -> Load:
-    """Of each topic one client appends records one by one, and one reads it over and over."""
+    """Start, for each topic, a client that appends single records and one that reads repeatedly."""
     load = Load(nursery, scratch / f"journals-{time.monotonic_ns()}", url, list(topics))
-    load.is_patient = True  # A case may keep them waiting for longer than they wait.
+    load.is_patient = True  # A case may delay them beyond their timeout.
     for topic in range(len(topics)):
         load.start(
             "produce_one", topic=topic, per_s=APPENDS_PER_S, record_bytes=size, timeout_s=LOAD_TIMEOUT_S
@@ -138,15 +138,15 @@ def bench(
     environ: Mapping[str, str] | None = None, size: int = 64,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Iterator[Bench]:  # fmt: skip
-    """An engine below `directory` (else the scratch area) under load; at the end everything is judged.
+    """Run an engine below `directory` (default: the scratch directory) under load, and judge it at the end.
 
-    The judge reads every record with a client, then stops the engine in good order and has the offline
-    verifier read every byte; both must agree with what clients were told.
+    The judge reads every record with a client. Then it stops the engine in an orderly way, and the offline
+    verifier reads every byte. Both must agree with the outcomes that clients got.
     """
     root = directory or order.scratch / f"engine-{time.monotonic_ns()}"
     base: dict[str, dict[str, Any]] = {
         "wal": {"shards": SHARDS},
-        # Shared memory is the host's, and other classes have engines in it at the same time.
+        # Shared memory belongs to the host, and other classes run engines at the same time.
         "run": {"ring_bytes": RING_BYTES, "settle_entries": 4_096},
         "supervisor": {"restart_max": 200, "restart_window_s": 60.0},
     }
@@ -164,7 +164,7 @@ def bench(
         load = stack.enter_context(_load_on(nursery, order.scratch, host.url, topics, size))
         made = Bench(order, account, host, load, client, order.scratch, nursery)
         load.need_work(0, 5)
-        # Who works in the background starts last, and no case wants to meet it half awake.
+        # Background processes start last, and cases assume that they are ready.
         made.wait(
             "every process to be ready", lambda: all(x.state == "ready" for x in host.status().processes)
         )
@@ -180,7 +180,7 @@ def bench(
 
 
 def finish(made: Bench) -> None:
-    """End the load and judge it; raises Broken."""
+    """End the load and judge it. Raises Broken."""
     judged = made.load.judge()
     require(judged.acked, "nothing was acknowledged")
     made.account.did("acks", judged.acked)
@@ -188,7 +188,7 @@ def finish(made: Bench) -> None:
 
 
 def process_cpu_s(pid: int) -> float:
-    """Seconds of CPU time a process has used."""
+    """Return the CPU time (s) that a process has used."""
     with open(f"/proc/{pid}/stat") as file:
         words = file.read().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")

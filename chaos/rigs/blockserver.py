@@ -1,9 +1,10 @@
-"""The process behind a block store: serves one file by FUSE, fails as it is told, remembers every write.
+"""The process behind a block store: it serves one file by FUSE, fails on request and records every write.
 
-Started by blockstore.py with two descriptors, of /dev/fuse and of a control socket, and the path of the
-image. A process of its own, since whoever waits for the device must not be the one that serves it. It
-imports the standard library alone. What is written goes to private pages over the image file, so that the
-device can be put back into any state that it had (`show`).
+blockstore.py starts it with two descriptors (/dev/fuse and a control socket) and the path of the image. It is
+a separate process, because a process that waits for the device must not be the one that serves it. It imports
+only the standard library.
+
+Writes go to private pages over the image file, so that the device can return to any earlier state (`show`).
 """
 
 from __future__ import annotations
@@ -23,17 +24,20 @@ from chaos.rigs import fuse
 from ringlog.hardening import die_with_parent
 
 ENTRIES_MAX = 200_000
-"""Writes and flushes that are remembered; recording more is refused."""
+"""Maximum number of recorded writes and flushes. Further ones are not recorded."""
 CONTROL_BYTES_MAX = 8 << 20
 MODES = ("ok", "write_eio", "read_eio", "drop", "dead")
 _NEVER_S = 3600.0
 
 Entry = tuple[int, int, int, bytes]
-"""(1 for a write and 0 for a flush, when it was answered on the monotonic clock in ns, offset, bytes)."""
+"""(1 for a write, 0 for a flush; monotonic time of the reply in ns; offset; bytes)."""
 
 
 class Server:
-    """One device. `ok` does what is asked; `drop` says so and does nothing; `dead` fails everything."""
+    """One device.
+
+    Mode `ok` works normally, `drop` reports success without effect, `dead` fails everything.
+    """
 
     def __init__(self, fd: int, control: socket.socket, image: str) -> None:
         self._fd, self._control = fd, control
@@ -44,14 +48,14 @@ class Server:
         self._late: list[tuple[float, int, bytes | memoryview, int]] = []
         self._log: list[Entry] = []
         self._written: set[int] = set()
-        """Pages that were written since the image was last what is shown."""
+        """Pages written since the image file last equalled the shown state."""
         self._is_recording = False
         self._base = 0
         self._seen = {"writes": 0, "reads": 0, "flushes": 0, "write_errors": 0, "read_errors": 0, "late": 0}
         self._asked = b""
 
     def serve(self) -> None:
-        """Until the file system is unmounted or the control socket closes."""
+        """Serve until the file system is unmounted or the control socket closes."""
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         poll.register(self._control, select.POLLIN)
@@ -160,16 +164,16 @@ class Server:
         return True
 
     def do_mode(self, mode: str, delay_s: float, low: int, high: int) -> None:
-        """From now on; errors only for ranges that touch [low, high), 0 = to the end."""
+        """Set the mode. Errors affect only requests that touch [low, high); a `high` of 0 means the end."""
         self._mode, self._delay_s, self._low, self._high = mode, delay_s, low, high or self._size
 
     def do_seen(self) -> dict[str, int]:
-        """How often what happened."""
+        """Return the counts of events."""
         return self._seen
 
     def do_record(self) -> None:
-        """Remember writes and flushes from here on; this state is the one that `show` starts from."""
-        # What was written so far becomes the image: private pages would hide it from `show`.
+        """Start to record writes and flushes. The present state is the base of `show`."""
+        # Copy all writes so far into the image; `show` drops the private pages.
         for page in self._written:
             at = page * mmap.PAGESIZE
             os.pwrite(self._image, self._pages[at : at + mmap.PAGESIZE], at)
@@ -178,14 +182,15 @@ class Server:
         self._log, self._base, self._is_recording = [], 0, True
 
     def do_stop(self) -> list[tuple[int, int, int, int]]:
-        """Stop remembering; returns (is a write, when in ns, offset, length) of each entry."""
+        """Stop recording. Returns (1 for a write, time in ns, offset, length) of each entry."""
         self._is_recording = False
         return [(kind, at_ns, offset, len(data)) for kind, at_ns, offset, data in self._log]
 
     def do_show(self, base: int, extra: list[int], last_bytes: int) -> None:
-        """Hold what the first `base` entries made of the image, and these others; the last one may be cut.
+        """Show the image after the first `base` entries and the `extra` ones.
 
-        `base` never goes back: the image file follows it.
+        If `last_bytes` is not 0, the last extra entry is cut to that length. `base` never decreases, because
+        the image file follows it.
         """
         if base < self._base:
             raise ValueError(f"state {base} is before {self._base}")
@@ -201,7 +206,7 @@ class Server:
 
 
 def main(args: list[str]) -> Any:
-    """Arguments: parent's pid, descriptor of /dev/fuse, of the control socket, path of the image."""
+    """Arguments: pid of the parent, descriptors of /dev/fuse and the control socket, path of the image."""
     parent, fd, control, image = int(args[0]), int(args[1]), int(args[2]), args[3]
     if die_with_parent(parent):
         Server(fd, socket.socket(fileno=control), image).serve()

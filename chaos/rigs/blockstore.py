@@ -1,4 +1,4 @@
-"""A block device whose failures we decide: a loop device on a file that a process of ours serves."""
+"""A block device with controlled failures: a loop device on a file that a process of the harness serves."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ ROOT = Path(__file__).parents[2]
 
 
 class BlockEntry(NamedTuple):
-    """A write or a flush that the device answered."""
+    """A write or a flush that the device completed."""
 
     is_write: bool
     at_ns: int
-    """On the monotonic clock, just before the answer."""
+    """Monotonic time (ns) just before the reply."""
     offset: int
     length: int
 
 
 class BlockStore:
-    """Tells the serving process what to do."""
+    """Client of the process that serves the device."""
 
     def __init__(self, image: Path, mountpoint: Path) -> None:
         self._mountpoint = mountpoint
@@ -66,29 +66,34 @@ class BlockStore:
         return json.loads(line)
 
     def mode(self, mode: str = "ok", *, delay_s: float = 0.0, low: int = 0, high: int = 0) -> None:
-        """How it answers from now on: ok, write_eio, read_eio, drop, dead; flushes late by
-        `delay_s`, of which a sync takes one or two; errors only where a request touches [low, high)."""
+        """Set how the device replies from now on: ok, write_eio, read_eio, drop or dead.
+
+        Args:
+            delay_s: delay of each flush; a sync needs one or two of them.
+            low: errors affect only requests that touch [low, high).
+            high: 0 means the end of the device.
+        """
         if mode not in MODES:
-            raise ValueError(f"no mode {mode}; there are {MODES}")
+            raise ValueError(f"mode must be one of {MODES}, got {mode!r}")
         self._ask("mode", mode=mode, delay_s=delay_s, low=low, high=high)
 
     def seen(self) -> dict[str, int]:
-        """Counts: writes, reads, flushes, write_errors, read_errors, late."""
+        """Return counts of writes, reads, flushes, write_errors, read_errors and late."""
         found: dict[str, int] = self._ask("seen")
         return found
 
     def record(self) -> None:
-        """Remember every write and flush from here on."""
+        """Start to record every write and flush."""
         self._ask("record")
 
     def recorded(self) -> list[BlockEntry]:
-        """Stop remembering and return what there is."""
+        """Stop recording and return the entries."""
         return [BlockEntry(bool(kind), *rest) for kind, *rest in self._ask("stop")]
 
     def show(self, base: int, extra: Sequence[int] = (), last_bytes: int = 0) -> None:
-        """Hold what the first `base` recorded entries made, and the `extra` ones, the last perhaps cut.
+        """Show the device after the first `base` recorded entries and the `extra` ones, the last perhaps cut.
 
-        Nothing may be mounted; `base` never goes back.
+        The device must not be mounted, and `base` must never decrease.
         """
         self._ask("show", base=base, extra=list(extra), last_bytes=last_bytes)
 
@@ -116,8 +121,8 @@ class StoredVolume(NamedTuple):
     volume: Volume
 
     def power_cycle(self, flag: int = 2) -> None:
-        """Cut, unmount, let the device be well, mount: nothing of the page cache is left."""
-        with contextlib.suppress(OSError):  # It has shut itself down already.
+        """Cut the power, unmount, set the device to `ok` and mount. The page cache is empty afterwards."""
+        with contextlib.suppress(OSError):  # The file system has already shut itself down.
             self.volume.cut(flag)
         self.volume.down()
         self.store.mode("ok")
@@ -127,7 +132,7 @@ class StoredVolume(NamedTuple):
 
 @contextlib.contextmanager
 def stored_volume(kind: str, scratch: Path) -> Iterator[StoredVolume]:
-    """A new file system on a new block store, mounted."""
+    """Yield a new, mounted file system on a new block store."""
     image = make_file_system(kind, scratch / f"{kind}.img")
     store = BlockStore(image, scratch / f"{kind}.store")
     try:

@@ -1,4 +1,4 @@
-"""Cases: one fault each, with a name that repeats it, run one after the other until the time is used."""
+"""Cases: one fault each, with a name that repeats it. They run in order until the time is used."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Case(Generic[Bench]):
 
     name: str
     faults: tuple[str, ...]
-    """Rows of the matrix it is a case of."""
+    """Rows of the fault matrix that the case covers."""
     run: Callable[[Bench, random.Random], None]
-    """Raises Broken, or CannotRun where the host lacks something."""
+    """Raises Broken, or CannotRun if the host lacks something."""
     is_long: bool = False
-    """Takes many seconds: only where the plan asks for it (`long = true`)."""
+    """Takes many seconds. It runs only if the plan sets `long = true`."""
 
 
 def run_cases(order: Order, account: Account, cases: Sequence[Case[Bench]], bench: Bench) -> None:
-    """Every case once, then again with other choices while there is time for another round."""
+    """Run every case once, then again with other random choices while there is time for a whole round."""
     begun = time.monotonic()
     round_number, took = 0, 0.0
     while round_number == 0 or time.monotonic() - begun + took < order.seconds:
@@ -39,7 +39,7 @@ def run_cases(order: Order, account: Account, cases: Sequence[Case[Bench]], benc
         took = time.monotonic() - started
         round_number += 1
         if account.findings:
-            # What is broken would be found again; the engine may be in a state no further case expects.
+            # The same fault would be found again, and the engine may be in an unexpected state.
             return
 
 
@@ -47,7 +47,7 @@ Opens = Callable[[Account], contextlib.AbstractContextManager[Bench]]
 
 
 def run_chosen(order: Order, account: Account, cases: Sequence[Case[Bench]], opens: Opens[Bench]) -> None:
-    """The class: every case that the plan asks for, over and over while there is time."""
+    """Run the cases that the plan selects, repeatedly, until the time is over."""
     wanted = order.choose({"long": False, "only": ""})
     chosen = [case for case in cases if wanted["only"] in {"", case.name}]
     chosen = [case for case in chosen if wanted["long"] or not case.is_long or wanted["only"]]
@@ -56,7 +56,7 @@ def run_chosen(order: Order, account: Account, cases: Sequence[Case[Bench]], ope
 
 
 def replay_chosen(order: Order, text: str, cases: Sequence[Case[Bench]], opens: Opens[Bench]) -> None:
-    """One case again, or with `all` every case, and the judge at the end; raises Broken."""
+    """Repeat one case, or every case with `all`, and the final judgement. Raises Broken."""
     account = Account()
     name, _, seed = text.partition(":")
     with opens(account) as bench:
@@ -66,7 +66,7 @@ def replay_chosen(order: Order, text: str, cases: Sequence[Case[Bench]], opens: 
 
 
 def run_case(order: Order, account: Account, case: Case[Bench], bench: Bench, text: str) -> None:
-    """One case, counted when it was really injected and judged."""
+    """Run one case. It is counted only if it was injected and judged."""
     begun = time.monotonic()
     try:
         case.run(bench, random.Random(f"{order.name}/{text}"))
@@ -83,9 +83,9 @@ def run_case(order: Order, account: Account, case: Case[Bench], bench: Bench, te
 
 
 def named(cases: Iterable[Case[Bench]], text: str) -> Case[Bench]:
-    """The case of a replay line `name:seed`; raises ValueError for an unknown one."""
+    """Return the case of a replay line `name:seed`. Raises ValueError for an unknown name."""
     name = text.partition(":")[0]
     for case in cases:
         if case.name == name:
             return case
-    raise ValueError(f"no case {name}")
+    raise ValueError(f"unknown case {name}")

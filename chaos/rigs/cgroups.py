@@ -1,7 +1,7 @@
-"""Control groups, version 1 or 2, whichever is mounted: limits of memory, processes, CPU; freezing.
+"""Control groups, version 1 or 2: limits of memory, tasks and CPU, and freezing.
 
-Names begin with `ringlog-chaos-`. A group is left by moving its processes back to where they came from and
-removed at the end of its block; CannotRun where the kernel, the mount or the rights do not allow it.
+Names begin with `ringlog-chaos-`. At the end of its block a group moves its processes back to their former
+groups and is removed. CannotRun is raised if the kernel, the mount or the permissions do not allow groups.
 """
 
 from __future__ import annotations
@@ -38,14 +38,17 @@ class Group:
             raise CannotRun(f"no control group for {controller}: {e.strerror}") from None
 
     def take(self, pids: Iterable[int]) -> None:
-        """Move processes in, all threads of each."""
+        """Move processes into the group, with all their threads."""
         for pid in pids:
             before = self._group_of(pid)
             self._write("cgroup.procs", pid)
             self._came_from[pid] = before
 
     def limit_memory(self, size: int) -> None:
-        """Bound the bytes charged since a process came; what it had before is not counted. -1: none."""
+        """Limit the bytes that are charged after a process has joined.
+
+        Earlier memory does not count. -1: no limit.
+        """
         if self.is_v1:
             self._write("memory.limit_in_bytes", size)
         else:
@@ -53,32 +56,32 @@ class Group:
 
     @property
     def memory_used(self) -> int:
-        """Bytes charged."""
+        """Charged bytes."""
         name = "memory.usage_in_bytes" if self.is_v1 else "memory.current"
         return int((self.path / name).read_text())
 
     @property
     def killed(self) -> int:
-        """Processes killed for want of memory."""
+        """Number of processes that the OOM killer has killed."""
         text = (self.path / ("memory.oom_control" if self.is_v1 else "memory.events")).read_text()
         return int(dict(line.split() for line in text.splitlines()).get("oom_kill", 0))
 
     def limit_tasks(self, most: int) -> None:
-        """Bound processes and threads; -1: none."""
+        """Limit the number of processes and threads; -1: no limit."""
         self._write("pids.max", "max" if most < 0 else most)
 
     @property
     def tasks(self) -> int:
-        """Processes and threads now."""
+        """Current number of processes and threads."""
         return int((self.path / "pids.current").read_text())
 
     @property
     def tasks_refused(self) -> int:
-        """How often the bound was met."""
+        """How often the task limit was hit."""
         return int((self.path / "pids.events").read_text().split()[1])
 
     def limit_cpu(self, part: float) -> None:
-        """Bound CPU time to a part of one processor."""
+        """Limit CPU time to a share of one CPU."""
         quota = int(PERIOD_US * part)
         if self.is_v1:
             self._write("cpu.cfs_period_us", PERIOD_US)
@@ -88,27 +91,28 @@ class Group:
 
     @property
     def times_throttled(self) -> int:
-        """Periods in which the bound was met."""
+        """Number of periods in which the CPU limit was hit."""
         text = (self.path / "cpu.stat").read_text()
         return int(dict(line.split() for line in text.splitlines())["nr_throttled"])
 
     def freeze(self) -> None:
-        """Stop every process of the group between two instructions, and wait until they are."""
+        """Freeze every process of the group, and wait until all are frozen."""
         self._set_frozen(is_frozen=True)
 
     def thaw(self) -> None:
-        """Let them go on."""
+        """Thaw all processes."""
         self._set_frozen(is_frozen=False)
 
     def close(self) -> None:
-        """Move the processes back and remove the group; waits for the dead to leave it."""
+        """Move the processes back and remove the group. Waits until dead processes have left it."""
         if self.controller == "freezer":
             with contextlib.suppress(OSError):
                 self.thaw()
         deadline = time.monotonic() + WAIT_S
         while True:
             for pid in (self.path / "cgroup.procs").read_text().split():
-                # A child of one we took came from where its parent came from; a dead one needs nothing.
+                # A child of a moved process belongs to its parent's former group. Errors for dead processes
+                # are ignored.
                 home = self._came_from.get(int(pid), self.path.parent)
                 with contextlib.suppress(OSError):
                     (home / "cgroup.procs").write_text(pid)
@@ -150,7 +154,7 @@ class Group:
 
 def _delegate(controller: str) -> None:
     if controller == "freezer":
-        return  # A part of every group of version 2.
+        return  # Every group of version 2 can freeze.
     try:
         if controller not in (ROOT / "cgroup.controllers").read_text().split():
             raise CannotRun(f"no control group for {controller} is mounted")
@@ -161,7 +165,7 @@ def _delegate(controller: str) -> None:
 
 @contextlib.contextmanager
 def group(controller: str) -> Iterator[Group]:
-    """A control group for the length of the block."""
+    """Yield a control group that exists for the length of the block."""
     made = Group(controller)
     try:
         yield made

@@ -1,4 +1,4 @@
-"""Where on its device a file lies (FIEMAP), so that errors can be aimed at its bytes and at nothing else."""
+"""Location of a file on its device (FIEMAP), so that errors can target its bytes and nothing else."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ class Range(NamedTuple):
 
 
 def range_of(path: Path) -> Range:
-    """The stretch of the device from the first to the last byte of a file. What else lies between is in it
-    too. Raises OSError, and ValueError for a file that lies nowhere."""
+    """Return the device range from the first to the last byte of a file.
+
+    It includes blocks of other files in between. Raises OSError, and ValueError for a file without blocks.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         buffer = bytearray(_HEADER.size + _EXTENTS_MAX * _EXTENT.size)
@@ -36,12 +38,12 @@ def range_of(path: Path) -> Range:
     count = _HEADER.unpack_from(buffer)[3]
     found = [_EXTENT.unpack_from(buffer, _HEADER.size + i * _EXTENT.size) for i in range(count)]
     if not found:
-        raise ValueError(f"{path} lies nowhere")
+        raise ValueError(f"{path} has no blocks on its device")
     return Range(min(each[1] for each in found), max(each[1] + each[2] for each in found))
 
 
 def forget_pages(path: Path) -> None:
-    """Drop what the kernel keeps of a file's contents; dirty pages stay."""
+    """Drop the cached pages of a file. Dirty pages stay."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,4 +1,4 @@
-"""The few messages of the kernel's FUSE protocol that serving one file takes, over /dev/fuse itself."""
+"""The few FUSE messages that are needed to serve one file through /dev/fuse."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _READ_IN = struct.Struct("=QQIIQII")
 _ATTR = struct.Struct("=QQQQQQIIIIIIIIII")
 _INIT_OUT = struct.Struct("=IIIIHHIIHHIIH22x")
 _DIRECT_IO = 1
-"""Of an open: the kernel keeps no pages of the file, so what is exchanged below is seen."""
+"""Flag of OPEN: the kernel caches no pages of the file, so that changes below it become visible."""
 _ASYNC_READ, _BIG_WRITES, _MAX_PAGES = 1, 1 << 5, 1 << 22
 _MINOR = 31
 _FOR_EVER_S = 1 << 30
@@ -37,23 +37,23 @@ class Request:
     body: memoryview
 
     def range(self) -> tuple[int, int]:
-        """Offset and length of a read or write."""
+        """Return offset and length of a read or write."""
         _, offset, size, *_ = _READ_IN.unpack_from(self.body)
         return offset, size
 
     def data(self) -> memoryview:
-        """The bytes of a write."""
+        """Return the bytes of a write."""
         return self.body[_READ_IN.size :]
 
 
 def receive(fd: int) -> Request | None:
-    """The next request, None when the file system was unmounted."""
+    """Return the next request, or None if the file system was unmounted."""
     try:
         data = os.read(fd, REQUEST_BYTES_MAX)
     except OSError as e:
         if e.errno == errno.ENODEV:
             return None
-        if e.errno in {errno.EINTR, errno.EAGAIN, errno.ENOENT}:  # ENOENT: taken back meanwhile.
+        if e.errno in {errno.EINTR, errno.EAGAIN, errno.ENOENT}:  # ENOENT: the kernel cancelled the request.
             return Request(INTERRUPT, 0, 0, memoryview(b""))
         raise
     length, opcode, unique, node, *_ = _IN.unpack_from(data)
@@ -61,17 +61,17 @@ def receive(fd: int) -> Request | None:
 
 
 def reply(fd: int, unique: int, body: bytes | memoryview = b"", error: int = 0) -> None:
-    """Answer a request, with an errno or with a body."""
+    """Reply to a request, with an errno or with a body."""
     size = _OUT.size + (0 if error else len(body))
     try:
         os.writev(fd, [_OUT.pack(size, -error, unique), b"" if error else body])
     except OSError as e:
-        if e.errno not in {errno.ENOENT, errno.ENODEV}:  # Nobody waits for it any more.
+        if e.errno not in {errno.ENOENT, errno.ENODEV}:  # The request is no longer pending.
             raise
 
 
 def init_body() -> bytes:
-    """The answer to INIT."""
+    """Return the reply to INIT."""
     flags = _ASYNC_READ | _BIG_WRITES | _MAX_PAGES
     return _INIT_OUT.pack(
         7, _MINOR, 0, flags, 16, 12, WRITE_BYTES_MAX, 1, WRITE_BYTES_MAX // 4096, 0, 0, 0, 0
@@ -84,12 +84,12 @@ def _attributes(node: int, size: int) -> bytes:
 
 
 def attributes_body(node: int, size: int) -> bytes:
-    """The answer to GETATTR."""
+    """Return the reply to GETATTR."""
     return struct.pack("=QII", _FOR_EVER_S, 0, 0) + _attributes(node, size)
 
 
 def entry_body(size: int) -> bytes:
-    """The answer to LOOKUP of the one file."""
+    """Return the reply to LOOKUP of the one file."""
     return struct.pack("=QQQQII", FILE_NODE, 1, _FOR_EVER_S, _FOR_EVER_S, 0, 0) + _attributes(FILE_NODE, size)
 
 
@@ -98,5 +98,5 @@ STATFS_BODY = bytes(80)
 
 
 def written_body(size: int) -> bytes:
-    """The answer to WRITE."""
+    """Return the reply to WRITE."""
     return struct.pack("=II", size, 0)

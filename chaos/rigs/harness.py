@@ -1,8 +1,8 @@
-"""The World of every class that drives a shard without an engine, and what its clients were told.
+"""The harness of every class that drives a shard without an engine, with a model of its clients.
 
-The shard is the production core with its log writer and recovery (`shard_world.World`), on any disk; whoever
-looks after its files works on the same World (storage.py). The model learns of an ack when its settlement is
-performed, and of an answer when its reply is: whatever ends the process in between, nobody was told.
+The shard is the production core with its log writer and recovery (`shard_world.World`), on any disk. The
+background processes work on the same World (storage.py). The model records an ack when its settlement is
+performed, and a reply when it is sent. If the process ends before that, no client has received it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from ringlog.testing.shard_world import World
 from ringlog.types import Durability
 
 FILE_BYTES = 80 * KIB
-"""Of a log file: hardly more than the room that a shard keeps free in one, so that images are small."""
+"""Size of a log file: hardly more than the space that a shard keeps free in one, so that images are small."""
 BIG = 39 * KIB
-"""A payload that leaves no room for a second one in a file of FILE_BYTES."""
+"""Size of a payload that leaves no space for a second one in a file of FILE_BYTES."""
 CLASSES = {"f": "fsync", "d": "disk"}
-"""The topics that are there from the beginning."""
+"""Topics that exist from the beginning, with their durability classes."""
 PRODUCER = 7
-"""Of `d` the next one."""
+"""Producer id of topic `f`; topic `d` has the next one."""
 TAG = "a"
-"""Of every second record of a frame."""
+"""Tag of every second record of a frame."""
 _OF_RECORDS, _OF_TOPICS = m.RecordsDeleted, m.TopicInfo | m.TopicDeleted
-"""Replies that grant what was asked."""
+"""Replies that grant a removal, and a change of a topic."""
 
 
 class Harness:
@@ -52,7 +52,7 @@ class Harness:
     # -- starts and ends ------------------------------------------------------------------------------
 
     def start(self, *, is_reboot: bool = False, keeps_board: bool = False) -> None:
-        """Start the shard: on another boot, as a successor beside the same board, or as another start."""
+        """Start the shard after a reboot, as a successor with the same board, or as a new engine start."""
         if is_reboot:
             self.world.reboot()
         if keeps_board:
@@ -61,33 +61,33 @@ class Harness:
             self.world.start()
 
     def end(self) -> None:
-        """The process ends at once."""
+        """Kill the process."""
         self.world.kill()
 
     def stop(self) -> None:
-        """An orderly stop."""
+        """Stop in an orderly way."""
         for run in self.world.runs.values():
             run.drain()
         self.end()
 
     def restart(self) -> None:
-        """An orderly stop and a start, as another start of the engine on the same boot."""
+        """Stop in an orderly way and start again on the same boot."""
         self.stop()
         self.start()
 
     def replace(self) -> None:
-        """A kill, and a successor beside the same board."""
+        """Kill the shard and start a successor with the same board."""
         self.end()
         self.start(keeps_board=True)
 
     # -- clients --------------------------------------------------------------------------------------
 
     def payload(self, size: int = 20) -> bytes:
-        """Another payload each time."""
+        """Return a new payload, different from all others."""
         return self.model.payload(size)
 
     def new_topic(self) -> str:
-        """A name that was not used yet."""
+        """Return a name that was not used yet."""
         self._topics_made += 1
         return f"n{self._topics_made}"
 
@@ -99,13 +99,13 @@ class Harness:
         )
 
     def configure(self, topic: str, **config: Any) -> None:
-        """Another configuration, told apart by a time to live that ends after the test."""
+        """Change the configuration of a topic. The TTL identifies it and ends long after the test."""
         ttl_ms = 10**12 + self.world.clock.now_us() % 10**12
         self.put(topic, ttl_ms=ttl_ms, durability=CLASSES[topic], **config)
         self.world.clock.advance(0.001)
 
     def need(self, topic: str) -> None:
-        """Make a topic if it is not there."""
+        """Create a topic if it does not exist."""
         if self.world.run_of(topic).core.directory.find(topic) is None:
             self.put(topic, durability=CLASSES[topic])
 
@@ -114,60 +114,68 @@ class Harness:
         self._ask(self.model.change(topic, exists=False), m.TopicDelete(topic))
 
     def append(self, topic: str, *counts: int, size: int = 0) -> None:
-        """Send frames of so many records each, in one group."""
+        """Send frames with these numbers of records in one commit batch."""
         sizes = (size,) if size else ()
         self.send(topic, *[[self.payload(*sizes) for _ in range(count)] for count in counts])
 
     def send(self, topic: str, *batches: list[bytes]) -> None:
-        """Send frames in one group; every second record of each has a tag."""
+        """Send frames in one commit batch. Every second record of a frame has a tag."""
         sent = [self.frame(topic, payloads, n) for n, payloads in enumerate(batches, 1)]
         self.model.send(*sent)
         self._push(topic, sent)
 
     def send_again(self, topic: str) -> None:
-        """Send the last frame of a topic again, whatever became of it; it must not come in twice. One that
-        was refused may come in now."""
+        """Resend the last frame of a topic, whatever its outcome. It must not be appended twice.
+
+        If it was refused, it may be appended now.
+        """
         again = [each for each in self.model.frames if each.topic == topic][-1:]
         for each in again:
             each.is_refused = False
         self._push(topic, again)
 
     def delete(self, topic: str, seqs: Iterable[int], request: m.RecordsDelete | None = None) -> Any:
-        """Delete records, by number or by a request that has to find these; returns the reply."""
+        """Delete records by seq, or with `request`, which must match exactly these seqs.
+
+        Returns the reply.
+        """
         chosen = frozenset(seqs)
         by_number = m.RecordsDelete(topic, 0, None, BitMap64(chosen).serialize())
         return self._ask(self.submit_removal(topic, chosen), request or by_number)
 
     def submit_removal(self, topic: str, seqs: Iterable[int], *, is_eviction: bool = False) -> Removal:
-        """Note that these records are to leave. Evictions are synced whatever the class (X2)."""
+        """Record in the model that these records are to be removed.
+
+        Evictions are synced in every class (X2).
+        """
         live = self.world.topic(topic)
         is_durable = is_eviction or live.config.durability is Durability.FSYNC
         return self.model.remove(live.topic_id, seqs, is_durable=is_durable)
 
     def grant(self, asked: Removal | TopicChange) -> None:
-        """Note that it was answered: an end after this is judged by it."""
+        """Record that the request was granted. Later ends are judged by it."""
         self.model.grant(asked)
 
     def visible(self, topic: str) -> list[int]:
-        """Numbers that a reader gets to see."""
+        """Return the seqs that a reader sees."""
         self.need(topic)
         return [seq for seq, _ in self.world.records(topic)]
 
     def tagged(self, topic: str) -> set[int]:
-        """Numbers of all records of this life of the topic that were sent with the tag."""
+        """Return the seqs of all records with the tag in this life of the topic."""
         topic_id = self.world.topic(topic).topic_id
         mine = [sent for sent in self.model.frames if sent.topic_id == topic_id]
         return {seq for sent in mine for seq in sent.seqs[1::2]}
 
     @property
     def known_segments(self) -> dict[int, m.SegmentRef]:
-        """What the shard knows of segments, by number."""
+        """Segments known to the shard, by number."""
         return self.world.runs[0].core.checkpoint.sealed.refs
 
     # -- inside ---------------------------------------------------------------------------------------
 
     def _ask(self, asked: Removal | TopicChange, request: Any) -> Any:
-        """Send a request; what was asked is granted with its reply. Raises the refusal, if it is one."""
+        """Send a request. The model grants it with its reply. Raises the refusal, if there is one."""
         run = self.world.run_of(request.topic)
         self._open = asked
         try:
@@ -179,7 +187,7 @@ class Harness:
         return answer
 
     def frame(self, topic: str, payloads: list[bytes], nth: int = 1) -> SentFrame:
-        """A frame that was not sent yet, the `nth` of those."""
+        """Return a new frame; `nth` is its position among the new frames of this call."""
         live, number = self.world.topic(topic), len(self.model.frames) + nth
         tags = [TAG if i % 2 else None for i in range(len(payloads))]
         made = frame(
@@ -196,7 +204,7 @@ class Harness:
                 self.refused(error)
 
     def refused(self, error: RinglogError) -> None:
-        """A frame was refused."""
+        """Handle the refusal of a frame. Subclasses may override it."""
         raise error
 
     def _watch(self, shard: int, effect: Any) -> None:

@@ -1,4 +1,4 @@
-"""A World's "/data" on a directory of the host, with a hook before each call that changes the disk."""
+"""The "/data" of a World on a directory of the host, with a hook before each call that changes the disk."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from ringlog.testing.wrapped_disk import WrappedDisk
 
 
 class HostDisk(WrappedDisk):
-    """RealDisk below `root`. One for each life of a process: `abandon` is what the kernel does at its end."""
+    """RealDisk below `root`, one for each life of a process.
+
+    `abandon` does what the kernel does at its end.
+    """
 
     def __init__(self, root: Path) -> None:
         super().__init__(RealDisk())
         self._root = str(root)
 
     def abandon(self) -> None:
-        """Close every handle. Whoever still has one is refused, as the dead are."""
+        """Close every handle. Later calls with one of them fail."""
         for fd in list(self.paths):
             with contextlib.suppress(RinglogError):
                 self.inner.close(fd)
         self.paths.clear()
 
     def on_host(self, path: str) -> str:
-        """Where a path of the World lies."""
+        """Return the host path of a path of the World."""
         assert path == DATA or path.startswith(DATA + "/"), path
         return self._root + path[len(DATA) :]
 
@@ -46,7 +49,7 @@ for _name in (
 
 
 class WatchedDisk(WrappedDisk):
-    """Counts the calls that change the disk and tells `before` about each: its number and its name."""
+    """Counts the calls that change the disk, and calls `before` with number and name of each."""
 
     def __init__(self, inner: Disk, before: Callable[[int, str], None]) -> None:
         super().__init__(inner)

@@ -1,8 +1,8 @@
-"""Whether what came back of a shard's topics is what the model allows, and what the offline verifier says.
+"""Compare the recovered topics with the model, and run the offline verifier.
 
-INV-1 acked survives; INV-2 nothing is made up; INV-3 no silent hole; INV-4 no number twice; INV-11 what was
-deleted does not come back; INV-18 a frame survives whole or not at all; what was once shown of class `fsync`
-stays, since somebody may have acted on it (RF-42).
+Checks: acked records survive. No record is invented. No gap is silent. No seq is used twice. Deleted records
+do not return. A frame survives whole or not at all. A record of class `fsync` that a reader saw stays,
+because a consumer may have acted on it (RF-42).
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from ringlog.verify.findings import DAMAGE
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """What kind of crash it was."""
+    """Kind of a crash."""
 
     name: str
     is_power_loss: bool = False
     keeps_board: bool = False
-    """A successor finds what the board says."""
+    """A successor finds the same board."""
     is_lie: bool = False
-    """The disk had said that it synced, and had not: what is there must be whole, and was sent."""
+    """The disk reported syncs that it did not perform. Records may be missing, but those that exist must be
+    whole and must have been sent."""
 
 
 KILL = How("kill of the engine")
@@ -38,7 +39,7 @@ POWER_LOSS = How("power loss", is_power_loss=True)
 
 
 class Seen(NamedTuple):
-    """Everything that a client can see of a topic."""
+    """Everything that a client can observe of a topic."""
 
     topic_id: int
     epoch: int
@@ -48,13 +49,13 @@ class Seen(NamedTuple):
     live_bytes: int
     last_write_ts: int | None
     config: Any
-    """None where nobody asked."""
+    """None if the configuration was not requested."""
     lost: list[tuple[int, int]]
     records: dict[int, bytes]
 
 
 def observe(world: World, shard: int = 0) -> dict[str, Seen]:
-    """What is seen of every topic of a shard, by name."""
+    """Return what clients observe of every topic of a shard, by name."""
     found = {}
     run = world.runs[shard]
     for topic in run.core.directory.by_id.values():
@@ -68,14 +69,14 @@ def observe(world: World, shard: int = 0) -> dict[str, Seen]:
 
 
 def require_same(before: Mapping[str, Seen], after: Mapping[str, Seen], what: str) -> None:
-    """Raise Broken saying `what` unless clients see the same."""
+    """Raise Broken with `what` unless clients observe the same."""
     for name in sorted(before.keys() | after.keys()):
         if before.get(name) != after.get(name):
             raise Broken(f"{what}: {name}: {str(before.get(name))[:600]} then {str(after.get(name))[:600]}")
 
 
 def check(model: Model, seen: Mapping[str, Seen], how: How) -> None:
-    """Hold what is seen after an end against what was asked and answered before it; raises Broken."""
+    """Compare the observed state after an end with the requests and replies before it. Raises Broken."""
     names = model.topics
     for name in names:
         topic, may = seen.get(name), model.may_exist(name)
@@ -88,7 +89,7 @@ def check(model: Model, seen: Mapping[str, Seen], how: How) -> None:
             raise Broken(f"topic {name}: ttl_ms {ttl_ms} of {model.may_have_ttl(name)}")
         _check_topic(name, topic, model, how)
     if strangers := sorted(seen.keys() - set(names)):
-        raise Broken(f"topics {strangers} were never asked for")
+        raise Broken(f"topics {strangers} were never requested")
 
 
 def _check_topic(name: str, topic: Seen, model: Model, how: How) -> None:
@@ -99,7 +100,7 @@ def _check_topic(name: str, topic: Seen, model: Model, how: How) -> None:
         raise Broken(f"topic {name}: deleted records {back} are there again after a {how.name}")
     by_payload = {payload: seq for seq, payload in found.items()}
     if len(by_payload) != len(found):
-        raise Broken(f"topic {name}: a record is there twice")
+        raise Broken(f"topic {name}: a record is stored twice")
     last = 0
     for frame in mine:
         first_seq = place(frame, by_payload)
@@ -110,7 +111,7 @@ def _check_topic(name: str, topic: Seen, model: Model, how: How) -> None:
             raise Broken(f"topic {name}: {frame} came back as {there}")
         if there:
             if frame.is_refused:
-                raise Broken(f"topic {name}: {frame} was refused and is there")
+                raise Broken(f"topic {name}: {frame} was refused but stored")
             if first_seq <= last:
                 raise Broken(f"topic {name}: {frame} lies before one that was sent earlier, at {last}")
             last = first_seq
@@ -136,7 +137,7 @@ def _check_missing(name: str, topic: Seen, frame: SentFrame, missing: list[int],
 
 
 def _check_removals(name: str, topic: Seen, model: Model, mine: list[SentFrame]) -> None:
-    """A removal takes all of its records or none, as far as they survived."""
+    """Check that a removal takes all of its surviving records or none."""
     removals = [each for each in model.removals if each.topic_id == topic.topic_id]
     survived = {seq for sent in mine if sent.first_seq for seq in sent.seqs if seq <= topic.head}
     survived -= {seq for seq in survived if any(a <= seq <= b for a, b in topic.lost)}
@@ -151,7 +152,7 @@ def _check_removals(name: str, topic: Seen, model: Model, mine: list[SentFrame])
 
 
 def place(frame: SentFrame, by_payload: Mapping[bytes, int]) -> int:
-    """The first number of a frame, as told or as found; 0 = it is nowhere and nobody was told one."""
+    """Return the first seq of a frame, as acked or as found; 0 if it was neither acked nor found."""
     if frame.first_seq:
         return frame.first_seq
     for i, payload in enumerate(frame.payloads):
@@ -161,7 +162,7 @@ def place(frame: SentFrame, by_payload: Mapping[bytes, int]) -> int:
 
 
 def note_seen(model: Model, seen: Mapping[str, Seen]) -> None:
-    """Keep in mind what a reader saw after a start that was judged to be right."""
+    """Record in the model what a reader saw after a start. Call it after a successful `check`."""
     for frame in model.frames:
         topic = seen.get(frame.topic)
         if topic is None or frame.topic_id != topic.topic_id:
@@ -178,7 +179,7 @@ def note_seen(model: Model, seen: Mapping[str, Seen]) -> None:
 
 
 def lay_down(files: Mapping[str, bytes], root: Path) -> None:
-    """Write files of a disk in memory below a directory of the host, where the verifier can read them."""
+    """Write the files of a simulated disk below a directory of the host, where the verifier can read them."""
     for path, data in files.items():
         real = root / path[1:]
         real.parent.mkdir(parents=True, exist_ok=True)
@@ -186,7 +187,7 @@ def lay_down(files: Mapping[str, bytes], root: Path) -> None:
 
 
 def verify(data_dir: str | Path, cold_dir: str | Path = "", *, is_deep: bool = False) -> Verification:
-    """The offline verifier, which shares no decoder with the engine (O3); raises Broken for damage."""
+    """Run the offline verifier, which shares no decoder with the engine. Raises Broken for damage."""
     found = verify_directory(str(data_dir), is_deep=is_deep, jobs=1, cold_dir=str(cold_dir))
     damage = [each for each in found.findings if each.severity == DAMAGE]
     if damage:

@@ -1,5 +1,7 @@
-"""A shard's life on a directory of the host: steps by chance, which may end at any call to the disk and go on
-after it with what the disk holds then."""
+"""A shard on a directory of the host that takes random steps.
+
+Each step may end at any disk call; the next start continues with what the disk then holds.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ CHOSEN = (
     "append", "append_many", "append_disk_many", "rotate", "delete_seq", "create", "idle", "seal", "restart",
     "replace", "send_again", LIMITING,
 )  # fmt: skip
-"""What needs no cold tier."""
+"""Steps that need no cold tier."""
 
-# What a shard says of each torn tail is for its operator, not for a thousand of them a minute.
+# Suppress the shard's warning about each torn end: there are thousands per minute.
 logging.getLogger("ringlog").addHandler(logging.NullHandler())
 Wrap = Callable[[HostDisk], Disk]
 
@@ -35,7 +37,7 @@ class Life(Harness):
         self._root, self._wrap = root, wrap
         self._sizes = random.Random(1)
         self._is_limited = False
-        """A limit that power cut off may hold, and evict from then on."""
+        """A previous step that set a limit did not finish. The limit may be in force and evict records."""
         root.mkdir(mode=0o700, exist_ok=True)
         self._host = HostDisk(root)
         super().__init__(wrap(self._host), time.monotonic_ns, cold="", has_cold=False)
@@ -48,13 +50,15 @@ class Life(Harness):
             self.need(name)
 
     def end(self) -> None:
-        """The process is gone; its handles too."""
+        """End the process and close its handles."""
         self.world.runs.clear()
         self._host.abandon()
 
     def recover(self) -> None:
-        """Start after a loss of power, judge, start again, which must change nothing; raises Broken or what a
-        start raises."""
+        """Start after a power loss, judge, and start again, which must change nothing.
+
+        Raises Broken, or the error of a start.
+        """
         self.start(is_reboot=True)
         before = self.judge()
         self.end()
@@ -62,14 +66,14 @@ class Life(Harness):
         require_same(before, observe(self.world), "starting twice changes the state")
 
     def judge(self, how: How = POWER_LOSS) -> dict[str, Seen]:
-        """Look at everything a reader can see now, and keep in mind that he saw it; raises Broken."""
+        """Judge everything that a reader can observe now, and record that it was observed. Raises Broken."""
         seen = observe(self.world)
         check(self.model, seen, how)
         note_seen(self.model, seen)
         return seen
 
     def step(self, rng: random.Random) -> str:
-        """Do one step by chance; raises what the shard raises. Returns its name."""
+        """Take one random step. Returns its name. Raises the errors of the shard."""
         name, self._sizes = rng.choice(CHOSEN), rng
         if self._is_limited:
             self.configure("f")
@@ -79,5 +83,5 @@ class Life(Harness):
         return name
 
     def payload(self, size: int = 0) -> bytes:
-        """Another one each time, of a size by chance unless it is told."""
+        """Return a new payload. Its size is random if `size` is 0."""
         return super().payload(size or self._sizes.choice(SIZES))

@@ -1,11 +1,13 @@
-"""Load on a real engine while it is being hurt: client processes, their journals, and the verdict.
+"""Load on a real engine during faults: client processes, their journals, and the verdict.
 
-with Nursery() as nursery, Load(nursery, scratch / "journals", url, ["t0", "t1"]) as load:
-    load.start("produce_one", topic=0)
-    mark = load.mark()
-    …hurt the engine…
-    load.need(ACKED, mark, 50)
-    load.judge()
+Example:
+
+    with Nursery() as nursery, Load(nursery, scratch / "journals", url, ["t0", "t1"]) as load:
+        load.start("produce_one", topic=0)
+        mark = load.mark()
+        ...  # inject a fault
+        load.need(ACKED, mark, 50)
+        load.judge()
 """
 
 from __future__ import annotations
@@ -26,16 +28,16 @@ from chaos.rigs.nursery import Client, Nursery
 from chaos.rigs.tasks import Task, TopicFacts
 
 END_S = 90.0
-"""A client must have finished what it was at by then: longer than any operation may take."""
+"""Time limit (s) for a client to finish its operation: longer than any operation may take."""
 LOOK_S = 0.02
 SLOW_S = 40.0
-"""Nothing of an engine that is to go on takes longer."""
+"""Time limit (s) for anything in an engine that must continue."""
 OPERATOR = 0
-"""Client number of what this process does itself."""
+"""Client number of this process."""
 
 
 class Kind(NamedTuple):
-    """Operations of one kind that ended in one way."""
+    """Operations of one kind with one outcome."""
 
     what: What
     outcome: Outcome
@@ -46,22 +48,22 @@ UNKNOWN, READ = Kind(What.APPEND, Outcome.UNKNOWN), Kind(What.READ, Outcome.OK)
 
 
 class Stuck(Broken):
-    """Something that had to happen did not, within its time."""
+    """An expected event did not happen in time."""
 
 
 class Load:
-    """Clients of one run. Make topics first; then `start`, hurt the engine, `end`, and `verdict`."""
+    """The clients of one run. Create the topics, `start` clients, inject faults, then `end` and `verdict`."""
 
     def __init__(self, nursery: Nursery, folder: Path, url: str, topics: list[str]) -> None:
         self.folder, self.url, self.topics = folder, url, topics
         self.complaints: list[str] = []
-        """What clients ran into that they should not have noticed."""
+        """Errors that clients reported although they should not have noticed the fault."""
         self.facts: list[TopicFacts] = []
         self.is_patient = False
-        """Whether clients may see errors, because an outage may be longer than their patience."""
+        """Whether clients may report errors, because an outage may be longer than their timeout."""
         self.errors = 0
         self.sent_again = 0
-        """Frames that were refused for the moment, and that clients sent again."""
+        """Number of frames that were refused temporarily and resent by clients."""
         self._nursery = nursery
         self._running: list[Client] = []
         self._next = OPERATOR + 1
@@ -75,7 +77,7 @@ class Load:
         self.abandon()
 
     def start(self, kind: str, **more: Any) -> Client:
-        """A client doing this; see Task."""
+        """Start a client; for the arguments see Task."""
         task = Task(
             kind=kind, client=self._next, url=self.url, folder=str(self.folder), topics=self.topics, **more
         )
@@ -85,12 +87,12 @@ class Load:
         return client
 
     def kill(self, client: Client) -> None:
-        """SIGKILL a client: what it was at has no outcome."""
+        """SIGKILL a client. Its pending operation has no outcome."""
         client.kill()
         self._running.remove(client)
 
     def died(self, client: Client, timeout_s: float) -> bool:
-        """Wait for a client that kills itself; False when it does not."""
+        """Wait for a client that kills itself. Returns False if it is still alive after `timeout_s`."""
         if not client.wait(timeout_s):
             return False
         self._running.remove(client)
@@ -98,32 +100,34 @@ class Load:
 
     @property
     def rows(self) -> int:
-        """Rows in all journals: grows while clients get on."""
+        """Number of rows in all journals. It grows while clients make progress."""
         return journal.rows_in(self.folder)
 
     def wait_progress(self, rows: int, timeout_s: float = 30.0) -> None:
-        """Wait until clients wrote so many rows more; raises Stuck."""
+        """Wait until clients wrote this number of further rows. Raises Stuck."""
         wanted = self.rows + rows
-        wait_for(lambda: self.rows >= wanted, timeout_s, "clients to get on")
+        wait_for(lambda: self.rows >= wanted, timeout_s, "clients to make progress")
 
     # -- looking ----------------------------------------------------------------------------------------
 
     @property
     def is_alive(self) -> bool:
-        """No client has died."""
+        """Whether no client has died."""
         return not any(client.wait(0.0) for client in self._running)
 
     def mark(self) -> int:
-        """This moment: a name for what begins from now on."""
+        """Return the current time as a mark, to select operations that begin later."""
         return time.monotonic_ns()
 
     def count(self, kind: Kind, since: int = 0, topic: str = "") -> int:
-        """Operations of a kind that began after a mark, of one topic or of all. A read counts when it gave
-        something."""
+        """Count operations of a kind that began after a mark, of one topic or of all.
+
+        A read counts only if it returned a record.
+        """
         return len(self.took_s(kind, since, topic))
 
     def took_s(self, kind: Kind, since: int = 0, topic: str = "") -> list[float]:
-        """How long each of them took."""
+        """Return the duration (s) of each of these operations."""
         rows = journal.load(self.folder, since_ns=since)
         begun = rows[rows["what"] == kind.what]
         if topic:
@@ -138,28 +142,30 @@ class Load:
     def need(
         self, kind: Kind, since: int | None = None, least: int = 1, within_s: float = 0.0, topic: str = ""
     ) -> None:
-        """Wait for so many operations that began after a mark, or begin from now on, of one topic or of each;
-        raises Stuck, and Broken at once when a client has died."""
+        """Wait for `least` operations that begin after the mark (default: now), on one topic or on each.
+
+        Raises Stuck on timeout, and Broken at once if a client has died.
+        """
         mark, seconds = self.mark() if since is None else since, within_s or SLOW_S
         for name in [topic] if topic else self.topics:
             deadline = time.monotonic() + seconds
             while (found := self.count(kind, mark, name)) < least:
                 story = f"{found} of {least} operations {kind.what.name} {kind.outcome.name} on {name}"
-                # Said first: whoever reads of a pause looks for its cause in the engine.
+                # Check this first. Otherwise a dead load would look like a pause of the engine.
                 require(self.is_alive, f"the load died: {story}")
                 if time.monotonic() > deadline:
                     raise Stuck(f"only {story} in {seconds:.0f} s")
                 time.sleep(LOOK_S)
 
     def need_work(self, since: int | None = None, least: int = 10, within_s: float = 0.0) -> None:
-        """Wait for acknowledged writes and for reads that began after a mark, or from now on."""
+        """Wait for acknowledged writes, and for a read, that begin after a mark (default: now)."""
         self.need(ACKED, since, least, within_s)
         self.need(READ, since, 1, within_s)
 
     # -- what this process does itself --------------------------------------------------------------------
 
     def delete_below(self, topic: str, seq: int, timeout_ms: int) -> None:
-        """Delete records; an error leaves open whether it was done."""
+        """Delete records. After an error the outcome is unknown."""
         if self._operator is None:
             self._operator = Journal(self.folder / f"{OPERATOR:05d}.journal", OPERATOR)
         number = self.topics.index(topic)
@@ -171,7 +177,7 @@ class Load:
     # -- the end ------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Let every client finish what it is at; notes complaints."""
+        """Let every client finish its operation and exit. Collects complaints."""
         for client in self._running:
             client.ask_to_end()
         self._collect()
@@ -205,7 +211,7 @@ class Load:
             self._operator = None
 
     def judge(self) -> Judgement:
-        """End the load, read everything, and raise Broken for anything that is wrong."""
+        """End the load, read everything, and judge. Raises Broken for any fault."""
         self.end()
         try:
             found = self.verdict()
@@ -216,7 +222,7 @@ class Load:
         return found
 
     def verdict(self) -> Judgement:
-        """Read everything once more and judge; raises NothingToJudge."""
+        """Read everything once more and judge. Raises NothingToJudge."""
         self.start("final")
         self._collect()
         found = judge(journal.load(self.folder), self.topics)
@@ -230,9 +236,9 @@ class Load:
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float, what: str, look_s: float = LOOK_S) -> None:
-    """Look until it holds; raises Stuck naming what was waited for."""
+    """Poll until the condition holds. Raises Stuck with `what`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
-            raise Stuck(f"waited {timeout_s:.0f} s in vain for {what}")
+            raise Stuck(f"timeout after {timeout_s:.0f} s: waited for {what}")
         time.sleep(look_s)

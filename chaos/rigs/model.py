@@ -1,7 +1,7 @@
-"""What was asked of a shard and what it answered: the model of all classes that drive one without an engine.
+"""Requests to a shard and its replies: the model of all classes that drive a shard without an engine.
 
-Payloads are all different, so that a record tells which frame it came with. Moments are of any clock that
-never goes back; a class that asks nothing about moments needs none.
+All payloads are different, so that a record identifies its frame. Times come from any monotonic clock. A
+class that does not ask about times needs no clock.
 """
 
 from __future__ import annotations
@@ -16,56 +16,56 @@ from chaos.order import Broken
 
 @dataclass(slots=True)
 class SentFrame:
-    """One frame and its fate."""
+    """One frame and its outcome."""
 
     topic: str
     payloads: tuple[bytes, ...]
     topic_id: int = 0
-    """Of the topic's life that it was sent to; 0 = it was never sent, or topics have one life."""
+    """Id of the topic's life that it was sent to. 0: not sent, or topics have only one life."""
     number: int = 0
-    """The producer's."""
+    """Producer number of the frame."""
     is_fsync: bool = True
     frame: bytes = b""
-    """As it was sent, where it is to be sent again."""
+    """The encoded frame, if it may be resent."""
     first_seq: int = 0
-    """Where it is; 0 = not known."""
+    """Seq of its first record; 0: unknown."""
     sent_at: int = 0
     acked_at: int = 0
-    """When its producer was told; 0 = never."""
+    """Time of the ack; 0: none."""
     is_shown: bool = False
-    """A reader saw it after a start; of class `fsync` that is as good as an ack (RF-42)."""
+    """A reader saw it after a start. For class `fsync` this obliges like an ack (RF-42)."""
     is_refused: bool = False
-    """Its producer was told that it is not there."""
+    """Its producer received a refusal: the frame was not applied."""
 
     def __str__(self) -> str:
         return f"frame {self.number} (from {self.first_seq})"
 
     @property
     def is_owed(self) -> bool:
-        """Somebody may have acted on it."""
+        """Whether it must survive, because a client may have acted on it."""
         return self.acked_at > 0 or self.is_shown
 
     @property
     def seqs(self) -> range:
-        """Numbers of its records, when they are known."""
+        """Seqs of its records. Valid if `first_seq` is known."""
         return range(self.first_seq, self.first_seq + len(self.payloads))
 
 
 @dataclass(slots=True)
 class Removal:
-    """Records that leave one life of a topic together, by a delete or because of a cap."""
+    """Records of one life of a topic that are removed together, by a delete or by a cap."""
 
     topic_id: int
     seqs: frozenset[int]
     is_durable: bool = True
-    """Its ack is a promise that outlives a loss of power."""
+    """Whether its ack promises that the removal survives a power loss."""
     asked_at: int = 0
     done_at: int = 0
 
 
 @dataclass(slots=True)
 class TopicChange:
-    """One request about a topic's existence or configuration."""
+    """One request to create, delete or configure a topic."""
 
     topic: str
     exists: bool
@@ -76,34 +76,34 @@ class TopicChange:
 
 @dataclass(slots=True)
 class Model:
-    """Everything asked and answered so far, in the order in which it was asked."""
+    """All requests and replies so far, in the order of the requests."""
 
     now: Callable[[], int] = lambda: 1
     frames: list[SentFrame] = field(default_factory=list)
     removals: list[Removal] = field(default_factory=list)
     changes: list[TopicChange] = field(default_factory=list)
     highest: dict[tuple[str, int], int] = field(default_factory=dict)
-    """The highest number that anybody was told, by topic and life."""
+    """The greatest acked or observed seq, by topic name and id of its life."""
     made: int = 0
-    """Payloads."""
+    """Number of payloads."""
     failed: int = 0
-    """Operations that failed visibly."""
+    """Number of operations that failed with an error."""
 
     def payload(self, size: int) -> bytes:
-        """Another one each time."""
+        """Return a new payload, different from all others."""
         self.made += 1
         return f"{self.made:08d}:".encode().ljust(max(size, 9), b".")
 
     # -- what happens ---------------------------------------------------------------------------------
 
     def send(self, *frames: SentFrame) -> None:
-        """Just before they go out."""
+        """Record frames. Call it just before they are sent."""
         for frame in frames:
             frame.sent_at = self.now()
             self.frames.append(frame)
 
     def settle(self, frame: SentFrame, first_seq: int) -> None:
-        """The producer of a frame was told; raises Broken when the numbers had been given away."""
+        """Record the ack of a frame. Raises Broken if its seqs were in use."""
         used = self.highest.get((frame.topic, frame.topic_id), 0)
         if first_seq != frame.first_seq and first_seq <= used:
             raise Broken(f"topic {frame.topic}: {frame} got {first_seq}, and {used} was in use")
@@ -112,51 +112,56 @@ class Model:
         if frame.is_fsync and self.may_exist(frame.topic) != {True}:
             for each in self.changes:
                 if each.topic == frame.topic and each.exists and not each.done_at:
-                    self.grant(each)  # Else there were no topic that takes records.
+                    self.grant(each)  # The ack proves that the topic exists.
 
     def _is_used(self, frame: SentFrame) -> None:
         life = frame.topic, frame.topic_id
         self.highest[life] = max(frame.seqs[-1], self.highest.get(life, 0))
 
     def remove(self, topic_id: int, seqs: Iterable[int], *, is_durable: bool = True) -> Removal:
-        """Just before records are asked to leave; `grant` what this returns."""
+        """Record a removal. Call it just before the request, and `grant` the result after the reply."""
         self.removals.append(Removal(topic_id, frozenset(seqs), is_durable, self.now()))
         return self.removals[-1]
 
     def change(self, topic: str, *, exists: bool, ttl_ms: int = 0) -> TopicChange:
-        """Just before a topic is asked to be so; `grant` what this returns, or `withdraw` it."""
+        """Record a change of a topic.
+
+        Call it just before the request; then `grant` or `withdraw` the result.
+        """
         self.changes.append(TopicChange(topic, exists, ttl_ms, self.now()))
         return self.changes[-1]
 
     def grant(self, asked: Removal | TopicChange) -> None:
-        """It was answered: done."""
+        """Record that the request was done."""
         asked.done_at = self.now()
 
     def withdraw(self, asked: TopicChange) -> None:
-        """It was answered: certainly not done."""
+        """Record that the request was certainly not done."""
         self.changes.remove(asked)
 
     def show(self, frame: SentFrame, first_seq: int) -> None:
-        """Somebody was shown a whole frame."""
+        """Record that a reader saw the whole frame."""
         frame.first_seq, frame.is_shown = first_seq, True
         self._is_used(frame)
 
     def forgive(self) -> None:
-        """The disk lied: nothing that was answered is owed."""
+        """Forget all acks and replies, because the disk lied about its syncs."""
         for frame in self.frames:
             frame.first_seq = frame.acked_at = 0
         for asked in self.asked:
             asked.done_at = 0
 
     def lose(self, frame: SentFrame) -> None:
-        """It was announced as lost: nobody is owed it any more, and its numbers stay used."""
+        """Record that the loss of a frame was announced. It is no longer owed, and its seqs stay used."""
         frame.first_seq, frame.acked_at, frame.is_shown = 0, 0, False
 
     # -- moments --------------------------------------------------------------------------------------
 
     def until(self, moment: int, *, knows_places: bool = False) -> Model:
-        """What had been asked and answered before a moment. `knows_places`: a frame lies where it came to lie
-        in the end, whether or not its producer was told by then."""
+        """Return the requests and replies before a moment.
+
+        With `knows_places` a frame has its final seq, even if it was not acked by then.
+        """
         found = Model(
             self.now,
             removals=[_answered(each, moment) for each in self.removals if each.asked_at < moment],
@@ -174,7 +179,7 @@ class Model:
         return found
 
     def forget_after(self, moment: int) -> None:
-        """Answers that came later than this do not count: whoever gave them was dead."""
+        """Discard replies after a moment: the process that sent them was already dead."""
         for frame in self.frames:
             if frame.acked_at > moment:
                 frame.acked_at = 0
@@ -187,7 +192,7 @@ class Model:
                 self._is_used(frame)
 
     def copy(self) -> Model:
-        """An independent one."""
+        """Return an independent copy."""
         found = copy.copy(self)
         found.frames = [copy.copy(each) for each in self.frames]
         found.removals = [copy.copy(each) for each in self.removals]
@@ -199,31 +204,31 @@ class Model:
 
     @property
     def acked(self) -> int:
-        """Frames whose producers were told."""
+        """Number of acked frames."""
         return sum(each.acked_at > 0 for each in self.frames)
 
     @property
     def owed(self) -> int:
-        """Frames of class `fsync` that must be there."""
+        """Number of frames of class `fsync` that must exist."""
         return sum(each.is_fsync and each.is_owed for each in self.frames)
 
     @property
     def granted(self) -> int:
-        """Removals that were answered."""
+        """Number of granted removals."""
         return sum(each.done_at > 0 for each in self.removals)
 
     @property
     def asked(self) -> list[Removal | TopicChange]:
-        """Requests that were answered, or not."""
+        """All removals and changes, granted or not."""
         return [*self.removals, *self.changes]
 
     @property
     def topics(self) -> list[str]:
-        """Every topic that anybody asked for."""
+        """Names of all requested topics."""
         return list(dict.fromkeys(each.topic for each in self.changes))
 
     def gone(self, topic_id: int, *, is_power_loss: bool) -> tuple[set[int], set[int]]:
-        """Numbers of one life of a topic that must be gone, and those that may be."""
+        """Return the seqs of one life of a topic that must be removed, and those that may be."""
         must: set[int] = set()
         may: set[int] = set()
         for each in self.removals:
@@ -233,7 +238,7 @@ class Model:
         return must, may - must
 
     def may_exist(self, topic: str) -> set[bool]:
-        """Whether a topic may be there: by the last granted change, or by one that was asked for after it."""
+        """Return whether a topic may exist: by its last granted change, or by a later pending one."""
         may = {False}
         for each in self.changes:
             if each.topic == topic:
@@ -241,7 +246,7 @@ class Model:
         return may
 
     def may_have_ttl(self, topic: str) -> set[int]:
-        """The same for its configuration."""
+        """Return the possible TTLs of a topic, by the same rule."""
         may: set[int] = set()
         for each in self.changes:
             if each.topic == topic and each.exists:
@@ -249,7 +254,7 @@ class Model:
         return may
 
     def told(self) -> Hashable:
-        """Equal for two models by which everything is judged alike."""
+        """Return a key that is equal for two models that judge everything alike."""
         frames = [
             (one.topic, one.topic_id, one.number, one.first_seq, one.is_owed, one.is_refused, *one.payloads)
             for one in self.frames

@@ -1,7 +1,7 @@
-"""Real file systems in loop devices: made, mounted, cut off, mounted again.
+"""Real file systems in loop devices: create, mount, cut the power, mount again.
 
-Everything here belongs in a private mount namespace (`private_mounts` of a plan). A loop device is
-attached with autoclear and held by a descriptor: when the process ends, however it ends, the device goes.
+All of this belongs in a private mount namespace (`private_mounts` of a plan). A loop device has the autoclear
+flag and is kept open by a descriptor. When the process ends for any reason, the device is released.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 
 KINDS = ("ext4", "xfs")
 GOING_DOWN = 0x8004587D
-"""ioctl of ext4 and XFS on any descriptor of the file system: from now on every write fails."""
+"""ioctl of ext4 and XFS on any descriptor of the file system. After it every write fails."""
 JOURNAL_KEPT = 1
-"""Flag of GOING_DOWN: what the journal has in memory is written out first."""
+"""Flag of GOING_DOWN: the journal's contents in memory are written out first."""
 JOURNAL_DROPPED = 2
 FLAGS = (JOURNAL_KEPT, JOURNAL_DROPPED)
 IMAGE_BYTES = {"ext4": 48 << 20, "xfs": 320 << 20}
@@ -37,7 +37,7 @@ _LOOP_AUTOCLEAR = 4
 _LOOP_CONFIG_BYTES, _LOOP_FLAGS_AT = 304, 8 + 52
 _FLUSH_BUFFERS = 0x1261
 _BUSY_S = 5.0
-"""How long an unmount may be refused: a kernel thread lets go of the last file a little later."""
+"""How long (s) an unmount may be busy: a kernel thread releases the last file a little later."""
 _BUSY_LOOK_S = 0.002
 _HOLDERS_MAX = 8
 _LOOP_TRIES = 20
@@ -46,11 +46,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class RigError(RuntimeError):
-    """The rig, not ringlog, does not work; says which step."""
+    """The harness failed, not ringlog. The text names the step."""
 
 
 def make_file_system(kind: str, path: Path) -> Path:
-    """Make an image file with an empty file system; raises RigError."""
+    """Create an image file with an empty file system. Raises RigError."""
     with path.open("wb") as out:
         out.truncate(IMAGE_BYTES[kind])
     try:
@@ -94,35 +94,35 @@ class Loop:
                 os.close(fd)
                 if e.errno != errno.EBUSY:
                     raise RigError(f"{device}: {e.strerror}") from e
-                continue  # Another rig was faster.
+                continue  # Another process took the device.
             return fd, device
         raise RigError("no free loop device")
 
     def forget(self) -> None:
-        """Drop what the kernel remembers of the device; for one whose contents were exchanged below."""
+        """Drop the cached blocks of the device, after its contents were exchanged below it."""
         fcntl.ioctl(self.fd, _FLUSH_BUFFERS)
 
     def close(self) -> None:
-        """Let go of it; detached with the last descriptor."""
+        """Close the descriptor. The device is detached with the last one."""
         os.close(self.fd)
 
 
 def mount(source: str, target: Path, kind: str, options: str = "") -> None:
-    """mount(2); raises OSError."""
+    """Mount a file system with mount(2). Raises OSError."""
     if _libc.mount(source.encode(), os.fsencode(target), kind.encode(), _MS_NOATIME, options.encode()) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"mount {kind}: {os.strerror(code)}")
 
 
 def bind(source: Path, target: Path) -> None:
-    """Show a directory at another place too; raises OSError."""
+    """Bind a directory to another path. Raises OSError."""
     if _libc.mount(os.fsencode(source), os.fsencode(target), None, _MS_BIND, None) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"bind {source}: {os.strerror(code)}")
 
 
 def unmount(target: Path) -> None:
-    """umount(2), tried while it is busy for a bounded time; raises OSError."""
+    """Unmount with umount(2). Retries while it is busy, at most _BUSY_S. Raises OSError."""
     deadline = time.monotonic() + _BUSY_S
     while _libc.umount2(os.fsencode(target), 0) != 0:
         code = ctypes.get_errno()
@@ -132,7 +132,7 @@ def unmount(target: Path) -> None:
 
 
 def holders(target: Path) -> list[str]:
-    """Who has something open below a directory, as far as /proc tells: pid, descriptor or mapping, path."""
+    """Return the open files and mappings below a directory, as far as /proc shows them."""
     found: list[str] = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -146,7 +146,7 @@ def holders(target: Path) -> list[str]:
 
 
 def detach(target: Path) -> None:
-    """Take a mount out of sight; it ends when nobody holds it any more."""
+    """Detach a mount. It ends when no process uses it any more."""
     _libc.umount2(os.fsencode(target), _MNT_DETACH)
 
 
@@ -159,18 +159,18 @@ class Volume:
         root.mkdir(exist_ok=True)
 
     def up(self) -> None:
-        """Mount it; the journal is replayed here. Raises OSError."""
+        """Mount it. The journal is replayed here. Raises OSError."""
         mount(self.device, self.root, self.kind)
         self.is_up = True
 
     def down(self) -> None:
-        """Unmount it; raises OSError when something still holds a file there."""
+        """Unmount it. Raises OSError if a file is still in use."""
         if self.is_up:
             unmount(self.root)
             self.is_up = False
 
     def give_up(self) -> None:
-        """Unmount for good, at the latest when the last file there is closed."""
+        """Unmount it now, or detach it, so that it is unmounted when its last file is closed."""
         try:
             self.down()
         except OSError as e:
@@ -178,7 +178,7 @@ class Volume:
             detach(self.root)
 
     def cut(self, flag: int) -> None:
-        """Power fails: nothing that has not reached the device by now ever will."""
+        """Cut the power: data that has not reached the device is lost."""
         fd = os.open(self.root, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.ioctl(fd, GOING_DOWN, struct.pack("=I", flag))
@@ -188,7 +188,7 @@ class Volume:
 
 @contextlib.contextmanager
 def volume(kind: str, scratch: Path) -> Iterator[Volume]:
-    """A new file system, mounted, in a file below `scratch`."""
+    """Yield a new, mounted file system in a file below `scratch`."""
     image = make_file_system(kind, scratch / f"{kind}.img")
     loop = Loop(image)
     try:

@@ -1,9 +1,9 @@
-"""Client processes that start fast: a process with everything imported that forks one whenever it is told.
+"""Client processes that start fast: a nursery process that has imported everything forks them on request.
 
-To start an interpreter with its imports costs more than everything a short-lived client does. The nursery
-speaks a line a request: a Task as JSON comes in, the pid of a new client goes out. Clients are ended by
-SIGTERM in good order (they finish the operation they are at, and report) or by SIGKILL in none. They die with
-the nursery, and the nursery with whoever started it.
+To start an interpreter with its imports costs more than all work of a short-lived client. The protocol is one
+line per request: a Task as JSON, and the pid of the new client as the reply. On SIGTERM a client finishes its
+operation and writes its report; SIGKILL ends it at once. Clients die with the nursery, and the nursery dies
+with its parent.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ _MAIN = "import sys; from chaos.rigs.nursery import main; main(sys.argv[1:])"
 
 
 class Client:
-    """One client process, seen from outside."""
+    """Handle of one client process."""
 
     def __init__(self, pid: int, task: Task) -> None:
         self.pid, self.task = pid, task
         self._pidfd = os.pidfd_open(pid)
 
     def ask_to_end(self) -> None:
-        """SIGTERM; see `wait`."""
+        """Send SIGTERM; then call `wait`."""
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is dead."""
+        """SIGKILL the process and wait until it is dead."""
         self._send(signal.SIGKILL)
         self.wait(30.0)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for its death; False when it lives after that time."""
+        """Wait for its exit. Returns False if it is still alive after `timeout_s`."""
         poller = select.poll()
         poller.register(self._pidfd, select.POLLIN)
         return bool(poller.poll(timeout_s * 1000))
 
     def report(self) -> Report | None:
-        """What it said in the end; None when it was killed."""
+        """Return its report, or None if it was killed."""
         try:
             return msgspec.json.decode(self.task.report_path.read_bytes(), type=Report)
         except (OSError, msgspec.DecodeError):
             return None
 
     def close(self) -> None:
-        """Forget it."""
+        """Close the pidfd."""
         os.close(self._pidfd)
 
     def _send(self, number: signal.Signals) -> None:
@@ -68,7 +68,7 @@ class Client:
 
 
 class Nursery:
-    """Context manager; everybody born in it is dead when it ends."""
+    """Context manager that starts clients. At its end all clients are dead."""
 
     def __init__(self) -> None:
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -101,12 +101,12 @@ class Nursery:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve until standard input ends."""
+    """Serve requests until standard input ends."""
     die_with(int(arguments[0]))
     from chaos.rigs import work
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The kernel reaps.
-    # A client takes it once it has its handler: who is told to end at once must report all the same.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The kernel reaps the children.
+    # SIGTERM stays blocked until a client has its handler. A client that is ended at once must still report.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     here = os.getpid()
     for line in sys.stdin.buffer:

@@ -1,4 +1,4 @@
-"""The whole program on a volume, under traffic whose journals lie elsewhere."""
+"""The whole program on a volume, under traffic whose journals are elsewhere."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine
 
 TOPICS = ("alpha", "beta", "gamma")
-"""All of class `fsync`. With two shards and with three they are spread over more than one."""
+"""All of class `fsync`. With two and with three shards they are on more than one shard."""
 BATCH = 20
 PAYLOAD_BYTES = 300
 ASK_S = 1.5
-"""How long a write may take; short, since it is waited for when power is gone."""
+"""Timeout (s) of a write. It is short, because cases wait for it after the power is cut."""
 READ_MS = 20_000
 PAUSE_S = 0.02
 FIRST_ACKS = 4
-"""Batches of each topic."""
+"""Number of batches of each topic."""
 WAIT_S = 20.0
 
 
 @contextlib.contextmanager
 def program(root: Path, *, shards: int = 2, stop_points: str = "", **config: Any) -> Iterator[TestEngine]:
-    """The engine with its data below `root`, its limits small enough that everything happens soon."""
+    """Run an engine with its data below `root`, with limits so small that everything happens soon."""
     settings = {
         "wal": {"shards": shards, "file_bytes": "1MiB"},
         "data": {"min_free_bytes": 0},
@@ -50,18 +50,18 @@ def program(root: Path, *, shards: int = 2, stop_points: str = "", **config: Any
 
 
 def data_of(root: Path) -> Path:
-    """The data directory of a program that was started below `root`."""
+    """Return the data directory of a program that was started below `root`."""
     return root / "engine" / "data"
 
 
 def settings_of_cold(root: Path) -> dict[str, Any]:
-    """A cold tier beside the data, used at once."""
+    """Return settings of a cold tier beside the data, to which segments move at once."""
     (root / "cold").mkdir(exist_ok=True)
     return {"cold": {"dir": str(root / "cold"), "interval_s": 0.2, "hot_segments": 0}}
 
 
 class Traffic(Load):
-    """Writers of one topic each, which append one frame after the other. `start_all` after each `end`."""
+    """Writers of one topic each, which append one frame at a time. Call `start_all` after each `end`."""
 
     def __init__(self, nursery: Nursery, folder: Path, url: str = "", ask_s: float = ASK_S) -> None:
         super().__init__(nursery, folder, url, list(TOPICS))
@@ -70,14 +70,17 @@ class Traffic(Load):
 
     @classmethod
     def begin(cls, nursery: Nursery, folder: Path, url: str, ask_s: float = ASK_S) -> Traffic:
-        """Traffic that has begun, and of which everything was acknowledged so far; raises Broken."""
+        """Return running traffic whose first FIRST_ACKS batches per topic were acknowledged.
+
+        Raises Broken.
+        """
         traffic = cls(nursery, folder, url, ask_s)
         traffic.start_all()
         traffic.need_acks("before the fault", FIRST_ACKS)
         return traffic
 
     def start_all(self, url: str = "") -> None:
-        """Make the topics, and begin."""
+        """Create the topics and start the writers."""
         self.url = url or self.url
         with ringlog.connect(self.url, timeout_ms=READ_MS, wait=WAIT_S) as client:
             for name in TOPICS:
@@ -90,15 +93,15 @@ class Traffic(Load):
 
     @property
     def acked(self) -> int:
-        """Batches that were acknowledged."""
+        """Number of acknowledged batches."""
         return self.count(ACKED) // BATCH
 
     def failed(self, since: int, topic: str = "") -> int:
-        """Batches that were refused, or of which nobody knows what became of them."""
+        """Return the number of batches that were refused or have an unknown outcome."""
         return (self.count(UNKNOWN, since, topic) + self.count(REFUSED, since, topic)) // BATCH
 
     def need_acks(self, when: str, batches: int = 2, within_s: float = WAIT_S) -> None:
-        """Each topic has so many batches acknowledged that begin from now on; raises Broken."""
+        """Wait until each topic has `batches` acknowledged batches that begin from now on. Raises Broken."""
         try:
             self.need(ACKED, None, batches * BATCH, within_s)
         except Broken as e:
@@ -106,8 +109,10 @@ class Traffic(Load):
 
 
 def checkpoint(host: TestEngine, timeout_s: float = 1.0) -> bool:
-    """Ask for a checkpoint now, of a compactor that is not left behind by a busy host; False when there was
-    no answer in time."""
+    """Request a checkpoint, with raised priority of the background processes.
+
+    Returns False on timeout or error.
+    """
     raise_priority(host.status().processes)
     asking = Requester("compactor", f"ipc://{host.info.shm_dir}/compactor.sock")
     try:
@@ -120,7 +125,7 @@ def checkpoint(host: TestEngine, timeout_s: float = 1.0) -> bool:
 
 
 def until(condition: Callable[[], bool], seconds: float, pause_s: float = 0.01) -> bool:
-    """Look until it holds or the time is over; says which."""
+    """Poll until the condition holds or the time is over. Returns whether it held."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Small file systems of our own, in a mount namespace of our own: gone when the process is gone."""
+"""Small file systems in a private mount namespace. They disappear with the process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _owner = 0
 
 
 def own_mounts() -> None:
-    """Leave the host's mount namespace, once a process; raises CannotRun without the right."""
+    """Enter a private mount namespace, once per process. Raises CannotRun without permission."""
     global _owner  # noqa: PLW0603  the namespace is the process's
     if _owner == os.getpid():
         return
@@ -27,7 +27,7 @@ def own_mounts() -> None:
 
 
 def command(*words: str) -> str:
-    """Run a program of the system; raises CannotRun with what it said."""
+    """Run a program of the system and return its output. Raises CannotRun with its error text."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as e:
@@ -38,7 +38,7 @@ def command(*words: str) -> str:
 
 
 def small_tmpfs(where: Path, size: int, inodes: int = 0) -> Path:
-    """Mount a tmpfs of `size` bytes (and so many inodes) on a directory made for it."""
+    """Mount a tmpfs of `size` bytes, and perhaps limited inodes, on a new directory."""
     own_mounts()
     where.mkdir(mode=0o700, exist_ok=True)
     options = f"size={size},mode=0700" + (f",nr_inodes={inodes}" if inodes else "")
@@ -47,14 +47,14 @@ def small_tmpfs(where: Path, size: int, inodes: int = 0) -> Path:
 
 
 def make_ext4(image: Path, size: int) -> None:
-    """An ext4 of `size` bytes in a file."""
+    """Create an ext4 of `size` bytes in a file."""
     with image.open("wb") as file:
         file.truncate(size)
     command("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0", "-m", "0", str(image))
 
 
 def mount_ext4(image: Path, where: Path) -> None:
-    """Mount it on a directory made for it; an error of its own makes it read-only."""
+    """Mount it on a new directory. After an internal error it becomes read-only."""
     own_mounts()
     where.mkdir(mode=0o700, exist_ok=True)
     command("mount", "-o", "loop,errors=remount-ro", str(image), str(where))
@@ -62,7 +62,7 @@ def mount_ext4(image: Path, where: Path) -> None:
 
 
 def device_of(where: Path) -> str:
-    """The name of the block device that is mounted there ("loop3")."""
+    """Return the name of the block device that is mounted there ("loop3")."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         device, path, *_ = line.split()
         if path == str(where):
@@ -71,18 +71,18 @@ def device_of(where: Path) -> str:
 
 
 def bind_read_only(where: Path) -> None:
-    """Let a directory take no writes; what is open there already does."""
+    """Make a directory read-only by a bind mount. Files that are open keep the old, writable mount."""
     own_mounts()
     command("mount", "--bind", str(where), str(where))
     command("mount", "-o", "remount,bind,ro", str(where))
 
 
 def remount_writable(where: Path) -> None:
-    """Let it take writes again."""
+    """Make the directory writable again."""
     command("mount", "-o", "remount,bind,rw", str(where))
 
 
 def unmount(where: Path) -> None:
-    """Undo one mount. Who still maps a file there keeps it alive; nobody finds it by name any more."""
-    gc.collect()  # Readers of this process map files, and go with the last view of them.
+    """Undo one mount. A file that is still mapped keeps it alive, but it has no path any more."""
+    gc.collect()  # Readers of this process map files, which are released with the last view of them.
     command("umount", "--lazy", str(where))

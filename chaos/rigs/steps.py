@@ -1,7 +1,7 @@
-"""What is done to a shard and to its files, one step after the other, by every class that does so.
+"""Steps on a shard and its files, shared by all classes that drive a shard.
 
-A step brings about what it needs: one that deletes appends first when there is nothing to delete, one that
-moves segments seals first.
+A step establishes what it needs. A step that deletes first appends if there is nothing to delete. A step that
+moves segments first seals.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _append(work: Harness) -> None:
 
 
 def _append_many(work: Harness) -> None:
-    """Both classes; what is of class `disk` is synced once in between, and once not."""
+    """Append to both classes. Of the writes of class `disk`, one is followed by a sync and one is not."""
     work.append("d", 2, 2, 2)
     work.send("f", [work.payload(300), work.payload(300)], [work.payload()], [work.payload(700)])
     work.append("d", 1)
@@ -44,7 +44,7 @@ def _delete_tag(work: Harness) -> None:
 
 
 def _config(work: Harness) -> None:
-    """A cap that evicts, and then none."""
+    """Set a cap that evicts, and then remove it."""
     if len(work.visible("f")) < 2:
         work.append("f", 2)
     visible = work.visible("f")
@@ -81,7 +81,7 @@ def _relocate(work: Harness) -> None:
 
 
 def _reclaim(work: Harness) -> None:
-    """All but the last record of `f` goes, and then the segments that held it."""
+    """Delete all but the last record of `f`, and reclaim the segments that held them."""
     if len(work.visible("f")) < 2:
         work.append("f", 3)
     if not work.known_segments:
@@ -104,13 +104,13 @@ def _append_disk_many(work: Harness) -> None:
 
 
 def _idle(work: Harness) -> None:
-    """Long enough for what is of class `disk` to be synced."""
+    """Wait until records of class `disk` are synced."""
     for _ in range(4):
         work.world.tick(0.15)
 
 
 def _seal_amid(work: Harness) -> None:
-    """Records come between the plan and the rows of a checkpoint, and between the rows and the end."""
+    """Append records between the plan and the rows of a checkpoint, and between the rows and its end."""
 
     def before(message: m.Message) -> None:
         if isinstance(message, m.CheckpointRows | m.CheckpointDone):
@@ -122,7 +122,7 @@ def _seal_amid(work: Harness) -> None:
 
 
 def _delete_amid(work: Harness) -> None:
-    """Records are deleted when the compactor is about to ask which live, and nothing is synced since."""
+    """Delete records just before the compactor asks which are live. Nothing is synced after the delete."""
     work.append("d", 2, 2)
 
     def before(message: m.Message) -> None:
@@ -133,7 +133,7 @@ def _delete_amid(work: Harness) -> None:
 
 
 def _evict(work: Harness) -> None:
-    """A topic of class `disk` is full, and one more record comes."""
+    """Append one more record to a full topic of class `disk`."""
     if len(work.visible("d")) < 2:
         work.append("d", 1, 1)
     visible = work.visible("d")
@@ -147,7 +147,7 @@ ALPHABET = (
     "create", "append", "append_many", "delete_seq", "delete_tag", "config", "delete_topic", "rotate", "seal",
     "relocate", "reclaim", "restart",
 )  # fmt: skip
-"""Twelve operations, of which all short sequences are explored."""
+"""Twelve operations. All short sequences of them are explored."""
 STEPS: dict[str, Callable[[Harness], None]] = {
     "create": _create,
     "append": _append,

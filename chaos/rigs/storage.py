@@ -1,7 +1,7 @@
-"""Compactor, relocator and reclaimer at work on a World: their production cores, in one thread.
+"""Compactor, relocator and reclaimer on a World: their production cores in one thread.
 
-Each call is a new life of the actor, as after a restart: what it knows it reads from the disk and from the
-shard. Salts of segments come from a counter, so that a history gives the same bytes each time.
+Each call is a new life of the actor, as after a restart: the actor reads its state from the disk and the
+shard. Salts of segments come from a counter, so that a history always produces the same bytes.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from ringlog.tier.local import LocalStore
 
 COLD = "/cold"
 LIFE_SHIFT = 20
-"""Numbers of one life of a reclaimer, as a power of two."""
+"""Segment numbers per life of a reclaimer, as a power of two."""
 BYTES_PER_S = 1 << 50
-"""Nothing here has to wait for a reclaimer that is slow on purpose."""
+"""Rate limit of the reclaimer, so high that it never waits."""
 STORAGE: dict[str, Any] = {"segment_bytes": 64 * KIB, "own_segment_bytes": 64 * KIB}
 _REPLIES: dict[type[m.Message], type[m.Message]] = {
     m.CheckpointOpen: m.CheckpointPlan, m.LiveAsk: m.LiveReply, m.SegmentsChange: m.SegmentsChanged,
 }  # fmt: skip
 _SALT = 0x9E3779B97F4A7C15
 AsksShards = Callable[..., tuple[Any, Any]]
-"""(shard, message, attachment) -> the reply and what is attached to it."""
+"""(shard, message, attachment) -> the reply and its attachment."""
 
 
 @contextmanager
 def drawn_salts(randbits: Callable[[int], int]) -> Iterator[None]:
-    """Salts that the actors draw come from here, so that a case replays byte for byte."""
+    """Make the actors draw their salts from `randbits`, so that a case replays byte for byte."""
     modules: tuple[Any, ...] = (compactor_checkpoint, reclaimer_rewriter)
     for module in modules:
         module.secrets = SimpleNamespace(randbits=randbits)
@@ -62,14 +62,14 @@ def drawn_salts(randbits: Callable[[int], int]) -> Iterator[None]:
 
 @contextmanager
 def counted_salts(first: int | Iterator[int] = 1) -> Iterator[None]:
-    """Salts are the same in every repetition, and others for another `first` (or come from these numbers)."""
+    """Make salts repeatable: they follow from `first`, or come from this iterator."""
     numbers = itertools.count(first) if isinstance(first, int) else first
     with drawn_salts(lambda bits: next(numbers) * _SALT & ((1 << bits) - 1)):
         yield
 
 
 def asked_by(asking: Any) -> AsksShards:
-    """What a reclaimer asks shards through."""
+    """Return the function through which a reclaimer sends requests to shards."""
 
     def ask(shard: int, message: m.Message, attachment: Any = None) -> tuple[Any, Any]:
         answer = asking.ask(shard, message, _REPLIES[type(message)], attachment=attachment)
@@ -79,7 +79,7 @@ def asked_by(asking: Any) -> AsksShards:
 
 
 def at_once(job: Callable[[], None]) -> bool:
-    """Do what a reclaimer leaves for later."""
+    """Run at once the work that a reclaimer postpones."""
     job()
     return True
 
@@ -90,7 +90,7 @@ def reclaimer_of(
     *, shards: int = 1, engine_id: bytes = ENGINE_ID, data_dir: str = DATA, later: Any = at_once,
     quarantined: Callable[[], set[int]] = set, want_checkpoint: Callable[[], None] = lambda: None,
 ) -> Reclaimer:  # fmt: skip
-    """A reclaimer that was just started."""
+    """Return a reclaimer that has just started."""
     pace = ByteRateLimiter(BYTES_PER_S, clock, lambda: False)
     return Reclaimer(
         disk, data_dir, settings, copies=copies, rewriter=Rewriter(disk, data_dir, settings, numbers, pace),
@@ -100,17 +100,17 @@ def reclaimer_of(
 
 
 def reclaimer_numbers(incarnation: int) -> NumberAllocator:
-    """Numbers of a life of a reclaimer, above all that an earlier one gave."""
+    """Return the segment numbers of one life of a reclaimer. They exceed those of earlier lives."""
     return NumberAllocator(MAKER_RECLAIMER, [MAKER_RECLAIMER << MAKER_SHIFT | incarnation << LIFE_SHIFT])
 
 
 def cold_copies(disk: Disk) -> SegmentCopies:
-    """Both tiers on one disk."""
+    """Return the two tiers, both on one disk."""
     return SegmentCopies(disk, DATA, LocalStore(disk, COLD))
 
 
 def mover_of(world: World, asking: Any, hot_segments: int) -> Mover:
-    """A relocator that was just started, and keeps so many segments on the host."""
+    """Return a relocator that has just started and keeps `hot_segments` on the host."""
     return Mover(
         cold_copies(world.disk), ColdConfig(dir=COLD, hot_segments=hot_segments), shards=world.shards,
         clock=world.clock, jitter=lambda: 0.0,
@@ -119,9 +119,10 @@ def mover_of(world: World, asking: Any, hot_segments: int) -> Mover:
 
 
 def seal(world: World, before: Callable[[m.Message], None] | None = None, *, roll: bool = True) -> int:
-    """One checkpoint: the log so far, or with `roll` False its closed files, becomes segments and a snapshot.
+    """Run one checkpoint: the log becomes segments and a snapshot. Returns the number of new segments.
 
-    `before` is called with each message that the compactor sends. Returns how many segments were made.
+    With `roll` False, only closed log files are included. `before` is called with each message that the
+    compactor sends.
     """
     world.clock.advance(0.001)
     asking = WorldShardRequests(world)
@@ -132,14 +133,14 @@ def seal(world: World, before: Callable[[m.Message], None] | None = None, *, rol
 
 
 def relocate(world: World) -> Moved:
-    """One round of the relocator, which keeps nothing on the host but indexes."""
+    """Run one round of the relocator, which keeps only indexes on the host."""
     mover = mover_of(world, WorldShardRequests(world), hot_segments=0)
     mover.run_round()
     return mover.counts
 
 
 def reclaim(world: World) -> Reclaimed:
-    """Rounds of one reclaimer until what it dropped is off the disk: with so many snapshots between them."""
+    """Run rounds of one reclaimer, with snapshots in between, until the dropped files are deleted."""
     world.incarnation += 1
     found = reclaimer_of(
         world.disk, asked_by(WorldShardRequests(world)), StorageConfig(**STORAGE),

@@ -1,4 +1,4 @@
-"""The processes of an engine as targets: found by its own status, hurt through pidfds only."""
+"""The processes of an engine as targets: found through its status, signalled only through pidfds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringlog.errors import RinglogError
 from ringlog.supervision import control_client
 
 ROLES = (*KINDS, "supervisor", "all")
-"""What can be killed; `all` is the whole tree at once."""
+"""Possible targets. `all` is the whole tree at once."""
 DEATH_S = 20.0
 
 
@@ -22,12 +22,12 @@ class Target:
     """One process, held by a pidfd. Context manager."""
 
     def __init__(self, pid: int) -> None:
-        """Raises ProcessLookupError when there is none."""
+        """Open a pidfd. Raises ProcessLookupError if the process does not exist."""
         self.pid = pid
         self._fd = os.pidfd_open(pid)
 
     def send(self, number: signal.Signals) -> bool:
-        """False when it is dead already."""
+        """Send a signal. Returns False if the process is dead."""
         try:
             signal.pidfd_send_signal(self._fd, number)
         except ProcessLookupError:
@@ -35,7 +35,7 @@ class Target:
         return True
 
     def wait_dead(self, timeout_s: float = DEATH_S) -> bool:
-        """Wait for its death (a zombie is dead)."""
+        """Wait for the process to die. A zombie counts as dead. Returns False on timeout."""
         poller = select.poll()
         poller.register(self._fd, select.POLLIN)
         return bool(poller.poll(timeout_s * 1000))
@@ -48,20 +48,20 @@ class Target:
 
 
 def status(run_dir: str, timeout_s: float = 5.0) -> EngineStatusReply | None:
-    """What the supervisor says; None while there is nobody to ask."""
+    """Return the supervisor's status, or None if it does not answer."""
     with contextlib.suppress(RinglogError, OSError):
         return control_client.fetch_status(run_dir, timeout_s)
     return None
 
 
 def living(found: EngineStatusReply | None, kind: str = "") -> list[ProcessStatus]:
-    """Actors of a kind, or all, that have a process now."""
+    """Return the actors of a kind, or all, that have a live process."""
     processes = found.processes if found is not None else []
     return [each for each in processes if each.pid and (not kind or each.kind == kind) and is_alive(each.pid)]
 
 
 def facts_of(pid: int) -> tuple[str, int]:
-    """Its state ("R", "T", "Z", …) and its parent's pid; empty and 0 for one that is gone."""
+    """Return a process's state ("R", "T", "Z", …) and its parent's pid; ("", 0) if it does not exist."""
     try:
         state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -70,25 +70,28 @@ def facts_of(pid: int) -> tuple[str, int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether it runs; a zombie does not."""
+    """Whether the process runs. A zombie does not."""
     return facts_of(pid)[0] not in {"", "Z", "X"}
 
 
 def forkserver(supervisor: int) -> int:
-    """The pid of the process that actors are forked from; 0 while there is none."""
+    """Return the pid of the forkserver; 0 if there is none."""
     try:
         children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
         for pid in map(int, children):
             if Path(f"/proc/{pid}/comm").read_text().strip() == "forkserver":
                 return pid
     except OSError:
-        pass  # Somebody ended while we looked.
+        pass  # A process exited during the scan.
     return 0
 
 
 def hold_child(pid: int, supervisor: int) -> Target | None:
-    """A handle of an actor; None when it is gone. The number was an actor's when it was told, and may be a
-    stranger's by now: looked at again with the handle open, which keeps it from changing hands."""
+    """Return a handle of an actor, or None if it has exited.
+
+    The pid may belong to another process by now. The parent is therefore checked again while the handle is
+    open, which prevents reuse of the pid.
+    """
     target = hold(pid)
     if target is not None and facts_of(pid)[1] != supervisor:
         target.__exit__()
@@ -97,7 +100,7 @@ def hold_child(pid: int, supervisor: int) -> Target | None:
 
 
 def hold(pid: int) -> Target | None:
-    """A handle of a process; None when it is gone."""
+    """Return a handle of a process, or None if it has exited."""
     try:
         return Target(pid)
     except ProcessLookupError:
@@ -105,7 +108,7 @@ def hold(pid: int) -> Target | None:
 
 
 def kill_child(pid: int, supervisor: int) -> bool:
-    """SIGKILL an actor and wait for its death; False when it was gone already."""
+    """SIGKILL an actor and wait for its death. Returns False if it had already exited."""
     target = hold_child(pid, supervisor)
     if target is None:
         return False

@@ -1,4 +1,4 @@
-"""What a client process is asked to do, and what it says in the end."""
+"""The task of a client process, and its report."""
 
 from __future__ import annotations
 
@@ -11,42 +11,45 @@ ERRORS_KEPT = 20
 
 
 class Task(msgspec.Struct, kw_only=True, frozen=True):
-    """One client's work on one topic of a run, or on all."""
+    """Work of one client on one topic of a run, or on all topics."""
 
     kind: str
-    """What work.py knows: produce, produce_one, produce_frames, produce_mixed, produce_keyed, read, reread,
-    watch, delete, operate, final; jobs_ and groups_ begin those of these classes."""
+    """Kind of work, see work.py: produce, produce_one, produce_frames, produce_mixed, produce_keyed, read,
+    reread, watch, delete, operate, final. Kinds of the classes `jobs` and `groups` begin with jobs_ and
+    groups_."""
     client: int
-    """Number of the client in the run; names its journal."""
+    """Number of the client in the run, which names its journal."""
     url: str
     folder: str
-    """Where journals and reports lie."""
+    """Directory of journals and reports."""
     topics: list[str]
     """All topics of the run."""
     topic: int = 0
-    """The one it works on."""
+    """Index of the client's topic."""
     transport: Literal["auto", "ring", "ipc", "tcp"] = "auto"
     per_s: float = 1_000.0
-    """Operations a second, at most."""
+    """Maximum operations per second."""
     batch: int = 50
-    """Appends that are sent at once, each for itself."""
+    """Number of appends that are sent at once. Each has its own outcome."""
     frame: int = 1
-    """Records of one frame among them: appended together or not at all."""
+    """Records per frame. A frame is appended as a whole or not at all."""
     record_bytes: int = 400
-    """Mean size of a record."""
+    """Mean size of a record in bytes."""
     page: int = 1_000
-    """Records that are read at once."""
+    """Maximum number of records per read."""
     wait_ms: int = 50
-    """How long a read waits for something new; one that waits has a ring for the news."""
+    """How long (ms) a read waits for new records. A client whose reads wait opens an additional small
+    ring."""
     timeout_s: float = 60.0
-    """For one operation."""
+    """Timeout (s) of one operation."""
     keep: int = 150
-    """Records a deleter leaves."""
+    """Number of records that a deleter keeps."""
     key_from: int = 0
     """First key of a keyed writer."""
     hook: str = ""
-    """Where in a push a producer kills itself, and in which: `inside:7`. The places are `before` a frame is
-    written, `inside` it, `filled` (before the head moves) and `ring_after_publish`."""
+    """Place in a push at which a producer kills itself, and the number of the push, such as `inside:7`.
+    Places: `before` a frame is written, `inside` it, `filled` (before the head moves),
+    `ring_after_publish`."""
 
     @property
     def journal_path(self) -> Path:
@@ -58,7 +61,7 @@ class Task(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class TopicFacts(msgspec.Struct):
-    """What the engine says of a topic, and what a reader counts."""
+    """Counts of a topic by the engine and by a reader."""
 
     topic: str
     said_count: int
@@ -68,14 +71,14 @@ class TopicFacts(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
-    """What a client says in the end."""
+    """Report of a client at its end."""
 
     ops: int = 0
     errors: list[str] = []
-    """What its operations failed with; a client of ringlog should never see the death of an actor."""
+    """Texts of failed operations, at most ERRORS_KEPT. A client should never notice the death of an actor."""
     error_count: int = 0
     retries: int = 0
-    """Frames that were refused for the moment and sent again: they keep their order all the same (W9)."""
+    """Number of frames that were refused temporarily and resent. They must keep their order (W9)."""
     facts: list[TopicFacts] = []
     seconds: float = 0.0
 

@@ -1,7 +1,7 @@
-"""What client processes do: write, read, delete, and note everything in their journals.
+"""The work of client processes: write, read and delete, and record everything in journals.
 
-Every record holds its own value, from which its bytes follow, so that a reader knows at once whether it got
-what was written. Clients stop after SIGTERM, when the operation they are at is over.
+Every record contains its own value, which determines all its bytes, so that a reader detects any change at
+once. After SIGTERM, a client stops when its current operation is over.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from ringlog.link.address import parse_url, read_engine_file
 from ringlog.link.shard_requests import Requester
 
 WINDOW = 4
-"""Batches a producer has on their way."""
+"""Maximum number of batches in flight per producer."""
 PAGE_RECORDS = 1_000
 PAUSE_S = 0.05
 KEPT_TOPICS = (0, 1)
-"""Nobody deletes from these; one on each shard."""
+"""Topics without deletes, one on each shard."""
 TOLD_S = 30.0
-"""Within this time after the load watchers have been told of all of it."""
+"""Time (s) after the load within which watches have received every record."""
 _FILLER = bytes(range(256)) * 32
 _HEAD_BYTES = 8
 
 
 class _End:
-    """Whether SIGTERM came."""
+    """Whether SIGTERM was received."""
 
     def __init__(self) -> None:
         self.is_set = False
@@ -56,7 +56,7 @@ class _End:
 
 
 def payload_of(value: int, mean_bytes: int) -> bytes:
-    """The record of this value: at least eight bytes, some much longer than others."""
+    """Return the record of this value: at least 8 bytes, and some much longer than others."""
     spread = value * 0x9E3779B1 & 0xFFFF
     size = min((mean_bytes * spread) >> 15, len(_FILLER) - 256)
     start = spread & 0xFF
@@ -64,7 +64,7 @@ def payload_of(value: int, mean_bytes: int) -> bytes:
 
 
 def perform(task: Task) -> Report:
-    """Do the task until told to end; raises only for what is wrong with the harness."""
+    """Run the task until it is asked to end. Raises only for errors of the harness."""
     end, report = _End(), Report()
     if task.kind.startswith(("jobs_", "groups_")):
         return leases.perform(task, end)
@@ -90,10 +90,10 @@ def perform(task: Task) -> Report:
 
 
 def _produce(client: Client, task: Task, journal: Journal, end: _End, report: Report) -> None:
-    """Send batches of frames, several on their way."""
+    """Send batches of frames, several in flight."""
     topic, waiting = task.topics[task.topic], deque[tuple[Any, Any]]()
     pace = _Pace(task.per_s)
-    # Values are operation numbers, which nobody else has.
+    # Values are numbers of operations, which are unique in the run.
     value = task.client << 32
     producer = client.producer(topic, create=False)
     while not end.is_set:
@@ -113,7 +113,7 @@ def _produce(client: Client, task: Task, journal: Journal, end: _End, report: Re
 def _begin_batch(
     task: Task, journal: Journal, report: Report, value: int, *, one_frame: bool = False
 ) -> tuple[list[bytes], Any]:
-    """The records of `task.batch` values from this one on, and their operations, noted as begun."""
+    """Return the records of the next `task.batch` values and their operations, recorded as begun."""
     values = range(value, value + task.batch)
     payloads = [payload_of(each, task.record_bytes) for each in values]
     digests = [xxhash.xxh3_64_intdigest(each) for each in payloads]
@@ -127,14 +127,14 @@ def _settle(ops: Any, ticket: Any, task: Task, journal: Journal, report: Report)
     try:
         done = ticket.result(task.timeout_s)
     except RinglogError as e:
-        # Some of the batch may have been appended all the same.
+        # Some records of the batch may have been appended.
         _failed(journal, task.topic, ops, Outcome.UNKNOWN, e, report)
     else:
         journal.end(task.topic, ops, Outcome.OK, done.seqs)
 
 
 def _produce_one(client: Client, task: Task, journal: Journal, end: _End, report: Report) -> None:
-    """Append one record at a time: each waits for its own answer."""
+    """Append one record at a time and wait for each ack."""
     pace, value = _Pace(task.per_s), task.client << 32
     while not end.is_set:
         payload = payload_of(value, task.record_bytes)
@@ -144,12 +144,12 @@ def _produce_one(client: Client, task: Task, journal: Journal, end: _End, report
 
 
 def _produce_frames(client: Client, task: Task, journal: Journal, end: _End, report: Report) -> None:
-    """Append a batch as one frame, and wait for its answer."""
+    """Append each batch as one frame and wait for its ack."""
     _append_frames(client, task, journal, end, report, every_second=False)
 
 
 def _produce_mixed(client: Client, task: Task, journal: Journal, end: _End, report: Report) -> None:
-    """Append batches in which every second record has a dedup id and the others have none."""
+    """Append batches in which only every second record has a dedup id."""
     _append_frames(client, task, journal, end, report, every_second=True)
 
 
@@ -178,7 +178,7 @@ def _append_frames(
 
 
 def _produce_keyed(client: Client, task: Task, journal: Journal, end: _End, report: Report) -> None:
-    """Append records under keys that other clients use too: one after the other, from `key_from` on."""
+    """Append records one at a time under keys that other clients use too, from `key_from` on."""
     pace, number = _Pace(task.per_s), task.key_from
     while not end.is_set:
         payload = payload_of(KEY_VALUES + number, task.record_bytes)
@@ -206,7 +206,7 @@ def _append(
 
 
 def outcome_of(error: RinglogError) -> Outcome:
-    """Whether an append that failed may have been done."""
+    """Return whether a failed append may have been applied."""
     return Outcome.UNKNOWN if error.outcome == "unknown" else Outcome.FAIL
 
 
@@ -229,7 +229,7 @@ def _read(client: Client, task: Task, journal: Journal, end: _End, report: Repor
 
 
 def _reread(client: Client, task: Task, journal: Journal, end: _End, report: Report) -> None:
-    """Read a topic from its beginning, again and again: what lies in segments and in the cold."""
+    """Read a topic from its beginning, repeatedly, including segments and the cold tier."""
     cursor, pace = Cursor(0, 0), _Pace(task.per_s)
     while not end.is_set:
         page = _page(client, task, journal, report, What.READ, cursor)
@@ -268,8 +268,10 @@ def _note(journal: Journal, topic: int, op: int, page: Page) -> None:
 
 
 def _watch(client: Client, task: Task, _: Journal, end: _End, report: Report) -> None:
-    """Be told of the topics that nobody deletes from: every record, once, in its place, and at the end of the
-    load all of them, whoever died meanwhile and forgot whom to tell."""
+    """Watch the topics without deletes. Each record must arrive once and in order.
+
+    After the load all records must arrive, even if processes that knew the subscription have died.
+    """
     reached = dict.fromkeys([task.topics[number] for number in KEPT_TOPICS], 0)
     with client.watch(list(reached), limit=PAGE_RECORDS) as watch:
         while not end.is_set:
@@ -295,7 +297,7 @@ def _take_told(event: WatchEvent | None, reached: dict[str, int], report: Report
 
 
 def _final(client: Client, task: Task, journal: Journal, _: _End, report: Report) -> None:
-    """Read every topic once from its beginning to its head, and ask the engine what it thinks of it."""
+    """Read every topic once from its beginning to its head, and query its state from the engine."""
     for topic, name in enumerate(task.topics):
         (op,) = journal.begin(What.FINAL, topic).tolist()
         cursor, head, counted, latest = Cursor(0, 0), 0, 0, 0
@@ -316,8 +318,10 @@ def _final(client: Client, task: Task, journal: Journal, _: _End, report: Report
 
 
 def _delete(client: Client, task: Task, journal: Journal, end: _End, report: Report) -> None:
-    """Delete all but the last records, now and then, and once more as the last of all: what a crash soon
-    after takes back is not hidden by a later delete."""
+    """Delete all but the last records repeatedly, and once more at the end.
+
+    No other delete follows the last one, so that none can hide that a crash has undone it.
+    """
     pace, below = _Pace(task.per_s), 0
     while not end.is_set:
         pace.wait(1, end)
@@ -326,7 +330,7 @@ def _delete(client: Client, task: Task, journal: Journal, end: _End, report: Rep
 
 
 def _delete_below(client: Client, task: Task, journal: Journal, report: Report, below: int, keep: int) -> int:
-    """Returns where the topic begins now, as far as we know."""
+    """Delete all but `keep` records. Returns the new begin of the topic, if it is known."""
     name = task.topics[task.topic]
     try:
         wanted = client.topics.state(name).head_seq - keep
@@ -347,7 +351,7 @@ def _delete_below(client: Client, task: Task, journal: Journal, report: Report, 
 
 
 def _operate(task: Task, end: _End, report: Report) -> None:
-    """Ask for checkpoints, so that segments are made, moved and rewritten all the time."""
+    """Request checkpoints, so that segments are made, moved and rewritten all the time."""
     pace = _Pace(task.per_s)
     while not end.is_set:
         pace.wait(1, end)
@@ -359,7 +363,7 @@ def _operate(task: Task, end: _End, report: Report) -> None:
             requester.ask(CheckpointNow(), CheckpointMade, timeout_s=10.0)
             report.ops += 1
         except RinglogError:
-            # It, or a shard it asked, is being replaced: an operator asks again.
+            # The compactor, or a shard that it queried, is being replaced. An operator would retry.
             time.sleep(PAUSE_S)
         finally:
             requester.close()
@@ -374,7 +378,7 @@ class _Flag:
 
 
 class _Pace:
-    """No more than so many a second; what was missed in a pause is not made up for."""
+    """Limits the rate. Lost time is made up for at most 1 s."""
 
     def __init__(self, per_s: float) -> None:
         self._gap_s, self._next_s = 1.0 / per_s, time.monotonic()
@@ -391,7 +395,7 @@ class _Pace:
 
 
 def _arm(hook: str) -> None:
-    """Make this process kill itself at the n-th pass of a place in the middle of a push."""
+    """Make this process kill itself at the n-th pass of a place within a push."""
     if not hook:
         return
     place, _, number = hook.partition(":")
@@ -420,7 +424,9 @@ def _arm(hook: str) -> None:
 
         _wrap(RingMemory, "write", torn)
     else:
-        raise ValueError(f"no place {hook} to die at")
+        raise ValueError(
+            f"hook must be PLACE:N with PLACE before, inside, filled or ring_after_publish, got {hook!r}"
+        )
 
 
 def _wrap(owner: Any, name: str, first: Callable[..., None]) -> None:

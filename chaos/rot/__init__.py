@@ -1,11 +1,11 @@
-"""Bytes at rest that change (T-12): one bit of every byte of a directory, pages, files, versions, copies.
+"""Damage of data at rest (RF-70..RF-82, RF-123): bits, pages, frames, whole files, versions, copies.
 
-Every damage must be detected, with the file's name, or change no answer; and the offline verifier must report
-it. What nobody has to notice is decided by docs/reference/format.md, not by trying: see `is_meaningless`.
+An engine must detect every damage and name the file, or its answers must be unchanged. The offline verifier
+must report the damage. docs/reference/format.md defines which bytes may have any value; see `is_meaningless`.
 
-Settings: `bits` of each byte (1; 8 = all), `cases_share` of the time for damage larger than a bit (0.4),
-`bytes_max` to flip at most (0 = as many as there is time for); `only`: "flips", "last frames" and rows of the
-matrix, and nothing else; `suffix`: flips and larger damage only of files whose names end so.
+Settings: `bits` to flip in each byte (1; 8 = all), `cases_share` of the time for damage larger than a bit
+(0.4), `bytes_max` bytes to flip at most (0 = no limit except time), `only` (list; run only these: "flips",
+"last frames", and ids of matrix rows), `suffix` (damage only files whose names end with it).
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from ringlog.limits import WAL_HEADER_BYTES
 
 KNOWN: dict[str, Any] = {"bits": 1, "cases_share": 0.4, "bytes_max": 0, "only": [], "suffix": ""}
 LAST_FRAME_STEP = 40
-"""Of the last acknowledged frames each so many-th byte is flipped."""
+"""Step (bytes) between the flipped bytes of the last acknowledged frames."""
 PATH_CHARS = 120
 OF_THE_LOG = {".log", "snapshot", "log-"}
-"""Kinds of files without which a start needs `wal.corruption = truncate`."""
+"""Kinds of files whose damage may need `wal.corruption = truncate` to start."""
 
 
 def run(order: Order, account: Account) -> None:
-    """Flip bits for most of the time, and make larger damage for the rest."""
+    """Flip bits for most of the time, and apply larger damage for the rest."""
     settings = order.choose(KNOWN)
-    with suppress_logging():  # a warning for each damage helps nobody
+    with suppress_logging():  # otherwise each damage would log a warning
         _run(order, account, settings)
 
 
@@ -53,7 +53,7 @@ def _run(order: Order, account: Account, settings: dict[str, Any]) -> None:
     until = begun + order.seconds * float(settings["cases_share"] if "flips" in only or not only else 1.0)
     _large(order, account, bench, until, only, settings["suffix"])
     gc.collect()
-    gc.freeze()  # what is there stays; to look through it again for each flip takes half of the time
+    gc.freeze()  # without it, scanning the long-lived objects for each flip takes half of the time
     if not only or "flips" in only:
         _flips(order, account, bench, settings, begun + order.seconds)
     account.did("engine_starts", len(bench.asked))
@@ -77,7 +77,7 @@ def _flips(order: Order, account: Account, bench: Bench, settings: dict[str, Any
 
 
 def places(specimen: Specimen, rng: random.Random, bits: int) -> Iterator[tuple[str, int, int]]:
-    """(path, offset, bit) of every byte, in an order of chance: wherever it stops, all files had a share."""
+    """Yield (path, offset, bit) of every byte in random order. An early end therefore covers all files."""
     found = [(path, at) for path, data in specimen.files.items() for at in range(len(data))]
     rng.shuffle(found)
     for path, at in found:
@@ -86,7 +86,7 @@ def places(specimen: Specimen, rng: random.Random, bits: int) -> Iterator[tuple[
 
 
 def flip(bench: Bench, path: str, at: int, bit: int) -> tuple[str, bool]:
-    """(what was wrong, whether frames that were acknowledged lie behind it)."""
+    """Flip one bit; describe the problem, and return whether acknowledged frames follow the bit in a log."""
     data = bench.specimen.files[path]
     damaged = data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
     verdict = bench.judge(path, damaged, at=at, is_meaningless=is_meaningless(bench.specimen, path, at))
@@ -95,10 +95,10 @@ def flip(bench: Bench, path: str, at: int, bit: int) -> tuple[str, bool]:
 
 
 def is_meaningless(specimen: Specimen, path: str, at: int) -> bool:
-    """Does docs/reference/format.md say that a byte there may be anything, or that only a remark is due?
+    """Return whether docs/reference/format.md permits any value at this offset, or requires a remark only.
 
-    It says so of a log file that was made ahead of need: without a header that verifies and without a group
-    it was never used. Every other byte is covered by a checksum, is held against another place, or must be 0.
+    Both apply to a log file that was allocated in advance and never used: it has no valid header and no
+    commit batch. Every other byte is covered by a checksum, is compared with another place, or must be 0.
     """
     return path.endswith(".log") and not specimen.files[path].strip(b"\0")
 
@@ -107,7 +107,7 @@ def is_meaningless(specimen: Specimen, path: str, at: int) -> bool:
 
 
 def _large(order: Order, account: Account, bench: Bench, until: float, only: list[str], suffix: str) -> None:
-    """At least one case of each row, then as many as there is time for, in an order of chance."""
+    """Run at least one case for each row and kind of file, then further cases in random order."""
     cases = [case for case in all_cases(bench.specimen) if not only or case.row in only]
     cases = [case for case in cases if any(path.endswith(suffix) for path in case.damaged)]
     order.random("cases").shuffle(cases)
@@ -128,8 +128,8 @@ def _large(order: Order, account: Account, bench: Bench, until: float, only: lis
 
 
 def judge_case(bench: Bench, case: Case, account: Account) -> str:
-    """What was wrong; empty when every promise held."""
-    # Where the end of a stream is gone with what spoke of it, nobody knows what was there.
+    """Run one case; return a description of the problem, or an empty string."""
+    # If the damage includes the last mark of a stream, no other file states how far the stream reached.
     if not case.reaches_end and any(kind_of(path) in OF_THE_LOG for path in case.damaged):
         account.did("truncations", 1, "RF-123")
         if wrong := after_truncate(bench.specimen, case.files):
@@ -138,8 +138,8 @@ def judge_case(bench: Bench, case: Case, account: Account) -> str:
         return bench.judge_all(
             case.files, set(case.damaged), is_quiet=case.is_quiet, is_kept=case.is_kept, is_loss=case.is_loss
         )
-    # Together with the end of a stream its last mark is gone. The board knows, while the kernel lives; after
-    # a reboot what is left must be a beginning of what there was.
+    # The damage includes the last mark of the stream. While the kernel lives, the board has the position.
+    # After a reboot the remaining records must be a prefix of the original ones.
     wrong = bench.judge_all(case.files, set(case.damaged), keeps_board=True, is_quiet=True)
     if wrong:
         return f"with the board: {wrong}"
@@ -148,7 +148,10 @@ def judge_case(bench: Bench, case: Case, account: Account) -> str:
 
 
 def _last_frames(order: Order, account: Account) -> None:
-    """RF-72: no mark stands behind the last acknowledged frames; the board alone knows how far they reach."""
+    """Flip bits in the last acknowledged frames.
+
+    No mark follows them; only the board has their end (RF-72).
+    """
     specimen = make_specimen(order.seed, is_marked=False)
     truth = ask(specimen, specimen.files, keeps_board=True)
     for path, (start, stop) in last_frames(specimen).items():
@@ -161,7 +164,10 @@ def _last_frames(order: Order, account: Account) -> None:
 
 
 def last_frame(specimen: Specimen, path: str, at: int, truth: Answers) -> str:
-    """Flip a bit there and let a successor of the shard recover; `truth` is what it says of a sound one."""
+    """Flip a bit at this offset and let a successor of the shard recover; describe the problem.
+
+    `truth` has the answers for the undamaged files.
+    """
     data = specimen.files[path]
     damaged = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
     found = ask(specimen, {**specimen.files, path: damaged}, keeps_board=True)
@@ -199,7 +205,7 @@ def _backup(bench: Bench, path: str, scratch: Path) -> str:
 
 
 def replay(order: Order, case: str) -> None:
-    """One case again: SEED:KIND:WHAT, as a finding names it."""
+    """Run one case again, given as in a finding: SEED:KIND:WHAT."""
     seed, kind, what = case.split(":", 2)
     with suppress_logging():
         bench = Bench(make_specimen(int(seed), is_marked=kind != "last"), order.scratch / "bench")

@@ -1,4 +1,4 @@
-"""What an engine answers from a directory: recovered and read by the production code, and compared."""
+"""The answers of an engine to all reads of a directory, recovered and read by the production code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, SHM, ShardRunEnded, SimulatedBoardMarks, World
 
 ROUNDS_MAX = 200
-"""Steps of a reader over one small topic; more means that it turns on the spot."""
+"""Maximum number of steps of a reader over one small topic. More steps mean that it makes no progress."""
 PAUSES_MAX = 2
 Record = tuple[int, bytes, bytes, bytes]
 """seq, payload, key, tag."""
@@ -34,37 +34,40 @@ class Topic:
     located: m.Located | None = None
     records: list[Record] = field(default_factory=list)
     damage: CorruptData | TopicHalted | None = None
-    """What reading ended with; the records are those before it."""
+    """Error that ended reading. `records` are the records before it."""
     error: str = ""
-    """Any other error it ended with."""
+    """Any other error that ended reading."""
 
 
 @dataclass(slots=True)
 class Answers:
-    """Everything an engine says from a directory. `refused`: it did not start, or not with this shard."""
+    """All answers of an engine on one directory.
+
+    `refused`: the error with which its start or a shard's failed.
+    """
 
     refused: RinglogError | None = None
     topics: dict[str, Topic] = field(default_factory=dict)
     announced: list[Any] = field(default_factory=list)
-    """What recovery says was lost."""
+    """Losses that recovery announced."""
     left: dict[str, bytes] = field(default_factory=dict)
-    """Contents of watched files afterwards."""
+    """Contents of the watched files afterwards."""
 
 
 def world_of(specimen: Specimen, disk: SimulatedDisk, **options: Any) -> World:
-    """Where an engine starts on this disk: later than everything that the specimen knows."""
+    """Return a world on this disk, with time and incarnation later than those of the specimen."""
     world = World(
         disk, shards=2, incarnation=specimen.incarnation + 10, boot_id=specimen.boot_id,
         clock=ManualClock(specimen.now_us + 1_000_000), **options,
     )  # fmt: skip
-    world._salt = specimen.salt & 0xFFFF | 1 << 20  # none is used twice
+    world._salt = specimen.salt & 0xFFFF | 1 << 20  # no salt may be used twice
     return world
 
 
 def start(
     specimen: Specimen, disk: SimulatedDisk, *, keeps_board: bool = False, is_lenient: bool = False
 ) -> World:
-    """An engine on this disk: after a reboot, or (`keeps_board`) as the successors of killed shards."""
+    """Start an engine on this disk: after a reboot, or with `keeps_board` as successors of killed shards."""
     world = world_of(specimen, disk, is_lenient=is_lenient)
     if not keeps_board:
         world.reboot()
@@ -82,7 +85,7 @@ def start(
 def ask(
     specimen: Specimen, files: dict[str, bytes], *, keeps_board: bool = False, watched: Iterable[str] = ()
 ) -> Answers:
-    """Start an engine and ask it everything; what it leaves of the files `watched` is kept."""
+    """Start an engine and read everything from it. `watched` files are returned as the engine left them."""
     found = Answers()
     disk = specimen.mount(files)
     try:
@@ -105,7 +108,7 @@ def ask(
 
 
 def topic_of(world: World, name: str) -> Topic:
-    """What clients see of one topic."""
+    """Return one topic as clients see it."""
     try:
         run = world.run_of(name)
         state = world.ask(run, m.TopicState(name, touch=False))
@@ -133,7 +136,7 @@ def topic_of(world: World, name: str) -> Topic:
 
 
 class Damaged(Exception):
-    """Reading met damage, after these records."""
+    """Reading reached damage after the records `before`."""
 
     def __init__(self, damage: CorruptData, before: list[Record]) -> None:
         super().__init__(str(damage))
@@ -141,7 +144,10 @@ class Damaged(Exception):
 
 
 def read_all(disk: Any, located: m.Located, mark: LogHighWatermark, after: int = 0) -> list[Record]:
-    """Every live record by the reader of clients; raises Damaged, and AssertionError for a silent gap."""
+    """Return all live records, read as clients read them.
+
+    Raises Damaged, and AssertionError if records are missing silently.
+    """
     shelf = SegmentCache(disk, DATA)
     reader = TopicReader(
         located, max(after, located.earliest_seq - 1), data_dir=DATA, shm_dir=SHM, marks=lambda _: mark,
@@ -159,11 +165,11 @@ def read_all(disk: Any, located: m.Located, mark: LogHighWatermark, after: int =
                 pauses = 0
             elif pauses == PAUSES_MAX or run is Pause.AT_MARK:
                 break
-            else:  # as a client: ask the shard again, which says the same
+            else:  # like a client: query the shard again, which gives the same answer
                 pauses += 1
                 reader.relocate(located)
         else:
-            raise AssertionError(f"{located.topic}: the reader turns on the spot at {reader.cursor}")
+            raise AssertionError(f"{located.topic}: the reader makes no progress at seq {reader.cursor}")
     except CorruptData as e:
         raise Damaged(e, found) from None
     finally:

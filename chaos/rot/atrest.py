@@ -1,7 +1,7 @@
-"""Sealed payloads that rot, then are merged, moved, healed, backed up (RF-80, RF-82): nobody passes them on.
+"""Damaged payloads in segments that are merged, moved, healed or backed up (RF-80, RF-82).
 
-A small data directory of a topic's segments in both tiers, with the reclaimer, the relocator and the scrub of
-production over it, and shards that only know segments.
+No step may copy the damage. The rig is a small data directory with a topic's segments in both tiers. The
+production reclaimer, relocator and scrub work on it, with fake shards that know only segments.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ SEGMENTS = 4
 RECORDS = 10
 NUMBER = 1 << 48
 PAYLOAD = 5_000
-"""An offset in a data part that lies in a frame's body."""
+"""Offset in a data part that lies in a frame's body."""
 SETTINGS = StorageConfig(segment_bytes=64 * KIB, own_segment_bytes=16 * KIB, segment_records=10_000)
 Damage = tuple[str, int]
-"""What is called so, and where a bit of it flips."""
+"""Name of a place, and the offset of the flipped bit. A negative offset counts from the end."""
 PLACES: tuple[Damage, ...] = (("header", 100), ("frame header", 4096 + 20), ("body", PAYLOAD), ("end", -9))
 
 
 class Rig:
-    """Segments of one topic, hot; some may be copied to the cold tier."""
+    """Segments of one topic in the hot tier. Some may be copied to the cold tier."""
 
     def __init__(self) -> None:
         self.disk = SimulatedDisk("/data", "/cold")
@@ -68,15 +68,15 @@ class Rig:
         )
 
     def path(self, n: int, root: str = "/data") -> str:
-        """The data part of segment n."""
+        """Return the path of the data part of segment n."""
         return f"{root}/{self.refs[n].stem}{DATA}"
 
     def read(self, path: str) -> bytes:
-        """A whole file."""
+        """Return the contents of a file."""
         return self.disk.contents()[path]
 
     def flip(self, path: str, at: int) -> None:
-        """Let one bit rot."""
+        """Flip one bit."""
         fd = self.disk.open_marks(path)
         at = at if at >= 0 else self.disk.size(fd) + at
         byte = self.disk.read_at(fd, 1, at)[0]
@@ -85,12 +85,12 @@ class Rig:
         self.disk.close(fd)
 
     def scrub(self, n: int, *, heals: bool) -> list[str]:
-        """One look at one segment."""
+        """Scrub one segment; return the findings."""
         ref = self.refs[n]
         return self.scrubber.verify_item(ScrubItem(ref.stem, ref.data_bytes, ref), heals=heals)
 
     def merge(self) -> Reclaimer:
-        """A round of the reclaimer, which joins the small segments."""
+        """Run a round of the reclaimer, which merges the small segments."""
         reclaimer = reclaimer_of(
             self.disk, self.shards.ask, SETTINGS, NumberAllocator(MAKER_RECLAIMER, []), self.clock,
             self.copies, engine_id=ENGINE_ID, data_dir="/data", quarantined=lambda: self.scrubber.quarantined,
@@ -99,7 +99,7 @@ class Rig:
         return reclaimer
 
     def move(self) -> Mover:
-        """A round of the relocator, which moves all but the newest."""
+        """Run a round of the relocator, which moves all segments except the newest."""
         mover = Mover(
             self.copies, ColdConfig(dir="/cold", hot_segments=1), shards=1,
             ask=lambda shard, message, _: self._ask(shard, message), clock=self.clock, jitter=lambda: 0.0,
@@ -111,7 +111,7 @@ class Rig:
         return self.shards.ask(shard, message)[0]
 
     def verified(self) -> list[str]:
-        """What is wrong with the segments that the shards lead to, hot ones."""
+        """Return the damage in hot segments that the shards refer to."""
         refs = self.shards.refs[0].values()
         return [
             each
@@ -122,7 +122,7 @@ class Rig:
 
 
 def cases() -> Iterator[tuple[str, str, Callable[[], str]]]:
-    """(row, name, the case): a case returns what was wrong, empty when the promise held."""
+    """Yield (row, name, case). A case returns a description of the problem, or an empty string."""
     for name, at in PLACES:
         yield "RF-80", f"merge {name}", lambda at=at: merged(at)  # type: ignore[misc]
         yield "RF-80", f"move {name}", lambda at=at: moved(at)  # type: ignore[misc]
@@ -132,14 +132,14 @@ def cases() -> Iterator[tuple[str, str, Callable[[], str]]]:
 
 
 def merged(at: int) -> str:
-    """Merged with its neighbours: refused, left as it is, and still led to, so that readers get the error."""
+    """Merge a damaged segment: it must stay unchanged and referenced, so that readers get the error."""
     rig = Rig()
     rig.flip(rig.path(1), at)
     before = rig.read(rig.path(1))
     rig.merge()
     known = {ref.number for ref in rig.shards.refs[0].values()}
     if rig.refs[1].number not in known:
-        # The header of a data part is not part of what is merged: all records must be there, whole.
+        # A merge does not copy the header of a data part. All records must be there, undamaged.
         if at >= 4096 or at < 0 or rig.verified():
             return "a damaged segment was merged away"
         return ""
@@ -153,7 +153,7 @@ def merged(at: int) -> str:
 
 
 def moved(at: int) -> str:
-    """Moved to the cold tier: it stays, the others go."""
+    """Move segments to the cold tier: the damaged one must stay, the others must move."""
     rig = Rig()
     rig.flip(rig.path(1), at)
     before = rig.read(rig.path(1))
@@ -167,7 +167,7 @@ def moved(at: int) -> str:
 
 
 def healed(at: int, rotten: str) -> str:
-    """One of two copies rots: the other one heals it, byte for byte, and is itself left alone."""
+    """Damage one of two copies: the other copy must heal it, byte for byte, and stay unchanged."""
     rig = Rig()
     rig.copies.upload_part(rig.refs[1].stem + DATA)
     sound = rig.read(rig.path(1))
@@ -178,7 +178,7 @@ def healed(at: int, rotten: str) -> str:
             return "a scrub did not see damage"
         rig.scrub(1, heals=True)
     else:
-        rig.move()  # overwrites what lies there from an earlier attempt
+        rig.move()  # overwrites an object from an earlier attempt
     left = [root for root in ("/data", "/cold") if rig.disk.exists(rig.path(1, root))]
     return (
         "" if left and all(rig.read(rig.path(1, root)) == sound for root in left) else f"not healed: {left}"
@@ -186,7 +186,7 @@ def healed(at: int, rotten: str) -> str:
 
 
 def both(at: int) -> str:
-    """Both rot, in different places: neither is put in the place of the other, and both are told of."""
+    """Damage both copies in different places: neither may replace the other, and both must be reported."""
     rig = Rig()
     rig.copies.upload_part(rig.refs[1].stem + DATA)
     rig.flip(rig.path(1), at)
@@ -200,7 +200,10 @@ def both(at: int) -> str:
 
 
 def backed_up(specimen: Specimen, changed: dict[str, bytes], scratch: Path) -> str:
-    """`ringlog backup` of a stopped engine with damaged files: refused as damage. Without any: made."""
+    """Run `ringlog backup` on a stopped engine; return a description of the problem.
+
+    With damaged files it must exit with status DAMAGE, without damage with status DONE.
+    """
     source, target = scratch / "source", scratch / "backup"
     for tree in (source, target):
         shutil.rmtree(tree, ignore_errors=True)

@@ -1,9 +1,11 @@
-"""The specimen on a bench: one file of it is damaged, and everybody who reads it says what he makes of it.
+"""A test bench: damages one file of the specimen and checks every reader of that file.
 
-Three readers judge each damage. The *engine's* own code reads the damaged file in memory. The *offline
-verifier* reads it from a real directory. And an *engine started* on the damaged directory answers every
-question; that takes a hundred times longer, so it is asked once for each distinct thing that the engine's
-code can make of a file (its view): recovery and readers depend on a file's bytes by nothing else.
+Three readers judge each damage. The engine's own code reads the damaged file in memory. The offline verifier
+reads it from a real directory. An engine that is started on the damaged directory answers all reads.
+
+A start takes a hundred times longer than the other two. It runs once for each distinct *view*: the result
+that the engine's code gets from the file. Recovery and readers depend on the file's bytes only through the
+view.
 """
 
 from __future__ import annotations
@@ -47,12 +49,12 @@ from ringlog.verify.snapshot_decoder import snapshots_in_force
 
 NO_MARK = LogHighWatermark(1 << 62, 0)
 View = tuple[Any, ...]
-"""What the engine's code makes of a file; ("whole", …) when nothing is wrong with it."""
+"""Result of the engine's code for a file: the kind of reader and its result, or the error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one damage. `wrong` is empty when every promise held."""
+    """Result of one damage. `wrong` is empty if every guarantee held."""
 
     view: View
     wrong: str = ""
@@ -60,17 +62,17 @@ class Verdict:
 
 @dataclass(slots=True)
 class Bench:
-    """One specimen, sound; `judge` damages it for a moment."""
+    """One undamaged specimen. `judge` damages it temporarily."""
 
     specimen: Specimen
     root: Path
-    """A real directory of its own, for the verifier."""
+    """Real directory with a copy of the specimen, for the verifier."""
     truth: Answers = field(init=False)
-    """What an engine answers from it after a reboot."""
+    """Answers of an engine after a reboot, without damage."""
     truth_on_board: Answers = field(init=False)
-    """What successors of killed shards answer."""
+    """Answers of successors of killed shards, without damage."""
     asked: dict[tuple[str, View], str] = field(default_factory=dict)
-    """What an engine answered wrongly under each view of each file; empty = nothing."""
+    """Cache by path and view: a description of the problem in the engine's answers, or an empty string."""
     _data_dir: str = field(init=False)
     _cold_dir: str = field(init=False)
     _disk: Any = field(init=False)
@@ -79,15 +81,15 @@ class Bench:
     _reports: dict[str, bytes] = field(default_factory=dict)
     _whole: dict[str, View] = field(default_factory=dict)
     _logs: dict[str, FileReport] = field(default_factory=dict)
-    """Sound ones, and the registers of their streams, to hold a damaged one against; what the verifier says
-    of them is cleared each time."""
+    """Reports of undamaged log files and registers. They are checked together with a damaged file, and their
+    findings are cleared after each check."""
     _fds: dict[str, int] = field(default_factory=dict)
     _starts: dict[str, list[int]] = field(default_factory=dict)
     """Offsets of the frames of each log."""
     _owners: dict[str, list[int]] = field(default_factory=dict)
-    """Their topics; 0 for marks."""
+    """Topic ids of these frames; 0 for marks."""
     _changed_at: int = 0
-    """Where the one byte lies in which the damaged file differs; 0 = more do."""
+    """Offset of the only changed byte of the damaged file; 0 if more bytes changed."""
     _snapshots: list[FileReport] = field(default_factory=list)
     _remarks: set[Any] = field(default_factory=set)
 
@@ -133,16 +135,17 @@ class Bench:
             self._whole[path] = self._view(path, self.specimen.files[path])
 
     def close(self) -> None:
-        """Let go of the real files."""
+        """Close the real files."""
         while self._fds:
             os.close(self._fds.popitem()[1])
 
     # -- one damage -------------------------------------------------------------------------------------
 
     def judge(self, path: str, damaged: bytes, *, at: int = 0, is_meaningless: bool = False) -> Verdict:
-        """What every reader makes of this file with these bytes, which differ at `at` alone (0 = anywhere).
+        """Judge this file with these bytes by all readers.
 
-        `is_meaningless`: by docs/reference/format.md nobody has to notice.
+        `at` is the offset of the only changed byte (0: anywhere). `is_meaningless`: docs/reference/format.md
+        does not require detection.
         """
         self._changed_at = at
         view = self._view(path, damaged)
@@ -152,17 +155,18 @@ class Bench:
         if is_noticed:
             wrong = _believed(path, view) or self._ask(path, damaged, view)
         if not wrong and not is_meaningless and not self._verifier_notices(path, damaged):
-            wrong = f"the offline verifier says nothing of {path}"
+            wrong = f"the offline verifier does not report {path}"
         return Verdict(view, wrong)
 
     def judge_all(
         self, files: dict[str, bytes], damaged: set[str], *, keeps_board: bool = False,
         is_quiet: bool = False, is_kept: bool = False, is_loss: bool = False,
     ) -> str:  # fmt: skip
-        """What is wrong with what an engine and the verifier say of these files instead; empty = nothing.
+        """Judge these files by an engine and the verifier; describe the problem, or return an empty string.
 
-        `damaged` are those that differ. `is_quiet`: nobody but an engine can know. `is_kept`: an engine may
-        not change or remove them. `is_loss`: a remark is not enough, the verification must fail.
+        `damaged` are the changed paths. `is_quiet`: only an engine can detect the damage. `is_kept`: an
+        engine must not change or remove the files. `is_loss`: the verification must fail; a remark is not
+        enough.
         """
         answers = ask(self.specimen, files, keeps_board=keeps_board, watched=damaged)
         wrong = compare(self.truth_on_board if keeps_board else self.truth, answers, damaged)
@@ -178,22 +182,25 @@ class Bench:
         units = {unit_of(path) for path in damaged}
         new = [each for each in found.findings if each not in self._remarks]
         if any(each.severity == DAMAGE for each in new):
-            return ""  # of this file, or the one beside it says what is missing
+            return ""  # damage in this file, or in a related file that reports the missing part
         if is_loss:
-            return f"the offline verifier does not fail over the loss of {sorted(units)}"
+            return f"the offline verifier reports no damage for the loss of {sorted(units)}"
         if any(each.path in units or each.path == "." or any(u in each.what for u in units) for each in new):
             return ""
-        return f"the offline verifier says nothing of {sorted(units)}"
+        return f"the offline verifier does not report {sorted(units)}"
 
     def judge_end(self, files: dict[str, bytes], damaged: set[str]) -> str:
-        """The same where nothing is left that knows how far a stream reached: a topic may end earlier."""
+        """Judge these files if nothing states any more where a stream ended.
+
+        A topic may end earlier, but the remaining records must be a prefix of the original ones.
+        """
         found = ask(self.specimen, files)
         if found.refused is not None:
             return compare(self.truth, found, damaged)
         for name, sound in self.truth.topics.items():
             records = found.topics[name].records
             if records != sound.records[: len(records)] and not found.topics[name].damage:
-                return f"topic {name}: what is left is not a beginning of what there was"
+                return f"topic {name}: the remaining records are not a prefix of the original ones"
         return ""
 
     def _lay(self, files: dict[str, bytes], paths: set[str]) -> None:
@@ -202,7 +209,7 @@ class Bench:
             if path in files:
                 real.parent.mkdir(parents=True, exist_ok=True)
                 real.write_bytes(files[path])
-                if path in self._fds:  # it may have been away, and be another file under its name
+                if path in self._fds:  # it may have been removed and created again, as another inode
                     os.close(self._fds[path])
                     self._fds[path] = os.open(real, os.O_RDWR)
             else:
@@ -233,7 +240,7 @@ class Bench:
         return any(each not in self._remarks and each.path in {unit, "."} for each in found.findings)
 
     def _put(self, path: str, data: bytes) -> None:
-        """Let the real file have these contents; written where it lies."""
+        """Write these contents into the existing real file."""
         fd = self._fds[path]
         os.pwrite(fd, data, 0)
         os.ftruncate(fd, len(data))
@@ -262,7 +269,7 @@ class Bench:
             self._disk.files[path] = self.specimen.files[path]
 
     def view_log(self, path: str, data: bytes) -> View:
-        """What recovery reads off a log file, and what readers do who were led there before it rotted."""
+        """Return the result of recovery from a log file, and of readers with an extent in it."""
         if not header_verifies(data[:4096]):
             return "header", holds_marks(lambda at, size: data[at : at + size], len(data))
         scan = FileScan(
@@ -277,7 +284,7 @@ class Bench:
         return ("log", *found, *self._read(path))
 
     def view_data(self, path: str, data: bytes) -> View:
-        """Readers of the stretches that lead here, and the proof that moves and merges rest on."""
+        """Return the result of readers of a data part, and of its verification before a move."""
         number = int(path.rpartition(".")[0][-16:], 16)
         proof = "proven"
         try:
@@ -287,7 +294,7 @@ class Bench:
         return ("data", proof, *self._read(path))
 
     def _read(self, path: str) -> Iterator[Any]:
-        """What readers are handed who were led to this file: the bytes of the frames, or the damage."""
+        """Yield the results of readers with an extent in this file: a digest of the frames, or the damage."""
         data = self._disk.files[path]
         for located in self._located.get(path, ()):
             if not self._is_concerned(path, located, data):
@@ -312,8 +319,9 @@ class Bench:
             yield located.topic, reader.cursor, seen.digest(), said
 
     def _is_concerned(self, path: str, located: m.Located, data: bytes) -> bool:
-        """Does a reader of this topic see anything else of a log than before? Not of another's body:
-        it goes by the headers, and looks into no body but its own.
+        """Return whether the changed byte can affect a reader of this topic.
+
+        A reader of a log reads all frame headers, but only the bodies of its own topic.
         """
         sound = self.specimen.files[path]
         at = self._changed_at
@@ -325,7 +333,7 @@ class Bench:
         return self._owners[path][place] in {located.topic_id, 0}
 
     def view_index(self, path: str, _data: bytes) -> View:
-        """Everything that is asked of an index, its tags and its marks."""
+        """Return all facts that the engine reads from an index, its tags and its marks."""
         root = COLD if path.startswith(COLD) else DATA
         stem = path.rpartition(".")[0].removeprefix(root + "/")
         segment = Segment.open(self._disk, root, stem)
@@ -344,16 +352,16 @@ class Bench:
             segment.close()
 
     def view_snapshot(self, path: str, data: bytes) -> View:
-        """A snapshot is decoded whole or not at all."""
+        """Return the contents of a snapshot, which decodes completely or not at all."""
         found = decode_snapshot(data, path)
         return "snapshot", found.number, found.facts, bytes(found.rows), found.ids.tobytes()
 
     def view_register(self, path: str, data: bytes) -> View:
-        """Which log file is the newest, and which ids were given out by then."""
+        """Return the newest log file and the last assigned ids that a register states."""
         return "register", decode_register(data, path)
 
     def view_identity(self, _path: str, _data: bytes) -> View:
-        """Who the directory is, and which numbers are next."""
+        """Return the engine's id, its next incarnation and its shared-memory directory."""
         known = EngineIdentity.peek(self._disk, DATA)
         if known is None:
             return "identity", "none"
@@ -361,16 +369,17 @@ class Bench:
 
 
 def _believed(path: str, view: View) -> str:
-    """Everything in an index and in tags lies under a checksum: another answer is one that was not looked at.
+    """Describe the problem if the engine accepted a damaged file.
 
-    Deletion marks have none; what else is no mark is counted, and does not delete.
+    Index and tags are covered by checksums, so a different answer means that a checksum was not verified.
+    Deletion marks have no checksum. A byte that is not a valid mark is counted and deletes nothing.
     """
     is_answer = view[0] == "index" and view[1] != "unreadable"
     return f"the engine believes the damaged {path}" if is_answer and not path.endswith(DEL) else ""
 
 
 def view_of(path: str) -> Callable[[Bench, str, bytes], View]:
-    """Which reader of the engine's a file belongs to."""
+    """Return the method that reads a file as the engine does."""
     if path.endswith(".log"):
         return Bench.view_log
     if path.endswith(DATA_SUFFIX):
@@ -383,6 +392,6 @@ def view_of(path: str) -> Callable[[Bench, str, bytes], View]:
 
 
 def unit_of(path: str) -> str:
-    """What the verifier calls the thing this file is a part of."""
+    """Return the verifier's name for the unit that contains this file: a segment's stem, or the file."""
     name = path.removeprefix(DATA + "/").removeprefix(COLD + "/")
     return name.rpartition(".")[0] if name.endswith((DATA_SUFFIX, IDX, TAGS, DEL)) else name

@@ -1,4 +1,4 @@
-"""Damage larger than a bit, to a whole directory: pages, misplaced frames, files gone or of another time."""
+"""Damage larger than a bit: pages, misplaced frames, missing files, and files from another time."""
 
 from __future__ import annotations
 
@@ -22,34 +22,37 @@ SECTOR = 512
 KINDS = (".log", DATA_SUFFIX, IDX, TAGS, DEL, "snapshot", "engine", "log-")
 VERSIONS = (0, 2, 0xFFFF)
 CHECKSUM_AT = {".log": 4088, DATA_SUFFIX: 4088, IDX: 120, TAGS: 80, DEL: 40, "snapshot": 88}
-"""Where the header's checksum lies, which covers what is before it (docs/reference/format.md)."""
+"""Offset of the header's checksum, which covers the bytes before it (docs/reference/format.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One damage. `damaged` are the paths that are not what they were."""
+    """One damaged directory. `damaged` are the changed paths."""
 
     row: str
     name: str
     files: dict[str, bytes]
     damaged: frozenset[str]
     is_quiet: bool = False
-    """The offline verifier cannot know: what is there is sound, only not the newest."""
+    """The offline verifier cannot detect the damage: the files are valid, but not the newest versions."""
     is_kept: bool = False
-    """Nobody may rewrite the damaged files either."""
+    """An engine must not rewrite the damaged files."""
     is_loss: bool = False
-    """Something is not there that is needed: the offline verifier must fail, and not only remark on it."""
+    """Required data is missing. The offline verifier must fail; a remark is not enough."""
     reaches_end: bool = False
-    """It takes the mark behind the end of a stream as well: after a reboot nothing is left that knows."""
+    """The damage includes the mark at the end of a stream.
+
+    After a reboot nothing states where the stream ended.
+    """
 
 
 def kind_of(path: str) -> str:
-    """One of KINDS."""
+    """Return the kind of a file, one of KINDS."""
     return next(kind for kind in KINDS if path.endswith(kind) or kind in path.rpartition("/")[2])
 
 
 def all_cases(specimen: Specimen) -> Iterator[Case]:
-    """Every case there is, in order."""
+    """Yield all cases in a fixed order."""
     yield from pages(specimen)
     yield from previous(specimen)
     yield from misplaced(specimen)
@@ -68,7 +71,7 @@ def _changed(
     specimen: Specimen, row: str, name: str, path: str, data: bytes, *, is_quiet: bool = False,
     is_kept: bool = False,
 ) -> Iterator[Case]:  # fmt: skip
-    """The case, unless it changes nothing."""
+    """Yield the case, unless the bytes are unchanged."""
     if data != specimen.files[path]:
         files = _with(specimen, path, data)
         is_quiet = is_quiet or _lacks_last_mark(specimen.files[path], path, data)
@@ -79,7 +82,7 @@ def _changed(
 
 
 def _lacks_last_mark(sound: bytes, path: str, data: bytes) -> bool:
-    """Is all that a log says there, but for its last mark? It covers no frame, so that nothing is missing."""
+    """Return whether a log lacks only its last mark. That mark covers no frame, so no data is missing."""
     if not path.endswith(".log") or not sound.strip(b"\0"):
         return False
     batch = frames.scan(sound[: len(sound) & ~7], WAL_HEADER_BYTES)
@@ -88,23 +91,26 @@ def _lacks_last_mark(sound: bytes, path: str, data: bytes) -> bool:
 
 
 def _reaches_end(specimen: Specimen, path: str, data: bytes) -> bool:
-    """Is the last mark of a stream's newest file gone? What lies before it has no other witness."""
+    """Return whether the last mark of a stream's newest file is damaged.
+
+    Nothing else states that the frames before this mark exist.
+    """
     if path not in newest_logs(specimen):
         return False
     sound = specimen.files[path]
     batch = frames.scan(sound[: len(sound) & ~7], WAL_HEADER_BYTES)
     is_mark = frames.types_of(batch.words) == layout.FrameType.GROUP_MARK
-    at = int(batch.offsets[int(is_mark.nonzero()[0][-2])])  # the last one that says something new
+    at = int(batch.offsets[int(is_mark.nonzero()[0][-2])])  # the last mark with new information
     return sound[at : batch.stop] != data[at : batch.stop]
 
 
 def _is_read(path: str) -> bool:
-    """Of a cold segment's parts the engine reads the data; the others there are copies."""
+    """Return whether the engine reads this file. Of a cold segment it reads only the data part."""
     return path.startswith(DATA + "/") or path.endswith(DATA_SUFFIX)
 
 
 def pages(specimen: Specimen) -> Iterator[Case]:
-    """RF-73: pages and sectors zeroed, doubled, replaced by a neighbour's."""
+    """Yield cases with pages and sectors that are zeroed, doubled, or swapped with the next one (RF-73)."""
     for path, data in specimen.files.items():
         size = PAGE if len(data) >= 2 * PAGE else SECTOR
         for at in range(0, len(data), size):
@@ -118,10 +124,10 @@ def pages(specimen: Specimen) -> Iterator[Case]:
 
 
 def previous(specimen: Specimen) -> Iterator[Case]:
-    """RF-74: a page as it was before the last write to it."""
+    """Yield cases with pages as they were before the last write (RF-74)."""
     for path, data in specimen.files.items():
         old = specimen.earlier.get(path, b"")
-        # Marks have no checksum: that some are missing is known to snapshots alone.
+        # Marks have no checksum. Only snapshots state that marks are missing.
         is_quiet = path.endswith(DEL)
         if old and old != data:
             for at in range(0, min(len(old), len(data)), PAGE):
@@ -142,7 +148,7 @@ def previous(specimen: Specimen) -> Iterator[Case]:
 
 
 def misplaced(specimen: Specimen) -> Iterator[Case]:
-    """RF-75: whole frames and whole pages, each valid where it came from, in the place of others."""
+    """Yield cases with frames and pages that are valid but in the wrong place or file (RF-75)."""
     logs = [path for path in specimen.files if path.endswith(".log")]
     data = [path for path in specimen.files if path.endswith(DATA_SUFFIX)]
     for group, start in ((logs, WAL_HEADER_BYTES), (data, DATA_HEADER_BYTES)):
@@ -151,7 +157,7 @@ def misplaced(specimen: Specimen) -> Iterator[Case]:
             for (a, a_stop), (b, b_stop) in itertools.permutations(own, 2):
                 if a_stop - a == b_stop - b:
                     moved = _put(specimen.files[path], b, specimen.files[path][a:a_stop])
-                    # Over a mark within its own file it is what a repair may have left there.
+                    # A frame over a mark of the same file is a state that a repair may have left.
                     is_quiet = path.endswith(".log")
                     yield from _changed(
                         specimen, "RF-75", f"frame {a} at {b} of", path, moved, is_quiet=is_quiet
@@ -182,16 +188,16 @@ def _frames(data: bytes, start: int) -> Iterator[tuple[int, int]]:
 
 
 def whole_files(specimen: Specimen) -> Iterator[Case]:
-    """RF-76: missing, swapped, renamed, duplicated, of last week."""
+    """Yield cases with files that are missing, renamed, duplicated, swapped, or of an earlier time."""
     newest = newest_logs(specimen)
     for path, data in specimen.files.items():
         if not _is_read(path) or _is_unused(path, data):
             continue
         rest = {each: had for each, had in specimen.files.items() if each != path}
         gone = frozenset([path])
-        # Marks that are gone are in the snapshot. A file that the newest snapshot absorbed may be gone.
+        # Deletion marks are also in the snapshot. A file that the newest snapshot absorbed may be missing.
         is_quiet = path.endswith((DEL, "engine")) or path in specimen.absorbed
-        # What is derived is made anew, and of a log file that is absorbed nothing is needed any more.
+        # Index and tags can be rebuilt, and an absorbed log file is not needed.
         is_loss = path.endswith((".log", DATA_SUFFIX)) and not is_quiet
         is_known = is_quiet or "snapshot" in path
         yield Case("RF-76", f"missing {path}", rest, gone, is_quiet=is_known, is_loss=is_loss)
@@ -207,7 +213,7 @@ def whole_files(specimen: Specimen) -> Iterator[Case]:
         by_kind.setdefault(kind_of(path), []).append(path)
     for paths in by_kind.values():
         for a, b in itertools.combinations(paths, 2):
-            # Of two log files that were never used neither says whose it is: a name is as good as the other.
+            # Two log files that were never used contain no identity, so swapping them changes nothing.
             if _is_unused(a, specimen.files[a]) and _is_unused(b, specimen.files[b]):
                 continue
             swapped = {**specimen.files, a: specimen.files[b], b: specimen.files[a]}
@@ -215,12 +221,12 @@ def whole_files(specimen: Specimen) -> Iterator[Case]:
 
 
 def _is_unused(path: str, data: bytes) -> bool:
-    """Is this a log file that was made ahead of need, and nothing else?"""
+    """Return whether this is a log file that was allocated in advance and never used."""
     return path.endswith(".log") and not data.strip(b"\0")
 
 
 def newest_logs(specimen: Specimen) -> set[str]:
-    """Of each stream the last file that was written: how much it held is known to the board alone."""
+    """Return the last used file of each stream. Only the board states how much it contains."""
     used = [path for path, data in specimen.files.items() if path.endswith(".log") and data.strip(b"\0")]
     last: dict[str, str] = {}
     for path in used:
@@ -235,8 +241,10 @@ def _number(path: str) -> tuple[int, int]:
 
 
 def _other_names(path: str) -> Iterator[tuple[str, str]]:
-    """(how, name) of names that no file of the specimen has and a file of this kind may have: another number,
-    and the same number elsewhere."""
+    """Yield (description, path) of unused paths that a file of this kind could have.
+
+    They are another number, and the same number in another place.
+    """
     if path.endswith(".log"):
         incarnation, n = _number(path)
         yield "", path.replace(f"wal-{incarnation}-{n}.log", f"wal-{incarnation}-{n + 40}.log")
@@ -268,7 +276,10 @@ def _in_stead(path: str, names: dict[str, str]) -> str:
 
 
 def snapshots(specimen: Specimen) -> Iterator[Case]:
-    """RF-77: the newest snapshot of a shard rotten, and both; the log they absorbed is trimmed."""
+    """Yield cases with damaged snapshots: the newest of a shard, all of a shard, and all (RF-77).
+
+    The log that they absorbed is already trimmed.
+    """
     by_shard: dict[str, list[str]] = {}
     for path in specimen.files:
         if "snapshot-" in path:
@@ -282,7 +293,7 @@ def snapshots(specimen: Specimen) -> Iterator[Case]:
 
 
 def marks(specimen: Specimen) -> Iterator[Case]:
-    """RF-78: every mark with values that are none."""
+    """Yield cases with invalid values in each deletion mark (RF-78)."""
     for path, data in specimen.files.items():
         if path.endswith(DEL) and path.startswith(DATA):
             for at in range(DEL_HEADER_BYTES, len(data)):
@@ -293,7 +304,10 @@ def marks(specimen: Specimen) -> Iterator[Case]:
 
 
 def indexes(specimen: Specimen) -> Iterator[Case]:
-    """RF-79: indexes and tags missing, cut, noise, of another segment; data shorter than its index."""
+    """Yield cases with indexes and tags that are missing, cut, random, or of another segment (RF-79).
+
+    In further cases the data part is shorter than its index states.
+    """
     rng = random.Random(len(specimen.files))
     parts = [path for path in specimen.files if path.endswith((IDX, TAGS)) and path.startswith(DATA)]
     for path in parts:
@@ -316,7 +330,7 @@ def indexes(specimen: Specimen) -> Iterator[Case]:
 
 
 def versions(specimen: Specimen) -> Iterator[Case]:
-    """RF-81: a version of tomorrow or of yesterday under a checksum that fits, in each kind of file."""
+    """Yield cases with an unknown format version under a valid checksum, in each kind of file (RF-81)."""
     for path, data in specimen.files.items():
         at = CHECKSUM_AT.get(kind_of(path), 0)
         if not at or not _is_read(path) or not data.strip(b"\0"):
@@ -324,7 +338,7 @@ def versions(specimen: Specimen) -> Iterator[Case]:
         for version in VERSIONS:
             new = _put(data, 8, version.to_bytes(4, "little"))
             new = _put(new, at, xxhash.xxh3_64_intdigest(new[:at]).to_bytes(8, "little"))
-            # What is derived is made anew whatever is wrong with it.
+            # Index and tags are rebuilt after any damage.
             is_kept = not path.endswith((IDX, TAGS))
             yield from _changed(specimen, "RF-81", f"version {version}", path, new, is_kept=is_kept)
 
@@ -334,7 +348,7 @@ def _put(data: bytes, at: int, new: bytes) -> bytes:
 
 
 def last_frames(specimen: Specimen) -> dict[str, tuple[int, int]]:
-    """RF-72: of each stream's newest file the bytes of its last append (start, stop)."""
+    """Return (start, stop) of the last append in each stream's newest file (RF-72)."""
     found = {}
     for path in newest_logs(specimen):
         data = specimen.files[path]

@@ -1,4 +1,4 @@
-"""Is what an engine answers from a damaged directory right, given what it answered from the sound one?"""
+"""Compares an engine's answers from a damaged directory with its answers from the undamaged one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ringlog.segment.layout import DATA as DATA_SUFFIX
 
 
 def compare(truth: Answers, found: Answers, damaged: set[str]) -> str:
-    """What is wrong with answers from a directory in which these files are damaged; empty = nothing.
+    """Describe the problem in the answers if these files are damaged, or return an empty string.
 
-    Right is: the same answer, or an error that names a damaged file, or a loss that is announced. Nobody may
-    be told something else, and what lies elsewhere must still be there.
+    An answer is right if it is unchanged, or an error that names a damaged file, or an announced loss. Other
+    answers must not differ, and data in other files must still be there.
     """
     if found.refused is not None:
         return _unfounded(found.refused, damaged)
@@ -22,7 +22,7 @@ def compare(truth: Answers, found: Answers, damaged: set[str]) -> str:
         if wrong:
             return wrong
     strangers = sorted(set(found.topics) - set(truth.topics))
-    return f"topics nobody made: {strangers}" if strangers else ""
+    return f"unknown topics: {strangers}" if strangers else ""
 
 
 def _unfounded(error: RinglogError, damaged: set[str]) -> str:
@@ -36,7 +36,7 @@ def _unfounded(error: RinglogError, damaged: set[str]) -> str:
 
 
 def _file_id(path: str) -> int:
-    """Number of a log file by its name; 0 for any other."""
+    """Return the number of a log file from its name; 0 for other files."""
     if not path.endswith(".log"):
         return 0
     incarnation, n = path.removesuffix(".log").split("-")[-2:]
@@ -45,8 +45,8 @@ def _file_id(path: str) -> int:
 
 def _wrong_topic(name: str, sound: Topic, found: Topic, damaged: set[str], *, is_announced: bool) -> str:
     if found.error:
-        # An answer of sorts, where the only copy is gone from its place: nothing was made up.
-        # A data part that is not on the host may have been moved since the snapshot: there is a cold tier.
+        # This error is acceptable if the only copy is missing from its place. No data was invented. A data
+        # part that is missing on the host may have been moved to the cold tier since the snapshot.
         is_absent = "cold_unavailable" in found.error and any(
             path.startswith(COLD) or path.endswith(DATA_SUFFIX) for path in damaged
         )
@@ -54,7 +54,7 @@ def _wrong_topic(name: str, sound: Topic, found: Topic, damaged: set[str], *, is
     if found.damage is not None:
         wrong = _unfounded(found.damage, damaged)
         if not wrong and found.records != sound.records[: len(found.records)]:
-            wrong = "records before the damage are not what they were"
+            wrong = "records before the damage differ"
         return wrong and f"topic {name}: {wrong}"
     if found.state == sound.state and found.records == sound.records:
         return ""

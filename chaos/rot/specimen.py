@@ -1,7 +1,8 @@
-"""A small data directory with everything in it, made by the production cores, and what it must answer.
+"""A small data directory with every kind of file, created by the production cores, and its expected state.
 
-Two shards; closed, absorbed and live log files of several lives; segments hot, cold, packed, plain, LZ4 and
-Zstandard, with indexes, tags and deletion marks; two snapshots of each shard; the engine's identity.
+It has two shards. There are closed, absorbed and live log files of several lives. There are hot and cold
+segments, shared and of one topic, uncompressed, LZ4 and Zstandard, with indexes, tags and deletion marks.
+Each shard has two snapshots. The engine's identity is included.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ringlog.tier.ownership import claim_store
 
 COLD = "/cold"
 OWNER = f"{DATA}/{META_DIR}/{COLD_OWNER}"
-"""Says that there was a cold tier. Nobody reads what is in it, so it is not among the files to be damaged."""
+"""File that states that a cold tier exists. Its contents are not read, so it is not damaged."""
 SHARDS = 2
 TOPICS = ("alpha", "beta", "gamma", "delta", "eps")
 FILE_BYTES = 24 * KIB
@@ -40,28 +41,28 @@ NOISE_BYTES = 700
 TEXT_BYTES = 1_500
 WORDS = (b"order", b"paid", b"shipped", b"returned", b"cancelled")
 TAGS = ("red", "green", "blue", "")
-"""The empty one is no tag."""
+"""Tags of the records. An empty string means no tag."""
 
 
 @dataclass(frozen=True, slots=True)
 class Specimen:
-    """Files by absolute path (the data directory is DATA, the cold tier COLD), and what was true of them."""
+    """Files by absolute path, and facts about them. DATA is the data directory, COLD the cold tier."""
 
     files: dict[str, bytes]
     directories: tuple[str, ...]
     marks: dict[int, SimulatedBoardMarks]
-    """What the board said when everything was killed."""
+    """Marks on the board when all processes were killed."""
     incarnation: int
     boot_id: bytes
     now_us: int
     salt: int
     absorbed: frozenset[str] = frozenset()
-    """Log files that wait to be unlinked: a snapshot stands for them."""
+    """Log files that a snapshot absorbed and that wait for their removal."""
     earlier: dict[str, bytes] = field(default_factory=dict)
-    """The files as they were last week, so to speak: before the last round of appends."""
+    """The files before the last round of appends."""
 
     def mount(self, files: dict[str, bytes] | None = None) -> SimulatedDisk:
-        """A disk that holds these files (default: the sound ones)."""
+        """Return a disk with these files (default: the undamaged ones)."""
         files = self.files if files is None else files
         directories = [*dict.fromkeys([*self.directories, *map(posixpath.dirname, files)])]
         disk = SimulatedDisk(*directories)
@@ -82,7 +83,7 @@ class _Maker:
     numbers: dict[str, int] = field(default_factory=dict)
 
     def append(self, name: str, count: int, *, is_noise: bool = False) -> None:
-        """One frame of `count` records with keys and tags."""
+        """Append one frame of `count` records with keys and tags."""
         number = self.numbers[name] = self.numbers.get(name, 0) + 1
         size = NOISE_BYTES if is_noise else TEXT_BYTES
         payloads = [self._payload(name, number, i, size, is_noise) for i in range(count)]
@@ -97,7 +98,7 @@ class _Maker:
             producer_seq=number,
         )
         entry = self.world.send(name, [sent])[0]
-        assert not int(entry[3]) >> 32 & 0xFFFF, "a specimen's frame is taken"
+        assert not int(entry[3]) >> 32 & 0xFFFF, "a frame of the specimen was refused"
         self.world.clock.advance(0.001)
 
     def _payload(self, name: str, number: int, i: int, size: int, is_noise: bool) -> bytes:
@@ -107,7 +108,7 @@ class _Maker:
         return head + b" ".join(self.rng.choices(WORDS, k=size // 6))
 
     def round(self, **storage: Any) -> None:
-        """Every topic gets something; then all of it is sealed."""
+        """Append to every topic, then run a checkpoint on each shard."""
         for name in TOPICS:
             self.append(name, 4)
             self.append(name, 3, is_noise=name in {"alpha", "delta"})
@@ -117,9 +118,9 @@ class _Maker:
 
 
 def make_specimen(seed: int, *, is_marked: bool = True) -> Specimen:
-    """Live through a few lives and end them all by a kill; the same for the same seed.
+    """Run several lives, kill the last one, and return the files. The same seed gives the same specimen.
 
-    With `is_marked` the streams went idle before, so that a mark stands behind all that was acknowledged.
+    With `is_marked`, the streams are idle before the kill, so that a mark follows every acknowledged frame.
     """
     disk = SimulatedDisk(DATA, COLD, f"{DATA}/{META_DIR}")
     world = World(disk, shards=SHARDS, file_bytes=FILE_BYTES)
@@ -187,7 +188,7 @@ def _chill(world: World) -> None:
 
 
 def _identify(disk: SimulatedDisk, incarnation: int) -> None:
-    """Let the identity file say who wrote all this."""
+    """Write the identity file for the last incarnation."""
     aside = SimulatedDisk(DATA)
     identity = EngineIdentity(aside, DATA)
     identity.engine_id = ENGINE_ID.hex()
@@ -227,6 +228,6 @@ def _files(disk: SimulatedDisk, directories: tuple[str, ...]) -> Iterator[tuple[
 
 
 def _without_room(data: bytes) -> bytes:
-    """A log file without most of the zeros behind its end, where one byte is like any other."""
+    """Return a log file without most of its trailing zeros. Damage there would repeat the same case."""
     used = len(data.rstrip(b"\0"))
     return data[: max(used + ROOM_BYTES, WAL_HEADER_BYTES + ROOM_BYTES) & ~7]

@@ -1,8 +1,8 @@
-"""What `wal.corruption = truncate` makes of a damaged directory: data may be given up, no number comes twice.
+"""A start with `wal.corruption = truncate` on a damaged directory: data may be lost, but no number is reused.
 
-Topics are made and written to after such a start, under the old names and a new one. No topic gets an id or
-an epoch that was given out before, no record a number that another one had, and what is read is what was
-written; a later start without the setting says the same.
+After the start, topics are created and written under old names and a new one. No topic may get an id or epoch
+that was assigned before, and no record the seq of another record. Reads must return the written data. A later
+start without the setting must give the same state.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from ringlog.errors import CorruptData, RinglogError
 from ringlog.testing.shard_world import World
 
 NAMES = (*TOPICS, "gone", "new")
-"""Those of the specimen, of one that was deleted, and of one that never was."""
+"""Topics of the specimen, a deleted topic, and a new one."""
 Known = dict[int, tuple[int, dict[int, bytes]]]
-"""Topic id -> (head, payloads by number)."""
+"""Topic id -> (head, payload by seq)."""
 
 
 def after_truncate(specimen: Specimen, files: dict[str, bytes]) -> str:
-    """What is wrong once an engine was started with that setting on these files; empty = nothing."""
+    """Start an engine with this setting on these files; describe the problem, or return an empty string."""
     sound = start(specimen, specimen.mount())
     known, identities = _known(sound), {s: run.core.directory.last_identity for s, run in sound.runs.items()}
     try:
         world = start(specimen, specimen.mount(files), is_lenient=True)
     except CorruptData:
-        return ""  # No word of an operator makes sense of a file that says it is another's.
+        return ""  # The setting does not permit using a file that belongs to another place.
     wrong = _strange(known, _known(world))
     written: dict[str, int] = {}
     for name in NAMES:
@@ -40,9 +40,9 @@ def after_truncate(specimen: Specimen, files: dict[str, bytes]) -> str:
             return f"{name}: {e}"
         used_id, used_epoch = identities[info.shard]
         if info.topic_id not in known and (info.topic_id <= used_id or info.epoch <= used_epoch):
-            wrong = f"{name}: id {info.topic_id} or epoch {info.epoch} comes a second time"
+            wrong = f"{name}: topic id {info.topic_id} or epoch {info.epoch} is reused"
         elif info.topic_id in known and written[name] <= known[info.topic_id][0]:
-            wrong = f"{name}: number {written[name]} comes a second time"
+            wrong = f"{name}: seq {written[name]} is reused"
     before = _known(world)
     world.kill()
     world.is_lenient = False
@@ -50,7 +50,7 @@ def after_truncate(specimen: Specimen, files: dict[str, bytes]) -> str:
         world.start()
     except RinglogError as e:
         return wrong or f"a later start: {e}"
-    return wrong or ("" if _known(world) == before else "a later start says something else")
+    return wrong or ("" if _known(world) == before else "a later start without truncate gives another state")
 
 
 def _known(world: World) -> Known:
@@ -63,7 +63,10 @@ def _known(world: World) -> Known:
 
 
 def _strange(known: Known, found: Known) -> str:
-    """Records under the numbers of others. A deletion may be among what was given up."""
+    """Describe wrong records under known seqs, or return an empty string.
+
+    A truncation may lose deletes, so deleted records may return.
+    """
     for topic_id, (head, written) in known.items():
         records = found[topic_id][1] if topic_id in found else {}
         wrong = [seq for seq, data in records.items() if seq > head or written.get(seq, data) != data]

@@ -1,21 +1,23 @@
-"""Every order in which two sides that share memory or a directory can take their steps (T-6).
+"""Explores every order of the steps of two processes that share memory or a directory.
 
-What is explored is the production code: ring producer and consumer, the board's seqlock, the shard's sleep
-and the client's bell, the supervisor's possession of its directories. Spaces, each with its bound:
+The explored code is the production code: producer and consumer of a ring, the board's seqlock, the sleep of
+the shard and the wake-up by the client, and the supervisor's lock of its directories. Spaces and bounds:
 
-ring      capacity two frames, three frames, each side dies once, anywhere (RF-115); words of 8 bytes (RF-26)
-late      the same with one death in all, and stores that the other side sees late, in order (RF-34)
-seqlock   two writers one after the other, the first dies anywhere, three readers (RF-116)
-bell      a sleeper and a ringer, bells lost and doubled, stores seen late (RF-35)
-starts    two engines start on one directory, either may be killed (RF-120)
+ring      capacity of two frames, three frames, one crash of each side at any step (RF-115), 8-byte words
+          (RF-26)
+late      the same with one crash in all, and stores that the other side sees late but in order (RF-34)
+seqlock   two writers in sequence, the first dies at any step, three readers (RF-116)
+bell      a sleeper and a ringer, lost and doubled bells, stores that are seen late (RF-35)
+starts    two engines start on one directory, and either may be killed (RF-120)
 
-What is counted: `schedules` are the paths through the explored graphs of the ring, counted exactly
-(each state is visited once, and what it leads to is added up; the number is capped at 2^62, its logarithm
-is a figure); `transitions_executed` are steps that the production code really took; `executed_schedules`
-are whole schedules that were run from their first step to their last with nothing remembered.
+`schedules` is the number of paths through the explored graphs of the ring. It is exact, because each state is
+visited once and the counts of its successors are added. It is capped at 2^62; its logarithm is in the
+figures. `transitions_executed` counts steps that the production code executed. `executed_schedules` counts
+schedules that were executed from first to last step without remembered states.
 
-Settings: `switches` (of `starts`, explored in every order), `spaces` ("ci" or "night"); `only`: some of the
-spaces, each explored to its end, without whole schedules; empty: all.
+Settings: `switches` (number of switches between the engines of `starts` up to which every order is explored),
+`spaces` ("ci" or "night"), `only` (list of spaces to explore completely, without whole schedules; empty:
+all).
 """
 
 from __future__ import annotations
@@ -32,17 +34,17 @@ from chaos.schedules.ring_memory import World
 from ringlog.board import seqlock as product
 
 SCHEDULES_MAX = 1 << 62
-"""Larger numbers do not fit into every reader of the report."""
+"""Cap of counts. Some readers of the report cannot represent larger numbers."""
 SETTINGS: dict[str, Any] = {"switches": 1, "spaces": "ci", "only": []}
 WALK_SHARE = 0.15
-"""Of the time, for schedules that are run whole."""
+"""Share of the time for schedules that are executed from first to last step."""
 STARTS_SHARE = 0.4
 _TWO_FRAMES = 2 * ring.FRAME_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """A plan of the ring's explorer, and which rows of the matrix it is a case of."""
+    """A plan of the ring's explorer, and the rows of the fault matrix that it covers."""
 
     plan: ring.Plan
     rows: tuple[str, ...]
@@ -74,14 +76,14 @@ BELL_SPACES = {
 
 
 def ring_spaces(which: str) -> dict[str, Space]:
-    """Spaces of the ring by name; raises ValueError for a set that does not exist."""
+    """Return the spaces of the ring by name. Raises ValueError for an unknown set."""
     if which not in {"ci", "night"}:
-        raise ValueError(f"spaces is ci or night, not {which}")
+        raise ValueError(f"spaces must be ci or night, got {which!r}")
     return RING_SPACES | NIGHT_SPACES if which == "night" else RING_SPACES
 
 
 def run(order: Order, account: Account) -> None:
-    """Explore every space to its end, run some schedules whole, and orders of starts for what is left."""
+    """Explore every space completely, execute random whole schedules, then explore orders of starts."""
     settings = order.choose(SETTINGS)
     began = time.monotonic()
     spaces, only = ring_spaces(settings["spaces"]), settings["only"]
@@ -104,7 +106,11 @@ def run(order: Order, account: Account) -> None:
 
 
 def replay(order: Order, case: str) -> None:
-    """`SPACE` explores it again, `SPACE:CHOICES` walks a schedule of a ring; `starts:ORDER`."""
+    """Repeat one case.
+
+    `SPACE` explores the space again, `SPACE:CHOICES` executes one schedule of a ring, `starts:ORDER` one
+    order.
+    """
     name, _, rest = case.partition(":")
     if name == "starts":
         for action, alive in starts.Starts(order.scratch).run_order(rest):
@@ -140,7 +146,7 @@ def _ring(name: str, space: Space, account: Account) -> None:
 
 
 def _walks(order: Order, spaces: dict[str, Space], account: Account) -> None:
-    """Whole schedules, drawn at random: what the remembered states say must hold for them as well."""
+    """Execute random schedules completely. Results of the remembered states must hold for them as well."""
     chance = order.random("walks")
     until = time.monotonic() + order.seconds * WALK_SHARE
     explorers = {name: ring.Explorer(space.plan) for name, space in spaces.items()}
@@ -161,7 +167,7 @@ def _bell(name: str, plan: bell.Plan, account: Account) -> None:
         account.found(f"{name}: {e}", name)
         return
     if (plan.lost or plan.is_late) and not explored.missed:
-        account.found(f"{name}: no lost bell was ever missed, so nothing was tried", name)
+        account.found(f"{name}: no lost bell delayed the sleeper, so the harness tests nothing", name)
     account.did("states", explored.states)
     account.did("transitions_executed", explored.steps)
     account.did("missed_bells", explored.missed, "RF-35")
@@ -180,7 +186,7 @@ def _seqlock(account: Account) -> None:
 def explore_seqlock(
     read: Callable[[seqlock.StepWords], object] | None = None, readers: int = 3
 ) -> seqlock.SeqlockExplorer:
-    """Two writers of two words one after the other, and readers; raises seqlock.Torn."""
+    """Explore two writers of two words in sequence, and readers. Raises seqlock.Torn."""
     values = [(0, 0), (1, 10), (2, 20)]
     lives = [[_writes(value)] for value in values[1:]]
     explored = seqlock.SeqlockExplorer(3, lives, values, read or _try_read, readers).run()
@@ -203,7 +209,7 @@ def _starts(order: Order, switches: int, until: float, account: Account) -> None
     until = max(until, time.monotonic() + order.seconds * STARTS_SHARE)
     tried.explore(switches, until, lambda e, path: account.found(f"starts: {e}", f"starts:{path}"))
     if not tried.refused:
-        account.found("starts: no engine was ever refused, so nothing was tried", "starts:")
+        account.found("starts: no engine was refused in any order, so the harness tests nothing", "starts:")
     account.did("start_orders", tried.orders, "RF-120")
     account.did("executed_schedules", tried.orders)
     account.did("kills", tried.kills)

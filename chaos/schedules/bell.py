@@ -1,12 +1,12 @@
-"""All schedules of a sleeping shard and a client that wakes it, over the code of both (RF-35).
+"""Explores all schedules of a sleeping shard and a client that wakes it up, with the code of both (RF-35).
 
-The sleeper is `Shell._sleep` of the shard, the ringer `ClientRing.wake_shard` of the client, or
-`CallLink.send` where requests go through a call ring; what both touch (the head, the asleep word, the bell,
-the wait) is made here, one access a step. A bell may be lost or rung twice, and a store may be seen late by
-the other side, which is how a real processor loses one.
+The sleeper is the shard's `WalShardShell._sleep`. The ringer is `ClientRing.wake_shard` of the client, or
+`CallLink.send` if requests use a call ring. This module models the state that both access, one access for
+each step: the head, the asleep word, the bell, the wait. A bell may be lost or rung twice. The other side may
+see a store late; on a real CPU this is how a wake-up gets lost.
 
-The promise: while nothing is lost or late, nobody waits beside work without a rung bell; whatever is lost,
-the next back-up poll finds the work.
+Guarantee: while nothing is lost or late, the shard never sleeps with pending work and no rung bell. After any
+loss, the next backup poll finds the work.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ringlog.link.channel.call_link import CallLink
 from ringlog.link.channel.ring_channel import ClientRing
 
 TURNS_MAX = 4
-"""Turns in which a sleeper that is alone must have seen everything."""
+"""Passes of the loop within which a sleeper without a ringer must see all frames."""
 STEPS_PER_TURN_MAX = 16
 
 
 class Blocked(BaseException):
-    """The access is a wait that does not end by itself."""
+    """The access is a wait that does not end without another step."""
 
 
 class World(NamedTuple):
-    """Memory as both see it, what is under way, and how much misfortune is left."""
+    """State of the shared memory, the operations in progress, and the remaining faults."""
 
     head: int = 0
     asleep: int = 0
@@ -42,19 +42,19 @@ class World(NamedTuple):
     ringer: tuple[Any, ...] = ()
     seen: int = 0
     published: int = 0
-    """Frames whose publication and ring are done."""
+    """Number of frames that the ringer has published and rung for."""
     late_head: int = -1
-    """A store of the ringer that the sleeper does not see yet; -1 = none."""
+    """Store of the ringer that the sleeper does not see yet; -1 = none."""
     late_asleep: int = -1
     lost: int = 0
-    """Bells that may still be lost."""
+    """Number of bells that may still be lost."""
     doubled: int = 0
     had_loss: bool = False
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to explore."""
+    """Bounds and faults of one exploration."""
 
     frames: int = 3
     lost: int = 0
@@ -64,11 +64,11 @@ class Plan:
     wake: Callable[[Any], None] = ClientRing.wake_shard
     polls: bool = True
     through_calls: bool = False
-    """Work comes through a call ring."""
+    """Whether work arrives through a call ring."""
 
 
 class Memory(Stepped):
-    """What one side sees."""
+    """Access of one side to the shared state."""
 
     def __init__(
         self, world: World, done: tuple[Any, ...], adds: int = 1, *, timed_out: bool = False
@@ -77,13 +77,16 @@ class Memory(Stepped):
         self.world, self.adds, self.timed_out = world, adds, timed_out
 
     def set(self, **changes: Any) -> None:
-        """Change the world."""
+        """Change fields of the world."""
         self.world = self.world._replace(**changes)
 
 
 @dataclass
 class BellExplorer:
-    """Walks every state; `states`, `steps` and `missed` (waits beside work) say how much that was."""
+    """Visits every state.
+
+    `states`, `steps` and `missed` (waits with pending work) count the work done.
+    """
 
     plan: Plan
     states: int = 0
@@ -91,7 +94,7 @@ class BellExplorer:
     missed: int = 0
 
     def run(self) -> BellExplorer:
-        """Visit every state; raises Broken."""
+        """Visit every state. Raises Broken."""
         self.states = count_states(World(lost=self.plan.lost, doubled=self.plan.doubled), self._next)
         return self
 
@@ -100,7 +103,7 @@ class BellExplorer:
         step = self._sleeper_step(world)
         if step is not None:
             return [*found, step]
-        # It waits without a bell.
+        # The sleeper waits and no bell was rung.
         if not found and world.seen != self.plan.frames:
             self._judge_miss(world)
         after = self._sleeper_step(world, timed_out=True) if self.plan.polls else None
@@ -110,7 +113,8 @@ class BellExplorer:
         self.missed += 1
         if not world.had_loss and not self.plan.is_late:
             raise Broken(
-                f"waits beside {self.plan.frames - world.seen} frames, and no bell was lost: {world}"
+                f"the shard sleeps with {self.plan.frames - world.seen} pending frames, "
+                f"although no bell was lost: {world}"
             )
         for _ in range(TURNS_MAX * STEPS_PER_TURN_MAX):
             after = self._sleeper_step(world) or (
@@ -121,7 +125,7 @@ class BellExplorer:
             world = next(iter(self._flushes(after)), after)
             if world.seen == self.plan.frames:
                 return
-        raise Broken(f"work is never seen: {world}")
+        raise Broken(f"pending frames are never read: {world}")
 
     def _flushes(self, world: World) -> Iterator[World]:
         if world.late_head >= 0:
@@ -200,7 +204,7 @@ class BellExplorer:
         return memory.world._replace(sleeper=(), seen=head)
 
     def _shard(self, memory: Memory, seen: int) -> Any:
-        """As much of a shard as `_sleep` looks at."""
+        """Return a fake shard with the attributes that `_sleep` uses."""
 
         def set_word(word: int, value: int) -> None:
             if word != ProcessField.ASLEEP:

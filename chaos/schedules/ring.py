@@ -1,10 +1,10 @@
-"""All schedules of one producer and one consumer over the real ring classes, with crashes at every step.
+"""Explores all schedules of one producer and one consumer with the real ring classes, and their crashes.
 
 A step is one access to shared memory (a load, a store, 8 bytes of a frame, half a settle entry) or to the
-consumer's durable log. Between any two steps the other side may run, or either side may die and be
-replaced. States are explored exhaustively and remembered, so nothing is sampled.
+consumer's durable log. Between any two steps the other side may run, or either side may die and be replaced.
+All states are explored and remembered; nothing is sampled.
 
-A suspended operation is kept as the private state it began with and the results of its accesses
+A suspended operation is stored as the private state at its start and the results of its accesses
 (stepping.py).
 """
 
@@ -38,7 +38,7 @@ FRAME_BYTES = 16
 
 @dataclass(frozen=True)
 class Plan:
-    """What to explore."""
+    """Bounds and faults of one exploration."""
 
     capacity: int
     frames: int
@@ -46,33 +46,36 @@ class Plan:
     producer_crashes: int = 1
     consumer_crashes: int = 1
     push: str = "push_run"
-    """Which call publishes: push, push_run or push_buffer."""
+    """Method that publishes: push_one, push_run or push_buffer."""
     batch: int = 1
-    """Frames pushed at once, when as many fit."""
+    """Maximum number of frames in one push."""
     late: int = 0
-    """So many stores of a side may be unseen by the other one; 0 = a store is seen at once (RF-34)."""
+    """Number of stores of a side that may be invisible to the other side; 0 = visible at once (RF-34)."""
     is_ordered: bool = True
-    """Late stores are seen in the order in which they were made, as on x86-64."""
+    """Whether late stores become visible in the order of their execution, as on x86-64."""
     resend: bool = False
-    """A new producer pushes again what it was not told about; else it goes on after what is published."""
+    """Whether a new producer pushes unsettled frames again.
+
+    Otherwise it continues after the published frames.
+    """
     producer: type[RingProducer] = RingProducer
     consumer: type[RingConsumer] = RingConsumer
 
 
 def frame_of(number: int) -> bytes:
-    """A frame that says which one it is."""
+    """Return a frame that contains its number."""
     return (FRAME_BYTES - 4).to_bytes(8, "little") + number.to_bytes(8, "little")
 
 
 def freeze(end: Any) -> Frozen:
-    """The private state of one end."""
+    """Return the private state of one side as a hashable value."""
     return tuple(
         sorted((name, value) for name, value in vars(end).items() if name not in {"_memory", "identity"})
     )
 
 
 def thaw(kind: type[Any], memory: StepMemory, frozen: Frozen) -> Any:
-    """One end with this private state."""
+    """Return one side with this private state."""
     end = object.__new__(kind)
     vars(end).update(frozen)
     end._memory, end.identity = memory, memory.identity
@@ -81,7 +84,7 @@ def thaw(kind: type[Any], memory: StepMemory, frozen: Frozen) -> Any:
 
 @dataclass
 class Explorer:
-    """Walks every state the plan allows; `states` and `schedules` say how much that was."""
+    """Visits every state that the plan permits. `states` and `schedules` count the work done."""
 
     plan: Plan
     states: int = 0
@@ -93,7 +96,7 @@ class Explorer:
         plan = self.plan
         self.identity = RingIdentity(0, plan.capacity, plan.settle_entries, 0, 0, 0, 0)
 
-    # -- what each end does -----------------------------------------------------------------------------
+    # -- operations of each side -----------------------------------------------------------------------------
 
     def producer_attach(self, memory: Any, _: None) -> tuple[RingProducer, None]:
         memory.load(RingWord.PRODUCER_STATE)
@@ -151,7 +154,7 @@ class Explorer:
             raise Broken(f"published bytes at {position} are not frame {number}: {frame!r}")
         return number
 
-    # -- which step may come next -------------------------------------------------------------------------
+    # -- possible next steps ---------------------------------------------------------------------------------
 
     def first(self) -> World:
         plan = self.plan
@@ -163,7 +166,7 @@ class Explorer:
         )  # fmt: skip
 
     def next_worlds(self, world: World) -> Iterator[World]:
-        """Every world that one step, one late store or one death leads to."""
+        """Yield every world after one step, one late store that becomes visible, or one crash."""
         for who, op in (("producer", self._producer_op(world)), ("consumer", self._consumer_op(world))):
             waiting = len(getattr(world, f"{who}_buffer"))
             if op and waiting <= self.plan.late - 1 + (not self.plan.late):
@@ -188,7 +191,7 @@ class Explorer:
         return "producer_push" if self._fitting(world, mine) else ""
 
     def _fitting(self, world: World, mine: dict[str, Any]) -> int:
-        """How many frames the next push pushes: up to the plan's batch, as far as there is room."""
+        """Return the number of frames in the next push: at most the plan's batch, and as many as fit."""
         left = self.plan.frames - self._number_after(world, mine) + 1
         most = min(self.plan.batch, left, self.plan.settle_entries - mine["_in_flight"])
         limit = world.words[WORDS.index(RingWord.TAIL)] + self.plan.capacity
@@ -221,7 +224,7 @@ class Explorer:
         try:
             end, result = getattr(self, op)(memory, end)
         except RingError as e:
-            raise Broken(f"a live end calls its ring nonsense: {e}") from e
+            raise Broken(f"a live side finds its ring corrupt: {e}") from e
         except Suspended:
             after = side._replace(op=op, done=tuple(memory.done))
         else:
@@ -243,22 +246,22 @@ class Explorer:
         self._world = world
         return world, side
 
-    # -- what the checker knows -----------------------------------------------------------------------------
+    # -- state of the checker --------------------------------------------------------------------------------
 
     def _number_after(self, world: World, mine: dict[str, Any]) -> int:
-        """Number of the next frame this life pushes."""
+        """Return the number of the next frame that this life of the producer pushes."""
         place, number = world.producer.base
         return number + self._published(mine["_head"]) - place
 
     def _base_of(self, world: World, head: int) -> tuple[int, int]:
-        """(place, number) a new life of the producer goes on from."""
+        """Return the (place, number) from which a new life of the producer continues."""
         place = self._published(head)
         if not self.plan.resend:
             return place, place + 1
         return place, max((number for number, _ in world.told), default=0) + 1
 
     def _published(self, head: int) -> int:
-        """How many frames lie before `head`, whatever lives pushed them."""
+        """Return the number of frames before `head`, pushed by any life."""
         place, position = 0, 0
         while position < head:
             position = self._place_stop(position)
@@ -266,13 +269,13 @@ class Explorer:
         return place
 
     def _place_stop(self, head: int) -> int:
-        """Position after the frame that a push at `head` publishes."""
+        """Return the position after the frame that a push at `head` publishes."""
         capacity = self.plan.capacity
         left = capacity - head % capacity
         return head + FRAME_BYTES if left >= FRAME_BYTES else head + left + FRAME_BYTES
 
     def _place_of(self, position: int) -> int:
-        """How many frames lie before `position`."""
+        """Return the number of frame-sized places before `position`."""
         per_lap = self.plan.capacity // FRAME_BYTES
         lap, index = divmod(position, self.plan.capacity)
         return lap * per_lap + index // FRAME_BYTES
@@ -284,7 +287,7 @@ class Explorer:
             if world.intended[self._place_of(position)] != number:
                 raise Broken(f"settlement at {position} speaks of frame {number}")
             if any(n == number and s != first_seq for n, s in world.told):
-                raise Broken(f"frame {number} was given two numbers")
+                raise Broken(f"frame {number} has two first seqs")
             side = side._replace(settled=(*side.settled, position))
             told = tuple(sorted({*world.told, (number, first_seq)}))
             world = world._replace(told=told)
@@ -298,14 +301,14 @@ class Explorer:
         if len(world.log) != self.plan.frames:
             raise Broken(f"frames missing from the log at the end: {world.log}")
         if tuple(n for n, _ in world.told) != tuple(range(1, self.plan.frames + 1)):
-            raise Broken(f"frames never settled: told {world.told} at the end")
+            raise Broken(f"frames never settled: settlements at the end: {world.told}")
         if dict(world.producer.private or ()).get("_in_flight") != 0:
             raise Broken("the producer still waits for settlements at the end")
 
     # -- the walk ---------------------------------------------------------------------------------------
 
     def run(self) -> Explorer:
-        """Visit every state once; raises Broken for the first schedule that breaks a promise."""
+        """Visit every state once. Raises Broken for the first schedule that breaks a guarantee."""
         first = self.first()
         counts: dict[World, int] = {}
         came: dict[World, tuple[World, int]] = {}
@@ -348,7 +351,10 @@ class Explorer:
             self.check_end(world)
 
     def walk(self, choose: Callable[[list[World]], int], tell: Callable[[World], None] | None = None) -> int:
-        """Run one whole schedule, remembering nothing; returns its length. Raises Broken with its choices."""
+        """Execute one schedule without remembered states; return its length.
+
+        Raises Broken with the choices made.
+        """
         path: list[int] = []
         world = self.first()
         while True:

@@ -1,4 +1,4 @@
-"""Shared memory of one ring, one access at a time, for the explorer of ring.py; and stores seen late."""
+"""Shared memory of one ring for the explorer of ring.py: one access at a time, with stores seen late."""
 
 from __future__ import annotations
 
@@ -10,24 +10,28 @@ from ringlog.ring.layout import RingIdentity, RingWord
 WORDS = tuple(RingWord)
 Frozen = tuple[tuple[str, Any], ...]
 Store = tuple[str, int, Any]
-"""(which part of the memory, where in it, what)."""
+"""(part of the memory, index, value)."""
 
 
 class Side(NamedTuple):
-    """One end: `private` is None while it is dead; `done` holds the accesses of the operation under way."""
+    """One side of the ring.
+
+    `private` is its private state, or None while it is dead. `done` has the results of the accesses of the
+    current operation.
+    """
 
     private: Frozen | None
     op: str = ""
     start: Frozen = ()
     done: tuple[Any, ...] = ()
     settled: tuple[int, ...] = ()
-    """Producer only: positions this life was told about, in order."""
+    """Producer only: positions whose settlements this life received, in order."""
     base: tuple[int, int] = (0, 1)
-    """Producer only: (frames in the ring's past, number of the next frame) when this life began."""
+    """Producer only: (frames published before, number of the next frame) at the start of this life."""
 
 
 class World(NamedTuple):
-    """Everything: shared memory, the durable log, both ends, and what the checker knows (ghosts)."""
+    """Complete state: shared memory, durable log, both sides, and the checker's data (ghost fields)."""
 
     words: tuple[int, ...]
     data: bytes
@@ -36,9 +40,9 @@ class World(NamedTuple):
     producer: Side
     consumer: Side
     intended: tuple[int, ...]
-    """Ghost: number of the frame last meant to be pushed at each frame-sized place, by position order."""
+    """Ghost: number of the frame that was last pushed at each frame-sized place, in order of position."""
     told: tuple[tuple[int, int], ...]
-    """Ghost: (frame, first_seq) of every settlement any life of the producer took."""
+    """Ghost: (frame, first_seq) of every settlement that any life of the producer received."""
     producer_crashes: int
     consumer_crashes: int
     producer_buffer: tuple[Store, ...] = ()
@@ -47,12 +51,12 @@ class World(NamedTuple):
 
 
 def changed(world: World, **changes: Any) -> World:
-    """The world with some fields changed, whatever they are called."""
+    """Return the world with some fields changed. Unlike `_replace`, field names may be computed."""
     return world._replace(**changes)
 
 
 class StepMemory(Stepped):
-    """Stands where RingMemory does, for one side; makes one real access, then suspends."""
+    """Replaces RingMemory for one side. It performs one real access, then suspends the operation."""
 
     closed = False
 
@@ -67,37 +71,37 @@ class StepMemory(Stepped):
         )  # fmt: skip
         self.log = list(world.log)
         self.buffer: list[Store] = list(getattr(world, f"{who}_buffer"))
-        for store in self.buffer:  # A side sees its own stores at once.
+        for store in self.buffer:  # A side sees its own stores immediately.
             self._apply(store)
 
     def load(self, word: int) -> int:
-        """As RingMemory."""
+        """Load a word, as RingMemory does."""
         return int(self.access(lambda: self.words[WORDS.index(RingWord(word))]))
 
     def store(self, word: int, value: int) -> None:
-        """As RingMemory."""
+        """Store a word, as RingMemory does."""
         self._store("words", WORDS.index(RingWord(word)), int(value))
 
     def read(self, index: int, length: int) -> bytearray:
-        """As RingMemory."""
+        """Read bytes, as RingMemory does."""
         return bytearray(self.access(lambda: bytes(self.data[index : index + length])))
 
     def write(self, index: int, data: Any) -> None:
-        """As RingMemory, 8 bytes a step."""
+        """Write bytes, as RingMemory does, 8 bytes for each step."""
         for at in range(0, len(data), 8):
             self._store("data", index + at, bytes(data[at : at + 8]))
 
     def read_entries(self, slot: int, count: int) -> bytearray:
-        """As RingMemory."""
+        """Read settle entries, as RingMemory does."""
         return bytearray(self.access(lambda: bytes(self.entries[slot * 64 : (slot + count) * 64])))
 
     def write_entries(self, slot: int, entries: Any) -> None:
-        """As RingMemory, half an entry a step."""
+        """Write settle entries, as RingMemory does, half an entry for each step."""
         for at in range(0, len(entries), 32):
             self._store("entries", slot * 64 + at, bytes(entries[at : at + 32]))
 
     def commit(self, number: int) -> int:
-        """Append a frame to the durable log unless it is there; returns its first_seq."""
+        """Append a frame to the durable log unless it is in it; return its first_seq."""
         return int(self.access(lambda: self._commit(number)))
 
     def _commit(self, number: int) -> int:
@@ -120,7 +124,7 @@ class StepMemory(Stepped):
             getattr(self, part)[at : at + len(value)] = value
 
     def after(self) -> World:
-        """The world after this step: a store is seen by all, or waits in this side's buffer."""
+        """Return the world after this step. A new store is visible, or is in this side's buffer."""
         world = self.world._replace(log=tuple(self.log))
         if self.late:
             return changed(world, **{f"{self.who}_buffer": tuple(self.buffer)})
@@ -128,7 +132,7 @@ class StepMemory(Stepped):
 
 
 def let_go(world: World, who: str, index: int = 0) -> World:
-    """The other side sees one of the stores that wait in this side's buffer."""
+    """Make one buffered store of a side visible to the other side."""
     waiting: tuple[Store, ...] = getattr(world, f"{who}_buffer")
     part, at, value = waiting[index]
     left = {f"{who}_buffer": (*waiting[:index], *waiting[index + 1 :])}
@@ -139,7 +143,7 @@ def let_go(world: World, who: str, index: int = 0) -> World:
 
 
 def drained(world: World, who: str) -> World:
-    """All of them seen: stores of a process that died are not lost, the processor has them."""
+    """Make all buffered stores of a side visible. If a process dies, the CPU still completes its stores."""
     while getattr(world, f"{who}_buffer"):
         world = let_go(world, who)
     return world

@@ -1,8 +1,8 @@
-"""All schedules of a seqlock's writers and a reader over the real board classes, with crashes at every step.
+"""Explores all schedules of a seqlock's writers and readers with the real board classes, and crashes.
 
-A step is the load or store of one word. Writers live one after the other (incarnations); the first may die
-between any two of its stores. Readers change nothing, so one reader that may start at any time stands for
-any number of them; three at once are explored where the words are few.
+A step is the load or store of one word. Writers live in sequence (incarnations); the first may die between
+any two of its stores. Readers change nothing, so one reader that may start at any time represents any number
+of them. For small numbers of words, three concurrent readers are explored as well.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from ringlog.board.layout import BoardUnstable
 
 UNSTABLE = "unstable"
 Write = Callable[[Any], object]
-"""What a writer does with the words."""
+"""Function that performs one write on the words."""
 
 
 class Torn(AssertionError):
-    """A reader believed something that was never published, or something older than it must see."""
+    """A reader accepted values that were never published, or values older than it must see."""
 
 
 class Stretch(list[int]):
-    """A slice of words."""
+    """A slice of words, with the `tolist` of a memoryview."""
 
     def tolist(self) -> list[int]:
         return list(self)
 
 
 class StepWords(Stepped):
-    """Stands where memoryview.cast("Q") does; one real access, then suspends."""
+    """Replaces memoryview.cast("Q"). It performs one real access, then suspends the operation."""
 
     def __init__(self, words: Sequence[int], done: Sequence[Any]) -> None:
         super().__init__(done)
@@ -47,23 +47,27 @@ class StepWords(Stepped):
 
 
 class World(NamedTuple):
-    """Memory, the writer's life, write and accesses, the reader's accesses."""
+    """State of the memory, the writer (life, write, accesses) and the readers (accesses)."""
 
     words: tuple[int, ...]
     life: int
     write: int
     writer_done: tuple[Any, ...]
     version: int
-    """Ghost: number of the last write that was completed; one under way may be seen already."""
+    """Ghost: number of the last completed write. A write in progress may be visible already."""
     readers: tuple[tuple[tuple[Any, ...], int], ...]
-    """Of each reader, its accesses and (ghost) `version` when it began; sorted, since they are alike."""
+    """For each reader its accesses and (ghost) the `version` at its start.
+
+    Sorted, because readers are equal.
+    """
 
 
 @dataclass
 class SeqlockExplorer:
-    """`lives`: the writes of each incarnation; `published[i]`: what write number i made, 0 = nothing yet.
+    """Visits every state.
 
-    `read(words)` gives what the reader sees or raises BoardUnstable.
+    `lives` has the writes of each incarnation. `published[i]` is the result of write number i; 0 = no write
+    yet. `read(words)` returns the values that a reader sees, or raises BoardUnstable.
     """
 
     size: int
@@ -73,12 +77,12 @@ class SeqlockExplorer:
     readers: int = 1
     states: int = 0
     steps: int = 0
-    """Accesses made by the code under test; a reader's are made once for each memory it may meet."""
+    """Accesses made by the code under test. A reader's access is made once for each distinct memory state."""
     seen: set[Any] = field(default_factory=set)
     _reads: dict[Any, tuple[tuple[Any, ...], Any]] = field(default_factory=dict)
 
     def run(self) -> SeqlockExplorer:
-        """Visit every state; raises Torn for the first schedule in which the reader is deceived."""
+        """Visit every state. Raises Torn for the first schedule with a wrong read."""
         first = World((0,) * self.size, 0, 0, (), 0, (((), 0),) * self.readers)
         self.states = count_states(first, self._next)
         return self
@@ -89,7 +93,7 @@ class SeqlockExplorer:
         if world.write < len(self.lives[world.life]):
             yield self._write_step(world)
         if world.life + 1 < len(self.lives):
-            # Death at any step, also before the first and after the last.
+            # The writer may die at any step, including before the first and after the last.
             yield world._replace(life=world.life + 1, write=0, writer_done=())
 
     def _write_step(self, world: World) -> World:
@@ -118,7 +122,7 @@ class SeqlockExplorer:
         return world._replace(readers=tuple(sorted([*others, (done, must_see)])))
 
     def _read(self, words: Sequence[int], done: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
-        """One access more: (accesses so far, nothing) or (none, what was read)."""
+        """Make one more access; return (accesses so far, None), or ((), result) when the read is complete."""
         memory = StepWords(words, done)
         self.steps += 1
         try:

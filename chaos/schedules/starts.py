@@ -1,12 +1,12 @@
-"""Two engines that start on one directory, in every order of their disk calls, with a death (RF-120).
+"""Starts two engines on one directory in every order of their disk calls, with at most one kill (RF-120).
 
-Each engine is a process of its own that takes possession of the directories with the supervisor's own code
-(`Ground`), uses an incarnation number, and gives everything back. It stops before every disk call that
-looks at names or changes something until it is told to go on; a kill is a real SIGKILL. Orders are
-enumerated by running each from its beginning, those with fewer switches first.
+Each engine is a process that locks and prepares the directories with the supervisor's own code
+(`EngineResources`), allocates an incarnation number, and releases everything. It stops before every disk call
+that reads names or changes something, until the explorer lets it continue. A kill is a real SIGKILL. Each
+order runs from its start, orders with fewer switches first.
 
-The promise: at no time two engines are up, no incarnation number is handed out twice, who comes second is
-refused and harms nothing, and whatever died when, the next start succeeds and leaves no shared memory.
+Guarantees: two engines are never up at the same time. No incarnation number is used twice. The second engine
+is refused and changes nothing. After any death, the next start succeeds and leaves no shared memory.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from ringlog.supervision.engine_resources import EngineResources
 from ringlog.supervision.tree import build_tree
 
 STEP_S = 10.0
-"""An engine that does not reach its next call within this is stuck."""
+"""Time limit (s) for an engine to reach its next call."""
 STEPS_MAX = 200
 ORDERS_MIN = 60
-"""Explored however late it is."""
+"""Number of orders that are explored even if the time is over."""
 GATED = frozenset(
     {"create", "open_read", "lock", "unlock", "rename", "unlink", "make_dir", "remove_dir", "sync_dir",
      "sync_file", "write_at", "exists", "list_dir"}
@@ -47,7 +47,7 @@ GATED = frozenset(
 
 
 class _Gate:
-    """The engine's side: say what comes next, wait for leave."""
+    """The engine's end of the control pipes: reports events and waits for permission to continue."""
 
     def __init__(self, out: int, go: int) -> None:
         self._out, self._go = out, go
@@ -62,7 +62,7 @@ class _Gate:
 
 
 class _GatedDisk:
-    """A Disk that stops before its calls."""
+    """A Disk that waits for permission before each call in GATED."""
 
     def __init__(self, gate: _Gate) -> None:
         self._disk, self._gate = RealDisk(), gate
@@ -87,12 +87,12 @@ def _config(root: Path) -> settings.Config:
 
 
 def _engine(root: Path, gate: _Gate) -> None:
-    """The life of one engine, as far as directories and numbers go."""
+    """Run one engine up to and including locks, shared memory and one incarnation number."""
     logging.disable(logging.CRITICAL)
     make = run_dir.make_shm_dir
 
     def random_and_say(count: int) -> str:
-        """Said before the directory exists, so that the explorer always knows what there is to look for."""
+        """Report the name before the directory exists, so that the explorer can always check for it."""
         text = secrets.token_hex(count)
         gate.say("shm", f"{run_dir.SHM_ROOT}/ringlog-{os.geteuid()}-{text}")
         return text
@@ -121,7 +121,7 @@ def _engine(root: Path, gate: _Gate) -> None:
 
 @dataclass(slots=True)
 class _Process:
-    """The explorer's side of one engine."""
+    """The explorer's end of one engine."""
 
     pid: int
     pidfd: int
@@ -138,7 +138,7 @@ class _Process:
 
     @classmethod
     def start(cls, root: Path) -> _Process:
-        """Fork one, and wait until it stands before its first call."""
+        """Fork an engine and wait until it reaches its first call."""
         (out, its_out), (its_go, go) = os.pipe(), os.pipe()
         parent = os.getpid()
         pid = os.fork()
@@ -151,18 +151,18 @@ class _Process:
         return made
 
     def step(self) -> None:
-        """Let it make its next call."""
+        """Let the engine make its next call."""
         os.write(self.go, b".")
         self._hear()
 
     def kill(self) -> None:
-        """SIGKILL; what it held is free when this returns."""
+        """Kill with SIGKILL and wait. Its locks are free when this returns."""
         signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         self._reap()
         self.is_up = False
 
     def close(self) -> None:
-        """End it if it still lives, and close what belongs to it."""
+        """Kill the engine if it still runs, and close its descriptors."""
         if not self.is_over:
             self.kill()
         for fd in (self.pidfd, self.out, self.go):
@@ -173,7 +173,10 @@ class _Process:
         self.is_over = True
 
     def _hear(self) -> None:
-        """Take what it says until it waits or is gone; raises Broken when it does neither."""
+        """Read its reports until it waits or exits.
+
+        Raises Broken if it does neither, or reports a failure.
+        """
         while True:
             line = self._line()
             if line is None:
@@ -226,7 +229,7 @@ def _child(root: Path, out: int, go: int, others: tuple[int, ...], parent: int) 
 
 @dataclass(slots=True)
 class Starts:
-    """Runs orders; `orders`, `kills` and `calls` say how many."""
+    """Runs orders. `orders`, `kills` and `calls` count the work done."""
 
     root: Path
     orders: int = 0
@@ -234,12 +237,15 @@ class Starts:
     calls: int = 0
     refused: int = 0
     exhausted: int = -1
-    """So many switches between the engines were explored in every order; -1 = none."""
+    """Number of switches up to which every order was explored; -1 = none."""
 
     def run_order(self, order: str) -> list[tuple[str, str]]:
-        """Run one order from an empty directory; `order` is made of 0 and 1 (who goes on), a and b (who is
-        killed). Beyond its end engine 0 goes on, then engine 1. Returns, for each action that was taken,
-        (the action, what else could have been). Raises Broken."""
+        """Run one order in an empty directory.
+
+        In `order`, 0 and 1 name the engine that makes its next call, a and b the engine that is killed. After
+        the end of `order` engine 0 runs to its end, then engine 1. Returns (action, other possible engines)
+        for each action taken. Raises Broken.
+        """
         home = self.root / f"order-{self.orders}"
         home.mkdir(mode=0o700)
         self.orders += 1
@@ -272,12 +278,12 @@ class Starts:
             taken.append((action, "".join(alive)))
             if engines[0].is_up and engines[1].is_up:
                 raise Broken("two engines are up at once")
-        raise Broken("the engines do not come to an end")
+        raise Broken(f"the engines did not exit within {STEPS_MAX} steps")
 
     def _judge(self, home: Path, engines: list[_Process]) -> None:
         killed = [engine for engine in engines if not engine.refused and not engine.was_up]
         if not killed and not any(engine.was_up for engine in engines):
-            raise Broken(f"nobody could start: {[engine.refused for engine in engines]}")
+            raise Broken(f"both engines were refused: {[engine.refused for engine in engines]}")
         self.refused += sum(bool(engine.refused) for engine in engines)
         last = _Process.start(home)
         try:
@@ -301,8 +307,10 @@ class Starts:
             raise Broken(f"shared memory is left behind although a later start and stop went well: {left}")
 
     def explore(self, switches: int, until: float, found: Callable[[Broken, str], None]) -> None:
-        """Every order with at most so many switches, each also with one kill; until monotonic `until`, but
-        ORDERS_MIN at least."""
+        """Explore every order with at most `switches` switches, each also with one kill.
+
+        Ends at `until` (monotonic, s), but not before ORDERS_MIN orders.
+        """
         waiting: deque[tuple[int, str]] = deque([(0, "")])
         level = 0
         while waiting:
@@ -321,13 +329,13 @@ class Starts:
 
 
 def _default(taken: list[tuple[str, str]], alive: list[str]) -> str:
-    """Whoever went last goes on."""
+    """Return the default action: the engine of the last action continues."""
     last = next((action for action, _ in reversed(taken) if action in "01"), "0")
     return last if last in alive else alive[0]
 
 
 def _variants(taken: list[tuple[str, str]], start: int) -> Iterator[str]:
-    """Orders that differ from this one at one later place: the other engine goes on, or this one dies."""
+    """Yield orders that differ at one later place: the other engine continues, or this one is killed."""
     done = "".join(action for action, _ in taken)
     is_killed = any(action in "ab" for action in done)
     for at in range(start, len(taken)):

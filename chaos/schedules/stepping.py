@@ -1,8 +1,8 @@
-"""Calls of the product, one access to shared memory at a time, and every state that such steps lead to.
+"""Executes production code one shared-memory access at a time, and visits every state that this can reach.
 
-A Python call cannot be suspended in the middle and copied. A suspended one is kept as the results of the
-accesses it has made: to take one step further it runs again from its beginning, recorded accesses give their
-recorded results and touch nothing, the next one is made for real, the one after that ends the run.
+Python cannot suspend a call in the middle and copy it. So a suspended call is stored as the results of its
+accesses. To advance by one step, the call runs again from its start. Recorded accesses return their recorded
+results and touch nothing. The next access is performed, and the one after it ends the run.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ _World = TypeVar("_World", bound=Hashable)
 
 
 class Suspended(BaseException):
-    """A call made its one access and wants another. Nothing of the product may catch it."""
+    """A call made its one access and needs another. Production code must not catch this exception."""
 
 
 class Stepped:
-    """What a call reaches memory through: recorded accesses, one real one, no more."""
+    """Access to memory for a call: recorded accesses, then one real access, then Suspended."""
 
     def __init__(self, done: Sequence[Any]) -> None:
         self.done = list(done)
@@ -26,7 +26,10 @@ class Stepped:
         self.is_spent = False
 
     def access(self, perform: Callable[[], Any]) -> Any:
-        """One access."""
+        """Return the recorded result of this access, or perform it.
+
+        Raises Suspended after one real access.
+        """
         if self.cursor == len(self.done):
             if self.is_spent:
                 raise Suspended
@@ -37,7 +40,7 @@ class Stepped:
 
 
 def count_states(first: _World, following: Callable[[_World], Iterable[_World]]) -> int:
-    """Visit every state once; returns how many there are."""
+    """Visit every reachable state once; return their number."""
     seen, stack = {first}, [first]
     while stack:
         for after in following(stack.pop()):

@@ -1,17 +1,19 @@
-"""Every legal state of the disk after a crash, made from a recorded run, recovered and judged.
+"""Generates every legal disk state after a crash of a recorded run, recovers it and checks the result.
 
 Rows of the fault matrix: RF-57 to RF-60, RF-66, RF-68, RF-69.
 
-workload.py runs a short history on a recorded disk, with compactor, relocator and reclaimer in it
-(chaos/rigs/storage.py); images.py makes, for a cut after each disk call, the disk images that some file
-system may leave, and membership.py says whether an image is one of them; judge.py recovers each twice and
-compares it with what was submitted and acknowledged, offline.py with what the offline verifier says;
-explore.py does that for all short histories; edges.py edits images where no history leads.
+- workload.py runs a short history on a recorded disk, with compactor, relocator and reclaimer
+  (chaos/rigs/storage.py).
+- images.py generates, for a cut after each disk call, the disk images that some file system may leave.
+- membership.py decides whether a given image is one of them.
+- judge.py recovers each image twice and compares the result with the submitted and acknowledged operations.
+- offline.py compares it with the result of the offline verifier.
+- explore.py runs this for all short histories; edges.py edits images into states that no history reaches.
 
-Settings: `longest` (all sequences of up to so many operations), and the shares of `explore.Share`. What is
-left of the time goes into longer sequences drawn from the seed, which are counted apart. `processes` (1 or
-more) share the sequences by their first two steps. `only`: these sequences ("append+seal") and edited images
-("edges/RF-60"), and nothing else.
+Settings: `longest` (explore all sequences of up to this many operations), the fields of `explore.Share`,
+`processes` (number of processes; they divide the sequences by their first two steps), `only` (explore only
+these sequences ("append+seal") and edited images ("edges/RF-60")). The remaining time is used for longer
+sequences drawn from the seed, which are counted separately.
 """
 
 from __future__ import annotations
@@ -38,14 +40,18 @@ from ringlog.errors import RinglogError
 
 _EDGES = f"{edges.EDGES}/"
 LATE = 1.4
-"""Times `seconds` after which nothing more is begun; the floors say then what is missing."""
+"""Multiple of `order.seconds` after which no further sequence starts.
+
+The minimum counts then show the gap.
+"""
 SENDS_AGAIN_EVERY = 3
 GOES_ON_EVERY = 40
-"""Of the edited images, so many are also sent everything again, or have the other actors go on."""
+"""Of the edited images, one in SENDS_AGAIN_EVERY gets all frames again, and one in GOES_ON_EVERY gets a
+round of the other actors."""
 
 
 def run(order: Order, account: Account) -> None:
-    """Explore the edges and all short histories, then longer ones while there is time."""
+    """Explore the edited images and all short histories, then longer ones while time remains."""
     defaults = {
         "longest": 2,
         "only": [],
@@ -72,9 +78,9 @@ def run(order: Order, account: Account) -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Neither warnings of every torn tail nor, in the middle of a history, a collection of garbage."""
+    """Suppress the warnings about torn tails, and garbage collection in the middle of a history."""
     gc.disable()
-    gc.freeze()  # What is there by now stays: only what a history leaves is looked through after it.
+    gc.freeze()  # existing objects stay, so collections scan only the objects of a history
     try:
         with suppress_logging():
             yield
@@ -88,7 +94,7 @@ def _chosen(only: list[str]) -> Iterator[tuple[Steps, bool]]:
 
 
 def _part(order: Order, account: Account, *, share: Share, longest: int, part: Part) -> None:
-    """What one of the processes does; the first one also does the edited images."""
+    """Run one of the processes. The first one also judges the edited images."""
     rows = [f"{_EDGES}{row}" for row in edges.ROWS] if part.number == 0 else []
     tally = _run(order, account, share, _all(order, longest, part), rows, part)
     if part.of > 1:
@@ -96,7 +102,7 @@ def _part(order: Order, account: Account, *, share: Share, longest: int, part: P
 
 
 def _count_once(order: Order, account: Account, parts: int) -> None:
-    """What two processes judged is one image: hashes are the same in all that were forked from one."""
+    """Count images that two processes judged once. Hashes agree in processes that were forked from one."""
     seen = [np.fromfile(order.scratch / f"seen-{n}", dtype=np.int64) for n in range(parts)]
     twice = sum(map(len, seen)) - len(np.unique(np.concatenate(seen)))
     account.counts["recovered"] -= twice
@@ -126,7 +132,7 @@ def _run(
             account.found(f"{'+'.join(steps)} fails without a crash: {e}"[:300], "+".join(steps), str(e))
         account.did("longer_sequences" if is_extra else "sequences", 1, "RF-58")
         gc.collect()
-        gc.freeze()  # What is remembered of images is looked through once: it was a seventh of all time.
+        gc.freeze()  # otherwise scanning the remembered hashes takes a seventh of the time
     _count(account, explorer.tally, offline)
     account.figures[f"cpu_s{part.suffix}"] = round(time.process_time() - cpu, 1)
     account.figures[f"wall_s{part.suffix}"] = round(time.monotonic() - begun, 1)
@@ -134,7 +140,7 @@ def _run(
 
 
 def _all(order: Order, longest: int, part: Part) -> Iterator[tuple[Steps, bool]]:
-    """Sequences of a part, and whether they are longer than what is to be done whole."""
+    """Yield (sequence, is longer than `longest`) of a part."""
     rng = order.random("order")
     for length in range(1, longest + 1):
         exactly = [steps for steps in histories(length) if len(steps) == length and part.has(steps)]
@@ -161,7 +167,7 @@ def _edges(account: Account, offline: Offline, rows: list[str]) -> None:
 
 
 def _counts(account: Account, tally: Tally, offline: Offline) -> Counter[str]:
-    """Everything by now, with what is counted only at the end."""
+    """Return all counts, including those that are added to the account only at the end."""
     edited = account.counts["edited"]
     return account.counts + Counter(
         images=tally.images + edited, recovered=tally.judged + edited,
@@ -177,8 +183,10 @@ def _count(account: Account, tally: Tally, offline: Offline) -> None:
 
 
 def replay(order: Order, case: str) -> None:
-    """Make and judge one image again; prints the history up to the cut. Raises Broken, or ValueError for
-    what is no case."""
+    """Generate and judge one image again; print the history up to the cut.
+
+    Raises Broken, or ValueError if `case` is not valid.
+    """
     if "@" not in case and "/" not in case:
         record(case.split("+"))
         return

@@ -1,6 +1,6 @@
-"""Images that a history does not pass by itself: frames cut at every byte, leftovers, files too long.
+"""Images that no history reaches: frames cut at every byte, leftovers, files that are too long.
 
-Each is made from a recorded history by editing one file of an image, and judged as any other.
+Each image is an image of a recorded history with one edited file. It is judged like any other.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from ringlog.verify.wal_decoder import WalFrameWalk
 
 STREAM = "/data/wal/shard-00"
 EDGES = "edges"
-"""Begins the name of such a case: `edges/ROW/NUMBER`."""
+"""Prefix of the name of such a case: `edges/ROW/NUMBER`."""
 OLDER_SALTS = 1 << 16
-"""Salts are never used twice: an older file has others."""
+"""Start of the salts of older files. A salt is never used twice."""
 LONGER_BYTES = (8, 512, 4_096, 64 << 10)
 
 Edge = tuple[Image, Facts, How]
 
 
 def edges(row: str) -> Iterator[Edge]:
-    """All cases of one row of the fault matrix, the same each time."""
+    """Return all cases of one row of the fault matrix, in a fixed order."""
     return ROWS[row]()
 
 
 def judge_edge(row: str, edge: Edge, depth: Depth) -> None:
-    """Judge one case; raises Broken."""
+    """Judge one case. Raises Broken."""
     image, facts, how = edge
     seen = judge(image, facts, how, depth=depth)
     if row == "RF-66":
@@ -43,21 +43,24 @@ def judge_edge(row: str, edge: Edge, depth: Depth) -> None:
 
 
 def _require_loss(seen: dict[str, Seen], facts: Facts) -> None:
-    """What was acknowledged and seen is gone, or the case is none; the judge saw that it is announced."""
+    """Raise Broken unless acknowledged records were lost.
+
+    The judge has checked that the loss is announced.
+    """
     mine = [sent for sent in facts.model.frames if sent.acked_at and sent.topic == "d"]
     if not any(seq not in seen["d"].records for sent in mine for seq in sent.seqs):
-        raise Broken("nothing was lost: the case does not show what it is for")
+        raise Broken("precondition failed: no acknowledged record was lost")
 
 
 def at_end(*steps: str, salts: int = 0) -> tuple[Image, Image, Facts]:
-    """(what the kernel shows, what is durable at least, facts) when a history has ended."""
+    """Return (the image after a kill, the image with synced data only, facts) at the end of a history."""
     history, tree = record(steps, salts)
     *_, (_, facts) = cuts_of(history, tree)
     return tree.as_killed(), tree.as_synced(), facts
 
 
 def _cut_at_every_byte() -> Iterator[Edge]:
-    """RF-60: the write of a frame of several records reached the device up to some byte, and no further."""
+    """Yield images in which the write of a frame of several records was cut after each byte (RF-60)."""
     for steps in (("delete_seq",), ("restart", "delete_seq")):
         history, tree = record(steps)
         before = tree.as_killed()
@@ -74,13 +77,13 @@ def _cut_at_every_byte() -> Iterator[Edge]:
 
 
 def _is_of_many(facts: Facts) -> bool:
-    """Whether frames are under way, and the first of them holds several records."""
+    """Return whether frames are unacknowledged and the first of them has several records."""
     under_way = [sent for sent in facts.model.frames if not sent.acked_at]
     return bool(under_way) and len(under_way[0].payloads) > 1 and under_way[0].topic == "f"
 
 
 def _leftover() -> Iterator[Edge]:
-    """RF-68: the newest file of the log is one that a start or a roll had only begun to make."""
+    """Yield images whose newest log file was only partly created by a start or a rotation (RF-68)."""
     for steps in (("append",), ("append_many",), ("rotate",), ("seal", "append"), ("restart", "append")):
         image, _, facts = at_end(*steps)
         newest = _logs(image)[-1]
@@ -105,7 +108,7 @@ def _leftover() -> Iterator[Edge]:
 
 
 def _longer() -> Iterator[Edge]:
-    """RF-69: behind the last frame lie zeros, or what an older file held on the same blocks."""
+    """Yield images in which zeros or blocks of an older file follow the last frame (RF-69)."""
     for steps in (("append",), ("append_many",), ("rotate", "restart", "append"), ("restart", "append_many")):
         image, _, facts = at_end(*steps)
         newest = _logs(image)[-1]
@@ -121,7 +124,7 @@ def _longer() -> Iterator[Edge]:
 
 
 def _older_lives() -> Iterator[bytes]:
-    """Frames of another file: from its first on, its last group alone, and its header with everything."""
+    """Yield frames of another file: all frames, the last 512 bytes, and header with all frames."""
     image, _, _ = at_end("create", "append", "append_many", "restart", salts=OLDER_SALTS)
     for path in _logs(image)[:-1]:
         data = image.files[path]
@@ -133,7 +136,7 @@ def _older_lives() -> Iterator[bytes]:
 
 
 def _lost_tails() -> Iterator[Edge]:
-    """RF-66: what is of class `disk` was acknowledged and read, and was not synced when power was lost."""
+    """Yield images after a power loss that took acknowledged records of class `disk` (RF-66)."""
     for steps in (
         ("append_many",), ("append_disk", "append_disk"), ("append_disk_many", "append_disk"),
         ("append_disk", "idle", "append_disk_many"), ("append_many", "append_disk"),

@@ -1,4 +1,4 @@
-"""All short histories, all cuts, all images: each image once, under a name that makes it again."""
+"""All short histories, all cuts, all images. Each image is judged once, under a name that reproduces it."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ Steps = tuple[str, ...]
 
 @dataclass(slots=True)
 class Tally:
-    """What was explored, so that a run can be held to a minimum of work."""
+    """Counts of the work done, which a plan compares with its minimum counts."""
 
     histories: int = 0
     cuts: int = 0
     images: int = 0
     judged: int = 0
-    """Different images that were recovered twice."""
+    """Number of distinct images that were recovered twice."""
     acked: int = 0
-    """Sum over judged images of the frames that had to be there."""
+    """Sum over judged images of the frames that had to exist."""
     deleted: int = 0
-    """The same of removals whose records had to be gone."""
+    """Sum over judged images of the removals whose records had to be deleted."""
     recoveries: int = 0
-    """Images judged that a crash inside a recovery left."""
+    """Number of judged images after a crash inside a recovery."""
     sent_again: int = 0
     went_on: int = 0
     verified: int = 0
-    """Judged images that the offline verifier agreed on."""
+    """Number of judged images that the offline verifier checked."""
     seen: set[int] = field(default_factory=set)
-    """Hashes of the cases."""
+    """Hashes of the judged cases."""
 
     def is_new(self, image: Image, facts: Facts, how: How) -> bool:
-        """Say whether this case was not judged yet, and remember it."""
+        """Return whether this case was not judged yet, and remember it."""
         self.images += 1
         key = hash((image.key(), facts.key, how.name, facts.marks.durable if how.keeps_board else 0))
         if key in self.seen:
@@ -58,29 +58,31 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Of which share of the judged images more is asked than to be recovered twice."""
+    """Shares of the judged images that get further checks, in addition to two recoveries."""
 
     recoveries_every: int = 40
-    """One image in so many is also crashed inside its recovery."""
+    """One image in this many is also crashed inside its recovery."""
     recovery_cuts: int = 1 << 30
-    """Calls of such a recovery after which it is cut, drawn from the seed."""
+    """Maximum number of calls of such a recovery after which it is cut. The calls are drawn from the seed."""
     sends_again_every: int = 1
     goes_on_every: int = 25
     verified_every: int = 1
-    """One image in so many is held against the offline verifier too, if there is one."""
+    """One image in this many is also compared with the offline verifier, if there is one."""
     seed: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Which histories one of several processes explores: by their first two steps, of which the rest is
-    mostly made."""
+    """The histories that one of several processes explores, selected by their first two steps.
+
+    An explored prefix is not judged again, so histories with the same first steps belong to one process.
+    """
 
     number: int = 0
     of: int = 1
 
     def has(self, steps: Steps) -> bool:
-        """Whether it is one of these."""
+        """Return whether this part contains a history."""
         if self.of == 1:
             return True
         at = 0
@@ -90,7 +92,7 @@ class Part:
 
     @property
     def suffix(self) -> str:
-        """For figures of its own."""
+        """Suffix of the names of this part's figures."""
         return f"_{self.number}" if self.number else ""
 
 
@@ -98,7 +100,7 @@ ALONE = Part()
 
 
 def histories(longest: int, steps: Iterable[str] = ALPHABET) -> Iterator[Steps]:
-    """Every sequence of up to `longest` steps, short ones first."""
+    """Yield every sequence of up to `longest` steps, shorter ones first."""
     names = tuple(steps)
     for length in range(1, longest + 1):
         yield from itertools.product(names, repeat=length)
@@ -111,8 +113,10 @@ def explore(
     share: Share | None = None,
     offline: Offline | None = None,
 ) -> Tally:
-    """Judge every image of every cut of these histories, as many as the time allows; raises Broken saying
-    which one failed."""
+    """Judge every image of every cut of these histories within `seconds`; return the counts.
+
+    Raises Broken, which names the failed case.
+    """
     explorer = Explorer(Tally(), share or Share(), offline)
     until = time.monotonic() + seconds
     for steps in itertools.takewhile(lambda _: time.monotonic() < until, chosen):
@@ -121,7 +125,7 @@ def explore(
 
 
 def record(steps: Iterable[str], salts: int = 0) -> tuple[History, Tree]:
-    """A history, and the disk before it. `salts`: those of log files are counted from here on."""
+    """Run a history; return it with the disk before it. Salts of log files start after `salts`."""
     tree = Tree()
     for path in DIRECTORIES:
         tree.make_durable_dir(path)
@@ -129,8 +133,10 @@ def record(steps: Iterable[str], salts: int = 0) -> tuple[History, Tree]:
 
 
 def cuts_of(history: History, tree: Tree) -> Iterator[tuple[int, Facts]]:
-    """Numbers of the operations after which an end makes a difference, and what is true by then. `tree`
-    follows."""
+    """Yield (operation number, facts) of each operation after which a crash makes a difference.
+
+    Applies the operations to `tree`.
+    """
     marks = SimulatedBoardMarks()
     for number, operation in enumerate(history.operations):
         if isinstance(operation, d.DiskNote):
@@ -144,7 +150,7 @@ def cuts_of(history: History, tree: Tree) -> Iterator[tuple[int, Facts]]:
 
 @dataclass(slots=True)
 class Explorer:
-    """Goes through histories one after the other."""
+    """Explores histories one after another."""
 
     tally: Tally
     share: Share
@@ -152,7 +158,7 @@ class Explorer:
     part: Part = ALONE
     _again: dict[Hashable, bytes] = field(default_factory=dict)
     _done: dict[Steps, int] = field(default_factory=dict)
-    """Histories explored -> how many operations they have: what begins like one of them is known so far."""
+    """Number of operations by explored history. Cuts within an explored prefix are not judged again."""
 
     def one(self, steps: Steps) -> None:
         """Judge every image of one history."""
@@ -166,8 +172,11 @@ class Explorer:
         self.tally.histories += 1
 
     def _known(self, steps: Steps) -> int:
-        """Operations of what a history begins with, if that is explored: here or in another process, where
-        short ones come first as well."""
+        """Return the number of operations of a prefix if it is explored, else 0.
+
+        A prefix of another process counts as explored, because that process also explores short histories
+        first.
+        """
         if steps not in self._done and not self.part.has(steps):
             self._done[steps] = len(record(steps)[0].operations)
         return self._done.get(steps, 0)
@@ -192,7 +201,7 @@ class Explorer:
     def _count(self, facts: Facts) -> None:
         self.tally.judged += 1
         if self.tally.judged % JUDGED_PER_COLLECTION == 0:
-            gc.collect()  # Each image leaves an engine behind, in cycles; a history may have thousands.
+            gc.collect()  # each image leaves an engine in reference cycles
         self.tally.acked += facts.model.acked
         self.tally.deleted += facts.model.granted
 
@@ -207,8 +216,7 @@ class Explorer:
         return Depth(offline, sends_again, goes_on, self._again)
 
     def _recovery(self, image: Image, facts: Facts, how: How, case: Case) -> None:
-        """Crash at calls inside the recovery of an image, or inside what the actors finish after it, and
-        recover again (CP-56 to CP-60)."""
+        """Crash inside the recovery of an image or inside the actors' later work, and recover again."""
         tally = self.tally
         operations = recovery_of(image, how)
         rng = random.Random(f"{self.share.seed}/{case.text(how.name, image.key())}")
@@ -230,7 +238,7 @@ class Explorer:
 
 
 def recovery_of(image: Image, how: How) -> list[d.Operation]:
-    """What the recovery of an image, and then compactor, relocator and reclaimer, do to the disk."""
+    """Return the disk calls of an image's recovery and of a round of compactor, relocator and reclaimer."""
     disk = d.RecordingDisk(image.mount())
     world = new_world(disk, 1_000)
     if how.is_power_loss:
@@ -244,7 +252,7 @@ def recovery_of(image: Image, how: How) -> list[d.Operation]:
 
 
 def cases(tree: Tree, seed: int) -> Iterator[tuple[Image, How]]:
-    """Every image of a cut, with the kind of crash that leaves it."""
+    """Yield every image of a cut with the kind of crash that leaves it."""
     yield tree.as_killed(), KILL
     yield tree.as_killed(), KILL_SHARD
     for image in tree.after_power_loss(seed):
@@ -261,16 +269,16 @@ class Case:
 
     steps: tuple[str, ...]
     cut: int
-    """Number of the last operation that was done, notes counted."""
+    """Number of the last executed operation. Notes count as operations."""
 
     def text(self, how: str, key: bytes, *again: object) -> str:
-        """`STEP+STEP@CUT:KIND:KEY`, and behind it `:CALL:KEY` of a crash inside the recovery."""
+        """Return `STEP+STEP@CUT:KIND:KEY`, with `:CALL:KEY` appended for a crash inside the recovery."""
         more = "".join(f":{each.hex() if isinstance(each, bytes) else each}" for each in again)
         return f"{'+'.join(self.steps)}@{self.cut}:{how}:{key.hex()}{more}"
 
     @contextmanager
     def named(self, how: str, key: bytes, *again: object) -> Iterator[None]:
-        """Let what breaks here carry this name."""
+        """Add the name of the case to a Broken that is raised in the block."""
         try:
             yield
         except Broken as e:
@@ -279,7 +287,10 @@ class Case:
 
 
 def parse(text: str) -> tuple[Case, str, bytes, tuple[int, bytes] | None]:
-    """(cut of a history, kind of crash, key, (call of the recovery, key) or None); raises ValueError."""
+    """Parse a case: return (cut, kind of crash, key, (call of the recovery, key) or None).
+
+    Raises ValueError.
+    """
     steps, at, rest = text.partition("@")
     parts = rest.split(":")
     if not at or len(parts) not in (3, 5) or parts[1] not in {*HOWS, TRAP}:

@@ -1,15 +1,18 @@
 """Disk images that a crash may leave, by the rules of the fault model.
 
-Durable is what a completed sync covers; the rest is pending. Legal is any subset of the pending writes of
-any files, the last of them cut at a sector, its head lost or one sector of it garbled; names lost from
-any point on, for each directory; lengths without contents and contents without lengths follow from
-lengths being changes of their own. Deletion marks are changed where they lie and have no checksum: each
-byte of them is a change of its own, and holds the old mark or the new one (DL-17).
+Data that a completed sync covers is durable; all other changes are pending. These states are legal:
 
-Up to SUBSETS_MAX pending writes every subset is made, above that all prefixes, all omissions of one, all
-single survivors and some subsets drawn from a seed.
+- Any subset of the pending writes of any files. The last write may be cut at a sector, lose its beginning, or
+  have one garbled sector.
+- In each directory, any prefix of the pending name changes.
+- A length without contents, or contents without the length, because a length is a separate change.
+- Deletion marks are changed in place and have no checksum. Each byte of them is a separate change and has
+  either the old or the new mark.
 
-Whether an image that was seen elsewhere is one of these is decided by membership.py, without making all.
+Up to SUBSETS_MAX pending writes, every subset is generated. Above that: all prefixes, all omissions of one
+write, all single writes, and some subsets drawn from a seed.
+
+membership.py decides whether an image from another source is legal, without generating all images.
 """
 
 from __future__ import annotations
@@ -33,11 +36,12 @@ from ringlog.testing.simulated_file import SECTOR_BYTES, DirectoryNode, FileNode
 SUBSETS_MAX = 6
 SEEDED_SUBSETS = 64
 TORN_SUBSETS_MAX = 4
-"""Up to so many pending writes the last one of every subset is torn; above, of prefixes and single ones."""
+"""Up to this many pending writes, the last write of every subset is torn. Above it, only of prefixes and of
+single writes."""
 NAMES_MAX = 64
-"""Combinations of names lost in several directories."""
+"""Maximum number of combinations of lost names in several directories."""
 EDGES_MAX = 16
-"""Sector edges at which one write is torn: of a longer one the first and last eight."""
+"""Maximum number of sector boundaries at which one write is cut: the first and last eight of a long write."""
 
 
 Pending = tuple[FileNode, UnsyncedChange]
@@ -45,13 +49,13 @@ Pending = tuple[FileNode, UnsyncedChange]
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Directories and files as the device holds them."""
+    """Directories and files on the device."""
 
     directories: tuple[str, ...]
     files: dict[str, bytes]
 
     def key(self) -> bytes:
-        """A hash of everything."""
+        """Return a hash of all names and contents."""
         found = xxhash.xxh3_128(repr(self.directories).encode())
         for path, data in sorted(self.files.items()):
             found.update(f"{path} {len(data)} ".encode())
@@ -59,16 +63,16 @@ class Image:
         return found.digest()
 
     def mount(self) -> SimulatedDisk:
-        """A disk that holds this image and nothing else."""
+        """Return a disk with this image."""
         disk = SimulatedDisk(*self.directories)
         for path, data in self.files.items():
             disk.add_file(path, data)
         return disk
 
     def mount_below(self, cached: Image) -> SimulatedDisk:
-        """A disk that holds this image while its kernel shows another: a sync failed (RD-2).
+        """Return a disk with this image whose page cache has the contents of `cached`, because a sync failed.
 
-        What the device lacks never reaches it, whatever is synced later.
+        The cached changes never reach the device, even if a later sync succeeds.
         """
         disk = self.mount()
         for path in sorted(set(cached.directories) - set(self.directories)):
@@ -94,7 +98,7 @@ class Image:
 
 @dataclass(slots=True)
 class Tree:
-    """The disk as the operations so far left it: what is durable, and what is pending in which order."""
+    """The disk after the operations so far: durable state, and pending changes in order."""
 
     root: DirectoryNode = field(default_factory=DirectoryNode)
     pending: list[Pending] = field(default_factory=list)
@@ -130,7 +134,7 @@ class Tree:
                     }
                     self._parent(target).change(changes)
                 else:
-                    # Two directories, and either may reach the device without the other.
+                    # Two directories are changed. Either change may reach the device without the other.
                     self._parent(target).change({posixpath.basename(target): node})
                     self._parent(source).change({posixpath.basename(source): None})
             case d.Unlink(path) | d.RemoveDir(path):
@@ -142,7 +146,7 @@ class Tree:
 
     @classmethod
     def of(cls, image: Image) -> Tree:
-        """The tree of a disk that holds an image, all of it durable."""
+        """Return the tree of a disk with this image, all of it durable."""
         tree = cls()
         for path in image.directories:
             tree.make_durable_dir(path)
@@ -154,7 +158,7 @@ class Tree:
         return tree
 
     def make_durable_dir(self, path: str) -> None:
-        """A directory that exists from the beginning."""
+        """Create a directory that is durable from the start."""
         at = self.root
         for name in filter(None, path.split("/")):
             below = at.shown.setdefault(name, DirectoryNode())
@@ -186,15 +190,15 @@ class Tree:
     # -- images ---------------------------------------------------------------------------------------
 
     def as_killed(self) -> Image:
-        """What a process kill leaves: everything that was given to the kernel."""
+        """Return the image after a process kill: all data that was written to the kernel."""
         return self._image(self.pending, None)
 
     def as_synced(self) -> Image:
-        """What power loss leaves at least."""
+        """Return the image with durable data only, the minimum after a power loss."""
         return self._image([], {})
 
     def after_power_loss(self, seed: int = 0) -> Iterator[Image]:
-        """Every image that losing power now may leave."""
+        """Yield every image that a power loss at this point may leave."""
         everything = list(self.pending)
         for kept in _subsets(everything, seed):
             yield self._image(kept, None)
@@ -207,8 +211,11 @@ class Tree:
                 yield self._image(torn, None)
 
     def _names_reached(self) -> Iterator[dict[int, int]]:
-        """How many changes of each directory's names reached the device: every combination, or if those are
-        too many, every directory for itself with all or nothing of the others."""
+        """Yield how many name changes of each directory reached the device.
+
+        Yields every combination. If there are more than NAMES_MAX, each directory varies alone, with all or
+        none of the changes of the others.
+        """
         behind = [each for each in self._directories() if each.changes > each.reached]
         points = [range(each.reached, each.changes + 1) for each in behind]
         if math.prod(map(len, points)) <= NAMES_MAX:
@@ -230,9 +237,10 @@ class Tree:
         return found
 
     def _image(self, kept: Sequence[Pending], names: dict[int, int] | None) -> Image:
-        """With these pending changes; `names`: how many changes of a directory reached the device.
+        """Return the image with these pending changes.
 
-        None = all of them; of a directory that `names` lacks, none.
+        `names` is the number of name changes by directory that reached the device. None means all changes of
+        all directories. A directory that is not in `names` has none.
         """
         directories: list[str] = []
         files: dict[str, bytes] = {}
@@ -292,7 +300,7 @@ def _subsets(pending: list[Pending], seed: int) -> Iterator[list[Pending]]:
 
 
 def _overlap(kept: list[Pending]) -> bool:
-    """Whether the order in which these reach the device makes a difference."""
+    """Return whether the order in which these changes reach the device makes a difference."""
     return any(
         one is other and _stop(first) > second.offset and _stop(second) > first.offset
         for (one, first), (other, second) in itertools.combinations(kept, 2)
@@ -300,14 +308,17 @@ def _overlap(kept: list[Pending]) -> bool:
 
 
 def _stop(change: UnsyncedChange) -> float:
-    """One past the last byte that a change decides; a length decides all behind it, unless it only grows."""
+    """Return the offset after the last byte that a change affects.
+
+    It is infinite for a length change that may also shorten the file.
+    """
     if change.data is not None:
         return change.offset + len(change.data)
     return change.offset if change.grows else math.inf
 
 
 def _to_tear(pending: list[Pending]) -> Iterator[list[Pending]]:
-    """Of which changes the last one is torn."""
+    """Yield the subsets of changes whose last change is torn."""
     if len(pending) <= TORN_SUBSETS_MAX:
         for count in range(1, len(pending) + 1):
             yield from map(list, itertools.combinations(pending, count))
@@ -318,8 +329,11 @@ def _to_tear(pending: list[Pending]) -> Iterator[list[Pending]]:
 
 
 def _torn(kept: list[Pending]) -> Iterator[list[Pending]]:
-    """The kept changes with the last write cut at each sector, its head lost, one sector garbled; with its
-    length and no contents, and with its contents and no length. A byte changed where it lies never tears."""
+    """Yield variants of the changes whose last write is torn.
+
+    It is cut at each sector, without its beginning, with one sector garbled, with its length but no contents,
+    or with contents but no length. A byte that is changed in place never tears.
+    """
     node, last = kept[-1]
     data = last.data
     if not data or (len(data) == 1 and last.offset < len(node.durable)):

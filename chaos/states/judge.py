@@ -1,8 +1,10 @@
-"""Recover an image and compare it with what was submitted and acknowledged up to the cut.
+"""Recovers an image and compares it with the operations that were submitted and acknowledged up to the cut.
 
-Beside what chaos/rigs/judge.py holds every recovery to: INV-5 recovering twice changes nothing; INV-15 what
-is sent again is not appended again. The offline verifier has to accept what a recovery leaves and to say the
-same of it (O3).
+This adds to the checks of chaos/rigs/judge.py:
+
+- A second recovery changes nothing.
+- A frame that is sent again is not appended again.
+- The offline verifier accepts the files after recovery, and its contents equal the engine's.
 """
 
 from __future__ import annotations
@@ -29,14 +31,14 @@ from ringlog.testing.shard_world import ShardRunEnded, SimulatedBoardMarks, Worl
 from ringlog.testing.simulated_disk import SimulatedDisk
 
 AGAIN_MAX = 500_000
-"""Disks after a first recovery that are remembered."""
+"""Maximum number of disks after a first recovery that are remembered."""
 LATER_SALTS = 1 << 20
 LATER_S = 3_600.0
-"""An image is recovered so much later than its history began."""
+"""Time (s) between the start of a history and the recovery of its images."""
 
 
 class Facts(Protocol):
-    """What was true when the crash came."""
+    """The state at the time of the crash."""
 
     @property
     def model(self) -> Model: ...
@@ -46,21 +48,21 @@ class Facts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """What else is done with an image, beyond recovering it twice."""
+    """Further checks of an image, in addition to two recoveries."""
 
     offline: Offline | None = None
-    """Who verifies what the recovery leaves."""
+    """Verifier of the files after recovery; None = not verified."""
     sends_again: bool = True
-    """Every producer sends everything once more, and something new."""
+    """Whether every producer sends all its frames again, and new ones."""
     goes_on: bool = False
-    """Compactor, relocator and reclaimer have a round each."""
+    """Whether compactor, relocator and reclaimer run a round each."""
     again: dict[Hashable, bytes] = field(default_factory=dict)
-    """Hash of what the second recovery found on disks that a first one left: of two that are equal byte for
-    byte one is recovered again."""
+    """Digest of the second recovery's result, by the disk after the first recovery. Equal disks are recovered
+    again only once."""
 
 
 def new_world(disk: Disk, incarnation: int, *, has_cold: bool = True) -> World:
-    """Where an image is recovered: later than everything that the history knows."""
+    """Return a world to recover an image in, later than the history."""
     world = World(disk, incarnation=incarnation, file_bytes=FILE_BYTES, cold=COLD, has_cold=has_cold)
     world.clock.advance(LATER_S)
     return world
@@ -70,7 +72,7 @@ def judge(
     image: Image, facts: Facts, how: How, incarnation: int = 1_000, depth: Depth | None = None, *,
     has_cold: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
-    """Recover the image twice and look at everything; returns what a client sees. Raises Broken."""
+    """Recover the image twice and run all checks; return the topics as clients see them. Raises Broken."""
     depth = depth or Depth()
     disk = image.mount()
     world = new_world(disk, incarnation, has_cold=has_cold)
@@ -117,7 +119,7 @@ def _restart(world: World, expected: dict[str, Seen], wrong: str) -> None:
 
 
 def _go_on(world: World, disk: SimulatedDisk, before: dict[str, Any], depth: Depth) -> None:
-    """Finish whatever the crash left of seals, moves and rewrites: nothing that a client sees may change."""
+    """Run compactor, relocator and reclaimer after the crash. Nothing that a client sees may change."""
     with storage.counted_salts(LATER_SALTS):
         storage.seal(world)
         moved = storage.relocate(world)
@@ -131,7 +133,7 @@ def _go_on(world: World, disk: SimulatedDisk, before: dict[str, Any], depth: Dep
 
 
 def _told(topics: dict[str, Seen]) -> dict[str, tuple[Told, dict[int, bytes]]]:
-    """A dump as the offline verifier would say it."""
+    """Return the observed topics in the form of the offline verifier."""
     return {
         name: (
             Told(
@@ -145,9 +147,9 @@ def _told(topics: dict[str, Seen]) -> dict[str, tuple[Told, dict[int, bytes]]]:
 
 
 def judge_trap(durable: Image, cached: Image, facts: Facts, incarnation: int = 1_000) -> None:
-    """A sync failed, the process was replaced, the successor read the cache; then power is lost (RF-42).
+    """Judge a power loss after a failed sync, when the successor had read the page cache (RF-42).
 
-    Nothing that the successor showed of a topic of class `fsync`, or acknowledged, may be gone.
+    No record of class `fsync` that the successor served or acknowledged may be lost.
     """
     world = new_world(durable.mount_below(cached), incarnation)
     try:
@@ -175,7 +177,7 @@ def _start(world: World, facts: Facts, how: How) -> None:
 
 
 def _send_again(world: World, facts: Facts, how: How) -> None:
-    """Send everything again, in order, and then something new."""
+    """Send all frames again in order, then a new one."""
     for name in CLASSES:
         topic = world.runs[0].core.directory.find(name)
         if topic is None:
@@ -200,7 +202,11 @@ def _send_again(world: World, facts: Facts, how: How) -> None:
 def _check_entry(
     name: str, sent: SentFrame, entry: Any, is_known: bool, may_be_known: bool, used: int
 ) -> None:  # fmt: skip
-    """A frame sent again is a repeat when it survived, deleted or not, and is appended when it did not."""
+    """Check the result of a frame that was sent again.
+
+    If it survived (deleted or not), it must be a repeat. If it did not, it must be appended under a new
+    number.
+    """
     error = entry_error(entry, name)
     if error is not None:
         raise Broken(f"topic {name}: frame {sent.number} sent again was refused: {error}")

@@ -1,13 +1,16 @@
-"""Could a crash have left this image? Decided without making every image that it may leave.
+"""Decides whether a crash could have left an image, without generating every legal image.
 
-The rules are those of images.py, sector by sector: in every directory the names as they were after some
-prefix of its pending changes; in every file each sector as the device held it, with any subset of the
-pending writes that touch it, in any order; a length that some pending change made. A write is whole within
-a sector and may end between any two (torn). One sector of a file may be garbled where the caller says so: a
-device that loses power may do that, a file system that is stopped by its own means may not.
+The rules are those of images.py, for each sector:
 
-That is a little wider than what images.py enumerates, since it makes one torn write at a time, and never
-narrower (tests/chaos/test_states.py).
+- In every directory, the names after some prefix of its pending changes.
+- In every file, each sector as on the device, with any subset of the pending writes that touch it, in any
+  order. A write is atomic within a sector and may end between any two sectors (torn).
+- A length that some pending change sets.
+- Garbled sectors, if the caller permits them. A device may garble a sector at a power loss; a file system
+  that is stopped in software may not.
+
+This accepts slightly more than images.py generates, which tears one write at a time. It never accepts less
+(tests/chaos/test_states.py).
 """
 
 from __future__ import annotations
@@ -21,13 +24,13 @@ from ringlog.testing import disk as d
 from ringlog.testing.simulated_file import SECTOR_BYTES, DirectoryNode, FileNode, UnsyncedChange
 
 ORDERS_MAX = 6
-"""Writes of one sector that are tried in every order; of more, each byte is looked at for itself."""
+"""Number of writes of one sector up to which every order is tried. With more, each byte is checked alone."""
 PREFIXES_MAX = 4_096
-"""Combinations of pending names that are tried before an image counts as illegal."""
+"""Maximum number of combinations of pending names that are tried before an image counts as illegal."""
 
 
 def replayed(operations: Sequence[d.Operation], base: Image) -> Tree:
-    """The disk after these calls; notes among them are passed over."""
+    """Return the disk after these calls. Notes among them are skipped."""
     tree = Tree.of(base)
     for operation in operations:
         if not isinstance(operation, d.DiskNote):
@@ -36,7 +39,10 @@ def replayed(operations: Sequence[d.Operation], base: Image) -> Tree:
 
 
 def why_illegal(tree: Tree, observed: Image, *, garbled_max: int = 0) -> str:
-    """What cannot be in an image; empty when all of it can. `garbled_max`: sectors of noise in one file."""
+    """Describe the part of an image that is illegal, or return an empty string.
+
+    `garbled_max` is the permitted number of garbled sectors in one file.
+    """
     return _why_below(tree.root, "", observed, garbled_max)
 
 
@@ -75,7 +81,7 @@ def _names_below(observed: Image, path: str) -> set[str]:
 
 
 def _prefixes(directory: DirectoryNode) -> Iterator[dict[str, FileNode | DirectoryNode]]:
-    """The names after each prefix of the pending changes, all of them first."""
+    """Yield the names after each prefix of the pending changes, the longest prefix first."""
     states = [dict(directory.durable)]
     for change in directory.pending:
         names = dict(states[-1])
@@ -111,7 +117,7 @@ def _why_contents(node: FileNode, data: bytes, garbled_max: int) -> str:
 
 
 def _lengths(node: FileNode) -> set[int]:
-    """Every length that some subset leaves: where a write ends, or would when it is cut at a sector."""
+    """Return every possible length: the end of a write, also if the write is cut at a sector."""
     found = {len(node.durable)}
     for made in node.pending:
         if made.data is None:
@@ -125,7 +131,7 @@ def _lengths(node: FileNode) -> set[int]:
 
 def _touches(made: UnsyncedChange, start: int, stop: int) -> bool:
     if made.data is None:
-        # A shorter length clears what lay behind it, should the file grow again.
+        # A shorter length clears the bytes after it, which matters if the file grows again.
         return not made.grows and made.offset < stop
     return made.offset < stop and made.offset + len(made.data) > start
 
@@ -147,7 +153,7 @@ def _sector_may_be(node: FileNode, pending: list[UnsyncedChange], start: int, fo
 
 
 def _piece(made: UnsyncedChange, start: int, length: int) -> tuple[int, bytes]:
-    """(where in the sector, what): the part of a change that lies there; zeros for a shorter length."""
+    """Return (offset in the sector, bytes) of a change's part in a sector; zeros for a shorter length."""
     if made.data is None:
         low = max(made.offset - start, 0)
         return low, bytes(length - low)

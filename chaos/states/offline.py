@@ -1,8 +1,8 @@
-"""The offline verifier over a disk in memory, and what it says held against what the engine says (O3).
+"""Runs the offline verifier on a disk in memory and compares its result with the engine's.
 
-The verifier shares no decoder with the engine. It reads real files: those of an image are laid down below
-a scratch directory, of which only what changed since the last image is written again. What it found is
-kept by the image's key, since many crashes are recovered to the same bytes.
+The verifier shares no decoder with the engine. It reads real files, so the files of an image are written
+below a scratch directory. Only files that changed since the last image are written. Results are cached by
+image, because many crashes recover to the same bytes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ringlog.verify.wal_decoder import WalFrameWalk, read_header
 
 APPEND = 1
 KEPT_MAX = 20_000
-"""Images, and files, whose verification is remembered."""
+"""Maximum number of images, and of files, whose result is cached."""
 
 Record = tuple[int, int, int]
-"""topic_id, epoch, number."""
+"""topic_id, epoch, seq."""
 
 
 class Told(NamedTuple):
-    """What both sides can say of a topic."""
+    """Facts about a topic that verifier and engine both report."""
 
     topic_id: int
     epoch: int
@@ -45,7 +45,7 @@ class Told(NamedTuple):
 
 
 class Laid(NamedTuple):
-    """What is on a disk, with a hash of each file and of everything."""
+    """Contents of a disk, with a hash of each file and of all files."""
 
     files: dict[str, bytes]
     digests: dict[str, bytes]
@@ -53,7 +53,7 @@ class Laid(NamedTuple):
 
     @classmethod
     def on(cls, disk: SimulatedDisk) -> Laid:
-        """As the kernel shows it now."""
+        """Return the present contents of a disk, including unsynced data."""
         files = disk.contents()
         digests = {path: xxhash.xxh3_128_digest(data) for path, data in files.items()}
         return cls(files, digests, xxhash.xxh3_128_digest(repr(sorted(digests.items())).encode()))
@@ -61,19 +61,19 @@ class Laid(NamedTuple):
 
 @dataclass(slots=True)
 class Offline:
-    """Verifies images below `scratch`, an empty directory of its own."""
+    """Verifies images below `scratch`, which must be an empty directory."""
 
     scratch: Path
     checks: int = 0
-    """Comparisons made."""
+    """Number of comparisons."""
     verified: int = 0
-    """Different images that the verifier read."""
+    """Number of distinct images that the verifier read."""
     _laid: dict[str, bytes] = field(default_factory=dict)
     _kept: dict[bytes, dict[str, Told]] = field(default_factory=dict)
     _frames: dict[bytes, frozenset[tuple[Record, bytes]]] = field(default_factory=dict)
 
     def check(self, laid: Laid, topics: Mapping[str, tuple[Told, Mapping[int, bytes]]]) -> None:
-        """Hold a disk against what the engine says of each topic; raises Broken."""
+        """Compare the verifier's result for a disk with the engine's topics. Raises Broken."""
         files, digests, key = laid
         if key not in self._kept:
             if len(self._kept) >= KEPT_MAX:
@@ -83,14 +83,14 @@ class Offline:
         self.checks += 1
         said = {name: told for name, (told, _) in topics.items()}
         if self._kept[key] != said:
-            raise Broken(f"the verifier says {self._kept[key]}, the engine {said}")
+            raise Broken(f"verifier and engine differ: verifier {self._kept[key]}, engine {said}")
         stored = frozenset[tuple[Record, bytes]]().union(
             *[self._decoded(path, files[path], digest) for path, digest in digests.items()]
         )
         for told, records in topics.values():
             for seq, payload in records.items():
                 if ((told.topic_id, told.epoch, seq), payload) not in stored:
-                    raise Broken(f"record {seq} of {told} is read by the engine and by nobody else")
+                    raise Broken(f"record {seq} of {told}: read by the engine, not found by the verifier")
 
     def _verify(self, files: Mapping[str, bytes], digests: Mapping[str, bytes]) -> dict[str, Told]:
         for path in self._laid.keys() - files.keys():
@@ -113,8 +113,8 @@ class Offline:
         }  # fmt: skip
 
     def _decoded(self, path: str, data: bytes, digest: bytes) -> frozenset[tuple[Record, bytes]]:
-        """Every record of a file as the second decoder reads it."""
-        # A file that has its last name is another thing than the same bytes under a temporary one.
+        """Return every record of a file as the offline decoder reads it."""
+        # The extension is part of the key: the same bytes under a temporary name are not a valid file.
         key = digest + path.rpartition(".")[2].encode()
         if key not in self._frames:
             if len(self._frames) >= KEPT_MAX:
@@ -123,7 +123,7 @@ class Offline:
         return self._frames[key]
 
     def close(self) -> None:
-        """Remove what was laid down."""
+        """Remove the scratch directory."""
         shutil.rmtree(self.scratch, ignore_errors=True)
 
 
@@ -137,7 +137,7 @@ def _records_in(path: str, data: bytes) -> list[tuple[Record, bytes]]:
         else:
             return []
     except VerifyError:
-        return []  # A file that was never used; what is damaged the verification said.
+        return []  # the file was never used; the verification reports damaged files
     return [
         ((frame.topic_id, frame.epoch, frame.base_seq + i), bytes(payload or b""))
         for frame in frames

@@ -1,4 +1,4 @@
-"""Make one case again from its name, with its story."""
+"""Repeats one case by its name and prints its operations."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from ringlog.testing import disk as d
 
 NOTHING = "no image of this case has that key; has the history changed since?"
 SHOWN_BYTES_MAX = 60
-"""Of what was written, in a story."""
+"""Maximum number of bytes of a write that are printed."""
 
 
 def replay_state(text: str, scratch: Path) -> None:
-    """Judge the image of a case with everything that can be asked of it; raises Broken, or ValueError for a
-    case that is none."""
+    """Judge the image of a case with the offline verifier, and with all frames sent again.
+
+    Raises Broken, or ValueError if the case does not exist.
+    """
     case, how_name, key, again = parse(text)
     history, tree = record(case.steps)
     facts = next((facts for number, facts in cuts_of(history, tree) if number == case.cut), None)

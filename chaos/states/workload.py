@@ -1,6 +1,6 @@
-"""Short histories on a recorded disk, made of the steps of chaos/rigs/steps.py.
+"""Short histories on a recorded disk, built from the steps of chaos/rigs/steps.py.
 
-The record says, in the order of the disk calls, when each frame and request was submitted and when answered.
+The record contains the disk calls in order, and when each frame and request was submitted and answered.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ringlog.testing import disk as d
 from ringlog.testing.shard_world import DATA, SimulatedBoardMarks
 
 DIRECTORIES = (DATA, f"{DATA}/meta", COLD)
-"""There from the beginning, as the engine's first start leaves them."""
+"""Directories that exist after the engine's first start."""
 ALPHABET = (
     "create", "append", "append_many", "delete_seq", "delete_tag", "config", "delete_topic", "rotate", "seal",
     "relocate", "reclaim", "restart",
 )  # fmt: skip
-"""Twelve operations, of which all short sequences are explored."""
+"""The twelve operations. All short sequences of them are explored."""
 
 
 @dataclass(slots=True)
 class History:
-    """What happened. Moments of the model are numbers of operations."""
+    """A recorded history. Times in the model are operation numbers."""
 
     operations: list[d.Operation]
     model: Model
@@ -39,7 +39,7 @@ class History:
 
 @dataclass
 class Facts:
-    """What was true when the operation `number` had been done."""
+    """The state after the operation `number`."""
 
     history: History
     number: int
@@ -47,17 +47,17 @@ class Facts:
 
     @cached_property
     def model(self) -> Model:
-        """What had been asked and answered by then."""
+        """Model with all requests and answers up to this operation."""
         return self.history.model.until(self.number + 1, knows_places=True)
 
     @cached_property
     def key(self) -> Hashable:
-        """Equal when judging the same image under the facts would be the same."""
+        """Key that is equal for facts under which the same image gives the same result."""
         return self.model.told()
 
 
 class Workload(Harness):
-    """Runs steps one after the other in one world."""
+    """Runs steps in sequence in one world."""
 
     def __init__(self, salts: int = 0) -> None:
         self.disk = d.RecordingDisk(d.SimulatedDisk(*DIRECTORIES))
@@ -67,7 +67,7 @@ class Workload(Harness):
             self.put(topic, durability=durability)
 
     def run(self, steps: Iterable[str]) -> History:
-        """Do the steps; returns everything that happened."""
+        """Run the steps; return the recorded history."""
         with storage.counted_salts():
             for step in steps:
                 self.disk.add_note("step", step)

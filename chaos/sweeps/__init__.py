@@ -1,27 +1,28 @@
-"""Every call, every line and every allocation fails, one at a time (T-3, T-4).
+"""Fails every disk call, every executed line and every allocation, one at a time.
 
-calls         each changing disk call of twelve workloads x five errors x once or for ever x the end of the
-              engine (power loss, kill, power loss with chance damage): `call_runs`, of `cases`. The act is
-              done once for all ends, each of which has a copy of the disk
-reads         each call that reads, lists or looks in two workloads that start, fails with EIO: `read_runs`
-lies          syncs that do nothing (RF-44), directories that cannot be synced (RF-56)
-lines         the process ends, or an exception is raised, at lines of six paths and (exceptions alone) of the
-              gateway's core: `line_runs`. A death leaves
-              what lies on the disk, so that lines between which nothing was given to the disk or
-              acknowledged leave the same: one of each such stretch is run, and `lines_covered` counts the
-              executed lines in them all. Exceptions are run line by line
+calls         each changing disk call of twelve workloads, with five errors, once or permanently. The engine
+              then ends by a power loss, a kill, or a power loss with random damage. The act runs once for all
+              ends, each on a copy of the disk. Counts: `call_runs`, of `cases`
+reads         each call that reads, lists or checks in the two workloads that start an engine fails with EIO:
+              `read_runs`
+lies          syncs that do nothing (RF-44), directories that cannot be synced (RF-56): `lie_runs`
+lines         the process dies, or an exception is raised, at lines of six workloads: `line_runs`. In the
+              gateway's core only exceptions are raised. Deaths between two changes of the disk or
+              acknowledgements leave the same state, so only one of them is run. `lines_covered` counts all
+              executed lines that such deaths represent. Exceptions are raised at each line separately
 allocations   the k-th allocation of six operations fails: `allocation_runs`
-recovery      dies at chance lines one to twenty times in a row (RF-13): `recovery_deaths`
+recovery      recovery dies at random lines, 1 to 20 times in a row (RF-13): `recovery_deaths`
 
-`line_and_allocation_runs` is the sum of runs of the last three; each line and allocation is run once and
-counts for each of the three ends that it is judged with. What a fault left is judged by a start, work and
-what is there; where it is the same to the last byte, on the disk and in what clients were told, as something
-that was judged before, it is not judged again (judge.Known; `outcomes_judged`: those of calls that were).
-Calls and lies run in one process, the rest in another beside it.
+`line_and_allocation_runs` is the sum of `line_runs`, `allocation_runs` and `recovery_deaths`. Each line and
+allocation runs once and counts for each of its three ends. The result of a fault is judged by a start,
+further work, and the readable data. If disk and replies are byte for byte equal to a judged result, the
+result is not judged again (judge.Known). `outcomes_judged` counts the judged results of calls.
 
-Settings: `ends` (1 to 3, how many ends each call case has); `seeds` (how many losses of power with chance
-damage are among them); `only` (some parts of FIRST and SECOND, each of which then has all the time) and
-`workloads` (names), empty: all.
+Calls, reads and lies run in one process, the rest in a parallel one.
+
+Settings: `ends` (1 to 3: number of ends of each call case), `seeds` (number of power losses with random
+damage among them), `only` (list of parts from FIRST and SECOND; each then may use the whole time),
+`workloads` (list of names); an empty list selects all.
 """
 
 from __future__ import annotations
@@ -46,22 +47,22 @@ from ringlog.testing.disk import Halted
 
 SETTINGS: dict[str, Any] = {"ends": len(ENDS), "seeds": 1, "only": [], "workloads": []}
 READING = ("recovery", "restart")
-"""Workloads in which a start reads what is there."""
+"""Workloads in which a start reads existing files."""
 READS_MIN = 20
 UNHURT = "call:{}:any:0:EIO:0:0"
-"""The case of a workload in which nothing fails."""
+"""Name of the case of a workload without a fault."""
 FIRST = {"lies": 0.1, "reads": 0.2, "calls": 1.0}
 """Parts of the first process, and the share of the time at which each ends."""
 SECOND = {"gateway": 0.0, "deaths": 0.3, "exceptions": 0.65, "recoveries": 0.72, "allocations": 1.0}
 RECOVERIES_MIN = 3
 BATCHES_MIN = 6
-"""Done however late it is: each part has some cases on a machine that is busy."""
+"""Minimum number of batches, even if the time is over. It gives each part some cases on a busy host."""
 LIE_SEEDS = 4
 Until = Callable[[], bool]
 
 
 def run(order: Order, account: Account) -> None:
-    """Sweep for as long as there is time; calls in a process of their own."""
+    """Run all parts within the time. Calls run in their own process."""
     settings = order.choose(SETTINGS)
     with suppress_logging(), _dead_disks_unheard():
         sweep = _Sweep(order, account, settings, _images(account, settings["workloads"] or list(BY_NAME)))
@@ -99,11 +100,11 @@ class _Sweep:
     account: Account
     settings: dict[str, Any]
     images: dict[str, Image]
-    """By workload."""
+    """Disk of each workload by its name."""
     began: float = field(default_factory=time.monotonic)
 
     def do(self, parts: dict[str, float]) -> None:
-        """These parts, one after the other, each until a share of the time is over."""
+        """Run these parts in sequence, each until its share of the time is over."""
         for name, share in parts.items():
             until = self.began + self.order.seconds * share
             getattr(self, f"_{name}")(lambda until=until: time.monotonic() < until)
@@ -117,7 +118,7 @@ class _Sweep:
         made = {}
         for workload in [BY_NAME[name] for name in images]:
             try:
-                # The first life fills caches that later ones find filled.
+                # The first run fills caches, so that the second run makes the same calls as later ones.
                 calls.calls_of(workload, images[workload.name])
                 made[workload.name] = calls.calls_of(workload, images[workload.name])
             except (RinglogError, AssertionError) as e:
@@ -125,7 +126,8 @@ class _Sweep:
         groups: dict[tuple[Any, ...], list[calls.Case]] = {}
         for case in calls.cases(made):
             groups.setdefault((case.workload, case.op, case.nth), []).append(case)
-        # All errors of one call one after the other: they mostly end alike, and what is alike is judged once.
+        # All errors of one call run in sequence. They mostly have equal results, and equal results are judged
+        # once.
         turns = list(groups.values())
         order.random("calls").shuffle(turns)
         chosen = [case.with_ends(settings["ends"], settings["seeds"]) for turn in turns for case in turn]
@@ -151,7 +153,10 @@ class _Sweep:
         account.did("call_runs", len(cases), *cases[0].rows())
 
     def _reads(self, is_time: Until) -> None:
-        """Calls that read, list or look fail: nothing may be taken for empty, or for the end (RF-51)."""
+        """Fail calls that read, list or check.
+
+        A failed read must not count as an empty file or as its end (RF-51).
+        """
         images = self.images
         looks = {name: calls.looks_of(BY_NAME[name], images[name]) for name in READING if name in images}
         cases, known = list(calls.read_cases(looks)), Known()
@@ -189,8 +194,8 @@ class _Sweep:
         account.did("line_runs", ENDS_EACH, *rows)
 
     def _gateway(self, is_time: Until) -> None:
-        """An exception at the first execution of every line of the gateway's core."""
-        gateway.lines_of()  # The first conversation fills caches that the second finds filled.
+        """Raise an exception at the first execution of every line of the gateway's core."""
+        gateway.lines_of()  # The first run fills caches that the second one uses.
         first: dict[lines.Line, int] = {}
         for number, line in enumerate(gateway.lines_of(), 1):
             first.setdefault(line, number)
@@ -266,14 +271,17 @@ class _Sweep:
         account.counts["interpreter_deaths"] += tally.interpreter_deaths
 
     def _lacks_any(self) -> bool:
-        """Else this process leaves its core to the one with the calls."""
+        """Return whether a minimum count is missing.
+
+        If not, this process leaves the CPU to the process with calls.
+        """
         counts = self.account.counts | {"line_and_allocation_runs": _line_and_allocation_runs(self.account)}
         enough = self.order.is_enough(counts, "line_and_allocation_runs", "lines_covered", "recovery_deaths")
         return not enough or bool(self.settings["only"])
 
 
 def replay(order: Order, case: str) -> None:
-    """One case, as a finding names it."""
+    """Repeat one case, given as in a finding."""
     with _dead_disks_unheard():
         _again(case)
 
@@ -311,7 +319,7 @@ def _again(case: str) -> None:
 
 @contextmanager
 def _dead_disks_unheard() -> Iterator[None]:
-    """A generator that is thrown away with its dead process closes its file, which a dead disk refuses."""
+    """Ignore errors of generators that close files of a dead disk when they are garbage-collected."""
     before = sys.unraisablehook
 
     def say_others(unraisable: sys.UnraisableHookArgs) -> None:

@@ -1,10 +1,12 @@
-"""Every allocation of six operations fails once (RF-18).
+"""Fails every allocation of six operations once (RF-18).
 
-The interpreter's allocators are told to fail the k-th request from where the operation begins, for every k it
-makes. The operation fails visibly, its process ends with the error, or it succeeds; whichever it was, what
-a start finds afterwards is all or nothing of it (judge.py). Runs are made in forked children, some in each:
-an extension that does not check for memory takes its process down, which is counted and is an end as well;
-the disk in memory is gone with it, so such a run is not judged and not counted as one.
+The interpreter's allocators fail the k-th request after the start of the operation, for every k. The
+operation succeeds, fails visibly, or its process ends with the error. In each case a later start must find
+all of the operation or nothing of it (judge.py).
+
+Runs are made in forked children, several in each. An extension that does not check for failed allocations can
+crash its process. Such a crash is counted, but the disk in memory is lost with the process, so the run is
+neither judged nor counted as a run.
 """
 
 from __future__ import annotations
@@ -27,18 +29,18 @@ from ringlog.envelope import messages as m
 from ringlog.frame import encode_records, frame
 
 BATCH = 40
-"""Runs in one child."""
+"""Number of runs in one child."""
 ALLOCATIONS_MAX = 50_000
 WINDOW = 60
-"""Allocations that fail in a row while they are counted."""
+"""Number of consecutive allocations that fail while the allocations are counted."""
 PROBE_S = 20
 BATCH_S = 60
-"""A batch that takes longer hangs, and that is a finding."""
+"""Time limit (s) of a batch. A longer batch hangs, which is a finding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What is done while memory fails; `prepare` gives the call."""
+    """An operation during which memory fails. `prepare` returns the call."""
 
     name: str
     image: str
@@ -51,7 +53,7 @@ def _append(house: House) -> Callable[[], Any]:
 
 
 def _take_in(house: House) -> Callable[[], Any]:
-    """The shard's part of an append alone: frames lie in the ring already."""
+    """Prepare the shard's part of an append: the frames are in the ring already."""
     sent, run = house.frame("f", [house.payload()]), house.world.runs[0]
     house.model.send(sent)
     event = run.frames(3, bytearray(sent.frame))
@@ -118,7 +120,7 @@ def _begin(operation: Operation, image: Image) -> tuple[House, Callable[[], Any]
 def run_one(
     operation: Operation, image: Image, nth: int, stop: int | None = None, known: Known | None = None
 ) -> str:
-    """Fail the `nth` allocation, judge with each end; returns "raised", "failed" (visibly) or "passed".
+    """Fail the `nth` allocation and judge with each end; return "raised", "failed" (visibly) or "passed".
 
     Raises Broken.
     """
@@ -147,7 +149,7 @@ def run_one(
 
 
 def begun(house: House) -> House:
-    """The house with its shard up."""
+    """Return the house with a running shard."""
     if 0 not in house.world.runs:
         house.world.kill()
         house.start()
@@ -155,16 +157,15 @@ def begun(house: House) -> House:
 
 
 def allocations_of(operation: Operation, image: Image) -> int:
-    """About how many allocations the operation makes: from there on none of it fails.
+    """Return about how many allocations the operation makes: failures after them have no effect.
 
-    A window of failures is tried, not all from k on: without any memory some loops of the interpreter never
-    end.
+    WINDOW allocations fail, not all from k on. Without any memory some loops of the interpreter never end.
     """
     low, high = 0, 64
     while not _survives(operation, image, high):
         low, high = high, high * 2
         if high > ALLOCATIONS_MAX:
-            raise Broken(f"{operation.name} fails with all memory there is")
+            raise Broken(f"{operation.name} still fails after {ALLOCATIONS_MAX} allocations")
     while low < high:
         middle = (low + high) // 2
         if _survives(operation, image, middle):
@@ -187,7 +188,7 @@ def _survives(operation: Operation, image: Image, start: int) -> bool:
 
 
 def _in_child(work: Callable[[int], None], seconds: int) -> tuple[bytes, int]:
-    """Run in a forked child; returns what it wrote, and its wait status."""
+    """Run `work` in a forked child; return its output and its wait status."""
 
     def bounded(writing: int) -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -204,7 +205,7 @@ def _in_child(work: Callable[[int], None], seconds: int) -> tuple[bytes, int]:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of some runs."""
+    """Results of some runs."""
 
     runs: int = 0
     raised: int = 0
@@ -216,9 +217,9 @@ def run_batch(
     operation: Operation, image: Image, numbers: list[int], tally: Tally, found: Callable[[str, str], None],
     known: Known | None = None,
 ) -> None:  # fmt: skip
-    """Run these numbers in children; `found(what, case)` for each broken promise.
+    """Run these numbers in children; call `found(what, case)` for each broken guarantee.
 
-    What a child judged is known to the next ones.
+    Results that one child judged are known to the next children.
     """
     known = known or Known()
     left = list(numbers)

@@ -1,8 +1,8 @@
-"""Every disk call that changes something, of twelve workloads, fails: five errors, once or for ever (RF-37).
+"""Fails every changing disk call of twelve workloads with five errors, once or permanently (RF-37).
 
-A run mounts the workload's disk, starts the engine, lets the k-th changing call of the act fail, ends the
-fault, ends the engine by a kill or a loss of power, and judges what a start finds (judge.py). Syncs may
-also do nothing at all (RF-44), and a directory may not be synced whatever is called (RF-56).
+A run mounts the workload's disk, starts the engine, fails the k-th changing call of the act, and removes the
+fault. Then it ends the engine by a kill or a power loss, and judges the state after a start (judge.py). Syncs
+may also do nothing (RF-44), and directories may be impossible to sync (RF-56).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ringlog.testing.disk import DiskFault, FaultyDisk
 from ringlog.testing.faulty_disk import Kind, OpClass
 
 ERRORS: tuple[Kind, ...] = ("EIO", "ENOSPC", "EAGAIN", "ESTALE", "short")
-"""`short` is for writes alone."""
+"""Errors of failed calls. `short` applies to writes only."""
 DEEP_EVERY = 5
 assert set(ERRORS) <= set(get_args(Kind))
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run. `nth` counts the calls of class `op` of the act, from 1."""
+    """One run. `nth` counts the calls of class `op` in the act, from 1."""
 
     workload: str
     op: OpClass
@@ -40,11 +40,11 @@ class Case:
     always: bool
     end: How
     salt: int = 0
-    """Makes another case of the same where chance decides what a power loss leaves."""
+    """Distinguishes cases whose power loss leaves random data."""
 
     @property
     def seed(self) -> int:
-        """Of what is left to chance in this case, the same when it is run again."""
+        """Seed of the random choices of this case. It is the same when the case runs again."""
         return zlib.crc32(str(self).encode())
 
     def __str__(self) -> str:
@@ -53,13 +53,13 @@ class Case:
 
     @classmethod
     def parse(cls, text: str) -> Case:
-        """What `str` gave; raises ValueError."""
+        """Parse the result of `str`. Raises ValueError."""
         _, workload, op, nth, kind, always, end, *salt = text.split(":")
         made: Any = (workload, op, int(nth), kind, bool(int(always)), ENDS[int(end)], *map(int, salt))
         return cls(*made)
 
     def with_ends(self, count: int, seeds: int = 1) -> list[Case]:
-        """This case and the same with other ends, so many in all; `seeds`: how often those left to chance."""
+        """Return this case with `count` ends, and the random end `seeds` times."""
         first = ENDS.index(self.end)
         ends = (ENDS[first:] + ENDS[:first])[:count]
         return [
@@ -67,7 +67,7 @@ class Case:
         ]
 
     def rows(self) -> tuple[str, ...]:
-        """Rows of the matrix it is a case of."""
+        """Return the rows of the fault matrix that this case covers."""
         found = ["RF-37"]
         if self.op == "read":
             return ("RF-51",)
@@ -88,13 +88,13 @@ class Case:
 
 
 class CountingDisk(FaultyDisk):
-    """A FaultyDisk that keeps the classes of the changing calls in order."""
+    """A FaultyDisk that records the classes of its calls in order."""
 
     def __init__(self, inner: Any, *plan: DiskFault) -> None:
         super().__init__(inner, *plan)
         self.made: list[tuple[OpClass, int]] = []
         self.looked: list[tuple[OpClass, int]] = []
-        """Calls that read, list or look."""
+        """Calls that read, list or check."""
 
     def _due(self, op: OpClass, *, changes: bool = True) -> DiskFault | None:
         due = super()._due(op, changes=changes)
@@ -106,7 +106,7 @@ class CountingDisk(FaultyDisk):
 
 
 def calls_of(workload: Workload, image: Image) -> list[tuple[OpClass, int]]:
-    """The changing calls of a workload's act when nothing fails: (class, number within the class)."""
+    """Return (class, number within the class) of the changing calls of a workload's act without faults."""
     house = begin(workload, image, CountingDisk)
     act(workload, house)
     if house.model.failed or not house.model.acked:
@@ -116,7 +116,7 @@ def calls_of(workload: Workload, image: Image) -> list[tuple[OpClass, int]]:
 
 
 def looks_of(workload: Workload, image: Image) -> list[tuple[OpClass, int]]:
-    """The same of calls that read, list or look."""
+    """Return (class, number within the class) of the calls that read, list or check."""
     house = begin(workload, image, CountingDisk)
     act(workload, house)
     found: list[tuple[OpClass, int]] = house.faulty.looked
@@ -124,7 +124,7 @@ def looks_of(workload: Workload, image: Image) -> list[tuple[OpClass, int]]:
 
 
 def begin(workload: Workload, image: Image, wrap: Any = FaultyDisk) -> House:
-    """A house at the beginning of the act, its disk counting from here."""
+    """Return a house at the start of the act. The call counts of its disk start at 0."""
     house = House(image, wrap)
     if not workload.starts:
         house.start()
@@ -134,7 +134,7 @@ def begin(workload: Workload, image: Image, wrap: Any = FaultyDisk) -> House:
 
 
 def act(workload: Workload, house: House) -> None:
-    """The act; a shard that does not come back ends it."""
+    """Run the act. It ends early if the shard does not come back."""
     try:
         workload.act(house)
     except (Down, *VISIBLE):
@@ -142,7 +142,10 @@ def act(workload: Workload, house: House) -> None:
 
 
 def cases(calls: dict[str, list[tuple[OpClass, int]]]) -> Iterator[Case]:
-    """Every call with every error, once and for ever, with one end each; `with_ends` gives the others."""
+    """Yield every call with every error, once and permanently, with one end.
+
+    `with_ends` adds the other ends.
+    """
     number = 0
     for workload, made in calls.items():
         for (op, nth), kind, always in itertools.product(made, ERRORS, (False, True)):
@@ -153,7 +156,7 @@ def cases(calls: dict[str, list[tuple[OpClass, int]]]) -> Iterator[Case]:
 
 
 def read_cases(looks: dict[str, list[tuple[OpClass, int]]]) -> Iterator[Case]:
-    """Every reading call fails, once and for ever."""
+    """Yield every reading call with EIO, once and permanently."""
     number = 0
     for workload, made in looks.items():
         for (op, nth), always in itertools.product(made, (False, True)):
@@ -162,7 +165,7 @@ def read_cases(looks: dict[str, list[tuple[OpClass, int]]]) -> Iterator[Case]:
 
 
 def run_case(case: Case, image: Image) -> House:
-    """Run and judge one; raises Broken."""
+    """Run and judge one case. Raises Broken."""
     house = _fault(case, image)
     end_and_judge(house, case.end, case.seed, deep=case.seed % DEEP_EVERY == 0)
     return house
@@ -171,17 +174,17 @@ def run_case(case: Case, image: Image) -> House:
 def run_ends(
     chosen: list[Case], image: Image, known: Known, found: Callable[[str, Case], None]
 ) -> Model | None:
-    """Run a case once and judge it with each of these ends; `found(what, case)` for each broken promise.
+    """Run a case once and judge it with each end; call `found(what, case)` for each broken guarantee.
 
-    Returns what clients were told by then, None when the act itself broke something.
+    Returns the model after the act, or None if the act itself broke a guarantee.
     """
     try:
         house = _fault(chosen[0], image)
-    except AssertionError as e:  # Broken, and SyncOrderViolation of the disk that watches
+    except AssertionError as e:  # Broken, and SyncOrderViolation of the monitored disk
         found(str(e), chosen[0])
         return None
     told = house.model.copy()
-    # After a kill the engine itself is asked what was seen before: that end comes last, in the house itself.
+    # The end by a kill reads the state from the engine itself, so it runs last, in the original house.
     for case in sorted(chosen, key=lambda case: case.end == KILL):
         ended = house if case.end == KILL else house.twin()
         try:
@@ -192,7 +195,7 @@ def run_ends(
 
 
 def _fault(case: Case, image: Image) -> House:
-    """A house after the act of a case, its fault over."""
+    """Return a house after the act of a case, with the fault removed."""
     workload = BY_NAME[case.workload]
     house = begin(workload, image)
     house.faulty.plan = [DiskFault(case.op, case.nth, case.kind, case.always)]
@@ -206,14 +209,14 @@ def _fault(case: Case, image: Image) -> House:
     return house
 
 
-# -- disks that lie -----------------------------------------------------------------------------------
+# -- syncs that do nothing ----------------------------------------------------------------------------
 
 
 LIE = How("lie", is_power_loss=True, is_lie=True)
 
 
 class LyingDirectories(FaultyDisk):
-    """A file system whose directories cannot be synced: the call works, and names are lost all the same."""
+    """A file system that cannot sync directories: the call succeeds, but a power loss takes the names."""
 
     def sync_dir(self, path: str) -> None:
         if self._due("dir_sync") is None:
@@ -221,11 +224,11 @@ class LyingDirectories(FaultyDisk):
 
 
 def run_lie(workload: Workload, image: Image, seed: int, *, directories: bool) -> bool:
-    """Syncs (or those of directories) do nothing; then power is lost. What is left is dense and unforged.
+    """Run a workload whose syncs (of all files, or of directories) do nothing, then lose power.
 
-    Acknowledged records may be gone, but none is made up, doubled, moved, or half there, and numbers that
-    were acknowledged as lost are not given to others without a word. False when the engine says aloud that it
-    cannot go on from there. Raises Broken.
+    Acknowledged records may be lost. No record may be invented, duplicated, moved or incomplete, and no
+    number of a lost record may be reused silently. Returns False if the engine reports that it cannot
+    continue. Raises Broken.
     """
     house = begin(workload, image, LyingDirectories if directories else FaultyDisk)
     house.base.ignore_syncs = not directories
@@ -239,9 +242,9 @@ def run_lie(workload: Workload, image: Image, seed: int, *, directories: bool) -
         house.model.forgive()
         check(house.model, observe(house.world), LIE)
     except RinglogError:
-        return False  # said aloud: an operator restores a backup
+        return False  # reported: an operator restores a backup
     except AssertionError as e:
         if "frames end at" in str(e) or (directories and "is missing before" in str(e)):
-            return False  # a reader meets a file without its contents, or one that is gone, and says so
+            return False  # a reader reports a file that is missing or has no contents
         raise Broken(f"after syncs that did nothing: {type(e).__name__}: {e}") from e
     return True

@@ -1,9 +1,9 @@
-"""An exception at each executed line of the gateway's core is told of (RF-22).
+"""Raises an exception at each executed line of the gateway's core; the exception must be reported (RF-22).
 
-A short conversation with the pure core: names resolved, requests forwarded, refused and answered with
-errors, a client that goes, keys that change, a drain. An exception that nobody expected either comes out of
-the core, or it ends one request: its client is answered with an error, the shell is given the exception to
-log, and every other request is answered as if nothing had happened.
+The conversation with the pure core is short: names are resolved; requests are forwarded, refused and answered
+with errors; a client disconnects; keys change; the gateway drains. An unexpected exception either leaves the
+core or ends one request. In the second case the client gets an error, the shell gets the exception to log,
+and every other request is answered as usual.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ CLIENT = b"chaos"
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of the conversation."""
+    """Result of the conversation."""
 
     answered: set[int] = field(default_factory=set)
-    """The correlation numbers that had a reply."""
+    """Correlation ids with a reply."""
     failed: list[BaseException] = field(default_factory=list)
-    """The exceptions that ended one request, as the shell is given them."""
+    """Exceptions that ended one request, as the shell receives them."""
 
 
 def converse() -> Outcome:
-    """The conversation."""
+    """Run the conversation."""
     core = GatewayCore(GatewayIdentity("e" * 32, "0", 1, 2, 9, 4096), KEYS)
     outcome = Outcome()
     now_ns = 0
@@ -70,7 +70,7 @@ def converse() -> Outcome:
 
 
 def _answer(effect: Any) -> Any:
-    """What a shard would say."""
+    """Return the answer of a shard."""
     if isinstance(effect, ev.ReadFiles):
         return ev.FramesRead(effect.ticket, 0, 0, 0, 0)
     if not isinstance(effect, ev.AskShard):
@@ -87,7 +87,7 @@ def _answer(effect: Any) -> Any:
 
 
 def lines_of() -> list[Line]:
-    """Every line that the conversation executes."""
+    """Return every line that the conversation executes, in order."""
     found: list[Line] = []
     with Tracer(0, lambda: None, found.append):
         outcome = converse()
@@ -96,13 +96,16 @@ def lines_of() -> list[Line]:
 
 
 def _require_answers(outcome: Outcome) -> None:
-    """Raises Broken when a request had no reply."""
+    """Raise Broken if a request has no reply."""
     if missing := sorted(set(range(1, len(MESSAGES) + 1)) - outcome.answered):
         raise Broken(f"the gateway gave no reply to the requests {missing} of {len(MESSAGES)}")
 
 
 def run_one(nth: int) -> Line:
-    """Raise at the `nth` line; returns it. Raises Broken when it is swallowed, TooFew when there is none."""
+    """Raise an exception at the `nth` line; return the line.
+
+    Raises Broken if the exception is swallowed, TooFew if fewer lines are executed.
+    """
 
     def strike() -> None:
         raise Unexpected("at a line")

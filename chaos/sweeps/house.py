@@ -1,7 +1,7 @@
-"""The Harness with everybody who works on one data directory, whose disk fails.
+"""A Harness with all actors that use one data directory, on a disk that fails.
 
-A disk error that leaves a shard ends its incarnation and the next one recovers, as the supervisor would see
-to; one that leaves another actor ends its round.
+A disk error in a shard ends its incarnation, and the next one recovers, as the supervisor would arrange. A
+disk error in another actor ends its round.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ SETTINGS: dict[str, Any] = {
     "segment_records": 10_000,
 }
 MINUTE_S = 61.0
-"""Rounds that asked nothing new of the shards come this far apart."""
+"""Time (s) between rounds of an actor without new requests of the shards."""
 RESTARTS_MAX = 3
 VISIBLE = (DiskError, Refused, RequestTimeout, ColdUnavailable, ShardRunEnded)
-"""How an operation may fail: with an error that whoever asked gets to see."""
+"""Errors that the caller of an operation may get. Other exceptions are findings."""
 
 
 class ShardEnded(NotReady):
-    """The shard ended meanwhile: what it was asked to do is done, or not."""
+    """The shard ended during the request. The request may or may not have taken effect."""
 
 
 class Down(Exception):
-    """The shard does not come back while the fault lasts."""
+    """The shard cannot restart while the fault lasts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A disk, all of it durable, and what clients know of it."""
+    """A durable disk, and the model of the clients' knowledge."""
 
     directories: tuple[str, ...]
     files: dict[str, bytes]
@@ -73,7 +73,7 @@ class Image:
     has_rot: bool
 
     def mount(self) -> SimulatedDisk:
-        """A disk of its own."""
+        """Return a new disk with these files."""
         disk = SimulatedDisk(*self.directories)
         for path, data in self.files.items():
             disk.add_file(path, data)
@@ -81,7 +81,7 @@ class Image:
 
 
 class _Asking(WorldShardRequests):
-    """Asks the shard of a house, whose disk may fail meanwhile."""
+    """Sends requests to the shard of a house, whose disk may fail during the request."""
 
     def __init__(self, house: House) -> None:
         super().__init__(house.world)
@@ -93,7 +93,7 @@ class _Asking(WorldShardRequests):
 
 
 class House(Harness):
-    """`faulty` is the disk that all of them use."""
+    """All actors use the disk `faulty`."""
 
     def __init__(self, image: Image | None = None, wrap: Callable[[SimulatedDisk], Any] = FaultyDisk) -> None:
         self.base = image.mount() if image else SimulatedDisk(DATA, f"{DATA}/{META_DIR}", COLD)
@@ -102,7 +102,7 @@ class House(Harness):
         self.asking = _Asking(self)
         self.monitor = Monitor()
         self._shown: dict[tuple[int, int], int] = {}
-        """(incarnation, topic) -> the head that was published last."""
+        """(incarnation, topic id) -> last published head."""
         watched: Any = lambda incarnation: self.monitor.watch(self.faulty, incarnation)  # noqa: E731
         self.world.disk_of = watched
         self.now_s = image.now_s if image else 0.0
@@ -111,13 +111,13 @@ class House(Harness):
             self.model = image.model.copy()
             self.world._salt = image.incarnation << 10
         self.has_rot = image.has_rot if image else False
-        """Something lies there damaged, and can be healed."""
+        """Whether data is damaged that can be healed from the other tier."""
         self._reclaimer: Reclaimer | None = None
         self._salts: Iterator[int] = iter(self.world.next_salt, 0)
-        """Of segments: a run gives the same bytes each time."""
+        """Salts of segments. Each run writes the same bytes."""
 
     def twin(self) -> House:
-        """Another house with the same disk, told and shown the same, in which nobody lives."""
+        """Return a house with a copy of the disk and of the model, in which no actor runs."""
         twin = House()
         twin.base = self.base.copy()
         twin.faulty = FaultyDisk(twin.base)
@@ -129,8 +129,10 @@ class House(Harness):
         return twin
 
     def digest(self) -> bytes:
-        """Of all that decides what happens here from now on, when nobody lives here and no power is lost:
-        what the disk shows, what is known of its files, what clients were told, clocks and counters."""
+        """Return a digest of all state that decides later behaviour if no actor runs and power is not lost.
+
+        It covers the contents of the disk, the facts about its files, the model, clocks and counters.
+        """
         model, world = self.model, self.world
         told = [
             model.told(), model.made, sorted(self.monitor.made), self.has_rot,
@@ -140,7 +142,7 @@ class House(Harness):
         return self.base.digest() + xxhash.xxh3_128_digest(msgspec.msgpack.encode(told))
 
     def _watch(self, shard: int, effect: Any) -> None:
-        """What is acknowledged or shown as synced is covered by a sync, whatever happens next (O2)."""
+        """Check that acknowledged or published data of class `fsync` is covered by a sync at that time."""
         if isinstance(effect, ev.PublishTopics) and shard in self.world.runs:
             self._watch_shown(shard, effect)
         if isinstance(effect, ev.Settle) and shard in self.world.runs:
@@ -155,7 +157,8 @@ class House(Harness):
     def _watch_shown(self, shard: int, effect: ev.PublishTopics) -> None:
         run = self.world.runs[shard]
         for topic in effect.topics:
-            # What a start publishes first was there before; from then on a head that moved has new records.
+            # The first publication of a topic after a start has old records. Later a greater head means new
+            # records.
             before = self._shown.get((self.world.incarnation, topic.topic_id), topic.head_seq)
             self._shown[self.world.incarnation, topic.topic_id] = topic.head_seq
             if topic.head_seq > before and topic.config.durability is Durability.FSYNC:
@@ -164,12 +167,12 @@ class House(Harness):
     # -- life -----------------------------------------------------------------------------------------
 
     def start(self, *, is_reboot: bool = False, keeps_board: bool = False) -> None:
-        """Start the engine; raises what recovery raises."""
+        """Start the engine. Raises the errors of recovery."""
         self._reclaimer = None
         super().start(is_reboot=is_reboot, keeps_board=keeps_board)
 
     def again(self) -> None:
-        """The shard died: start it again, a few times; raises Down."""
+        """Restart the dead shard, at most RESTARTS_MAX times. Raises Down."""
         self.world.runs.pop(0, None)
         for _ in range(RESTARTS_MAX):
             try:
@@ -181,7 +184,7 @@ class House(Harness):
         raise Down
 
     def shard(self, ask: Callable[[], Any]) -> Any:
-        """Do something with the shard; a disk error ends its incarnation and is what everybody else sees."""
+        """Call `ask` on the shard. A disk error ends its incarnation and is raised as ShardEnded."""
         if 0 not in self.world.runs:
             self.again()
         try:
@@ -191,12 +194,12 @@ class House(Harness):
             raise ShardEnded("the shard ended meanwhile", reason=str(e)) from None
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, and the shard do what is due."""
+        """Advance the time, and let the shard do the work that is due."""
         self.now_s += seconds
         self.try_to(lambda: self.shard(lambda: self.world.tick(seconds)))
 
     def try_to(self, act: Callable[[], Any]) -> Any:
-        """Do something; None when it failed visibly."""
+        """Call `act`; return None if it fails visibly."""
         try:
             return act()
         except VISIBLE:
@@ -204,7 +207,7 @@ class House(Harness):
             return None
 
     def image(self) -> Image:
-        """The disk as it is, when nobody works on it any more."""
+        """Return the disk after all actors have ended."""
         self.base.process_kill()
         files = self.base.contents()
         directories = {path.rpartition("/")[0] for path in files} | {DATA, f"{DATA}/{META_DIR}", COLD}
@@ -234,7 +237,7 @@ class House(Harness):
         return self.try_to(lambda: delete(topic, seqs, request))
 
     def submit_removal(self, topic: str, seqs: Iterable[int], *, is_eviction: bool = True) -> Removal:
-        """Here a delete is followed by what is synced, whatever the class."""
+        """Submit a delete. It is an eviction by default, so it is synced in a topic of any class."""
         return super().submit_removal(topic, seqs, is_eviction=is_eviction)
 
     def refused(self, error: RinglogError) -> None:
@@ -243,17 +246,17 @@ class House(Harness):
     # -- actors ---------------------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
-        """One checkpoint by a compactor that was just started."""
+        """Run a checkpoint by a new compactor."""
         self.try_to(self.checkpoint_or_fail)
 
     def checkpoint_or_fail(self) -> None:
-        """As `checkpoint`; raises what it raises."""
+        """Run a checkpoint by a new compactor; pass its errors on."""
         self.world.incarnation += 1
         with counted_salts(self._salts):
             checkpoint(self.world, asking=self.asking, **SETTINGS)
 
     def reclaim(self) -> None:
-        """One round of the reclaimer; a disk error ends its life."""
+        """Run a round of the reclaimer. A visible error ends its life."""
         try:
             if self._reclaimer is None:
                 self._reclaimer = self._new_reclaimer()
@@ -276,22 +279,22 @@ class House(Harness):
         )
 
     def copies(self) -> SegmentCopies:
-        """Both tiers."""
+        """Return the access to the segment copies in both tiers."""
         return cold_copies(self.faulty)
 
     def relocate(self, hot_segments: int = 1) -> None:
-        """One round of a relocator that was just started."""
+        """Run a round of a new relocator."""
         mover = mover_of(self.world, self.asking, hot_segments)
         self.try_to(mover.run_round)
         self.model.failed += mover.counts.failed
 
     def segments(self) -> list[m.SegmentRef]:
-        """Segments in force."""
+        """Return the segments in force."""
         found: list[m.SegmentRef] = self.asking.ask(0, m.CheckpointOpen(), m.CheckpointPlan).message.segments
         return found
 
     def scrub(self) -> list[str]:
-        """Verify everything and heal what can be healed; what is wrong afterwards."""
+        """Verify all data and heal damage; return the findings."""
         scrubber = Scrubber(
             self.faulty, DATA, self.copies(), pace=lambda count: None, is_current=lambda ref: True
         )

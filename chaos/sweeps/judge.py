@@ -1,4 +1,4 @@
-"""What must be there after a fault: everything acknowledged, nothing made up, nothing half done."""
+"""Judges the state after a fault: acknowledged data exists, nothing is invented, nothing is incomplete."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from ringlog.testing.disk import PowerLossDamage
 CHANCE = How("power loss, by chance", is_power_loss=True)
 ENDS = (POWER_LOSS, KILL, CHANCE)
 ENDS_EACH = len(ENDS)
-"""Runs of a line or an allocation: what it left, with each end."""
+"""Number of runs that one line or allocation counts for: one for each end."""
 KNOWN_MAX = 1 << 20
 ANYWAY = 16
-"""One in so many outcomes that are known to be good is judged all the same."""
+"""One in this many outcomes that are known to be good is judged again."""
 
 
 @dataclass(slots=True)
 class Known:
-    """What faults left, and was judged already: what comes of the same again is the same.
+    """Outcomes that were judged and held. An equal outcome gives the same result and is not judged again.
 
-    Different errors at one call mostly end alike, and so do exceptions at neighbouring lines.
+    Different errors of one call mostly have equal outcomes, and so do exceptions at neighbouring lines.
     """
 
     good: set[bytes] = field(default_factory=set)
     fresh: list[bytes] = field(default_factory=list)
-    """What was remembered last, until somebody takes it (for another process's `good`)."""
+    """Outcomes remembered since the last `take_fresh`, to be adopted by another process."""
     met: int = 0
     judged: int = 0
 
     def is_known(self, key: bytes) -> bool:
-        """Say whether this outcome need not be judged again."""
+        """Return whether this outcome need not be judged again."""
         self.met += 1
         if key in self.good and self.met % ANYWAY:
             return True
@@ -43,20 +43,23 @@ class Known:
         return False
 
     def remember(self, *keys: bytes) -> None:
-        """These held."""
+        """Remember outcomes that held, and pass them to other processes."""
         self.adopt(*keys)
         self.fresh.extend(keys)
 
     def adopt(self, *keys: bytes) -> None:
-        """These held, as another process says. They are nobody's news: who told them on with his own would be
-        told them back, and all of them would be twice as many each time."""
+        """Remember outcomes that held in another process.
+
+        They are not passed on. If each process returned adopted outcomes, their number would double each
+        time.
+        """
         if len(self.good) >= KNOWN_MAX:
             self.good.clear()
             self.fresh.clear()
         self.good.update(keys)
 
     def take_fresh(self) -> list[bytes]:
-        """What was remembered since the last call."""
+        """Return the outcomes that were remembered since the last call."""
         found, self.fresh = self.fresh, []
         return found
 
@@ -64,10 +67,10 @@ class Known:
 def end_and_judge(
     house: House, how: How, seed: int, *, deep: bool = False, known: Known | None = None
 ) -> None:
-    """The fault is over: end the engine, start it, hold it to the model, let it work, and once more.
+    """End the engine after a fault, start it, compare it with the model, and let it work.
 
-    `deep` also makes a checkpoint, lets the reclaimer and the relocator work, and recovers once more.
-    With `known` an outcome that was judged before is not judged again. Raises Broken.
+    `deep` adds checkpoints, the reclaimer, the relocator, and a second recovery. With `known`, an outcome
+    that was judged before is not judged again. Raises Broken.
     """
     try:
         is_up = 0 in house.world.runs and not house.has_rot
@@ -80,7 +83,7 @@ def end_and_judge(
         if known.is_known(key + bytes([deep])):
             return
         _judge(house, how, before, deep=deep)
-        # A deep look has all of the other in it.
+        # A deep judgement includes the other one.
         known.remember(key + b"\0", key + bytes([deep]))
     except Broken:
         raise
@@ -91,7 +94,7 @@ def end_and_judge(
 def _judge(house: House, how: How, before: dict[str, Seen] | None, *, deep: bool) -> None:
     house.start()
     if house.has_rot and (left := house.scrub()):
-        raise Broken(f"not healed although the other tier has a whole copy: {left}")
+        raise Broken(f"not healed although the other tier has an intact copy: {left}")
     found = observe(house.world)
     check(house.model, found, how)
     if before is not None:
@@ -107,7 +110,7 @@ def _judge(house: House, how: How, before: dict[str, Seen] | None, *, deep: bool
 
 
 def end_each(house: House, seed: int, known: Known | None = None) -> None:
-    """Judge a house with each end: copies of it, and itself after a kill. Raises Broken."""
+    """Judge a house with each end: copies of it for a power loss, the original for a kill. Raises Broken."""
     for how in ENDS:
         if how != KILL:
             end_and_judge(house.twin(), how, seed, known=known)
@@ -125,7 +128,7 @@ def _end(house: House, how: How, seed: int) -> None:
 
 
 def _work(house: House, how: How, *, deep: bool) -> None:
-    """After the fault everything works: what is sent is acknowledged, at once."""
+    """Check that everything works after the fault: each append is acknowledged at once."""
     failed = house.model.failed
     for name in house.model.topics:
         if house.model.may_exist(name) == {True}:
@@ -133,7 +136,7 @@ def _work(house: House, how: How, *, deep: bool) -> None:
     if deep:
         house.checkpoint_or_fail()
         house.reclaim()
-        house.checkpoint_or_fail()  # A segment moves only when a snapshot names it.
+        house.checkpoint_or_fail()  # a segment moves only after a snapshot lists it
         house.relocate()
         check(house.model, observe(house.world), how)
     if house.model.failed != failed:

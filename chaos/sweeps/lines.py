@@ -1,13 +1,13 @@
-"""A process ends at each executed line of six paths, and an exception leaves each line (RF-3, RF-13, RF-22).
+"""Ends a process, or raises an exception, at each executed line of six workloads (RF-3, RF-13, RF-22).
 
-Two ways to end at a line:
+There are two ways to end at a line:
 
-death       from that line on the disk takes nothing more: what lies there is what a SIGKILL leaves
-exception   the line raises, the disk goes on working, and every `finally` and `except` on the way out runs:
-            the incarnation must end with it (nothing may swallow it), and leave nothing half done
+death       the disk ignores all calls from that line on, so its state is the one that a SIGKILL leaves
+exception   the line raises, the disk continues to work, and every `finally` and `except` on the way out runs.
+            The exception must end the incarnation and must not be swallowed. No state may be incomplete
 
-Every line that is executed is tried at its first and last execution, and at some more by chance while
-there is time. What lies on the disk is then recovered and judged as after a failed call (judge.py).
+Exceptions are raised at the first and last execution of each line; further executions are drawn at random
+while time remains. The disk is then recovered and judged as after a failed call (judge.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NOT_TRACED = (str(ROOT / "ringlog" / "testing") + "/",)
 DEATH, EXCEPTION = "death", "exception"
 SWEPT = tuple(workload for workload in WORKLOADS if workload.sweeps_lines)
 RECOVERIES_MAX = 20
-"""So many deaths in a row inside recovery (RF-13)."""
+"""Maximum number of deaths in a row inside recovery (RF-13)."""
 Line = tuple[str, int]
 
 
@@ -51,7 +51,7 @@ class TooFew(Exception):
 
 
 class Tracer:
-    """Counts executed lines of the product; at the k-th it calls `strike`, once."""
+    """Counts executed lines of the product, and calls `strike` once, at the n-th."""
 
     def __init__(
         self, nth: int, strike: Callable[[], None], on_line: Callable[[Line], None] | None = None
@@ -87,8 +87,7 @@ class Tracer:
 
 
 def _is_finalizer(frame: FrameType) -> bool:
-    """Does it run when an object goes, however deep? What is raised there goes nowhere, by the rules of the
-    language."""
+    """Return whether this frame runs in a `__del__`, at any depth. Python ignores exceptions there."""
     at: FrameType | None = frame
     while at is not None and at.f_code.co_name != "__del__":
         at = at.f_back
@@ -108,13 +107,13 @@ class Case:
 
     @classmethod
     def parse(cls, text: str) -> Case:
-        """What `str` gave; raises ValueError."""
+        """Parse the result of `str`. Raises ValueError."""
         _, workload, nth, how = text.split(":")
         return cls(workload, int(nth), how)
 
 
 def lines_of(workload: Workload, image: Image) -> list[Line]:
-    """Every line that the act executes, in order, when nothing happens."""
+    """Return every line that the act executes without a fault, in order."""
     found: list[Line] = []
     house = begin(workload, image)
     with Tracer(0, lambda: None, found.append):
@@ -125,8 +124,8 @@ def lines_of(workload: Workload, image: Image) -> list[Line]:
 
 
 def stretches_of(workload: Workload, image: Image) -> list[tuple[int, int]]:
-    """(first line, how many) of stretches of executed lines within which nothing that survives changes."""
-    lines_of(workload, image)  # The first life fills caches that the second finds filled.
+    """Return (first line, number of lines) of runs of lines in which no persistent state changes."""
+    lines_of(workload, image)  # the first run fills caches that the second one uses
     house = begin(workload, image)
     known: list[tuple[Any, ...]] = []
     with Tracer(0, lambda: None, on_line=lambda _: known.append(_survivors(house))):
@@ -136,14 +135,14 @@ def stretches_of(workload: Workload, image: Image) -> list[tuple[int, int]]:
 
 
 def _survivors(house: House) -> tuple[Any, ...]:
-    """What of a house outlives its processes, as numbers of changes: its disk, what clients were told."""
+    """Return counters of the state that survives the processes: the disk, and the replies to clients."""
     model = house.model
     told = sum(each.is_owed or each.is_refused for each in model.frames)
     return house.base.changes, told, sum(each.done_at for each in model.changes), model.granted
 
 
 def cases(workload: Workload, lines: list[Line], chance: random.Random) -> Iterator[Case]:
-    """An exception at the first and last execution of every line; then either way by chance, without end."""
+    """Yield an exception at the first and last execution of each line, then random cases forever."""
     first: dict[Line, int] = {}
     last: dict[Line, int] = {}
     for number, line in enumerate(lines, 1):
@@ -158,7 +157,7 @@ def cases(workload: Workload, lines: list[Line], chance: random.Random) -> Itera
 
 
 def run_case(case: Case, image: Image, known: Known | None = None) -> Line:
-    """Run one and judge it with each end; returns the line. Raises Broken."""
+    """Run a case and judge it with each end; return the line. Raises Broken."""
     workload = BY_NAME[case.workload]
     house = begin(workload, image)
     error = Halted("the process is dead") if case.how == DEATH else Unexpected("at a line")
@@ -177,7 +176,7 @@ def run_case(case: Case, image: Image, known: Known | None = None) -> Line:
         except RinglogError as e:
             caught = e.__cause__ or e.__context__ or e
         except Unanswered:
-            caught = None  # Whoever swallows an exception may just as well leave his client without a word.
+            caught = None  # a swallowed exception may also leave the client without an answer
     sys.settrace(None)
     if tracer.struck is None:
         raise TooFew
@@ -185,7 +184,7 @@ def run_case(case: Case, image: Image, known: Known | None = None) -> Line:
     if caught is None:
         raise Broken(f"an exception at {where} is swallowed")
     house.faulty.halted = False
-    # Whoever was under way is gone with the process: nobody asks what was live.
+    # The processes are dead, so their live state is not read.
     house.world.runs.clear()
     try:
         end_each(house, case.nth, known)
@@ -194,13 +193,14 @@ def run_case(case: Case, image: Image, known: Known | None = None) -> Line:
     return tracer.struck
 
 
-# -- recovery, again and again ------------------------------------------------------------------------
+# -- repeated recovery --------------------------------------------------------------------------------
 
 
 def recover_killed(image: Image, deaths: int, chance: random.Random) -> int:
-    """Let recovery die at chance lines so many times in a row, then finish; the same comes out (RF-13).
+    """Let recovery die `deaths` times in a row at random lines, then finish (RF-13).
 
-    Returns how many lines of recovery were executed before deaths. Raises Broken.
+    The result must equal that of an undisturbed recovery. Returns the number of lines of recovery that were
+    executed before the deaths. Raises Broken.
     """
     plain = House(image)
     plain.start()
@@ -228,7 +228,7 @@ def _die_in_start(house: House, nth: int) -> int:
         raise Halted("the process is dead")
 
     tracer = Tracer(nth, strike)
-    # A recovery after a death may be shorter than the first, and end before it dies.
+    # A recovery after a death may be shorter than the first one, and end before the line is reached.
     with tracer, contextlib.suppress(Halted):
         house.start()
     house.faulty.halted = False

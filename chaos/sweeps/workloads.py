@@ -1,4 +1,7 @@
-"""Twelve things that ringlog does to its files. Each has a stage, made once, and an act, done once a run."""
+"""Twelve workloads that change files.
+
+Each has a stage, which runs once, and an act, which runs in each case.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,19 @@ from ringlog.supervision.identity import EngineIdentity
 from ringlog.testing.shard_world import DATA
 
 BIG = 48 << 10
-"""Bytes of a record that leaves no room for a second one in the first log file of a house."""
+"""Size (bytes) of a record that leaves no space for a second one in the first log file of a house."""
 
 
 NUMBERS = 1 << 20
-"""Incarnation numbers that the stage has handed out; those of a house lie below."""
+"""First incarnation number after the stage. The numbers of a house are smaller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`stage` before any fault; `act` under it. `starts`: the act begins before the engine is started."""
+    """`stage` runs without faults, `act` with one.
+
+    With `starts` the act begins before the engine is started.
+    """
 
     name: str
     stage: Callable[[House], None]
@@ -31,7 +37,7 @@ class Workload:
     sweeps_lines: bool = False
 
     def image(self) -> Image:
-        """The disk on which every run begins."""
+        """Return the disk on which every run begins."""
         house = House()
         EngineIdentity(house.base, DATA).record_start("", NUMBERS)
         house.start()
@@ -41,7 +47,7 @@ class Workload:
         house.append("d", 2)
         self.stage(house)
         house.wait(1.0)
-        assert house.model.failed == 0, f"the stage of {self.name} fails"
+        assert house.model.failed == 0, f"the stage of workload {self.name} failed without a fault"
         return house.image()
 
 
@@ -157,7 +163,7 @@ def _relocate(house: House) -> None:
 
 
 def _rotten(house: House) -> None:
-    """Every data part on the host is damaged, and the cold tier has a whole copy of each."""
+    """Damage every data part in the hot tier, after an intact copy of each is in the cold tier."""
     _sealed(house)
     house.has_rot = True
     for ref in house.segments():

@@ -1,8 +1,8 @@
-"""Real sync failures (T-10): the device below ext4 and XFS fails writes, fails reads, lags, dies and returns.
+"""Real sync failures: the device below ext4 and XFS fails writes or reads, lags, dies and returns.
 
-The file systems, the page cache and the errors are the kernel's own; only the block device is ours
-(chaos/rigs/blockstore.py). `shard.py` does it to a shard's core, log writer and recovery, `engine.py` to the
-whole program.
+File systems, page cache and errors are those of the kernel; only the block device is simulated
+(chaos/rigs/blockstore.py). `shard.py` tests a shard's core, log writer and recovery, `engine.py` the whole
+program.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from chaos.rigs.mount import KINDS, RigError
 from chaos.syncs import engine, shard
 
 SETTINGS = {"engine": ["fails", "lags"], "engine_share": 0.5, "rounds_min": 4}
-"""rounds_min: so often every case of a shard is run, however slow the host is just now.
-engine: cases of engine.CASES for the whole program, in turn; engine_share: of the time, for them."""
+"""`engine`: cases of engine.CASES for the whole program, in turn. `engine_share`: share of the time for them.
+`rounds_min`: minimum number of rounds of the shard's cases, however slow the host is."""
 ROUNDS_MAX = 1_000_000
 
 
 def run(order: Order, account: Account) -> None:
-    """Every case of a shard on both file systems, again and again; then the program's cases, each once at
-    least and as often as the time allows."""
+    """Run the shard's cases on both file systems repeatedly, then the cases of the program.
+
+    Each case of the program runs at least once, and repeatedly while time remains.
+    """
     settings = order.choose(SETTINGS)
     need_root()
     begun = time.monotonic()
@@ -58,7 +60,7 @@ def _run_shard(order: Order, account: Account, rounds_min: int, until: float) ->
 
 
 def replay(order: Order, case: str) -> None:
-    """`shard/KIND/CASE/NUMBER` or `engine/KIND/CASE`. Needs a private mount namespace."""
+    """Repeat `shard/KIND/CASE/NUMBER` or `engine/KIND/CASE`. Needs a private mount namespace."""
     who, kind, name, *_ = case.split("/")
     account = Account()
     if who == "engine":

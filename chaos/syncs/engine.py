@@ -27,21 +27,21 @@ from ringlog.placement import home_shard
 from ringlog.testing.real_engine import TestEngine
 
 PATIENT_S = 60.0
-"""A write over a device that lags is waited for."""
+"""Timeout (s) of a write over a device that lags."""
 OTHERS_S_MAX = 1.5
-"""The longest that a write to another shard may take meanwhile; this machine does more than one thing."""
+"""Maximum time (s) of a write to the other shard in the meantime. The host also runs other work."""
 LAG_S = {"lags": 0.4, "lags_long": 5.0, "hangs": 30.0}
 STUCK_AFTER_S = 10.0
 SYNCS_MAX = 8
-"""A killed process is dead when the device lets it go: behind two or so syncs of its own, and those of others
-that the file system's log has it wait for."""
+"""Maximum number of delayed syncs before a killed process dies: about two of its own, and those of others
+that the file system's journal makes it wait for."""
 LOOK_S = 0.05
 SIGBUS_STATUS = -7
 MAPPED_S = 20.0
 
 
 def run(order: Order, account: Account, names: list[str], until_s: float) -> None:
-    """These cases in turn, each once and then as often as the time allows; the file system alternates."""
+    """Run these cases in turn, each once and then while time remains. The file system alternates."""
     number = 0
     while names and (number < len(names) or time.monotonic() < until_s):
         name, kind = names[number % len(names)], KINDS[(number + order.seed) % len(KINDS)]
@@ -56,14 +56,14 @@ def run(order: Order, account: Account, names: list[str], until_s: float) -> Non
 
 
 def run_case(name: str, order: Order, kind: str, account: Account) -> None:
-    """One case by its name; raises Broken."""
+    """Run one case by its name. Raises Broken."""
     with Nursery() as nursery:
         CASES[name](_Place(order, kind, account, nursery))
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a case is run."""
+    """Environment of a case."""
 
     order: Order
     kind: str
@@ -71,14 +71,17 @@ class _Place:
     nursery: Nursery
 
     def traffic(self, host: TestEngine, ask_s: float = ASK_S) -> Traffic:
-        """Traffic that has begun."""
+        """Return running traffic; see Traffic.begin."""
         return Traffic.begin(
             self.nursery, self.order.scratch / f"journals-{time.monotonic_ns()}", host.url, ask_s
         )
 
 
 def fails(place: _Place) -> None:
-    """RF-41 with the program: writes to a log fail, its shard is replaced, the device is well again."""
+    """Fail writes to the log of one shard under the program, then repair the device (RF-41).
+
+    The shard is replaced.
+    """
     with stored_volume(place.kind, place.order.scratch) as stored:
         root = stored.volume.root
         with program(root) as host:
@@ -102,17 +105,20 @@ def fails(place: _Place) -> None:
 
 
 def lags(place: _Place) -> None:
-    """RF-45: syncs of 0.4 s."""
+    """Delay syncs by 0.4 s (RF-45)."""
     _lag(place, LAG_S["lags"])
 
 
 def lags_long(place: _Place) -> None:
-    """RF-45: syncs of 5 s."""
+    """Delay syncs by 5 s (RF-45)."""
     _lag(place, LAG_S["lags_long"])
 
 
 def _lag(place: _Place, seconds: float) -> None:
-    """Nobody is taken for dead, nothing is lost, and the other shard, on another device, notices nothing."""
+    """Delay syncs.
+
+    No process is restarted, no record is lost, and the shard on another device is not affected.
+    """
     with _two_devices(place) as (root, slow), program(root) as host:
         traffic = place.traffic(host, PATIENT_S)
         before = _restarts(host)
@@ -141,13 +147,16 @@ def _lag(place: _Place, seconds: float) -> None:
         if others_took > OTHERS_S_MAX:
             raise Broken(f"the other shard took {others_took:.2f} s for a write")
         if _restarts(host) != before:
-            raise Broken(f"somebody was taken for dead: {before} then {_restarts(host)}")
+            raise Broken(f"a process was restarted: {before} then {_restarts(host)}")
         traffic.judge()
     place.account.did("cases of a device that lags", 1, "RF-45")
 
 
 def hangs(place: _Place) -> None:
-    """RF-12: a shard hangs in a sync of 30 s and is to be replaced after 10: never are there two of it."""
+    """Let a shard hang in a sync of 30 s, with a stuck timeout of 10 s (RF-12).
+
+    Two of it must never run at once.
+    """
     seconds = LAG_S["hangs"]
     limits: dict[str, Any] = {"supervisor": {"stuck_after_s": STUCK_AFTER_S}}
     with _two_devices(place) as (root, slow), program(root, **limits) as host:
@@ -166,18 +175,18 @@ def hangs(place: _Place) -> None:
         slow.store.mode("ok")
         if not is_over:
             raise Broken(f"a shard that hung for {seconds} s was not replaced")
-        # A sync that its successor began before we looked hangs as long once more.
+        # If its successor has begun a sync in the meantime, that one hangs for the same time again.
         traffic.need_acks("after a shard had hung", within_s=seconds + 2 * WAIT_S)
         traffic.end()
         others = [topic for topic in TOPICS if home_shard(topic, 2) == 1]
         if not any(traffic.count(ACKED, mark, topic) > 6 * BATCH for topic in others):
-            raise Broken("the other shard did not serve meanwhile")
+            raise Broken("the other shard did not serve while one hung")
         traffic.judge()
     place.account.did("shards that hung in a sync", 1, "RF-12", "RF-45")
 
 
 def vanishes(place: _Place) -> None:
-    """RF-50: the device is gone for everything, and comes back."""
+    """Make the device fail everything, then bring it back (RF-50)."""
     with stored_volume(place.kind, place.order.scratch) as stored:
         root = stored.volume.root
         with program(root) as host:
@@ -187,7 +196,7 @@ def vanishes(place: _Place) -> None:
             until(lambda: all(traffic.failed(mark, topic) for topic in TOPICS), WAIT_S)
             traffic.end()
             if not (traffic.failed(mark) and stored.store.seen()["write_errors"]):
-                raise Broken("the device was gone, and nobody noticed")
+                raise Broken("the device vanished without a visible error")
             host.power_off()
         stored.power_cycle()
         _judge(root, traffic, place.account)
@@ -195,8 +204,11 @@ def vanishes(place: _Place) -> None:
 
 
 def unreadable(place: _Place) -> None:
-    """RF-52: what is stored cannot be read for a while. A reader that maps files may die of it; no process of
-    the engine does, and all is well when the device is."""
+    """Make stored data unreadable for a while (RF-52).
+
+    A reader with mapped files may die of it. No process of the engine dies, and everything works again with
+    the device.
+    """
     with stored_volume(place.kind, place.order.scratch) as stored:
         root = stored.volume.root
         with program(root) as host:
@@ -205,7 +217,7 @@ def unreadable(place: _Place) -> None:
             traffic.need_acks("after a checkpoint", within_s=2 * WAIT_S)
             traffic.end()
             pids = _pids(host)
-            # Sealed records only: a write into a page of a log that is not in memory must read it first.
+            # Only sealed records: a write to a log page that is not in memory has to read the page first.
             sealed = max(Path(host.data_dir).rglob("*.data"), key=lambda path: path.stat().st_size)
             where = range_of(sealed)
             forget_pages(sealed)
@@ -237,7 +249,7 @@ CASES: dict[str, Callable[[_Place], None]] = {
 
 @contextlib.contextmanager
 def _two_devices(place: _Place) -> Iterator[tuple[Path, StoredVolume]]:
-    """Data on one device, but the log of shard 0 on another, the block store."""
+    """Yield (root, block store). The log of shard 0 is on the block store, other data on a normal device."""
     with volume("ext4", place.order.scratch) as plain:
         slow_scratch = place.order.scratch / "slow"
         slow_scratch.mkdir(exist_ok=True)
@@ -245,7 +257,8 @@ def _two_devices(place: _Place) -> Iterator[tuple[Path, StoredVolume]]:
             log = plain.root / "engine" / "data" / "wal" / "shard-00"
             with program(plain.root) as host:
                 host.stop()
-            # A directory below its top: what a file system keeps there itself is none of the shard's files.
+            # A subdirectory, so that files of the file system itself (lost+found) are not in the shard's
+            # directory.
             shutil.copytree(log, slow.volume.root / "shard")
             bind(slow.volume.root / "shard", log)
             try:
@@ -265,7 +278,7 @@ def _judge(root: Path, traffic: Traffic, account: Account) -> None:
 
 
 def _newest_log(data: Path, shard: int) -> Path:
-    """The log file that the shard writes: its highest incarnation, and of that the one in use."""
+    """Return the log file that the shard writes: the newest one of its highest incarnation."""
     logs = list((data / "wal" / f"shard-{shard:02d}").glob("wal-*.log"))
     return max(logs, key=lambda path: tuple(map(int, path.stem.split("-")[1:])))
 
@@ -286,7 +299,7 @@ def _restarts(host: TestEngine) -> dict[str, int]:
 
 
 def _read_mapped(url: str) -> int:
-    """Follow every topic by mapped files in a process of its own; returns its exit status."""
+    """Read every topic through mapped files in a separate process. Returns its exit status."""
     program_text = (
         "import sys, ringlog\n"
         "with ringlog.connect(sys.argv[1], timeout_ms=3000) as client:\n"

@@ -1,4 +1,4 @@
-"""A shard over a block store that fails: its core, log writer and recovery on a real file system."""
+"""A shard over a failing block store: its core, log writer and recovery on a real file system."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ringlog.testing.shard_world import DATA
 
 WARM_STEPS = 3
 UNSYNCED_TRIES = 8
-"""Records of class `disk` that are sent until one of them lies unsynced in the cache."""
+"""Maximum number of records of class `disk` that are sent until one stays unsynced in the page cache."""
 _libc = ctypes.CDLL(None)
 SYNC_CALLS = frozenset({"sync_data", "sync_file", "sync_dir"})
 
 
 @dataclass(slots=True)
 class Bench:
-    """One case: a shard that has acknowledged something, on a device that is well so far."""
+    """One case: a shard that has acked a record, on a device that works so far."""
 
     stored: StoredVolume
     life: Life
@@ -38,62 +38,67 @@ class Bench:
 
     @property
     def root(self) -> Path:
-        """The data directory on the host."""
+        """Data directory on the host."""
         return self.stored.volume.root / "life"
 
     @property
     def log(self) -> Path:
-        """The log file that is being written."""
+        """Log file that is being written."""
         return self.host_path(self.life.world.runs[0].writer.path)
 
     def host_path(self, path: str) -> Path:
-        """A path of the World on the host."""
+        """Return the host path of a path of the World."""
         return self.root / path.removeprefix(DATA).lstrip("/")
 
     def fail_writes(self, where: Range) -> None:
-        """From now on the device fails writes there."""
+        """Make the device fail writes in this range."""
         self.stored.store.mode("write_eio", low=where.low, high=where.high)
 
     def fail_reads(self, where: Range) -> None:
-        """From now on the device fails reads there."""
+        """Make the device fail reads in this range."""
         self.stored.store.mode("read_eio", low=where.low, high=where.high)
 
     def well(self) -> None:
-        """From now on it works."""
+        """Make the device work again."""
         self.stored.store.mode("ok")
 
     def sync_must_fail(self, work: Callable[[], None], calls: frozenset[str] = SYNC_CALLS) -> None:
-        """Do work whose sync fails: visibly, by a typed error, and nothing of class `fsync` is acked."""
+        """Run work whose sync must fail with a typed error, without an ack of class `fsync`.
+
+        Raises Broken.
+        """
         acked, before = self.life.model.owed, self.stored.store.seen()["write_errors"]
         try:
             work()
         except DiskError as e:
             if e.detail.get("call") not in calls:
-                raise Broken(f"not the sync failed, but: {e}") from e
+                raise Broken(f"a call other than the sync failed: {e}") from e
             is_sync = e.detail.get("call") in SYNC_CALLS
         else:
-            raise Broken("the device failed a write below a sync, and nobody noticed")
+            raise Broken("the device failed a write below a sync without a visible error")
         finally:
             now = self.life.model.owed
             if now != acked:
                 raise Broken(f"{now - acked} frames were acked over a failed sync")
         if not is_sync:
-            return  # The file system had noticed before us, and stopped.
+            return  # The file system noticed the error first and shut down.
         if self.stored.store.seen()["write_errors"] == before:
             raise Broken("the rig failed no write")
         self.account.did("sync_failures")
 
     def may_not_go_on(self) -> None:
-        """The same incarnation asks once more, of a device that is well: its log must refuse, since the
-        kernel would say yes (RF-41)."""
+        """Sync again in the same incarnation, with a working device. The log must refuse (RF-41).
+
+        The kernel would report success, because it reports a write-back error only once.
+        """
         try:
             self.life.world.runs[0].writer.sync()
         except (InvariantViolation, DiskError):
             return
-        raise Broken("a log whose sync failed was synced again, and believed")
+        raise Broken("a log whose sync failed accepted a second sync")
 
     def replace(self) -> bool:
-        """A successor beside the same board; False when the file system refuses all work by now."""
+        """Start a successor with the same board. Returns False if the file system refuses all work."""
         self.life.end()
         try:
             self.life.start(keeps_board=True)
@@ -104,7 +109,7 @@ class Bench:
         return True
 
     def power_cycle_and_judge(self) -> None:
-        """Everything that was acked or shown must be there when only the device remembers."""
+        """Check that everything acked or shown is there when only the device's contents remain."""
         self.life.end()
         self.stored.power_cycle()
         self.life.recover()
@@ -113,7 +118,7 @@ class Bench:
 
 
 def sync_fails_once(bench: Bench) -> None:
-    """RF-41: a sync fails, the next one would succeed."""
+    """Fail one sync; the next one would succeed (RF-41)."""
     bench.fail_writes(range_of(bench.log))
     bench.sync_must_fail(lambda: bench.life.send("f", [bench.life.payload(700)]))
     bench.well()
@@ -125,8 +130,10 @@ def sync_fails_once(bench: Bench) -> None:
 
 
 def cache_lies(bench: Bench) -> None:
-    """RF-42: the successor reads from the cache what the device never got. Counted when the trap was set:
-    the lost bytes were in the file before the power cycle, and are not after it."""
+    """Let the successor read bytes from the page cache that the device never got (RF-42).
+
+    The case counts only if the lost bytes were in the file before the power cycle and are not after it.
+    """
     life, log = bench.life, bench.log
     payload = life.payload(900)
     bench.fail_writes(range_of(log))
@@ -157,7 +164,7 @@ def cache_lies(bench: Bench) -> None:
 
 
 def write_back_fails(bench: Bench) -> None:
-    """RF-43: write-back fails between two syncs, and another descriptor is told."""
+    """Fail write-back between two syncs; the kernel reports it on another descriptor (RF-43)."""
     life, log = bench.life, bench.log
     where = range_of(log)
     before = bench.stored.store.seen()["write_errors"]
@@ -183,7 +190,7 @@ def write_back_fails(bench: Bench) -> None:
     except DiskError:
         bench.account.did("sync_failures")
     else:
-        raise Broken("write-back failed between two syncs, and the next sync was believed")
+        raise Broken("write-back failed between two syncs, but the next sync succeeded")
     if life.model.owed != acked:
         raise Broken("acked over a write-back that failed")
     bench.may_not_go_on()
@@ -193,7 +200,7 @@ def write_back_fails(bench: Bench) -> None:
 
 
 def device_vanishes(bench: Bench) -> None:
-    """RF-50: everything fails, also a start, which must not take that for an empty directory."""
+    """Make the device fail everything (RF-50). A start must fail too, and not assume an empty directory."""
     life = bench.life
     bench.stored.store.mode("dead")
     acked = life.model.owed
@@ -201,15 +208,15 @@ def device_vanishes(bench: Bench) -> None:
         bench.sync_must_fail(lambda: life.send("f", [life.payload(700)]), SYNC_CALLS | {"write_at"})
         bench.may_not_go_on()
     except Refused:
-        # It needed another log file and could not make one; its producer was told so.
+        # The shard could not create the log file that it needed, and refused the write.
         bench.account.did("writes refused over a dead device")
     if life.model.owed != acked:
-        raise Broken("acked over a device that is gone")
+        raise Broken("acked over a vanished device")
     life.end()
     bench.stored.power_cycle()
     bench.stored.store.mode("dead")
     _start_must_fail(bench, "a device that is gone")
-    # Takes writes, so that a start that found nothing would be free to begin anew.
+    # The device accepts writes, so a start that took the directory for empty could create new files.
     bench.stored.store.mode("ok")
     bench.stored.power_cycle()
     bench.stored.store.mode("read_eio")
@@ -224,7 +231,7 @@ def device_vanishes(bench: Bench) -> None:
 
 
 def log_unreadable(bench: Bench) -> None:
-    """RF-51: a read error in recovery is no end of the log."""
+    """Fail reads during recovery (RF-51). Recovery must not take this for the end of the log."""
     life = bench.life
     for _ in range(3):
         life.send("f", [life.payload(5_000)])
@@ -243,7 +250,10 @@ def log_unreadable(bench: Bench) -> None:
 
 
 def records_unreadable(bench: Bench) -> None:
-    """RF-51: a read error where a reader looks, in the log and in segments, is named, and passes."""
+    """Fail reads under a reader, in the log and in segments (RF-51).
+
+    The error names the file and is temporary.
+    """
     life = bench.life
     for _ in range(3):
         life.send("f", [life.payload(5_000)])
@@ -279,11 +289,13 @@ def records_unreadable(bench: Bench) -> None:
 
 
 def device_lies(bench: Bench) -> None:
-    """The device says yes to syncs and does nothing (RF-44 below a real file system): what was acked then may
-    be gone, but what remains is what was there before, dense and unforged."""
+    """Let the device confirm syncs without effect (RF-44, below a real file system).
+
+    Records acked in that time may be lost. The remaining records are those from before, dense and unaltered.
+    """
     life = bench.life
     honest = len(life.model.frames)
-    # What the file system itself still has in memory belongs to the honest time.
+    # Data that the file system has in memory belongs to the time before the lies.
     fd = os.open(bench.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _libc.syncfs(fd)
@@ -333,7 +345,7 @@ CASES: dict[str, Callable[[Bench], None]] = {
 
 
 def run_case(stored: StoredVolume, name: str, rng: random.Random, account: Account) -> None:
-    """One case on a directory of its own; raises Broken."""
+    """Run one case in its own directory. Raises Broken."""
     root = stored.volume.root / "life"
     life = Life(root)
     bench = Bench(stored, life, rng, account)

@@ -1,8 +1,9 @@
-"""System calls that fail in the real program, one at a time, by strace (RF-38).
+"""Fails single system calls of the real program with strace (RF-38).
 
-strace is attached to one process of a running engine and fails the n-th call of one kind, once or from then
-on. The engine is under traffic all the time. It may end the process, refuse, or carry on; after strace is
-gone it must serve every topic again, and whatever was acknowledged is there, also after a kill of everything.
+strace attaches to one process of a running engine and fails the n-th call of one kind, once or from then on.
+The engine is under load all the time. It may end the process, refuse requests, or continue. After strace
+detaches, the engine must serve every topic again. All acknowledged records must be readable, also after a
+kill of all processes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from ringlog.errors import RinglogError
 from ringlog.testing.real_engine import TestEngine
 
 SETTINGS: dict[str, Any] = {"judge_every": 24}
-"""judge_every: so many cases are run on one engine before everything is read, killed and read again."""
+"""`judge_every` is the number of cases on one engine before all records are read, the engine is killed, and
+all records are read again."""
 CALLS = {
     "wal_shard": ("pwritev", "fdatasync", "fsync", "fallocate", "ftruncate", "openat", "rename", "unlink"),
     "compactor": ("pwritev", "fdatasync", "fsync", "openat", "rename", "unlink", "fallocate"),
@@ -36,15 +38,15 @@ CALLS = {
 }
 ERRORS = ("EIO", "ENOSPC", "EINTR", "EAGAIN", "ESTALE")
 PASSES = ("1", "2", "1+")
-"""The first call, the second, every one until strace is gone."""
+"""Which calls fail: the first, the second, or all until strace detaches."""
 ATTACH_S = 5.0
 INJECT_S = 1.5
-"""How long a call is waited for that this process may not make at all just now."""
+"""Time (s) to wait for the call, which the process may not make at all."""
 SERVE_S = 40.0
 END_S = 10.0
 DELETE_KEEPS, DELETE_MS = 200, 1_500
 LIMITS: dict[str, Any] = {"supervisor": {"restart_max": 1_000, "restart_window_s": 1.0}}
-"""Deaths are what is asked for here; the limit of restarts is somebody else's case."""
+"""High limits of restarts, because these cases cause many deaths. Class `kills` tests the limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class Case:
 
 
 def cases(order: Order) -> Iterator[Case]:
-    """All of them in an order of the seed's, again and again."""
+    """Yield all cases in an order that depends on the seed, repeatedly."""
     every = [
         Case(role, call, error, when)
         for role, calls in CALLS.items()
@@ -72,10 +74,10 @@ def cases(order: Order) -> Iterator[Case]:
 
 
 def run(order: Order, account: Account) -> None:
-    """As many cases as the time allows."""
+    """Run cases until the time is over."""
     settings = order.choose(SETTINGS)
     if shutil.which("strace") is None:
-        raise CannotRun("strace is not installed")
+        raise CannotRun("strace is not installed (package strace)")
     until_s = time.monotonic() + order.seconds
     todo = cases(order)
     for number in itertools.count():
@@ -91,7 +93,7 @@ def run(order: Order, account: Account) -> None:
 
 
 def replay(order: Order, case: str) -> None:
-    """Cases joined by commas, as a finding names them, on one engine."""
+    """Run cases on one engine, given as in a finding: joined by commas."""
     account = Account()
     _run_batch(order.scratch / "engine", [Case(*one.split("/")) for one in case.split(",")], account, 1e18)
     account.tell()
@@ -122,7 +124,7 @@ def _run_batch(root: Path, batch: list[Case], account: Account, until_s: float) 
 
 
 def _inject(host: TestEngine, traffic: Traffic, case: Case, root: Path) -> int:
-    """Fail the calls; returns how many failed."""
+    """Fail the calls; return the number of failed calls."""
     out = root / "strace.out"
     out.unlink(missing_ok=True)
     pid = host.pid_of(case.role)
@@ -138,7 +140,7 @@ def _inject(host: TestEngine, traffic: Traffic, case: Case, root: Path) -> int:
             _provoke(host, traffic, case)
     finally:
         with contextlib.suppress(ProcessLookupError):
-            tracer.send_signal(signal.SIGTERM)  # It lets go of the process on the way out.
+            tracer.send_signal(signal.SIGTERM)  # strace detaches from the process when it exits
         try:
             tracer.wait(END_S)
         except subprocess.TimeoutExpired:
@@ -148,7 +150,7 @@ def _inject(host: TestEngine, traffic: Traffic, case: Case, root: Path) -> int:
 
 
 def _provoke(host: TestEngine, traffic: Traffic, case: Case) -> None:
-    """What makes this process do something; a shard has traffic, and makes files for checkpoints."""
+    """Cause activity of the process. A shard has its load, and creates files for checkpoints."""
     with contextlib.suppress(RinglogError, OSError):
         if case.role == "reclaimer":
             topic = TOPICS[traffic.acked % len(TOPICS)]
@@ -173,7 +175,7 @@ def _is_traced(pid: int) -> bool:
 
 
 def _need_service(host: TestEngine, traffic: Traffic, when: str, done: list[str]) -> None:
-    """Every topic takes writes again; raises Broken with what was done before."""
+    """Check that every topic accepts writes again. Raises Broken with the cases done so far."""
     try:
         traffic.need_acks(when, 1, SERVE_S)
     except Broken as e:

@@ -1,20 +1,23 @@
-"""A simulated world: every actor in one thread, under virtual time, on a disk and a network that fail (T-5).
+"""Simulates all actors in one thread, with a virtual clock, and with a disk and a network that fail.
 
-What decides is production code: shards with their recovery and log writer, gateway, compactor, reclaimer,
-relocator over a cold directory, the supervisor's policy and identity, the library's decoding of what is read.
-What is simulated is what surrounds them: rings' memory, sockets, clocks, the disk, the table of processes.
-One seed decides everything: workload, faults, who runs when. Each seed mixes a random subset of
+The decisions come from production code: shards with recovery and log writer, gateway, compactor, reclaimer,
+relocator on a cold directory, the supervisor's restart policy and identity file, the library's decoders. The
+surroundings are simulated: memory of rings, sockets, clocks, disk, process table. One seed determines
+workload, faults and scheduling. Each seed combines a random subset of these faults:
 
-  kills of any process at any effect or disk call, of everything, of the supervisor; power loss with any legal
-  damage, also while the engine starts; failed, short, stuck and late disk calls, hot and cold; a full disk
-  and room again; paused processes; steps of the wall clock; answers lost with their sender; clients that die
-  and go on as another process; other numbers of shards at a start
+- Kill of any process at any effect or disk call, of all processes, or of the supervisor.
+- Power loss with any legal damage, also during a start.
+- Disk calls that fail, write partially, block or are slow, in both tiers.
+- A full disk that later has space again.
+- Paused processes; steps of the wall clock; answers lost with their sender.
+- Clients that die and continue as another process; another number of shards at a start.
 
-and is judged while it runs by a model of what was promised (model.py) and a monitor of syncs, and at its end,
-when all is calm, by reading everything by two ways, restarting twice, and the offline verifier (examine.py).
+While a seed runs, a model of the acknowledged operations (model.py) and a monitor of syncs check it. After
+the last fault, everything is read in two ways, the engine restarts twice, and the offline verifier runs
+(examine.py).
 
-Settings: `reshards` (only seeds in which the number of shards may change).
-Cases: `seed=123 steps=0..100 without=3,17`; `shrink seed=123` looks for a smaller one.
+Settings: `reshards` (run only seeds in which the number of shards may change).
+Cases: `seed=123 steps=0..100 without=3,17`; `shrink seed=123` searches for a smaller failing case.
 """
 
 from __future__ import annotations
@@ -33,15 +36,18 @@ if TYPE_CHECKING:
     from chaos.world.simulation import Simulation
 
 SEEDS_APART = 100_000
-"""Seeds of a run with order seed n begin at n times this."""
+"""Distance between the first seeds of consecutive order seeds."""
 SEEDS_PER_COLLECTION = 16
-"""A world is full of cycles, and none is looked for while one runs: 2 MiB stay behind each otherwise."""
+"""Seeds between garbage collections.
+
+No collection runs within a seed, and each world leaves 2 MiB in cycles.
+"""
 SHARE = 0.97
-"""Of the time, for seeds; the rest is for the end."""
+"""Share of the time for seeds. The rest is for the end of the class."""
 
 
 def run(order: Order, account: Account) -> None:
-    """One seed after the other until the time is over."""
+    """Run one seed after another until the time is over."""
     only_reshards = order.choose({"reshards": False})["reshards"]
     with suppress_logging():
         _run(order, account, only_reshards=only_reshards)
@@ -71,7 +77,7 @@ def _run(order: Order, account: Account, *, only_reshards: bool) -> None:
 
 
 def live(case: Case) -> Simulation:
-    """Run one case; raises Failed, and CannotRun without the package that tasks are made of."""
+    """Run one case. Raises Failed, and CannotRun if greenlet is not installed."""
     if importlib.util.find_spec("greenlet") is None:
         raise CannotRun("greenlet is not installed: pip install 'ringlog[fuzz]'")
     from chaos.world.simulation import Simulation
@@ -82,7 +88,7 @@ def live(case: Case) -> Simulation:
 
 
 def note(done: Simulation, account: Account) -> None:
-    """Count what a seed did."""
+    """Count the work of one seed."""
     counts, met = done.engine.counts, done.engine.weather.met
     late = met["slow sync"]
     account.did("seeds", 1, *(["RF-24"] if done.kinds_of_faults() > 1 else []))
@@ -99,7 +105,10 @@ def note(done: Simulation, account: Account) -> None:
 
 
 def replay(order: Order, case: str) -> None:
-    """Run a case again and print its story; `shrink CASE` prints a smaller one that fails in the same way."""
+    """Run a case again and print its events.
+
+    `shrink CASE` prints a smaller case that fails in the same way.
+    """
     with suppress_logging():
         _again(order, case)
 
@@ -118,7 +127,7 @@ def _again(order: Order, case: str) -> None:
 
 
 def how_it_fails(case: Case) -> str:
-    """What breaks in a case; empty when nothing does."""
+    """Return the failure of a case, or an empty string."""
     try:
         live(case)
     except Failed as e:

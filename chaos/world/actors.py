@@ -1,4 +1,4 @@
-"""The actors of the engine as processes of the simulated world: production cores, simulated surroundings."""
+"""The engine's actors as processes of the simulated world: production cores in simulated surroundings."""
 
 from __future__ import annotations
 
@@ -46,11 +46,15 @@ DAMAGE_WORDS = frozenset({"index not readable", "segments not rewritten"})
 
 @contextmanager
 def listening(engine: Engine) -> Iterator[None]:
-    """Hear what the reclaimer says of damage: it goes on without the segment, and here there is none."""
+    """Intercept the reclaimer's log events about damage.
+
+    The reclaimer continues without a damaged segment, but no data is damaged in this world. The first such
+    event is stored in `engine.damage`.
+    """
 
     def hear(logger: Any, level: int, event: str, **facts: Any) -> None:
         reason = str(facts.get("reason", ""))
-        if event in DAMAGE_WORDS and "call=" not in reason and not engine.damage:  # errors of the disk say it
+        if event in DAMAGE_WORDS and "call=" not in reason and not engine.damage:  # "call=": a disk error
             engine.damage = f"{event}: {reason}"
 
     module: Any = reclaimer_rounds
@@ -62,13 +66,13 @@ def listening(engine: Engine) -> Iterator[None]:
 
 
 class Asking:
-    """What compactor, reclaimer and relocator ask shards through."""
+    """Requests of compactor, reclaimer and relocator to shards."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def ask(self, shard: int, message: m.Message, wanted: type[Any], *, attachment: Any = None) -> Any:
-        """As link.shard_requests.ShardRequests.ask."""
+        """Send a request and return the reply, as link.shard_requests.ShardRequests.ask does."""
         copied = bytearray(attachment) if attachment is not None else None
         reply, attached = self._engine.ask(self._engine.child("wal_shard", shard), message, copied)
         assert isinstance(reply, wanted), reply
@@ -81,7 +85,7 @@ class Asking:
 
 
 class CompactorActor:
-    """actors/compactor/shell.py without its sockets."""
+    """Replaces actors/compactor/shell.py, without its sockets."""
 
     def __init__(self, engine: Engine, child: Child, process: Process) -> None:
         self.engine, self.process = engine, process
@@ -101,7 +105,7 @@ class CompactorActor:
         child.actor, child.was_ready = self, True
 
     def run(self) -> None:
-        """Look at the shards in turn, for ever."""
+        """Poll the shards in turn, forever."""
         shards = [
             CompactorShardClient(Asking(self.engine), number) for number in range(self.engine.base.shards)
         ]
@@ -114,7 +118,7 @@ class CompactorActor:
                 self._look_at(shards[number])
 
     def want(self) -> None:
-        """An operator, or the reclaimer, asks for snapshots."""
+        """Request checkpoints, as an operator or the reclaimer does."""
         self.tickets += 1
         self.schedule.request_checkpoints(self.tickets, self.engine.loop.now_ns)
 
@@ -129,7 +133,7 @@ class CompactorActor:
         except InvariantViolation:
             raise
         except CorruptData as e:
-            raise Broken(f"the compactor finds damage, and nothing was damaged: {e} {e.detail}") from e
+            raise Broken(f"the compactor reports damage, but no data was damaged: {e} {e.detail}") from e
         except RinglogError as e:
             counts["checkpoints failed"] += 1
             self.engine.tell("", f"checkpoint of shard {shard.number} failed: {e}")
@@ -145,7 +149,7 @@ class CompactorActor:
 
 
 def compactor(engine: Engine, child: Child, process: Process) -> None:
-    """The compactor's life."""
+    """Run the compactor."""
     CompactorActor(engine, child, process).run()
 
 
@@ -153,7 +157,7 @@ def compactor(engine: Engine, child: Child, process: Process) -> None:
 
 
 def reclaimer(engine: Engine, child: Child, process: Process) -> None:
-    """The reclaimer's life: rounds, one after the other."""
+    """Run the reclaimer: rounds, forever."""
     loop, settings, disk = engine.loop, engine.config.storage, engine.disk_for(process)
     store = LocalStore(disk, COLD) if engine.config.cold.dir else None
 
@@ -180,7 +184,7 @@ def reclaimer(engine: Engine, child: Child, process: Process) -> None:
         except ShuttingDown:
             engine.counts["rounds cut short"] += 1
         if engine.damage:
-            raise Broken(f"the reclaimer finds damage, and nothing was damaged: {engine.damage}")
+            raise Broken(f"the reclaimer reports damage, but no data was damaged: {engine.damage}")
         now = Counter(dropped=actor.counts.dropped, rewritten=actor.counts.rewritten)
         engine.counts["segments dropped"] += now["dropped"] - before["dropped"]
         engine.counts["segments rewritten"] += now["rewritten"] - before["rewritten"]
@@ -191,7 +195,10 @@ def reclaimer(engine: Engine, child: Child, process: Process) -> None:
 
 
 class RelocatorActor:
-    """actors/relocator/shell.py without its sockets: one task moves, one for each fetch, one answers."""
+    """Replaces actors/relocator/shell.py, without its sockets.
+
+    One task moves segments, one task serves each fetch, and one task replies.
+    """
 
     def __init__(self, engine: Engine, child: Child, process: Process) -> None:
         self.engine, self.child, self.process = engine, child, process
@@ -213,7 +220,7 @@ class RelocatorActor:
         self.reads.handle([PartChanged(path)])
 
     def run(self) -> None:
-        """Answer cold reads."""
+        """Serve cold reads, forever."""
         loop, bell = self.engine.loop, self.child.bell
         assert bell is not None
         while True:
@@ -256,7 +263,7 @@ class RelocatorActor:
             except (ColdUnavailable, DiskError, ShuttingDown) as e:
                 engine.tell("", f"relocator: {e}")
             except CorruptData as e:
-                raise Broken(f"the relocator finds damage, and nothing was damaged: {e} {e.detail}") from e
+                raise Broken(f"the relocator reports damage, but no data was damaged: {e} {e.detail}") from e
             if self.mover.backoff.quarantined:
                 raise Broken(f"the relocator finds damage in {sorted(self.mover.backoff.quarantined)}")
             engine.counts["segments moved"] += self.mover.counts.moved - moved
@@ -264,5 +271,5 @@ class RelocatorActor:
 
 
 def relocator(engine: Engine, child: Child, process: Process) -> None:
-    """The relocator's life."""
+    """Run the relocator."""
     RelocatorActor(engine, child, process).run()

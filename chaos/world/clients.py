@@ -1,8 +1,8 @@
-"""Clients of the simulated engine: producers that number their frames and resend, and an admin.
+"""Clients of the simulated engine: producers that number and resend their frames, and an admin.
 
-A local producer pushes into rings; a remote one goes through the gateway, one batch at a time. Both keep what
-is not settled, and send it again, under the same numbers and in order, when the engine was restarted or the
-producer itself died and began again as another process.
+A local producer pushes into rings. A remote one sends one batch at a time through the gateway. Both keep
+unsettled frames. After a restart of the engine, or after their own death as another process, they resend
+these frames in order and under the same numbers.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from ringlog.placement import home_shard
 from ringlog.types import Durability
 
 OPEN_MAX = 40
-"""Frames of one producer that are not settled."""
+"""Maximum number of unsettled frames of one producer."""
 BATCH_MAX = 6
 IDLE_S, BUSY_S = 0.3, 0.05
 TAGS = ("red", "green", "blue")
 
 
 class Client:
-    """Who asks shards. `configs`: what each topic is made with."""
+    """A client of the shards. `configs` has the configuration of each topic at its creation."""
 
     def __init__(self, engine: Engine, model: Model, name: str, configs: dict[str, dict[str, Any]]) -> None:
         self.engine, self.model, self.name, self.configs = engine, model, name, configs
@@ -51,13 +51,13 @@ class Client:
         self.generation = 0
 
     def new_process(self) -> Process:
-        """Another process of this name."""
+        """Replace the process of this client."""
         self.process = Process(self.engine.loop, self.name, "client", 1 << 41)
         self.news = Signal(self.engine.loop)
         return self.process
 
     def resolve(self, topic: str, *, fresh: bool = False) -> m.TopicInfo:
-        """Where the topic is; raises what asking raises."""
+        """Return the shard and ids of a topic. Raises the errors of the request."""
         if self.generation != self.engine.generation:
             self.infos.clear()
             self.generation = self.engine.generation
@@ -68,7 +68,7 @@ class Client:
         return self.infos[topic]
 
     def at_home(self, topic: str, message: m.Message) -> Any:
-        """Ask the shard where the name is at home, or the one it points to."""
+        """Send a request to the home shard of the name, or to the shard that it refers to."""
         home = home_shard(topic, self.engine.base.shards)
         answer, _ = self.engine.ask(self.engine.child("wal_shard", home), message)
         if isinstance(answer, m.TopicInfo) and not answer.topic_id:
@@ -76,7 +76,7 @@ class Client:
         return answer
 
     def life_of(self, info: Any, began: int) -> Life:
-        """The life that an answer speaks of."""
+        """Return the life of the topic that an answer describes."""
         config = self.configs[info.topic]
         return self.model.met(
             info.topic, info.topic_id, info.epoch, Durability.parse(config["durability"]),
@@ -85,7 +85,7 @@ class Client:
 
 
 class Producer(Client):
-    """Sends frames. `todo`: (topic, frames, how large, generator)."""
+    """Sends frames. `todo` has entries (topic, number of frames, maximum payload bytes, random generator)."""
 
     def __init__(
         self, engine: Engine, model: Model, name: str, configs: dict[str, dict[str, Any]], number: int,
@@ -103,11 +103,11 @@ class Producer(Client):
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is left to do."""
+        """Whether all work is done and settled."""
         return not self.todo and not self.open
 
     def restart(self) -> None:
-        """The client dies; another process goes on with what was not settled."""
+        """Kill the client's process; another process continues with the unsettled frames."""
         self.engine.loop.kill(self.process)
         for ring in self.rings.values():
             ring.is_abandoned, ring.news = True, None
@@ -116,7 +116,7 @@ class Producer(Client):
         self.new_process().spawn(self.live, 0.05)
 
     def live(self) -> None:
-        """Send what there is, for ever."""
+        """Send the frames of `todo`, forever."""
         while True:
             try:
                 self._turn()
@@ -173,7 +173,7 @@ class Producer(Client):
             self.unsent.append(sent)
 
     def _gone(self, sent: Sent) -> None:
-        """Its topic is over."""
+        """Record that a frame was refused because its topic was deleted."""
         sent.times += 1
         self.model.refused(sent)
         if sent in self.open:
@@ -221,7 +221,7 @@ class Producer(Client):
             self.open.remove(sent)
 
     def _send_batch(self) -> None:
-        """By message, and again until there is an answer."""
+        """Send a batch as one message. The next pass repeats it until it is settled."""
         if not self.open:
             return
         life = self.open[0].life
@@ -247,7 +247,10 @@ class Producer(Client):
 
 
 class Admin(Client):
-    """Makes, configures, deletes, one after the other. `todo`: (what, topic, generator)."""
+    """Creates, configures and deletes topics in sequence.
+
+    `todo` has entries (operation, topic, random generator).
+    """
 
     def __init__(self, engine: Engine, model: Model, name: str, configs: dict[str, dict[str, Any]]) -> None:
         super().__init__(engine, model, name, configs)
@@ -257,11 +260,11 @@ class Admin(Client):
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is left to do."""
+        """Whether all work is done."""
         return not self.todo and not self.is_busy
 
     def live(self) -> None:
-        """Do what there is, for ever. A delete that fails is not tried again: it may have happened or not."""
+        """Run the operations of `todo`, forever. A failed delete is not retried; it may have taken effect."""
         while True:
             while self.todo:
                 what, topic, rng = self.todo.popleft()
@@ -299,7 +302,7 @@ class Admin(Client):
         self.engine.tell(topic, f"dropped epoch {info.epoch}")
 
     def _delete(self, topic: str, rng: random.Random) -> None:
-        """Records: below a number, by tag, both, or by number."""
+        """Delete records: below a seq, by tag, by both, or by a list of seqs."""
         info = self.resolve(topic, fresh=True)
         life = self.model.lives[info.topic_id, info.epoch]
         highest = max(life.highest_acked, life.highest_shown)
@@ -319,7 +322,8 @@ class Admin(Client):
             topic, deletion.before, deletion.tag or None, BitMap64(deletion.seqs).serialize()
             if deletion.seqs else b"", info.epoch,
         )  # fmt: skip
-        # An answer may reach us when power is lost already, which undoes what it says as well.
+        # The answer may arrive after a power loss that undoes the deletion, so take the count before the
+        # request.
         losses = self.model.power_losses
         reply, _ = self.engine.ask(self.engine.child("wal_shard", info.shard), message)
         assert isinstance(reply, m.RecordsDeleted), reply

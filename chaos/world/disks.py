@@ -1,7 +1,7 @@
-"""A disk for each process over the one that all share: calls that fail, take long, or are the last.
+"""A disk for each process on top of one shared disk: calls that fail, are slow, or are interrupted by a kill.
 
-The device is one SimulatedDisk; between it and a process lie the monitor, which knows what was synced, and
-this, which decides what happens to a call.
+The device is one SimulatedDisk. Each process accesses it through the monitor, which records syncs, and
+through the ProcessDisk of this module, which injects the faults.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SYNCS = frozenset({"data_sync", "full_sync", "dir_sync"})
 
 @dataclass(slots=True)
 class Armed:
-    """A fault that waits for its call: the `countdown`-th of this class by this kind of process."""
+    """A pending fault: hits the `countdown`-th call of this class by this kind of process."""
 
     op: OpClass
     kind: Kind
@@ -40,7 +40,7 @@ class Armed:
 
 @dataclass(slots=True)
 class Weather:
-    """What calls meet at present, for all processes."""
+    """The present faults of disk calls, for all processes."""
 
     loop: Loop
     rng: random.Random
@@ -49,18 +49,18 @@ class Weather:
     slow_until_ns: int = 0
     slowness_s: float = 0.0
     met: Counter[str] = field(default_factory=Counter)
-    """Faults that calls met, by class of call and kind."""
+    """Number of injected faults, by class of call and kind."""
     made: dict[int, set[str]] = field(default_factory=dict)
-    """topic id -> what became of segments of its own: sealed, rewritten, moved to the cold tier."""
+    """Topic id -> operations on segments that belong to this topic only: "seal", "rewrite", "relocate"."""
 
     def calm(self) -> None:
-        """From now on nothing fails."""
+        """Stop all faults."""
         self.armed.clear()
         self.is_full = False
         self.slow_until_ns = 0
 
     def meet(self, who: str, op: OpClass) -> DiskFault | None:
-        """What this call meets."""
+        """Return the fault for this call, or None. A slow sync waits here."""
         if op in SYNCS and self.loop.now_ns < self.slow_until_ns:
             self.met["slow sync"] += 1
             self.loop.pause(self.rng.uniform(0, self.slowness_s))
@@ -75,7 +75,7 @@ class Weather:
 
 
 class ProcessDisk(FaultyDisk):
-    """The disk as one process meets it; every call is a place where it may die or be overtaken."""
+    """The disk of one process. At every call the process may die, or another task may run."""
 
     def __init__(self, inner: Disk, process: Process, weather: Weather) -> None:
         super().__init__(inner)
@@ -88,7 +88,7 @@ class ProcessDisk(FaultyDisk):
         return self._weather.meet(self._process.kind, op)
 
     def rename(self, source: str, target: str) -> None:
-        """Where a segment, or its cold copy, gets its name."""
+        """Rename a file, and record it if a segment or its cold copy gets its final name."""
         super().rename(source, target)
         found = _SEGMENT.match(target)
         if found is not None:
@@ -96,17 +96,23 @@ class ProcessDisk(FaultyDisk):
             self._weather.made.setdefault(int(found[2], 16), set()).add(what)
 
     def close(self, fd: int) -> None:
-        """What a dead process held is nobody's: its generators may be collected at any time."""
+        """Close a file.
+
+        After a kill this does nothing, because generators of the process are collected later.
+        """
         if not self.halted:
             super().close(fd)
 
     def allocate(self, fd: int, offset: int, length: int) -> None:
-        """Where the log notices a full disk: its files are allocated before they are written."""
+        """Allocate, or fail if the disk is full.
+
+        The log gets this error here, because it allocates before it writes.
+        """
         self._refuse_if_full("allocate", self.path_of(fd))
         super().allocate(fd, offset, length)
 
     def write_at(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-        """Everything but the log, whose blocks are there, notices it here."""
+        """Write, or fail if the disk is full. The log is exempt, because its blocks are allocated."""
         path = self.path_of(fd)
         if "/wal/" not in path:
             self._refuse_if_full("write_at", path)

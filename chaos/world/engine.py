@@ -1,8 +1,8 @@
-"""The engine in the simulated world: a supervisor, its children, and what lies between them.
+"""The engine in the simulated world: supervisor, children, and the messages between them.
 
-Children are started, given up and restarted by the supervisor's own policy (ringlog/supervision/restart.py)
-under incarnation numbers of its own identity file. Messages go into a process's inbox; those of a dead
-process are lost, an answer that was under way when its sender died perhaps.
+The supervisor's own policy (ringlog/supervision/restart.py) starts, restarts and gives up children, under
+incarnation numbers of its own identity file. A message is put into the inbox of a process. Messages to a dead
+process are lost. An answer in transit may be lost when its sender dies.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from ringlog.testing.shard_world import DATA, ENGINE_ID, SimulatedBoardMarks, Wo
 
 COLD = "/cold"
 BOOT_S = (0.02, 0.2)
-"""An interpreter's start."""
+"""Range of the duration (s) of an interpreter's start."""
 DRAIN_S = 10.0
 RING_FRAMES_MAX = 64
 STORY_EVENTS_MAX = 4_000
@@ -54,7 +54,7 @@ STORY_EVENTS_MAX = 4_000
 
 @dataclass(slots=True)
 class Request:
-    """A message in an inbox. `answer(message, attachment)` takes the reply, or nobody does."""
+    """A message in an inbox. `answer(message, attachment)` receives the reply, if there is one."""
 
     message: m.Message
     attachment: Any
@@ -63,14 +63,14 @@ class Request:
 
 @dataclass(eq=False, slots=True)
 class Ring:
-    """Frames of one client for one shard, in shared memory: it outlives both, and dies with the engine."""
+    """Frames of one client for one shard in shared memory. It survives both, but not the engine."""
 
     owner: str
     shard: int
     frames: deque[tuple[Any, bytes]] = field(default_factory=deque)
-    """(what the owner knows the frame as, the frame), from the tail on."""
+    """(the owner's id of the frame, the frame), from the tail on."""
     read: int = 0
-    """How many of them the shard that lives has taken."""
+    """Number of these frames that the present shard has read."""
     settled: list[tuple[Any, Any]] = field(default_factory=list)
     news: Signal | None = None
     is_abandoned: bool = False
@@ -78,7 +78,7 @@ class Ring:
 
 @dataclass(eq=False)
 class Child:
-    """One place in the tree and who is there."""
+    """One place in the process tree, and its present process."""
 
     spec: ChildSpec
     process: Process | None = None
@@ -90,7 +90,7 @@ class Child:
 
 
 class Engine:
-    """One data directory, what runs on it, and how it ends."""
+    """One data directory, the engine on it, and its faults."""
 
     def __init__(self, loop: Loop, rng: random.Random, model: Model, options: dict[str, Any]) -> None:
         self.loop, self.rng, self.model, self.options = loop, rng, model, options
@@ -100,7 +100,7 @@ class Engine:
         self.counts: Counter[str] = Counter()
         self.story: deque[tuple[int, str, str]] = deque(maxlen=STORY_EVENTS_MAX)
         self.config = Config(
-            # Nobody watches here: a scheduler keeps nothing, and `kills` has it in real processes.
+            # No watches here, so schedulers would be idle; class `kills` runs them as real processes.
             delivery=DeliveryConfig(schedulers=0),
             wal=WalConfig(shards=options["shards"], file_bytes=1 << 20,
             flush_interval_ms=options["flush_ms"]),
@@ -131,16 +131,16 @@ class Engine:
         self._to_start: deque[Child] = deque()
         self._orders = Signal(loop)
         self._left: tuple[bytes, dict[int, tuple[int, int]]] = (b"", {})
-        """The boot, and what the board said of each shard, when the last engine died."""
+        """Boot id, and published mark of each shard on the board, when the last engine died."""
 
     def tell(self, topic: str, what: str) -> None:
-        """Note an event for the story."""
+        """Record an event for the report of a failure."""
         self.story.append((self.loop.now_ns, topic, what))
 
     # -- starting -------------------------------------------------------------------------------------
 
     def start(self, shards: int = 0) -> None:
-        """An operator starts the engine, perhaps with another number of shards."""
+        """Start the engine as an operator does, optionally with another number of shards."""
         if self.is_up:
             return
         if shards and shards != self.base.shards:
@@ -176,17 +176,17 @@ class Engine:
         for child in self.children.values():
             self._start_child(child)
         while True:
-            # One after the other, as they come: the supervisor has one thread.
+            # In sequence, because the supervisor has one thread.
             while self._to_start:
                 self._start_child(self._to_start.popleft())
             self.loop.wait(self._orders, 3_600)
 
     def _start_child(self, child: Child) -> None:
-        """In the supervisor's task: a number first, durable as taken."""
+        """Start a child from the supervisor's task. Its incarnation number is durable first."""
         assert self._identity is not None
         number = self._identity.allocate_incarnation()
         if number <= self.base.incarnation:
-            raise Broken(f"incarnation {number} is given out after {self.base.incarnation}")
+            raise Broken(f"incarnation {number} allocated after {self.base.incarnation}, must be greater")
         self.base.incarnation = number
         process = Process(self.loop, child.spec.name, child.spec.kind, number)
         child.process, child.was_ready, child.actor = process, False, None
@@ -197,16 +197,19 @@ class Engine:
         )  # fmt: skip
 
     def arm(self, process: Process) -> None:
-        """What awaits a new process; the driver hooks in here."""
+        """Called for each new process. The simulation replaces it to inject faults."""
 
     def disk_for(self, process: Process) -> ProcessDisk:
-        """The disk that a process works on."""
+        """Return the disk for a process."""
         return ProcessDisk(self.monitor.watch(self.disk, process.incarnation), process, self.weather)
 
     def run_as(
         self, process: Process, run: Callable[[], None], ended: Callable[[int], None], delay_s: float = 0.0
     ) -> None:
-        """A task that ends its process when it ends; what is a bug ends the world."""
+        """Start a task whose end ends its process.
+
+        An InvariantViolation or AssertionError ends the simulation.
+        """
 
         def body() -> None:
             try:
@@ -237,7 +240,7 @@ class Engine:
     # -- ending ---------------------------------------------------------------------------------------
 
     def kill_child(self, child: Child, why: str) -> None:
-        """SIGKILL; outside all tasks."""
+        """Kill a child, as with SIGKILL. Call it outside all tasks."""
         process = child.process
         if process is None or process.is_dead:
             return
@@ -261,7 +264,7 @@ class Engine:
         if isinstance(decision, GiveUp):
             self.counts["given up"] += 1
             self.tell("", f"{child.spec.name} is given up: {decision.reason}")
-            # An operator looks after it.
+            # An operator restarts it later.
             self.loop.at(self.rng.uniform(0.2, 1.0), self._restart_by_hand(self.generation))
             return
         delay_ns = decision.until_ns - self.loop.now_ns if isinstance(decision, RestartAt) else 0
@@ -294,14 +297,14 @@ class Engine:
         child.inbox.clear()
 
     def _supervisor_ended(self, code: int) -> None:
-        """Children die with their supervisor."""
+        """Kill all children after their supervisor ended, and start again later."""
         self.counts["supervisor ended"] += 1
         self.tell("", f"supervisor ends with {code}")
         self.kill_all("orphaned")
         self.loop.at(0.3, self.start)
 
     def kill_all(self, why: str) -> None:
-        """SIGKILL of every process of the engine; outside all tasks."""
+        """Kill every process of the engine, as with SIGKILL. Call it outside all tasks."""
         self.is_up = False
         self.tell("", why)
         for child in self.children.values():
@@ -317,7 +320,10 @@ class Engine:
         self.disk.process_kill()
 
     def stop(self, done: Callable[[], None]) -> None:
-        """An orderly stop: who accepts work goes first, then shards drain. `done` when all are gone."""
+        """Stop in order: processes that accept work first, then shards drain.
+
+        Calls `done` after all ended.
+        """
         generation = self.generation
         if not self.is_up:
             done()
@@ -343,13 +349,13 @@ class Engine:
                 self.loop.at(0.02, look)
             else:
                 self.kill_all("stopped")
-                self.base.marks = {}  # The supervisor takes the board along.
+                self.base.marks = {}  # the supervisor removes the board
                 done()
 
         look()
 
     def power_loss(self, seed: int) -> None:
-        """The host loses power and starts again: another boot."""
+        """Simulate a power loss of the host and a new boot."""
         self.kill_all("power loss")
         self.model.power_losses += 1
         self.counts["power losses"] += 1
@@ -360,19 +366,19 @@ class Engine:
     # -- messages -------------------------------------------------------------------------------------
 
     def child(self, kind: str, shard: int = -1) -> Child | None:
-        """The child of this kind, if it serves."""
+        """Return the child of this kind and shard if it is ready, else None."""
         name = f"wal_shard-{shard:02d}" if kind == "wal_shard" else kind
         child = self.children.get(name)
         return child if child is not None and child.process is not None and child.was_ready else None
 
     def ring_bell(self, shard: int) -> None:
-        """Frames were pushed for this shard."""
+        """Wake up a shard after a push."""
         child = self.child("wal_shard", shard)
         if child is not None and child.bell is not None:
             child.bell.set()
 
     def post(self, child: Child, message: m.Message, attachment: Any, answer: Callable[..., None]) -> None:
-        """Put a message into an inbox."""
+        """Put a message into the inbox of a child."""
         child.inbox.append(Request(message, attachment, answer))
         assert child.bell is not None
         child.bell.set()
@@ -380,12 +386,15 @@ class Engine:
     def ask(
         self, child: Child | None, message: m.Message, attachment: Any = None, timeout_s: float = 10.0
     ) -> tuple[m.Message, Any]:
-        """Ask in a task and wait, as link.shard_requests does; raises what it raises."""
+        """Send a request from a task and wait for the reply, as link.shard_requests does.
+
+        Raises NotReady, RequestTimeout, or the error of the reply.
+        """
         loop = self.loop
         loop.current().process.point()
         loop.pause(self.rng.expovariate(1 / self.options["delay_s"]))
         if child is None or child.process is None:
-            raise NotReady("not there", outcome="unknown")
+            raise NotReady("process not running", outcome="unknown")
         asked, news = child.process, Signal(loop)
         found: list[tuple[m.Message, Any]] = []
 
@@ -397,14 +406,14 @@ class Engine:
         until_ns = loop.now_ns + round(timeout_s * NS)
         while not found:
             if asked.is_dead:
-                raise NotReady("it ended meanwhile", outcome="unknown")
+                raise NotReady("process exited before its reply arrived", outcome="unknown")
             if loop.now_ns >= until_ns:
                 raise RequestTimeout("no answer", outcome="unknown")
             loop.wait(news, (until_ns - loop.now_ns) / NS, asked.ended)
         loop.pause(self.rng.expovariate(1 / self.options["delay_s"]))
         if asked.is_dead and self.rng.random() < 0.5:
             self.counts["answers lost"] += 1
-            raise NotReady("it ended meanwhile", outcome="unknown")
+            raise NotReady("process exited before its reply arrived", outcome="unknown")
         reply, attached = found[0]
         if isinstance(reply, m.ErrorReply):
             raise error_from_status(reply.status, reply.message, reply.detail)

@@ -1,4 +1,4 @@
-"""After the last fault: everything is served, complete, the same after two restarts, and verifies."""
+"""Final checks after the last fault: all data is served, stable over two restarts, and verified offline."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from ringlog.testing.shard_world import DATA
 PAGES_MAX = 400
 TRIES = 40
 ROUNDS_MAX = 12
-"""Tries, a second apart, of having records taken by each topic."""
+"""Maximum number of rounds, about 1 s apart, until each topic accepts records."""
 Rest = Callable[[str, Callable[[], bool]], None]
 
 
 class Examiner:
-    """Looks at a world that has come to rest."""
+    """Checks a world without further faults."""
 
     def __init__(self, engine: Engine, model: Model, configs: dict[str, dict[str, Any]], rest: Rest) -> None:
         self.engine, self.model, self.configs, self.rest = engine, model, configs, rest
         self.began = model.now()
 
     def look_at_everything(self, producers: list[Producer], rng: random.Random) -> None:
-        """All of it; raises Broken."""
+        """Run all checks. Raises Broken."""
         self._append_everywhere(producers, rng)
         first = self.dump()
         self.engine.kill_all("killed, to see whether a restart changes anything")
@@ -48,7 +48,7 @@ class Examiner:
         self._verify()
 
     def _append_everywhere(self, producers: list[Producer], rng: random.Random) -> None:
-        """Each topic takes records again."""
+        """Append to each topic until it acknowledges records."""
         for _ in range(ROUNDS_MAX):
             missing = [name for name in sorted(self.configs) if not self._is_served(name)]
             if not missing:
@@ -58,10 +58,13 @@ class Examiner:
                 producers[2].todo.append((name, 1, 30, rng))
             self.rest("each topic settles records", lambda: all(each.is_idle for each in producers))
             self.engine.loop.run(self.engine.loop.now_ns + NS)
-        raise Broken(f"{missing} take no records after the last fault", missing[0])
+        raise Broken(f"topics {missing} accept no records after the last fault", missing[0])
 
     def _is_served(self, name: str) -> bool:
-        """Were records of its last life acknowledged since all is calm? What is gone needs none."""
+        """Return whether records of the topic's last life were acknowledged since the last fault.
+
+        True if the topic does not exist.
+        """
         life = self.model.living(name)
         return life is None or any(sent.acked_at > self.began for sent in life.sent)
 
@@ -78,7 +81,10 @@ class Examiner:
     # -- reading everything ---------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Any]:
-        """What clients see of each topic. Those whose records expire are read and judged, and left out."""
+        """Return the facts and records of each topic that clients see.
+
+        Topics whose records expire are read and checked, but omitted.
+        """
         found: dict[str, Any] = {}
         done: list[bool] = []
         for is_remote in (False, True):
@@ -100,10 +106,13 @@ class Examiner:
             self.engine.loop.kill(reader.process)
         return {name: seen for name, seen in found.items() if not self.configs[name].get("ttl_ms")}
 
-    # -- the second decoder ---------------------------------------------------------------------------
+    # -- offline verification -------------------------------------------------------------------------
 
     def _verify(self) -> None:
-        """The offline verifier, which shares no decoder with the engine, finds no damage (O3)."""
+        """Run the offline verifier, which shares no decoder with the engine.
+
+        It must find all topics and no damage.
+        """
         with tempfile.TemporaryDirectory(prefix="world-") as work:
             for root in (DATA, COLD):
                 Path(work + root).mkdir()
@@ -112,20 +121,23 @@ class Examiner:
             heads = {topic.topic: topic.head for topic in found.topics}
             missing = {life.name for life in self.model.lives.values() if self._must_be(life)} - heads.keys()
             if missing:
-                raise Broken(f"the verifier does not know {sorted(missing)}")
+                raise Broken(f"the offline verifier does not find topics {sorted(missing)}")
 
     def _must_be(self, life: Any) -> bool:
         return (life.topic_id, life.epoch) not in self.model.doomed
 
 
 class _Whole(Reader):
-    """Reads topics from end to end."""
+    """Reads topics from the first to the last record."""
 
     def live(self) -> None:
-        """Only when asked to."""
+        """Do nothing: this reader reads only on request."""
 
     def whole(self, name: str) -> Any:
-        """(epoch, head, earliest, count, numbers) of a topic; None when it is not there. Raises Broken."""
+        """Return (epoch, head, earliest, count, bytes, seqs) of a topic, or None if it does not exist.
+
+        Raises Broken.
+        """
         for _ in range(TRIES):
             try:
                 return self._whole(name)

@@ -1,4 +1,4 @@
-"""The gateway as a process of the simulated world: its production core and its reading of files."""
+"""The gateway as a process of the simulated world: its production core and its reader of files."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ringlog.testing.shard_world import DATA, ENGINE_ID
 APPEND_NS = 4 * NS
 TURN_S = 0.25
 RING_FRAME_BYTES_MAX = 16_000
-"""Larger frames go by socket, so that both ways are gone."""
+"""Larger frames are sent by message, so that both paths are used."""
 
 
 class GatewayActor:
-    """actors/gateway/shell.py without its sockets."""
+    """Replaces actors/gateway/shell.py, without its sockets."""
 
     def __init__(self, engine: Engine, child: Child, process: Process) -> None:
         self.engine, self.child, self.process = engine, child, process
@@ -37,7 +37,7 @@ class GatewayActor:
         self.events: list[Any] = []
         self.rings: dict[int, Ring] = {}
         self.pushed: dict[int, tuple[int, list[Any], int]] = {}
-        """ticket -> (frames, entries so far, when it is given up)."""
+        """Ticket -> (number of frames, settle entries so far, time limit in ns)."""
         self.watches: dict[int, ev.WatchTopic] = {}
         self.answers: dict[int, Any] = {}
         self.corr = 0
@@ -46,14 +46,14 @@ class GatewayActor:
         child.actor, child.was_ready = self, True
 
     def run(self) -> None:
-        """Serve for ever."""
+        """Serve requests, forever."""
         while True:
             self.turn()
             if not self.events and not self.child.inbox:
                 self.engine.loop.wait(self.bell, TURN_S)
 
     def turn(self) -> None:
-        """Gather, decide, do."""
+        """Collect events, pass them to the core, and perform its effects."""
         loop = self.engine.loop
         while self.child.inbox:
             request = self.child.inbox.popleft()
@@ -135,7 +135,7 @@ class GatewayActor:
 
     def _read(self, effect: ev.ReadFiles) -> ev.FramesRead:
         marks = self.engine.base.marks.get(effect.located.shard)
-        if marks is None:  # a place from before a restart with fewer shards
+        if marks is None:  # a position from before a restart with fewer shards
             return ev.FramesRead(effect.ticket, 0, 0, 0, effect.after, None, NotReady("no such shard"))
         return read_files(
             effect, data_dir=DATA, shm_dir="/shm", disk=self.disk,
@@ -152,7 +152,7 @@ class GatewayActor:
             self._told(ev.ColdReadCompleted(effect.ticket, data))
 
     def _compare(self) -> None:
-        """Whose topic has moved?"""
+        """Report the watched topics whose head has changed."""
         for ticket, watch in list(self.watches.items()):
             if self.engine.base.published.get(watch.topic_id) != watch.head_seq:
                 del self.watches[ticket]
@@ -160,5 +160,5 @@ class GatewayActor:
 
 
 def gateway(engine: Engine, child: Child, process: Process) -> None:
-    """The gateway's life."""
+    """Run the gateway."""
     GatewayActor(engine, child, process).run()

@@ -1,9 +1,9 @@
-"""What was asked of the engine and what it said: plain Python that judges every answer (O1).
+"""A model in plain Python of all requests and answers. It checks every answer of the engine.
 
-A frame is `open` until it is settled. Once a number was acknowledged or shown, it means one record for ever:
-another record there, the same record elsewhere, or nothing there without a reason is a broken promise.
-Reasons are few: a delete or a cap that covers it, its age, or, for class `disk`, a power loss that announced
-it as lost.
+A frame is `open` until it is settled. After a seq was acknowledged or read, it refers to the same record
+forever. Another record at this seq, the same record at another seq, or a missing record is an error. A record
+may be missing only for these reasons: a delete or a cap covers it, its age, or, for class `disk`, a power
+loss after which it was announced as lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HOLES_MAX = 5_000
 
 @dataclass(eq=False, slots=True)
 class Sent:
-    """One frame as its producer knows it."""
+    """A frame as its producer knows it."""
 
     life: Life
     producer: int
@@ -31,17 +31,17 @@ class Sent:
     asked_at: int
     first_seq: int = 0
     state: str = "open"
-    """open, acked, refused (it is not there), unknown (refused when it was sent again)."""
+    """open, acked, refused (not appended), or unknown (refused after it was sent more than once)."""
     times: int = 0
     sent_losses: int = 0
-    """Power losses there had been when it was last sent: an answer may come when power is lost already."""
+    """Number of power losses before it was last sent. Its answer may arrive after a further one."""
     acked_at: int = 0
     seen_at: int = 0
-    """When it was first known to be there."""
+    """Moment when the frame was first known to be appended."""
     oldest_us: int = 0
-    """Lowest wall time while it was under way: not before this it was stamped."""
+    """Lowest wall time (us) while it was in flight: a lower bound of its timestamp."""
     power_losses: int = 0
-    """Power losses there had been when it was last known to be there."""
+    """Number of power losses before it was last known to be there."""
 
     def __str__(self) -> str:
         place = f" at {self.first_seq}" if self.first_seq else ""
@@ -50,19 +50,19 @@ class Sent:
 
 @dataclass(eq=False, slots=True)
 class Deletion:
-    """Records asked to go."""
+    """A delete request for records of one topic."""
 
     asked_at: int
     before: int = 0
     tag: str = ""
     seqs: frozenset[int] = frozenset()
     done_at: int = 0
-    """0: not known to have happened."""
+    """Moment of its acknowledgement; 0 = unknown."""
     losses: int = 0
-    """Power losses there had been by then. A later one may undo a deletion of class `disk`."""
+    """Number of power losses before the request. A later one may undo a delete in a topic of class `disk`."""
 
     def covers(self, seq: int, sent: Sent) -> bool:
-        """Is this record among those that were meant?"""
+        """Return whether the delete covers this record."""
         if self.seqs:
             return seq in self.seqs
         return (not self.before or seq < self.before) and (not self.tag or self.tag == sent.tag)
@@ -79,23 +79,23 @@ class Life:
     cap: int
     ttl_us: int
     at: dict[int, tuple[Sent, int]] = field(default_factory=dict)
-    """What each number is."""
+    """Seq -> (frame, index of the record in it)."""
     deletions: list[Deletion] = field(default_factory=list)
     holes: dict[int, int] = field(default_factory=dict)
-    """Numbers that a read passed over, and when it had begun."""
+    """Seqs that a read skipped, with the moment at which the read began."""
     sent: list[Sent] = field(default_factory=list)
     earliest: int = 1
     earliest_at: int = 0
     earliest_losses: int = 0
-    """Power losses before the shard that said so was started."""
+    """Number of power losses before the start of the shard that reported `earliest`."""
     highest_acked: int = 0
     highest_shown: int = 0
     had: set[str] = field(default_factory=set)
-    """What happened to it: rows of the fault matrix ask for combinations."""
+    """Operations that this life had. A row of the fault matrix requires a combination of them."""
 
 
 class Model:
-    """All lives of all topics. `fail` names the topic whose story matters."""
+    """All lives of all topics, and the checks of the answers."""
 
     def __init__(self, wall_us: Callable[[], int]) -> None:
         self._wall_us = wall_us
@@ -105,14 +105,14 @@ class Model:
         self.lives: dict[tuple[int, int], Life] = {}
         self.epochs: dict[str, int] = {}
         self.gone_at: dict[tuple[int, int], int] = {}
-        """Lives whose deletion was acknowledged, and when."""
+        """Moment of the acknowledged deletion, by life."""
         self.doomed: set[tuple[int, int]] = set()
-        """Lives whose deletion was asked for."""
+        """Lives whose deletion was requested."""
         self.by_token: dict[bytes, tuple[Sent, int]] = {}
         self.counts: Counter[str] = Counter()
 
     def now(self) -> int:
-        """A moment of its own, later than all before."""
+        """Return a new moment, greater than all earlier ones."""
         self.moment += 1
         self.highest_us = max(self.highest_us, self._wall_us())
         return self.moment
@@ -122,7 +122,7 @@ class Model:
     def met(
         self, name: str, topic_id: int, epoch: int, durability: Durability, cap: int, ttl_us: int, began: int
     ) -> Life:
-        """Somebody was told of this life."""
+        """Record that an answer described this life; return it. Raises Broken."""
         key = topic_id, epoch
         if self.gone_at.get(key, 1 << 62) < began:
             raise Broken(f"{name}, epoch {epoch}, is back after its deletion was acknowledged", name)
@@ -138,12 +138,12 @@ class Model:
         return self.lives[key]
 
     def living(self, name: str) -> Life | None:
-        """The last life of this name that nobody asked to end."""
+        """Return the last life of this name whose deletion was not requested, or None."""
         found = [life for key, life in self.lives.items() if life.name == name and key not in self.doomed]
         return max(found, key=lambda life: life.epoch, default=None)
 
     def stepped(self) -> None:
-        """The wall clock was set: what is under way may be stamped with the new time."""
+        """Record a step of the wall clock. Frames in flight may get a timestamp of the new time."""
         self.now()
         for life in self.lives.values():
             for sent in life.sent:
@@ -155,7 +155,7 @@ class Model:
     def submit(
         self, life: Life, producer: int, number: int, payloads: list[bytes], tag: str, frame: bytes
     ) -> Sent:
-        """A frame is about to be sent for the first time."""
+        """Record a new frame before it is sent for the first time."""
         sent = Sent(life, producer, number, payloads, tag, frame, self.now(), oldest_us=self._wall_us())
         life.sent.append(sent)
         for i, payload in enumerate(payloads):
@@ -163,12 +163,12 @@ class Model:
         return sent
 
     def sending(self, sent: Sent) -> None:
-        """A frame is on its way, perhaps not for the first time."""
+        """Record that a frame is sent, for the first time or again."""
         sent.times += 1
         sent.sent_losses = self.power_losses
 
     def acked(self, sent: Sent, first_seq: int, *, is_repeat: bool) -> None:
-        """The engine says where the frame is."""
+        """Record an acknowledgement with its first seq. Raises Broken."""
         name = sent.life.name
         moment = self.now()
         if sent.state == "refused":
@@ -183,12 +183,15 @@ class Model:
             passed = sent.life.holes.get(first_seq + i)
             if passed is not None and not self._may_be_gone(sent.life, first_seq + i, sent):
                 raise Broken(
-                    f"{name}: a read passed over record {first_seq + i}, which {sent} was acknowledged to be",
+                    f"{name}: a read skipped record {first_seq + i}, acknowledged as part of {sent}",
                     name,
                 )
 
     def _placed(self, sent: Sent, first_seq: int, moment: int, how: str) -> None:
-        """A frame is known to be here: nothing else is, and it is nowhere else."""
+        """Record that a frame is at these seqs.
+
+        Raises Broken if another frame is there or this one is elsewhere.
+        """
         life, name = sent.life, sent.life.name
         if sent.first_seq and sent.first_seq != first_seq and not self._was_lost(sent):
             raise Broken(f"{name}: {sent} is {how} at {first_seq}, and was at {sent.first_seq}", name)
@@ -201,7 +204,7 @@ class Model:
         sent.seen_at = sent.seen_at or moment
 
     def refused(self, sent: Sent) -> None:
-        """The engine says that it did not take the frame."""
+        """Record that the engine refused a frame."""
         self.counts["refusals"] += 1
         if sent.state == "acked":
             return
@@ -213,9 +216,10 @@ class Model:
         self, life: Life, began: int, after: int, next_after: int, head: int, earliest: int,
         records: Iterable[tuple[int, bytes]], losses: int,
     ) -> None:  # fmt: skip
-        """A reader that began at this moment was given these records, behind `after` up to `next_after`.
+        """Check the records of a read that began at `began`.
 
-        `losses`: power losses before the shard that answered was started.
+        It covers the seqs after `after` up to and including `next_after`. `losses` is the number of power
+        losses before the start of the shard that answered.
         """
         name = life.name
         self.counts["reads"] += 1
@@ -231,7 +235,7 @@ class Model:
         self._facts(life, began, head, earliest, losses)
 
     def _look_at_holes(self, life: Life, began: int, after: int, next_after: int, shown: set[int]) -> None:
-        """What was passed over must have a reason, now or once it is known what it was."""
+        """Check that each skipped seq has a reason, now or when its record becomes known."""
         is_short = next_after - after <= HOLES_MAX
         passed = range(after + 1, next_after + 1) if is_short else sorted(life.at)
         for seq in passed:
@@ -266,7 +270,7 @@ class Model:
 
     def _facts(self, life: Life, began: int, head: int, earliest: int, losses: int) -> None:
         name = life.name
-        # What raised it may have been a deletion of class `disk`, which a later loss of power undoes.
+        # A delete in a topic of class `disk` may have raised it, and a later power loss undoes that delete.
         is_kept = life.durability is Durability.FSYNC or losses <= life.earliest_losses
         if life.earliest_at < began and earliest < life.earliest and is_kept:
             raise Broken(f"{name}: earliest is {earliest} and was {life.earliest}", name)
@@ -278,10 +282,10 @@ class Model:
             if head < sent.first_seq + len(sent.payloads) - 1 and sent.first_seq:
                 raise Broken(f"{name}: head is {head} and {sent} was acknowledged", name)
 
-    # -- reasons --------------------------------------------------------------------------------------
+    # -- reasons for missing records ------------------------------------------------------------------
 
     def _was_lost(self, sent: Sent) -> bool:
-        """May it have gone with the power?"""
+        """Return whether a power loss may have taken the frame."""
         return sent.life.durability is Durability.DISK and self.power_losses > sent.power_losses
 
     def _may_be_gone(self, life: Life, seq: int, sent: Sent) -> bool:
@@ -295,6 +299,6 @@ class Model:
 
     @staticmethod
     def _most(life: Life) -> int:
-        """No number above this can have been given."""
+        """Return an upper bound of the assigned seqs."""
         open_records = sum(len(sent.payloads) for sent in life.sent if not sent.first_seq)
         return max(life.at, default=0) + open_records + len(life.holes)

@@ -1,10 +1,12 @@
-"""What a seed means: a world's settings, and a list of steps, each with a generator of its own.
+"""The world of a seed: settings, and a list of steps, each with its own random generator.
 
-A step that is left out changes nothing about what the others are, so a failing case can be made smaller:
-steps are left out in ever smaller pieces (Zeller's ddmin) as long as it fails in the same way. What is left
-out changes the order in which tasks run, so a smaller case may fail no more although its steps would be
-enough: the answer is small, not smallest. Each seed switches a random subset of the faults on, each with a
-random weight (swarm testing): a mixture of everything hides what needs a lot of one thing.
+Leaving out a step does not change the other steps, so a failing case can be made smaller. Parts of the steps
+are left out, in ever smaller parts, while the case fails in the same way (Zeller's ddmin). Leaving out a step
+also changes the order of the tasks. A smaller case may therefore pass although its steps could cause the
+failure, so the result is small but not minimal.
+
+Each seed enables a random subset of the faults with random weights (swarm testing). With all faults in every
+seed, failures that need many faults of one kind would stay hidden.
 """
 
 from __future__ import annotations
@@ -23,15 +25,15 @@ FAULTS = {
     "clock": 3, "full": 2, "restart": 1, "client": 3,
 }  # fmt: skip
 BUSY = {"append": 40, "delete": 16, "put": 3, "drop": 3, "configure": 1, "checkpoint": 30}
-"""Work of a busy seed."""
+"""Weights of the operations in a busy seed."""
 BUSY_SHARE = 0.2
-"""Of the seeds: one topic, small segments, everything moves to the cold tier, and fewer faults (RF-118)."""
+"""Share of busy seeds: one topic, small segments, moves to the cold tier, and fewer faults (RF-118)."""
 CLASSES = ("fsync", "disk")
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something that happens at a moment."""
+    """One operation or fault at one time."""
 
     index: int
     at_s: float
@@ -39,17 +41,17 @@ class Step:
     salt: str
 
     def random(self) -> random.Random:
-        """The step's own chance."""
+        """Return the step's own random generator."""
         return random.Random(self.salt)
 
 
 def is_busy(seed: int) -> bool:
-    """Is it a seed that keeps storage busy?"""
+    """Return whether the seed keeps the storage busy."""
     return random.Random(f"busy {seed}").random() < BUSY_SHARE
 
 
 def steps_of(seed: int) -> list[Step]:
-    """All steps of a seed, in order of time."""
+    """Return all steps of a seed, in order of time."""
     rng = random.Random(f"steps {seed}")
     weights: dict[str, float] = dict(BUSY if is_busy(seed) else WORK)
     for fault, weight in FAULTS.items():
@@ -64,7 +66,7 @@ def steps_of(seed: int) -> list[Step]:
 
 
 def options_of(seed: int) -> dict[str, Any]:
-    """Settings of the engine, and how its surroundings behave."""
+    """Return the settings of the engine and of its simulated surroundings."""
     rng = random.Random(f"options {seed}")
     busy = {
         "shards": 1, "reshards": False, "file_bytes": 64 << 10, "own_bytes": 0, "age_ms": 200,
@@ -92,7 +94,7 @@ def options_of(seed: int) -> dict[str, Any]:
 
 
 def topics_of(rng: random.Random) -> dict[str, dict[str, Any]]:
-    """Names and what they are made with, the same in each life."""
+    """Return the topics and their configurations, which are the same in each of their lives."""
     found: dict[str, dict[str, Any]] = {}
     for name in "abcde"[: rng.randrange(2, 6)]:
         config: dict[str, Any] = {"durability": rng.choice(CLASSES)}
@@ -108,7 +110,7 @@ _CASE = re.compile(r"^seed=(\d+)(?: steps=(\d+)\.\.(\d+))?(?: without=([\d,]*))?
 
 
 class Failed(AssertionError):
-    """A seed in which a promise did not hold, with the story of it."""
+    """A seed in which a guarantee did not hold, with its events."""
 
     def __init__(self, what: str, story: str) -> None:
         super().__init__(what)
@@ -117,7 +119,7 @@ class Failed(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A seed, and which of its steps happen."""
+    """A seed, and the steps of it that are executed."""
 
     seed: int
     first: int = 0
@@ -132,12 +134,12 @@ class Case:
 
     @property
     def kept(self) -> list[int]:
-        """The steps that happen."""
+        """Indexes of the executed steps."""
         return [index for index in range(self.first, self.upto) if index not in self.without]
 
     @classmethod
     def of(cls, seed: int, kept: list[int]) -> Case:
-        """The case in which these steps happen and no others."""
+        """Return the case that executes exactly these steps."""
         if not kept:
             return cls(seed, 0, 0)
         first, upto = min(kept), max(kept) + 1
@@ -145,7 +147,7 @@ class Case:
 
 
 def parse_case(text: str) -> Case:
-    """Read a case; raises ValueError."""
+    """Parse a case. Raises ValueError."""
     found = _CASE.match(text.strip())
     if found is None:
         raise ValueError(f"not a case of this class: {text!r}; like seed=1 steps=0..{STEPS} without=3,17")
@@ -155,19 +157,21 @@ def parse_case(text: str) -> Case:
 
 
 RUNS_MAX = 400
-"""Cases tried before the smallest so far is good enough."""
+"""Maximum number of cases that `shrink` runs."""
 KIND_WORDS = 6
 
 
 def kind_of(what: str) -> str:
-    """How it failed, without numbers and names that differ from run to run."""
+    """Return the kind of a failure: its text without numbers and short words, which differ between runs."""
     words = re.sub(r"[^a-zA-Z ]", " ", what).split()
     return " ".join(word for word in words if len(word) > 2 or word == "is")[: 12 * KIND_WORDS]
 
 
 def shrink(case: Case, fails: Callable[[Case], str], runs_max: int = RUNS_MAX) -> Case:
-    """The smallest case found that fails as `case` does; `fails` says how, or "". Raises ValueError when
-    the case does not fail at all."""
+    """Return the smallest case found that fails as `case` does.
+
+    `fails` returns the failure of a case, or "". Raises ValueError if `case` does not fail.
+    """
     wanted = kind_of(fails(case))
     if not wanted:
         raise ValueError(f"{case} does not fail")

@@ -1,6 +1,6 @@
-"""Readers of the simulated engine: by message through the gateway, or from the files as a client on the host.
+"""Readers of the simulated engine: by message through the gateway, or from files like a client on the host.
 
-Each answer is decoded by the library's own code and judged by the model at once.
+The library's own code decodes each answer, and the model checks it immediately.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ READ_TRIES = 6
 
 
 class Reader(Client):
-    """Reads, by message or from the files, from a cursor or the beginning; the model judges each answer."""
+    """Reads through the gateway or from files, from a cursor or from the start.
+
+    The model checks each answer.
+    """
 
     def __init__(
         self, engine: Engine, model: Model, name: str, configs: dict[str, dict[str, Any]], rng: random.Random,
@@ -41,7 +44,7 @@ class Reader(Client):
         self.process.spawn(self.live)
 
     def live(self) -> None:
-        """Read this and that, for ever."""
+        """Read random topics until `is_stopping` is set."""
         while not self.is_stopping:
             topic = self.rng.choice(sorted(self.configs))
             epoch, after = self.cursors.get(topic, (0, 0))
@@ -58,7 +61,7 @@ class Reader(Client):
             self.engine.loop.pause(self.rng.expovariate(1 / self.pause_s))
 
     def read(self, topic: str, epoch: int = 0, after: int = 0, limit: int = 200) -> m.ReadReply:
-        """One read, judged; raises what reading raises."""
+        """Read once and check the answer. Raises the errors of the read."""
         began, losses = self.model.now(), self.model.power_losses
         message = m.Read(topic, after, epoch, limit, 1 << 18)
         if self.is_remote:
@@ -76,7 +79,10 @@ class Reader(Client):
         return reply
 
     def _read_files(self, message: m.Read) -> tuple[m.ReadReply, Any]:
-        """As a client on the host: ask where, then read; ask again when what was there has gone."""
+        """Locate the records and read the files, as a client on the host does.
+
+        Locates again if the files were removed in the meantime.
+        """
         error: RinglogError | None = None
         for _ in range(READ_TRIES):
             info = self.resolve(message.topic)
@@ -94,14 +100,14 @@ class Reader(Client):
             read = self._look(message, located, plan)
             if read.error is None and (read.frames or read.examined > plan.after or plan.after >= plan.stop):
                 return read_reply(located, plan, read), read.data
-            error = read.error or NotReady("nothing is where it was said to be")
+            error = read.error or NotReady("no frames at the located position")
             self.engine.counts["places gone while they were read"] += 1
             self.engine.tell(message.topic, f"{self.name}: {error} {error.detail}")
             self.process.point()
         assert error is not None
         if isinstance(error, CorruptData) and self.engine.is_calm:
             raise Broken(
-                f"{message.topic}: a reader finds damage, and nothing was damaged: {error}", message.topic
+                f"{message.topic}: a reader reports damage, but no data was damaged: {error}", message.topic
             )
         raise error
 
@@ -126,7 +132,10 @@ class Reader(Client):
 
 
 def _records(data: Any, reply: m.ReadReply) -> list[tuple[int, bytes]]:
-    """What the library makes of an answer: its own decoding of frames that overlap and of hidden records."""
+    """Return the (seq, payload) pairs of an answer.
+
+    The library decodes it, including overlapping frames and hidden records.
+    """
     sent = memoryview(bytes(data or b""))
     runs = decode_received_frames(reply.topic, reply.frames, reply.after, sent) if reply.frames else []
     portion = FetchResult(

@@ -1,4 +1,4 @@
-"""A WAL shard as a process of the simulated world: production core, recovery and log writer."""
+"""A shard as a process of the simulated world: production core, recovery and log writer."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from ringlog.types import Durability
 REQUESTS_PER_TURN = 16
 IDLE_S = 1.0
 TURNS_APART, TURN_S = 50, 1e-4
-"""So many busy turns take this long: a shard that turns in circles moves time all the same."""
+"""Every TURNS_APART busy passes of the loop take TURN_S seconds. Without this, a shard that spins would stop
+the virtual time."""
 
 
 class ShardActor:
-    """One incarnation of one shard: rings and inbox in, settlements and replies out."""
+    """One incarnation of a shard. It reads rings and inbox, and writes settlements and replies."""
 
     def __init__(self, engine: Engine, child: Child, process: Process) -> None:
         self.engine, self.child, self.process = engine, child, process
@@ -38,7 +39,7 @@ class ShardActor:
         self.run_ = _Run(self, process.incarnation)
 
     def live(self) -> None:
-        """Recover, serve until told to stop, drain."""
+        """Recover, serve until a stop is requested, then drain."""
         engine, run = self.engine, self.run_
         run.recover()
         run.has_slow_files = run.has_slow_flushes = True
@@ -53,7 +54,10 @@ class ShardActor:
         self._close()
 
     def watch(self, effect: Any) -> None:
-        """Just after an effect: was it its turn (O2)? Then a place to die."""
+        """Check an effect immediately after it: no ack may precede its write or sync.
+
+        The process may die here.
+        """
         kind = type(effect)
         if kind is ev.WriteBatch:
             self._group_stop = effect.offset + effect.length
@@ -64,7 +68,7 @@ class ShardActor:
         self.process.point()
 
     def _check_settled(self, entries: Any) -> None:
-        """Acks of class fsync only after a sync of the file that holds the frame."""
+        """Check that acks follow the write of their frame, and acks of class `fsync` a sync of its file."""
         run, path = self.run_, self.run_.writer.path
         for entry in entries:
             status = int(entry[S_COUNT_STATUS])
@@ -78,10 +82,10 @@ class ShardActor:
             if topic.config.durability is Durability.FSYNC:
                 self.engine.monitor.require_durable(path, self._group_stop)
 
-    # -- a turn ---------------------------------------------------------------------------------------
+    # -- one pass of the loop -------------------------------------------------------------------------
 
     def turn(self) -> bool:
-        """Take in what is there; True when there was something."""
+        """Process the pending input; return whether there was any."""
         run, loop = self.run_, self.engine.loop
         self.turns += 1
         busy = self._do_slow_things()
@@ -101,7 +105,7 @@ class ShardActor:
         return busy
 
     def _do_slow_things(self) -> bool:
-        """Syncs and new files beside the work come to their end some time."""
+        """Complete background syncs and file creations after a random delay; return whether one completed."""
         run, loop, rng = self.run_, self.engine.loop, self.engine.rng
         busy = False
         if run._flushing is not None:
@@ -151,7 +155,7 @@ class ShardActor:
         return found
 
     def settle(self, effect: ev.Settle) -> None:
-        """Settlements go into the ring at once: it outlives us."""
+        """Write settlements into the ring immediately, because the ring survives the shard."""
         ring, entries = self._sources[effect.source], effect.entries
         if len(entries) > ring.read:
             raise Broken(f"{len(entries)} frames are settled of {ring.read} that were taken")
@@ -162,7 +166,7 @@ class ShardActor:
             ring.news.set()
 
     def reply(self, effect: Reply) -> None:
-        """Answer a request, once."""
+        """Answer a request. Raises Broken if it is answered twice."""
         if effect.corr not in self._answers:
             raise Broken(f"request {effect.corr} is answered twice: {effect.message}")
         self._answers.pop(effect.corr)(effect.message, effect.attachment)
@@ -187,7 +191,7 @@ class ShardActor:
 
 
 class _Run(ShardRun):
-    """A Run that hands out settlements and replies as they come."""
+    """A ShardRun that passes settlements and replies on immediately."""
 
     def __init__(self, actor: ShardActor, incarnation: int) -> None:
         self._actor = actor
@@ -201,14 +205,14 @@ class _Run(ShardRun):
 
 
 def wal_shard(engine: Engine, child: Child, process: Process) -> None:
-    """A shard's life."""
+    """Run a shard."""
     actor = ShardActor(engine, child, process)
     child.actor = actor
     actor.live()
 
 
 def watch(engine: Engine, shard: int, effect: Any) -> None:
-    """World.watch: to the actor whose effect it was."""
+    """Pass an effect to its shard's actor. Used as World.watch."""
     child = engine.children.get(f"wal_shard-{shard:02d}")
     if child is not None and isinstance(child.actor, ShardActor):
         child.actor.watch(effect)

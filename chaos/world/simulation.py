@@ -1,4 +1,4 @@
-"""One seed: a world is made, its steps happen, then everything has to come to rest and is looked at."""
+"""Runs one seed: creates a world, executes its steps, waits until all is served, and checks everything."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from chaos.world.readers import Reader
 from chaos.world.tasks import NS, Loop, Process
 
 REST_S = 90.0
-"""Virtual time within which everything is served again after the last fault (O8)."""
+"""Limit of the virtual time (s) from the last fault until everything is served again."""
 KINDS = ("wal_shard", "wal_shard", "wal_shard", "gateway", "compactor", "compactor", "reclaimer", "relocator")
 EVERYTHING = frozenset({"append", "delete by tag", "drop", "seal", "rewrite", "relocate"})
 TOPIC_EVENTS = 60
@@ -31,7 +31,7 @@ LAST_EVENTS = 30
 
 
 class Simulation:
-    """One seed. `without` names steps that do not happen; `upto` ends them early."""
+    """One seed. It executes steps from `first`, before `upto`, and not in `without`."""
 
     def __init__(
         self, seed: int, *, first: int = 0, upto: int = 1 << 30, without: Collection[int] = ()
@@ -71,9 +71,9 @@ class Simulation:
     # -- the run --------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Live through all of it; raises Failed."""
+        """Run the seed. Raises Failed."""
         gc.disable()
-        gc.freeze()  # Modules and what else outlives a seed is not looked through after each.
+        gc.freeze()  # objects that outlive the seed are not scanned by later collections
         try:
             salts = random.Random(f"salts {self.seed}")
             with drawn_salts(salts.getrandbits), actors.listening(self.engine):
@@ -107,11 +107,11 @@ class Simulation:
         return self.engine.is_up and self.admin.is_idle and all(each.is_idle for each in self.producers)
 
     def rest(self, what: str, is_done: Callable[[], bool], seconds: float = REST_S) -> None:
-        """Let the world go on until this is so; raises Broken when it takes too long."""
+        """Run the world until `is_done` returns true. Raises Broken after `seconds` of virtual time."""
         until_ns = self.loop.now_ns + round(seconds * NS)
         self.loop.run(until_ns, is_done)
         if not is_done():
-            raise Broken(f"within {seconds:.0f} s after the last fault it is not so that {what}")
+            raise Broken(f"condition not reached within {seconds:.0f} s after the last fault: {what}")
 
     def _calm_down(self) -> None:
         engine = self.engine
@@ -131,7 +131,7 @@ class Simulation:
         if not engine.is_up:
             engine.start()
         elif not engine.is_stopping and any(run.core.directory.halted for run in engine.base.runs.values()):
-            # As the error says: what a start could not read can be read now.
+            # A restart reads files that an earlier start could not read; the error states this remedy.
             engine.stop(lambda: self.loop.at(0.05, engine.start))
         if not self._is_served():
             self.loop.at(1.0, self._start_if_down)
@@ -142,19 +142,22 @@ class Simulation:
         for client in (*self.producers, self.admin, *self.readers):
             self.loop.kill(client.process)
 
-    # -- what was done --------------------------------------------------------------------------------
+    # -- work done ------------------------------------------------------------------------------------
 
     def facts(self) -> Counter[str]:
-        """Everything that was counted."""
+        """Return all counts."""
         return self.engine.counts + self.model.counts + self.engine.weather.met + self.kinds
 
     def kinds_of_faults(self) -> int:
-        """How many kinds of faults there were in this seed."""
+        """Return the number of kinds of faults in this seed."""
         return sum(self.kinds[kind] > 0 for kind in FAULT_STEPS)
 
     def topics_with_everything(self) -> list[str]:
-        """Topics with an append, a delete by tag, a snapshot, and whose segments were sealed, rewritten and
-        moved, and that were dropped: all of it in this seed."""
+        """Return the topics that had all of EVERYTHING in this seed.
+
+        These are an append, a delete by tag, a deletion of the topic, and the seal, rewrite and move of
+        segments.
+        """
         had: dict[str, set[str]] = {}
         made = self.engine.weather.made
         for life in self.model.lives.values():
@@ -206,7 +209,10 @@ class Simulation:
         return rng.choice(found) if found else None
 
     def _kill(self, rng: random.Random) -> None:
-        """Now, or at one of its next effects and disk calls, or while its successor begins."""
+        """Kill a process now or at one of its next effects or disk calls.
+
+        Perhaps also kill its successor early.
+        """
         child = self._pick(rng)
         if child is None:
             return
@@ -224,7 +230,7 @@ class Simulation:
             process.fuse, process.at_fuse = rng.choice((1, 3, 10, 30)) + rng.randrange(10), act
 
     def _arm(self, process: Process) -> None:
-        """A process was started: does something wait for it?"""
+        """Apply a pending fault to a new process."""
         for fuse in self.fuses:
             if fuse[0] == process.name:
                 self.fuses.remove(fuse)
@@ -242,7 +248,7 @@ class Simulation:
         self._end(rng, lambda: self.engine.power_loss(seed))
 
     def _end(self, rng: random.Random, act: Callable[[], None]) -> None:
-        """End everything, now or at an effect of somebody; start again some time."""
+        """End the engine now, or at an effect of some process; start it again later."""
         shards_then = self._next_shards(rng)
         pause_s, again = rng.uniform(0.01, 0.4), rng.random() < 0.25
         seed = rng.randrange(1 << 30)
@@ -250,7 +256,7 @@ class Simulation:
         def end() -> None:
             act()
             self.loop.at(pause_s, lambda: self.engine.start(shards_then))
-            if again:  # once more, while it recovers
+            if again:  # once more, during recovery
                 self.loop.at(pause_s + 0.02 + pause_s / 3, lambda: self._end_again(seed, shards_then))
 
         child = self._pick(rng)
@@ -271,7 +277,7 @@ class Simulation:
         return rng.choice((1, 2, 3)) if changes else self.engine.base.shards
 
     def _restart(self, rng: random.Random) -> None:
-        """An orderly stop, and a start."""
+        """Stop the engine in order and start it again."""
         shards_then = self._next_shards(rng)
         self.engine.stop(lambda: self.loop.at(0.05, lambda: self.engine.start(shards_then)))
 
@@ -299,7 +305,7 @@ class Simulation:
         self.engine.tell("", f"wall clock stepped by {by_s} s")
 
     def _full(self, rng: random.Random) -> None:
-        """No room, and room again."""
+        """Make the disk full for a random time."""
         weather = self.engine.weather
         weather.is_full = True
 
@@ -312,10 +318,10 @@ class Simulation:
         self.engine.counts["client deaths"] += 1
         rng.choice(self.producers).restart()
 
-    # -- telling --------------------------------------------------------------------------------------
+    # -- report ---------------------------------------------------------------------------------------
 
     def story(self, topic: str) -> str:
-        """The last events about a topic, then the last of all."""
+        """Return the last events about a topic, and the last events of all."""
         events = list(self.engine.story)
         about = [event for event in events if event[1] == topic or not event[1]][-TOPIC_EVENTS:]
         lines = [f"{at / NS:10.6f} {name or '-':2} {what}" for at, name, what in about]

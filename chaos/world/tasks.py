@@ -1,8 +1,9 @@
-"""Virtual time, and the tasks that live in it: greenlets of one thread, one of which runs at a time.
+"""Virtual time and its tasks: greenlets of one thread, of which one runs at a time.
 
-Production code of the background actors asks and waits in straight lines; here it does so in a greenlet, and
-the loop decides who goes on. A process is a set of tasks that dies as one: each of them is unwound with
-Halted wherever it waits, and whatever it tries on its way out to a disk is refused.
+Production code of the background actors sends requests and waits in sequential code. Here it runs in a
+greenlet, and the loop selects the next task. A process is a set of tasks that die together. Each task is
+unwound with Halted at the place where it waits, and every disk call that it makes while it unwinds is
+refused.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ringlog.testing.shard_world import SHM
 
 NS = 1_000_000_000
 EVENTS_MAX = 2_000_000
-"""A world that has not ended after so many events turns in circles."""
+"""Maximum number of events in a world. A world with more makes no progress."""
 _JITTER_NS = 40_000
 _START_US = 1_700_000_000_000_000
 
@@ -27,25 +28,28 @@ __all__ = ["NS", "SHM", "Halted", "Loop", "Process", "Signal", "Task"]
 
 
 class Stuck(AssertionError):
-    """Virtual time does not come to an end."""
+    """The maximum number of events was reached before the end of the run."""
 
 
 class Signal:
-    """Something to wait for. Setting it wakes those who wait now."""
+    """An event to wait for. `set` wakes up the tasks that wait at that time."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self.waiting: list[Task] = []
 
     def set(self) -> None:
-        """Wake everybody who waits, soon."""
+        """Schedule all waiting tasks."""
         waiting, self.waiting = self.waiting, []
         for task in waiting:
             self._loop.wake(task)
 
 
 class Process:
-    """What dies as one. `fuse`: so many scheduling points from now something happens to it."""
+    """A set of tasks that die together.
+
+    `fuse` is the number of scheduling points before `at_fuse` is called.
+    """
 
     def __init__(self, loop: Loop, name: str, kind: str, incarnation: int) -> None:
         self.loop, self.name, self.kind, self.incarnation = loop, name, kind, incarnation
@@ -54,19 +58,22 @@ class Process:
         self.fuse = 0
         self.at_fuse: Callable[[], None] | None = None
         self.ended = Signal(loop)
-        """Set when it dies."""
+        """Set when the process dies."""
         self.tasks: list[Task] = []
         self.disks: list[FaultyDisk] = []
 
     def spawn(self, run: Callable[[], None], delay_s: float = 0.0) -> Task:
-        """Begin a task of this process."""
+        """Start a task of this process."""
         task = Task(self, run)
         self.tasks.append(task)
         self.loop.schedule(task, round(delay_s * NS))
         return task
 
     def point(self) -> None:
-        """A place where the process may be killed, paused or overtaken. Raises Halted when it is dead."""
+        """Mark a place where the process may be killed or paused, or another task may run.
+
+        Raises Halted if the process is dead.
+        """
         if self.is_dead:
             raise Halted(f"{self.name} is dead")
         if self.fuse:
@@ -80,27 +87,27 @@ class Process:
 
 
 class Task:
-    """One line of work of a process."""
+    """One thread of control of a process."""
 
     def __init__(self, process: Process, run: Callable[[], None]) -> None:
         self.process = process
         self.greenlet = greenlet(run)
         self.ticket = 0
-        """Of the wake-up that counts; earlier ones are void."""
+        """Number of the valid wake-up. Wake-ups with other numbers are ignored."""
         self.is_timeout = False
 
 
 class Loop:
-    """Who runs when. All chance comes from one generator; nothing here reads a real clock."""
+    """The scheduler of tasks. All random choices come from one generator; no real clock is read."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.now_ns = NS
         self.wall_us = _START_US
         self.switching = 0.05
-        """How likely another task gets its turn at a scheduling point."""
+        """Probability that another task may run at a scheduling point."""
         self.urgent: list[Callable[[], None]] = []
-        """Done before anything else, outside all tasks."""
+        """Calls that run before any other event, outside all tasks."""
         self.events = 0
         self._heap: list[tuple[int, int, Task | Callable[[], None], int]] = []
         self._order = 0
@@ -110,38 +117,38 @@ class Loop:
     # -- the clock that production code sees ------------------------------------------------------------
 
     def now_us(self) -> int:
-        """Wall clock, microseconds; it may be stepped."""
+        """Return the wall clock (us since the epoch). It may be stepped."""
         return self.wall_us + (self.now_ns - self._wall_base_ns) // 1_000
 
     def monotonic_ns(self) -> int:
-        """Monotonic clock."""
+        """Return the monotonic clock (ns)."""
         return self.now_ns
 
     def sleep(self, seconds: float) -> None:
-        """Wait, in a task."""
+        """Pause the current task."""
         self.pause(seconds)
 
     def sleep_ns(self, nanoseconds: int) -> None:
-        """Wait a little, in a task."""
+        """Pause the current task."""
         self.pause(nanoseconds / NS)
 
     def step_wall(self, seconds: float) -> None:
-        """Set the wall clock forward or back."""
+        """Step the wall clock forward or back."""
         self.wall_us += round(seconds * 1_000_000)
 
     # -- scheduling ---------------------------------------------------------------------------------------
 
     def at(self, delay_s: float, act: Callable[[], None]) -> None:
-        """Do something outside all tasks, later."""
+        """Call `act` after a delay, outside all tasks."""
         self._push(self.now_ns + round(delay_s * NS), act, 0)
 
     def schedule(self, task: Task, delay_ns: int) -> None:
-        """Let a task go on after this time, unless something wakes it before."""
+        """Resume a task after this delay, unless `wake` resumes it earlier."""
         task.ticket += 1
         self._push(self.now_ns + delay_ns + self.rng.randrange(_JITTER_NS), task, task.ticket)
 
     def wake(self, task: Task) -> None:
-        """Let a waiting task go on now."""
+        """Resume a waiting task now."""
         task.is_timeout = False
         self.schedule(task, 0)
 
@@ -150,16 +157,16 @@ class Loop:
         heapq.heappush(self._heap, (at_ns, self._order, what, ticket))
 
     def current(self) -> Task:
-        """The task that runs."""
+        """Return the running task."""
         task: Task = getcurrent().task
         return task
 
     def pause(self, seconds: float) -> None:
-        """Wait so long; in a task. Raises Halted when its process died meanwhile."""
+        """Pause the current task. Raises Halted if its process dies in the meantime."""
         self._leave(self.current(), round(seconds * NS))
 
     def wait(self, signal: Signal, seconds: float, other: Signal | None = None) -> bool:
-        """Wait for a signal, or another one, at most so long; False when none came."""
+        """Wait for either signal, at most `seconds`; return False after a timeout."""
         task = self.current()
         signals = (signal,) if other is None else (signal, other)
         for each in signals:
@@ -180,7 +187,7 @@ class Loop:
             raise Halted(f"{task.process.name} is dead")
 
     def run(self, until_ns: int, is_done: Callable[[], bool] = lambda: False) -> None:
-        """Let the world go on up to a moment. Raises what a task raises, and Stuck."""
+        """Run the world until `until_ns` or until `is_done`. Raises the errors of tasks, and Stuck."""
         while not is_done():
             while self.urgent:
                 self.urgent.pop(0)()
@@ -191,7 +198,7 @@ class Loop:
             self.now_ns = max(self.now_ns, at_ns)
             self.events += 1
             if self.events > EVENTS_MAX:
-                raise Stuck(f"{EVENTS_MAX} events and no end at {self.now_ns / NS:.3f} s")
+                raise Stuck(f"no end after {EVENTS_MAX} events, at {self.now_ns / NS:.3f} s of virtual time")
             if isinstance(what, Task):
                 self._resume(what, ticket)
             else:
@@ -212,7 +219,7 @@ class Loop:
         into(*args)
 
     def kill(self, process: Process) -> None:
-        """Unwind every task of a process; outside all tasks."""
+        """Unwind every task of a process. Call it outside all tasks."""
         process.is_dead = True
         for disk in process.disks:
             disk.halted = True

@@ -77,7 +77,7 @@ class ProcessSlot:
         at = layout.WATERMARK_BASE + which * layout.WATERMARK_WORDS
         file_id, offset, check = seqlock.read(self._words, at, 3, lambda: self._mark_facts(which))
         if check != _check(file_id, offset) and (file_id or offset or check):
-            raise BoardUnstable("board mark does not verify", **self._mark_facts(which))
+            raise BoardUnstable("board mark: check word mismatch", **self._mark_facts(which))
         return file_id, offset
 
     def repair_watermarks(self) -> list[WatermarkKind]:
@@ -112,7 +112,12 @@ class Board:
     def create(cls, dir: str | os.PathLike[str], processes: int = PROCESSES_MAX) -> Board:
         """Create the board in a directory and open it writable. Raise BoardError on failure."""
         if not 1 <= processes <= PROCESSES_MAX:
-            raise BoardError("processes out of bounds", processes=processes, min=1, max=PROCESSES_MAX)
+            raise BoardError(
+                f"processes must be in 1..{PROCESSES_MAX}, got {processes}",
+                processes=processes,
+                min=1,
+                max=PROCESSES_MAX,
+            )
         identity = layout.encode_identity(layout.BOARD_MAGIC, 0, processes, 0)
         make_board_file(_path(dir), layout.PAGE_BYTES * (processes + 1), identity)
         return cls.open(dir, writable=True)
@@ -132,7 +137,11 @@ class Board:
         page = self._pages.get(slot)
         if page is None:
             if not 0 <= slot < self._file.slots:
-                raise BoardError("no such process slot", slot=slot, slots=self._file.slots)
+                raise BoardError(
+                    f"process slot must be in 0..{self._file.slots - 1}, got {slot}",
+                    slot=slot,
+                    slots=self._file.slots,
+                )
             start = (slot + 1) * layout.PAGE_WORDS
             view = self._file.words[start : start + layout.PAGE_WORDS]
             self._views.append(view)

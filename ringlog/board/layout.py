@@ -339,15 +339,24 @@ def encode_identity(magic: bytes, shard: int, slots: int, chunk: int) -> bytes:
 def decode_identity(data: bytes, magic: bytes, path: str) -> tuple[int, int, int]:
     """Return (shard, slots, chunk). Raise BoardError with the difference."""
     if len(data) < IDENTITY_BYTES:
-        raise BoardError("not a board file: too short", path=path, bytes=len(data))
+        raise BoardError(
+            f"board file must have at least {IDENTITY_BYTES} bytes, got {len(data)}",
+            path=path,
+            bytes=len(data),
+        )
     found, version, shard, slots, chunk = _IDENTITY.unpack_from(data)
     if found != magic:
-        raise BoardError("not a board file: magic differs", path=path, found=found, expected=magic)
+        raise BoardError("not a board file: wrong magic", path=path, found=found, expected=magic)
     if version != VERSION:
-        raise BoardError("board file of another version", path=path, found=version, expected=VERSION)
+        raise BoardError(
+            f"board file version must be {VERSION}, got {version}; use one version of ringlog on this host",
+            path=path,
+            found=version,
+            expected=VERSION,
+        )
     stored = int.from_bytes(data[_IDENTITY.size : IDENTITY_BYTES], "little")
     if xxhash.xxh3_64_intdigest(data[: _IDENTITY.size]) != stored:
-        raise BoardError("board identity does not verify", path=path)
+        raise BoardError("board identity: checksum mismatch", path=path)
     return shard, slots, chunk
 
 

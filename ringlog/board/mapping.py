@@ -14,7 +14,7 @@ from ringlog.board.layout import BoardError
 def require_ordered_stores() -> None:
     """Raise BoardError on a machine that does not keep stores in order."""
     if not shm.stores_are_ordered():
-        raise BoardError("the board needs a processor that keeps stores in order")
+        raise BoardError("the board needs an x86-64 CPU; use an engine on another host, by TCP")
 
 
 def make_board_file(path: str, size: int, identity: bytes) -> None:

@@ -66,5 +66,10 @@ def _open(path: str, shard: int, *, writable: bool) -> BoardFile:
     if file.shard != shard or not file.slots:
         found, rows = file.shard, file.slots
         file.close()
-        raise BoardError("not the news of this shard", path=path, shard=found, rows=rows)
+        raise BoardError(
+            f"news file must belong to shard {shard} and have rows, got shard {found} and {rows} rows",
+            path=path,
+            shard=found,
+            rows=rows,
+        )
     return file

@@ -71,7 +71,9 @@ def read(words: WordView, at: int, count: int, what: Callable[[], dict[str, Any]
             _clock.sleep(WAIT_S)
         elif attempt >= PLAIN_TRIES:
             os.sched_yield()
-    raise BoardUnstable("board slot is unstable", **_facts(what, words[at]))
+    raise BoardUnstable(
+        "board slot stays half written: its writer is paused or dead", **_facts(what, words[at])
+    )
 
 
 def _facts(what: Callable[[], dict[str, Any]], sequence: int) -> dict[str, Any]:

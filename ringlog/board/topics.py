@@ -269,7 +269,12 @@ class TopicTable:
         if slot >= 0 and chunk >= len(self._chunks):
             self._map_all()
         if not 0 <= chunk < len(self._chunks):
-            raise BoardError("no such topic slot", slot=slot, shard=self._shard, slots=self.capacity)
+            raise BoardError(
+                f"topic slot must be in 0..{self.capacity - 1}, got {slot}",
+                slot=slot,
+                shard=self._shard,
+                slots=self.capacity,
+            )
         return self._words[chunk], _BASE + (slot & _CHUNK_MASK) * TOPIC_SLOT_WORDS
 
     def _is_used(self, slot: int) -> bool:
@@ -297,7 +302,11 @@ class TopicTable:
     def _make_chunk(self) -> None:
         chunk = len(self._chunks)
         if chunk >= CHUNKS_MAX:
-            raise BoardError("topic table is full", shard=self._shard, slots=self.capacity)
+            raise BoardError(
+                f"topic table is full: at most {CHUNKS_MAX * TOPICS_PER_CHUNK} topics per shard",
+                shard=self._shard,
+                slots=self.capacity,
+            )
         identity = layout.encode_identity(layout.TOPICS_MAGIC, self._shard, TOPICS_PER_CHUNK, chunk)
         make_board_file(self._chunk_path(chunk), layout.CHUNK_BYTES, identity)
 
@@ -313,7 +322,12 @@ class TopicTable:
         file = BoardFile(path, layout.TOPICS_MAGIC, writable=self._writable)
         if (file.shard, file.chunk, file.slots) != (self._shard, chunk, TOPICS_PER_CHUNK):
             file.close()
-            raise BoardError("topic table of another shard", path=path, shard=file.shard, chunk=file.chunk)
+            raise BoardError(
+                "topic table belongs to another shard or chunk, or has the wrong number of slots",
+                path=path,
+                shard=file.shard,
+                chunk=file.chunk,
+            )
         self._chunks.append(file)
         self._words.append(file.words)
 

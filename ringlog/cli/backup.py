@@ -206,6 +206,6 @@ def _require_whole(found: Verification) -> None:
     wrong = [finding for finding in found.findings if finding.severity == DAMAGE]
     if wrong:
         raise CorruptData(
-            "the copy does not verify", file=wrong[0].path, offset=wrong[0].offset, reason=wrong[0].what,
+            "the copy is damaged", file=wrong[0].path, offset=wrong[0].offset, reason=wrong[0].what,
             findings=len(wrong),
         )  # fmt: skip

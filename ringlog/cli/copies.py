@@ -156,7 +156,7 @@ def read_manifest(root: Path) -> BackupManifest:
     except (msgspec.MsgspecError, UnicodeDecodeError) as e:
         raise CorruptData("the manifest cannot be read", file=str(root / MANIFEST), reason=str(e)) from None
     if manifest.format != 1:
-        raise UsageError("a backup of a version this program does not know", format=manifest.format)
+        raise UsageError("unsupported backup format: use a newer ringlog", format=manifest.format)
     for entry in manifest.files:
         parts = Path(entry.path).parts
         if not parts or ".." in parts or os.path.isabs(entry.path):

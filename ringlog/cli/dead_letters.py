@@ -169,10 +169,12 @@ def _target(client: Client, topic: str, group: str) -> str:
     else:
         state = client.topics.state(topic, touch=False)
         if state.type != "queue":
-            raise NotAQueue("not a queue", topic=topic, hint="--group")
+            raise NotAQueue(
+                "the topic is not a queue: use a queue, or name a consumer group", topic=topic, hint="--group"
+            )
         target = state.config.get("dead_letter")
     if not target:
-        raise InvalidRequest("there are no dead letters", topic=topic, group=group, field="dead_letter")
+        raise InvalidRequest("no dead-letter topic is set", topic=topic, group=group, field="dead_letter")
     return str(target)
 
 
@@ -190,9 +192,11 @@ def _letters(client: Client, topic: str, group: str, target: str, *, others: boo
                     yield record
                 elif not others:
                     raise InvalidRequest(
-                        "the topic holds more than these dead letters", topic=target, seq=record.seq,
+                        "the topic contains other records than these dead letters",
+                        topic=target,
+                        seq=record.seq,
                         hint="ringlog delete",
-                    )  # fmt: skip
+                    )
     except TopicNotFound:
         return
 

@@ -81,7 +81,7 @@ def _look(path: Path) -> tuple[Row, list[Row], list[Row]]:
     try:
         header, rows = reader(report, data)
     except DECODE_ERRORS as e:
-        report.add_damage(e.message if isinstance(e, VerifyError) else f"makes no sense: {e}")
+        report.add_damage(e.message if isinstance(e, VerifyError) else f"cannot be decoded: {e}")
         header, rows = {}, []
     return header, rows, [_finding(each) for each in report.findings]
 
@@ -180,7 +180,7 @@ def _marks_part(report: FileReport, data: bytes) -> tuple[Row, list[Row]]:
     number, salt, marks = segment_decoder.read_marks(data)
     odd = len(marks) - marks.count(0) - marks.count(segment_decoder.DELETED)
     if odd:
-        report.add_damage(f"{odd} deletion marks are neither set nor unset")
+        report.add_damage(f"{odd} deletion marks have an invalid value")
     header = {"kind": "segment marks", "number": number, "salt": f"{salt:016x}", "records": len(marks)}
     places = [i for i, mark in enumerate(marks) if mark == segment_decoder.DELETED]
     return header | {"deleted": len(places)}, [{"record": i} for i in places]

@@ -63,7 +63,7 @@ def metrics(
     try:
         server, thread = exposition.start_http_server(port, host, registry=sampled)
     except OSError as e:
-        raise UsageError("cannot listen there", address=listen, why=e.strerror) from None
+        raise UsageError("cannot listen on the address of --listen", address=listen, why=e.strerror) from None
     with closing(_MetricsServer(server, thread)):
         printer = options.printer()
         printer.item({"metrics": f"http://{host}:{server.server_port}/metrics"})
@@ -148,16 +148,16 @@ def families(status: EngineStatusReply) -> Iterator[Family]:
     yield _gauge("ready", "1: every process serves.", readiness(status) == READY)
     labels = ("version", "engine_id", "state")
     info: Rows = [((status.version, status.engine_id, status.state), 1.0)]
-    yield "gauge", "engine_info", "Which engine it is, and its state.", labels, info
-    yield _gauge("uptime_seconds", "Since its start.", status.uptime_s)
-    yield _gauge("recovery_seconds", "What recovery took at its start.", status.recovery_s)
+    yield "gauge", "engine_info", "Version, id and state of the engine.", labels, info
+    yield _gauge("uptime_seconds", "Time since the start.", status.uptime_s)
+    yield _gauge("recovery_seconds", "Duration of the recovery at the start.", status.recovery_s)
     yield _gauge("disk_free_bytes", "Free in the data directory's file system.", status.disk_free_bytes)
-    missing = "Bytes that must become free before records are taken; 0: they are."
+    missing = "Bytes that must become free before the engine accepts records; 0: it accepts them."
     yield _gauge("disk_missing_bytes", missing, status.disk_missing_bytes)
-    yield _gauge("read_only_shards", "Shards that serve reads alone.", _in_state(status, READ_ONLY))
+    yield _gauge("read_only_shards", "Read-only shards.", _in_state(status, READ_ONLY))
     yield _gauge("recovering_shards", "Shards that replay their logs.", _in_state(status, RECOVERING))
     done = min((each.progress for each in status.processes), default=1.0)
-    yield _gauge("recovery_ratio", "How far the shard that has most to replay is.", done)
+    yield _gauge("recovery_ratio", "Progress of the slowest recovering shard, 0 to 1.", done)
     yield _counter("scrub_findings", "Faults that the scrub found.", status.findings)
     yield _gauge("quarantined_segments", "Segments whose data part is damaged.", status.quarantined)
     yield _gauge("shards", "Shards of the engine.", status.shards)
@@ -180,12 +180,12 @@ def _of_processes(status: EngineStatusReply) -> Iterable[Family]:
 
     labels = ("actor", "kind")
     table: tuple[tuple[str, str, str, Callable[[Any], float]], ...] = (
-        ("gauge", "actor_up", "1: the process is there.", lambda each: bool(each.pid)),
-        ("counter", "actor_restarts", "Times that it was replaced.", lambda each: each.restarts),
-        ("gauge", "actor_uptime_seconds", "Since its start.", lambda each: each.uptime_s),
-        ("gauge", "actor_busy_ratio", "Part of its time that it works.", lambda each: each.busy_ratio),
+        ("gauge", "actor_up", "1: the process runs.", lambda each: bool(each.pid)),
+        ("counter", "actor_restarts", "Restarts of the process.", lambda each: each.restarts),
+        ("gauge", "actor_uptime_seconds", "Time since the start.", lambda each: each.uptime_s),
+        ("gauge", "actor_busy_ratio", "Busy part of its time, 0 to 1.", lambda each: each.busy_ratio),
         ("gauge", "actor_resident_bytes", "Its resident memory.", lambda each: each.resident_bytes),
-        ("gauge", "actor_heartbeat_age_seconds", "Since its last beat.", lambda each: each.heartbeat_age_s),
+        ("gauge", "actor_heartbeat_age_seconds", "Age of its heartbeat.", lambda each: each.heartbeat_age_s),
     )
     return [(kind, name, text, labels, rows(number)) for kind, name, text, number in table]
 
@@ -198,9 +198,9 @@ def _of_pressure(status: EngineStatusReply) -> Iterable[Family]:
     table: tuple[tuple[str, str, str, Callable[[Any], float]], ...] = (
         ("gauge", "governor_pressure", "Pressure, 0 to 1.", lambda each: each.pressure),
         ("gauge", "governor_step", "Its step: 0 free, up to refusing.", lambda each: steps.get(each.step, 0)),
-        ("gauge", "ring_fill_ratio", "Of the fullest intake ring.", lambda each: each.fill),
+        ("gauge", "ring_fill_ratio", "Fill ratio of the fullest intake ring.", lambda each: each.fill),
         ("counter", "throttled", "Writes refused for pressure.", lambda each: each.throttled),
-        ("counter", "governor_waited_seconds", "Time that pressure made wait.", lambda each: each.waited_s),
+        ("counter", "governor_waited_seconds", "Time that writes were delayed.", lambda each: each.waited_s),
     )
     return [(kind, name, text, ("of",), rows(number)) for kind, name, text, number in table]
 
@@ -211,30 +211,31 @@ def _of_delivery(status: EngineStatusReply) -> Iterator[Family]:
         return
     bands: Rows = [((str(band),), float(many)) for band, many in enumerate(found.ready_by_band)]
     yield "gauge", "delivery_ready", "Feeds that wait for credit, by band.", ("band",), bands
-    yield _gauge("delivery_standing", "Topics that could be told of and are not.", found.standing)
+    standing = "Topics with new records and free credit that received no grant since the last sample."
+    yield _gauge("delivery_standing", standing, found.standing)
     yield _gauge("delivery_links", "Connections.", found.links)
     yield _gauge("watch_sessions", "Subscriptions.", found.subscriptions)
     yield _gauge("delivery_feeds", "Topics of all subscriptions.", found.feeds)
-    yield _counter("delivery_turns", "Turns that were told.", found.turns_told)
-    yield _gauge("delivery_latency_seconds", "From news to turn, averaged.", found.latency_s)
-    yield _gauge("delivery_lag_seconds", "Of the consumer that is furthest behind.", found.lag_s)
+    yield _counter("delivery_turns", "Grants sent.", found.turns_told)
+    yield _gauge("delivery_latency_seconds", "Average time from news to grant.", found.latency_s)
+    yield _gauge("delivery_lag_seconds", "Lag of the slowest consumer.", found.lag_s)
 
 
 def _of_jobs(status: EngineStatusReply) -> Iterator[Family]:
     queues, groups = status.queues, status.groups
     if queues is not None:
-        yield _gauge("queue_topics", "Queues that somebody used since their shard began.", queues.queues)
+        yield _gauge("queue_topics", "Queues that were used since the start of their shard.", queues.queues)
         yield _gauge("queue_ready", "Jobs that are ready.", queues.ready)
         yield _gauge("queue_leases_in_flight", "Jobs that are leased.", queues.in_flight)
-        yield _gauge("queue_delayed", "Jobs that wait for their time.", queues.delayed)
+        yield _gauge("queue_delayed", "Jobs delayed until their not_before time.", queues.delayed)
         yield _gauge("queue_claims_waiting", "Claims that wait for jobs.", queues.waiting)
         for name in ("claimed", "acked", "nacked", "rejected", "dead_lettered"):
             text = f"Jobs {name.replace('_', '-')} since the engine's start."
             yield _counter(f"queue_{name}", text, getattr(queues, name))
     if groups is not None:
         yield _gauge("groups", "Consumer groups.", groups.groups)
-        yield _gauge("group_lag", "Records that are not done, of all groups.", groups.lag)
-        yield _gauge("group_pending", "Of them, those that were given out.", groups.pending)
+        yield _gauge("group_lag", "Undelivered and pending records of all groups.", groups.lag)
+        yield _gauge("group_pending", "Pending records of all groups.", groups.pending)
         yield _gauge("group_members", "Members of groups.", groups.members)
         yield _gauge(
             "group_floor_age_seconds", "How long the oldest floor has not moved.", groups.floor_age_s

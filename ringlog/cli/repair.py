@@ -172,7 +172,7 @@ def plan_repair(data_dir: str, cold_dir: str = "", *, jobs: int = 0) -> RepairPl
     for log in needed.values():
         if log.path not in used and log.path not in plan.repaired_logs:
             if log.path in there:
-                plan.quarantined[log.path] = "holds nothing, and others say that it did"
+                plan.quarantined[log.path] = "is empty, but other files refer to its content"
             _stand_in_for(plan, log.path, needed)
     for report in plan.found.files:
         if report.kind == "snapshot":
@@ -182,7 +182,7 @@ def plan_repair(data_dir: str, cold_dir: str = "", *, jobs: int = 0) -> RepairPl
     _find_lost(plan)
     for path in [path for path, islands in plan.repaired_logs.items() if not _has_room(plan, path, islands)]:
         # Its damaged spans have no room for the announcements: replace the whole file by a placeholder.
-        plan.quarantined[path] = "there is no room in it to say what was lost"
+        plan.quarantined[path] = "has no room for the announcement of its losses"
         plan.repaired_logs.pop(path)
         plan.resealed.pop(path, None)
         _stand_in_for(plan, path, needed)
@@ -240,7 +240,7 @@ def _header_for(plan: RepairPlan, path: str, shards: int, size: int) -> DecodedW
     shard, incarnation, n = _numbers_of(path)
     logs = [each.header for each in plan.found.files if each.kind == "wal" and "boot_id" in each.header]
     if not logs:
-        raise VerifyError("no other log file says what this one was")
+        raise VerifyError("no other log file describes this one")
     # The end of the previous file is not known. Its existence proves that the incarnation served.
     before = _file_id(path) - 1 if n else 0
     near = max(logs, key=lambda each: (int(each["incarnation"]) == incarnation, int(each["incarnation"])))

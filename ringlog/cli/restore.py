@@ -46,7 +46,7 @@ def restore(backup: str, *, to: str, cold_dir: str = "", options: Given) -> int:
     manifest = read_manifest(source)
     cold = [entry for entry in manifest.files if entry.path.startswith(COLD)]
     if cold and not cold_dir:
-        raise UsageError("the backup holds a cold tier: say where it goes with --cold-dir", files=len(cold))
+        raise UsageError("the backup contains a cold tier: set --cold-dir", files=len(cold))
     wrong = changed_files(source, manifest.files)
     if wrong:
         raise CorruptData("the backup is damaged", file=wrong[0], files=len(wrong))
@@ -68,4 +68,4 @@ def copy_back(disk: Disk, source: Path, target: Path, entries: list[ManifestEntr
     sync_tree(disk, target)
     broken = changed_files(target, entries)
     if broken:
-        raise CorruptData("what was restored is not what was read", file=broken[0], files=len(broken))
+        raise CorruptData("a restored file differs from the backup", file=broken[0], files=len(broken))

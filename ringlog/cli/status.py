@@ -131,7 +131,7 @@ def problems(found: EngineStatusReply) -> list[str]:
         if each.state == RECOVERING
     ]
     said += [
-        f"{each.name} serves reads alone: its directory takes no writes"
+        f"{each.name} is read-only: its data directory is not writable"
         for each in found.processes
         if each.state == READ_ONLY
     ]
@@ -140,7 +140,7 @@ def problems(found: EngineStatusReply) -> list[str]:
             f"no disk space: writes are refused until {human_bytes(found.disk_missing_bytes)} more are free"
         )
     if found.delivery is not None and found.delivery.lag_s * 1_000 >= LAG_ANNOUNCED_MS:
-        said.append(f"a consumer has been behind for {human_seconds(found.delivery.lag_s)}")
+        said.append(f"a consumer lags by {human_seconds(found.delivery.lag_s)}")
     if found.findings or found.quarantined:
         said.append(
             f"the scrub found {found.findings} faults, {found.quarantined} segments are damaged: see the "
@@ -159,7 +159,7 @@ def _watch(options: Options, printer: Printer) -> None:
             show(found, printer, consumers)
         except ConnectionTrouble as e:
             printer.clear_screen()
-            printer.item({"state": "away", "reason": str(e)})
+            printer.item({"state": "unreachable", "reason": str(e)})
         printer.flush()
         options.clock.sleep(WATCH_EVERY_S)
 
@@ -238,7 +238,7 @@ def delivery_facts(found: DeliveryStatus) -> dict[str, Any]:
     return {
         "watching": f"{found.links} links, {found.subscriptions} subscriptions, {found.feeds} feeds",
         "wait for credit": "  ".join(f"B{band} {many}" for band, many in bands),
-        "turns told": found.turns_told,
+        "grants sent": found.turns_told,
         "delivery lag": f"{human_seconds(found.lag_s)} at most, latency {found.latency_s * 1000:.1f} ms",
     }
 
@@ -247,8 +247,8 @@ def group_facts(found: GroupsStatus) -> dict[str, Any]:
     """Return the table fields of all consumer groups."""
     return {
         "groups": f"{found.groups}, {found.members} members",
-        "group lag": f"{found.lag} records, {found.pending} of them given out",
-        "floor stands": f"{human_seconds(found.floor_age_s)} at most",
+        "group lag": f"{found.lag} records, {found.pending} of them pending",
+        "floor age": f"{human_seconds(found.floor_age_s)} at most",
     }
 
 
@@ -270,7 +270,7 @@ def consumer_row(consumer: Consumer) -> dict[str, Any]:
         "lag": human_seconds(consumer.lag_ms / 1000),
         "feeds": consumer.feeds,
         "waiting": consumer.waiting,
-        "turns out": f"{consumer.told} of {consumer.credit}",
+        "grants held": f"{consumer.told} of {consumer.credit}",
     }
 
 

@@ -168,7 +168,7 @@ def configure(topic: str, *, flags: Flags | None = None, options: Given) -> None
     """
     values = (flags or ConfigFlags()).values()
     if not values:
-        raise UsageError("name at least one setting to change", topic=topic)
+        raise UsageError("give at least one setting to change", topic=topic)
     with options.connect() as client:
         info = client.topics.configure(topic, **values)
     options.printer().item(facts_of(info))

@@ -86,7 +86,9 @@ def show(found: Verification, printer: Printer) -> None:
     for finding in found.findings:
         place = f"{finding.path}" + (f" at {finding.offset}" if finding.offset else "")
         printer.caption(f"{finding.severity}: {place}: {finding.what}")
-    verdict = "whole" if not found.is_incomplete else "whole but for what is unreachable"
+    verdict = "undamaged"
+    if found.is_incomplete:
+        verdict += ", but cold records were not verified"
     printer.item({"verdict": "damaged" if found.is_damaged else verdict, **totals(found, is_human=True)})
 
 

@@ -1,4 +1,4 @@
-# Generated from ringlog/aio/group.py by tools/unasync.py: do not edit, `make fmt` writes it anew.
+# Generated from ringlog/aio/group.py by tools/unasync.py: do not edit; `make fmt` regenerates it.
 """Consumer groups: several programs share the records of a topic, and the engine keeps how far they are.
 
     billing = client.group("orders", "billing")

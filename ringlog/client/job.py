@@ -1,4 +1,4 @@
-# Generated from ringlog/aio/job.py by tools/unasync.py: do not edit, `make fmt` writes it anew.
+# Generated from ringlog/aio/job.py by tools/unasync.py: do not edit; `make fmt` regenerates it.
 """One job of a queue, or one record that a consumer group leases, for who works on it."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from ringlog/aio/lease_client.py by tools/unasync.py: do not edit, `make fmt` writes it anew.
+# Generated from ringlog/aio/lease_client.py by tools/unasync.py: do not edit; `make fmt` regenerates it.
 """Who claims, keeps and settles jobs: a worker of a queue, or a member of a consumer group."""
 
 from __future__ import annotations

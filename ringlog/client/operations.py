@@ -1,4 +1,4 @@
-# Generated from ringlog/aio/operations.py by tools/unasync.py: do not edit, `make fmt` writes it anew.
+# Generated from ringlog/aio/operations.py by tools/unasync.py: do not edit; `make fmt` regenerates it.
 """What a client is asked to do: write, read, watch, work."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from ringlog/aio/queue.py by tools/unasync.py: do not edit, `make fmt` writes it anew.
+# Generated from ringlog/aio/queue.py by tools/unasync.py: do not edit; `make fmt` regenerates it.
 """Queues for workers: `for job in client.queue("emails").jobs(): with job: deliver(job.json())`.
 
 A job is leased to one worker at a time. It is done when the worker acks it; given back, or not extended in

@@ -1,4 +1,4 @@
-# Generated from ringlog/aio/reader.py by tools/unasync.py: do not edit, `make fmt` writes it anew.
+# Generated from ringlog/aio/reader.py by tools/unasync.py: do not edit; `make fmt` regenerates it.
 """Reading a topic page by page, or record by record for as long as one likes.
 
 The iterator makes a Record object for every record, which costs about a microsecond each; `pages()` with

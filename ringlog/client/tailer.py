@@ -1,4 +1,4 @@
-# Generated from ringlog/aio/tailer.py by tools/unasync.py: do not edit, `make fmt` writes it anew.
+# Generated from ringlog/aio/tailer.py by tools/unasync.py: do not edit; `make fmt` regenerates it.
 """Tailer: the fast way to read on the engine's own host.
 
 It maps the log's files and hands out stretches of them, verified but not copied: a gigabyte a second and

@@ -1,4 +1,4 @@
-# Generated from ringlog/aio/ticket.py by tools/unasync.py: do not edit, `make fmt` writes it anew.
+# Generated from ringlog/aio/ticket.py by tools/unasync.py: do not edit; `make fmt` regenerates it.
 """Ticket: what became of records that were sent."""
 
 from __future__ import annotations

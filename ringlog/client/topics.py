@@ -1,4 +1,4 @@
-# Generated from ringlog/aio/topics.py by tools/unasync.py: do not edit, `make fmt` writes it anew.
+# Generated from ringlog/aio/topics.py by tools/unasync.py: do not edit; `make fmt` regenerates it.
 """Topics of a client."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from ringlog/aio/watch.py by tools/unasync.py: do not edit, `make fmt` writes it anew.
+# Generated from ringlog/aio/watch.py by tools/unasync.py: do not edit; `make fmt` regenerates it.
 """Watch: `for event in client.watch([...])`."""
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ def encode(message: Message, corr: int = 0, version: int = PROTOCOL) -> bytes:
 def version_mismatch_message(other: int) -> str:
     """Return the error text for a client and an engine of different protocol versions."""
     return (
-        f"client and engine speak different versions of ringlog's protocol, {other} and {PROTOCOL}: "
-        "install the same release for both"
+        f"client and engine use different protocol versions, {other} and {PROTOCOL}: "
+        "install the same ringlog release on both"
     )
 
 
@@ -79,20 +79,22 @@ def decode(data: bytes | memoryview, *, bytes_max: int = ENVELOPE_BYTES_MAX) -> 
     `bytes_max` is larger than the default only for replies of this engine's shards.
     """
     if len(data) > bytes_max:
-        raise EnvelopeInvalid("envelope too large", bytes=len(data), max=bytes_max)
+        raise EnvelopeInvalid(
+            f"envelope must have at most {bytes_max} bytes, got {len(data)}", bytes=len(data), max=bytes_max
+        )
     try:
         version, kind, corr, raw = _outer.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-        raise EnvelopeInvalid("not an envelope", reason=str(e)) from None
+        raise EnvelopeInvalid("message is not a valid envelope", reason=str(e)) from None
     if version != PROTOCOL:
         other = EnvelopeInvalid(version_mismatch_message(version), version=version, known=PROTOCOL)
         other.corr, other.version = corr if 0 <= corr <= _CORR_MAX else 0, version
         raise other
     if not 0 <= corr <= _CORR_MAX:
-        raise EnvelopeInvalid("correlation id out of range", kind=kind)
+        raise EnvelopeInvalid(f"correlation id must be from 0 to 2**64 - 1, got {corr}", kind=kind)
     decoder = _bodies.get(kind)
     if decoder is None:
-        unknown = EnvelopeInvalid("unknown kind", kind=kind[:64])
+        unknown = EnvelopeInvalid("unknown message kind", kind=kind[:64])
         unknown.corr = corr
         raise unknown
     try:

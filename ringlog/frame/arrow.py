@@ -52,7 +52,7 @@ def to_arrow(view: FrameView, *, nulls: bool = False, columns: int | None = None
         UsageError: The frame is a control frame, or pyarrow is missing.
     """
     if not view.columns:
-        raise UsageError("a control frame has no records", frame_type=view.frame_type.name)
+        raise UsageError("frame must be an append, got a control frame", frame_type=view.frame_type.name)
     found = column_arrays(view, view.columns if columns is None else columns | 1, nulls=nulls)
     return _pyarrow().RecordBatch.from_arrays(list(found.values()), names=list(found))
 
@@ -98,7 +98,7 @@ def encode_arrow(source: Any, header: bytes = append_header()) -> EncodedRecords
         values, count = _arrow_values(arrow, named)
         return EncodedRecords(encode_values(values, header, count)[0])
     except arrow.ArrowException as e:
-        raise UsageError("an Arrow column does not convert", reason=str(e)) from None
+        raise UsageError("Arrow column cannot be converted", reason=str(e)) from None
 
 
 # -- out ----------------------------------------------------------------------------------------------
@@ -219,7 +219,8 @@ def _named_arrays(arrow: ModuleType, source: Any) -> dict[Column, Any]:
     if isinstance(source, arrow.Array | arrow.ChunkedArray):
         return {Column.PAYLOAD: _one_array(arrow, source)}
     if not isinstance(source, arrow.RecordBatch | arrow.Table):
-        raise UsageError("an Arrow array, RecordBatch or Table is wanted", found=type(source).__name__)
+        found = type(source).__name__
+        raise UsageError(f"source must be an Arrow array, RecordBatch or Table, got {found}", found=found)
     by_name = {name: column for column, name in NAMES.items()}
     unknown = [name for name in source.schema.names if name not in by_name]
     if (
@@ -228,7 +229,7 @@ def _named_arrays(arrow: ModuleType, source: Any) -> dict[Column, Any]:
         or "payload" not in source.schema.names
     ):
         raise UsageError(
-            "Arrow fields must be a payload and others of these, once each",
+            "Arrow field names must be unique, known, and include payload",
             found=source.schema.names,
             known=list(by_name),
         )
@@ -280,7 +281,8 @@ def _numbers_of(arrow: ModuleType, column: Column, values: Any) -> NDArray[Any]:
     if arrow.types.is_temporal(values.type):
         values = values.cast(arrow.timestamp("us", tz=getattr(values.type, "tz", None))).view(arrow.int64())
     elif not arrow.types.is_integer(values.type):
-        raise UsageError(f"{NAMES[column]}: integers or timestamps are wanted", found=str(values.type))
+        found = str(values.type)
+        raise UsageError(f"{NAMES[column]} must be integers or timestamps, got {found[:64]}", found=found)
     if values.null_count:
         values = values.cast(arrow.int64()).fill_null(_absent(column))
     numbers: NDArray[Any] = values.to_numpy(zero_copy_only=False)
@@ -291,7 +293,8 @@ def _headers_of(arrow: ModuleType, values: Any) -> BufferHeaders:
     """Convert list<struct<key, value>> or map<string, binary>. A null list means no headers."""
     types = arrow.types
     if not (types.is_list(values.type) or types.is_large_list(values.type) or types.is_map(values.type)):
-        raise UsageError("headers: list<struct<key, value>> or map is wanted", found=str(values.type))
+        found = str(values.type)
+        raise UsageError(f"headers must be list<struct<key, value>> or map, got {found[:64]}", found=found)
     counts = np.diff(np.asarray(values.offsets).astype(np.int64))
     if values.null_count:
         # A null list may still span entries: use only the valid lists, and count 0 for the others.
@@ -304,13 +307,14 @@ def _headers_of(arrow: ModuleType, values: Any) -> BufferHeaders:
     else:
         pairs = values.flatten()
         if not types.is_struct(pairs.type) or {f.name for f in pairs.type} != {"key", "value"}:
-            raise UsageError("headers: entries must be struct<key, value>", found=str(pairs.type))
+            found = str(pairs.type)
+            raise UsageError(f"headers: entries must be struct<key, value>, got {found[:64]}", found=found)
         if pairs.null_count:
-            raise InvalidRequest("headers: an entry is null")
+            raise InvalidRequest("headers: entries must not be null")
         flat = dict(zip((f.name for f in pairs.type), pairs.flatten(), strict=True))
         keys, items = flat["key"], flat["value"]
     if keys.null_count:
-        raise InvalidRequest("headers: a key is null")
+        raise InvalidRequest("headers: keys must not be null")
     lists = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
     if items.null_count:
         items = items.fill_null(

@@ -200,7 +200,7 @@ def scan(
     """
     limit = memoryview(buffer).nbytes if stop is None else stop
     if limit & 7 and stop is None:
-        raise ValueError("a buffer of frames is a multiple of 8 bytes long")
+        raise ValueError(f"buffer length must be a multiple of 8, got {limit}")
     table, count, found, end = kernel.scan(buffer, start, limit, frames_max, FRAME_BYTES_MAX)
     words = words_of(table)
     split = count * layout.HEADER_WORDS
@@ -234,7 +234,7 @@ def _reason(buffer: Any, at: int, limit: int, end: int) -> str:
     if end < _PARTIAL or end == _PAD:
         return ""
     if end == _LEFT_OVER:
-        return "bytes left over"
+        return "unexpected bytes after the last frame"
     if end == _ZERO:
         return "frame_len is zero before a non-zero word"
     length = int.from_bytes(memoryview(buffer).cast("B")[at : at + layout.LEN_FIELD_BYTES], "little")

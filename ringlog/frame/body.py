@@ -24,11 +24,11 @@ TEXT_COLUMNS = frozenset({Column.TAG, Column.NODE, Column.META})
 FAULTS = (
     "",
     "offsets run past the body",
-    "offsets do not start at 0 and rise",
+    "offsets must start at 0 and not decrease",
     "column runs past the body",
     "padding is not zero",
     NOT_TEXT,
-    "bytes left over in the body",
+    "unexpected bytes after the last column",
     "a null has bytes",
 )
 """Texts for the kernel's codes, in the order of its enum that begins with B_SOUND."""

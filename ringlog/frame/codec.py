@@ -78,7 +78,7 @@ def control_frame(
     permits.
     """
     if frame_type in layout.TYPES_WITH_COLUMNS:
-        raise UsageError("an append is not a control frame", frame_type=frame_type.name)
+        raise UsageError("frame_type must be a control type, got an append", frame_type=frame_type.name)
     if not is_known:
         check_control(body)
     try:
@@ -87,7 +87,7 @@ def control_frame(
         )
     except OverflowError:
         raise UsageError(
-            "a frame's header field is out of range", type=frame_type, topic_id=topic_id, epoch=epoch,
+            "frame header field out of range", type=frame_type, topic_id=topic_id, epoch=epoch,
             base_seq=base_seq, commit_ts=commit_ts,
         ) from None  # fmt: skip
 
@@ -111,7 +111,11 @@ def encode_frames(
     Raises as encode_records, and BatchTooLarge for too many records per frame.
     """
     if not 0 < records <= BATCH_RECORDS_MAX:
-        raise BatchTooLarge("too many records in one write", records=records, max=BATCH_RECORDS_MAX)
+        raise BatchTooLarge(
+            f"records per frame must be in 1..{BATCH_RECORDS_MAX}, got {records}",
+            records=records,
+            max=BATCH_RECORDS_MAX,
+        )
     header = append_header(
         topic_id, producer_id, first_producer_seq, epoch, flags_of(durability, payload_kind)
     )
@@ -163,7 +167,7 @@ def patch_header(
                 if value is not None:
                     words[word] = value
         except (ValueError, TypeError):
-            raise UsageError("a frame's header field is out of range", word=word, value=value) from None
+            raise UsageError("frame header field out of range", word=word, value=value) from None
 
 
 def seal(buffer: Any, seed: int, offset: int = 0) -> int:
@@ -185,5 +189,5 @@ def flags_of(durability: Durability | int, payload_kind: PayloadKind) -> int:
 
 def _with_epoch(word: int, epoch: int) -> int:
     if not 0 <= epoch < 1 << 32:
-        raise UsageError("a frame's header field is out of range", epoch=epoch)
+        raise UsageError("frame header field out of range", epoch=epoch)
     return (word & 0xFFFFFFFF) | epoch << layout.EPOCH_SHIFT

@@ -181,7 +181,11 @@ def encode_values(
         values, size = _checked(values, count)
         found = kernel.encode(values, count, records, header, FRAME_BYTES_MAX, LIMITS)
         if found is None:
-            raise PayloadTooLarge("one write is too large", bytes=size, max=FRAME_BYTES_MAX)
+            raise PayloadTooLarge(
+                f"write must be <= {FRAME_BYTES_MAX} bytes, got {size}; split the write",
+                bytes=size,
+                max=FRAME_BYTES_MAX,
+            )
     if len(values) > Column.META and values[Column.META] is not None:
         _check_metas(values[Column.META])
     return found
@@ -194,7 +198,9 @@ def buffer_values(name: str, data: Any, offsets: Any) -> BufferColumn:
     start, stop = int(bounds[0]), int(bounds[-1])
     if start < 0 or stop > len(view) or bool((np.diff(bounds) < 0).any()):
         raise UsageError(
-            f"{name}: offsets must rise and end inside the buffer", buffer_bytes=len(view), stop=stop
+            f"{name}: offsets must not decrease and must be in 0..{len(view)}, got {start} to {stop}",
+            buffer_bytes=len(view),
+            stop=stop,
         )
     return BufferColumn(view, bounds)
 
@@ -209,13 +215,22 @@ def fixed_input(column: Column, values: Any, count: int) -> NDArray[Any]:
         else np.asarray([absent if value is None else value for value in values])
     )
     if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise UsageError(f"{name}: integers are wanted", found=str(found.dtype))
+        kind = str(found.dtype)
+        raise UsageError(
+            f"{name} must be a sequence of integers, got {found.ndim}-dimensional {kind[:64]}", found=kind
+        )
     _check_count(name, len(found), count)
     low = EVENT_TS_NONE if column == Column.EVENT_TS else 0
     high = 255 if column == Column.PRIORITY else (1 << 63) - 1
     for at in (int(found.argmin()), int(found.argmax())):
         if not low <= int(found[at]) <= high:
-            raise InvalidRequest(f"{name} out of range", index=at, found=int(found[at]), min=low, max=high)
+            raise InvalidRequest(
+                f"{name} must be in {low}..{high}, got {int(found[at])}",
+                index=at,
+                found=int(found[at]),
+                min=low,
+                max=high,
+            )
     return found.astype(np.uint8 if column == Column.PRIORITY else "<i8", copy=False)
 
 
@@ -273,7 +288,7 @@ def _utf8(name: str, value: Any) -> bytes:
     try:
         encoded: bytes = str.encode(value)
     except UnicodeEncodeError as e:
-        raise InvalidRequest(f"{name}: text that UTF-8 cannot hold", reason=e.reason) from None
+        raise InvalidRequest(f"{name}: text cannot be encoded as UTF-8", reason=e.reason) from None
     except TypeError:
         raise UsageError(f"{name} must be a sequence of str", found=type(value).__name__) from None
     return encoded
@@ -285,7 +300,11 @@ def _as_bytes(name: str, index: int, value: Any) -> bytes:
     except TypeError as e:
         raise UsageError(f"{name} must be a sequence of bytes", reason=str(e)) from None
     if view.nbytes != len(view):
-        raise UsageError(f"{name}: a value is not a buffer of single bytes", index=index, bytes=view.nbytes)
+        raise UsageError(
+            f"{name}[{index}] must be a one-dimensional buffer with items of 1 byte",
+            index=index,
+            bytes=view.nbytes,
+        )
     return bytes(view)
 
 
@@ -303,13 +322,22 @@ def _checked_headers(values: Any, count: int) -> Any:
     at = int(counts.argmax())
     if counts[at] > HEADERS_PER_RECORD_MAX:
         raise InvalidRequest(
-            "too many headers", index=at, headers=int(counts[at]), max=HEADERS_PER_RECORD_MAX
+            f"headers per record must be <= {HEADERS_PER_RECORD_MAX}, got {int(counts[at])}",
+            index=at,
+            headers=int(counts[at]),
+            max=HEADERS_PER_RECORD_MAX,
         )
-    for what, sizes in (("a header's name is too long", names), ("a header's value is too long", contents)):
+    for what, sizes in (("header name", names), ("header value", contents)):
         over = np.flatnonzero(sizes > HEADER_BYTES_MAX)
         if len(over):
             at = int(np.searchsorted(np.cumsum(counts), over[0], "right"))
-            raise InvalidRequest(what, index=at, bytes=int(sizes[over[0]]), max=HEADER_BYTES_MAX)
+            size = int(sizes[over[0]])
+            raise InvalidRequest(
+                f"{what} must be <= {HEADER_BYTES_MAX} bytes, got {size}",
+                index=at,
+                bytes=size,
+                max=HEADER_BYTES_MAX,
+            )
     ends = np.concatenate(([0], np.cumsum(names + contents)))
     bounds = np.concatenate(([0], np.cumsum(counts)))
     _check_most(InvalidRequest, "headers too large", np.diff(ends[bounds]), HEADERS_BYTES_MAX)
@@ -328,15 +356,21 @@ def _pairs(index: int, value: Any) -> list[tuple[str, bytes]]:
 
 def _check_count(name: str, found: int, count: int) -> None:
     if found != count:
-        raise UsageError(f"{name}: as many values as payloads are wanted", found=found, records=count)
+        raise UsageError(
+            f"{name} must have {count} values, one per payload, got {found}", found=found, records=count
+        )
 
 
 def check_record_count(count: int) -> None:
     """Raise InvalidRequest for 0 records, BatchTooLarge for more than BATCH_RECORDS_MAX."""
     if count == 0:
-        raise InvalidRequest("a write holds at least one record", records=0, min=1)
+        raise InvalidRequest("records must be >= 1, got 0", records=0, min=1)
     if count > BATCH_RECORDS_MAX:
-        raise BatchTooLarge("too many records in one write", records=count, max=BATCH_RECORDS_MAX)
+        raise BatchTooLarge(
+            f"records must be <= {BATCH_RECORDS_MAX}, got {count}; split the write",
+            records=count,
+            max=BATCH_RECORDS_MAX,
+        )
 
 
 def _check_most(
@@ -361,4 +395,9 @@ def _check_metas(metas: Any) -> None:
             raise InvalidRequest("meta is not a JSON object", index=index, reason=str(e)) from None
         # The keys that the engine adds to a dead letter do not count.
         if len(names) > META_KEYS_MAX and len(names.keys() - DEAD_LETTER_META_KEYS) > META_KEYS_MAX:
-            raise InvalidRequest("meta has too many keys", index=index, keys=len(names), max=META_KEYS_MAX)
+            raise InvalidRequest(
+                f"meta must have <= {META_KEYS_MAX} keys, got {len(names)}",
+                index=index,
+                keys=len(names),
+                max=META_KEYS_MAX,
+            )

@@ -63,17 +63,17 @@ def decompress(stored: memoryview, codec: int, raw_len: int) -> bytes:
     """
     packed = _packed_part(stored)
     if raw_len > len(packed) * DECOMPRESS_RATIO_MAX:
-        raise FrameInvalid("body claims to grow too much", raw_len=raw_len, stored=len(packed))
+        raise FrameInvalid("raw_len is too large for the packed size", raw_len=raw_len, stored=len(packed))
     raw = _unpack_zstd(packed, raw_len) if codec == Codec.ZSTD else _unpack_lz4(packed, raw_len)
     if len(raw) != raw_len:
-        raise FrameInvalid("body does not have the length it claims", raw_len=raw_len, found=len(raw))
+        raise FrameInvalid("body does not decompress to raw_len bytes", raw_len=raw_len, found=len(raw))
     return raw
 
 
 def _packed_part(stored: memoryview) -> memoryview:
     length = int.from_bytes(stored[:PREFIX_BYTES], "little")
     if PREFIX_BYTES + padded(length) != len(stored):
-        raise FrameInvalid("compressed length does not agree with the body", length=length)
+        raise FrameInvalid("compressed length does not match the size of the body", length=length)
     if any(stored[PREFIX_BYTES + length :]):
         raise FrameInvalid("padding is not zero", offset=length)
     return stored[PREFIX_BYTES : PREFIX_BYTES + length]
@@ -95,7 +95,7 @@ def _unpack_zstd(packed: memoryview, raw_len: int) -> bytes:
     except zstandard.ZstdError:
         raise FrameInvalid("body does not decompress") from None
     if declared.content_size != raw_len:
-        raise FrameInvalid("compressed frame declares another size", raw_len=raw_len)
+        raise FrameInvalid("Zstandard header declares another size than raw_len", raw_len=raw_len)
     if declared.window_size > ZSTD_WINDOW_BYTES_MAX or declared.dict_id:
         raise FrameInvalid("compressed frame needs a dictionary or too large a window")
     try:

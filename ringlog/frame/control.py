@@ -33,7 +33,7 @@ def check_control(body: bytes) -> None:
     if len(body) > CONTROL_BYTES_MAX:
         raise FrameInvalid("control body too large", bytes=len(body), max=CONTROL_BYTES_MAX)
     if _past_value(body, 0, 0) != len(body):
-        raise FrameInvalid("bytes left over after the control body")
+        raise FrameInvalid("unexpected bytes after the control body")
 
 
 def decode_control(body: bytes) -> Any:
@@ -44,7 +44,7 @@ def decode_control(body: bytes) -> Any:
 def _past_value(body: bytes, at: int, depth: int) -> int:
     """Return the offset after the value at `at`. Recurses at most CONTROL_DEPTH_MAX levels."""
     if at >= len(body):
-        raise FrameInvalid("control body is cut short", offset=at)
+        raise FrameInvalid("control body is truncated", offset=at)
     first = body[at]
     if first < 0x80 or first >= 0xE0:
         return at + 1
@@ -62,7 +62,7 @@ def _past_value(body: bytes, at: int, depth: int) -> int:
     for widths, past_all in ((_ARRAY, _past_array), (_MAP, _past_map)):
         if first in widths:
             return past_all(body, *_length(body, at + 1, widths[first]), depth)
-    raise FrameInvalid("control body holds a type that is not allowed", offset=at)
+    raise FrameInvalid("control body contains a type that is not allowed", offset=at)
 
 
 def _length(body: bytes, at: int, width: int) -> tuple[int, int]:
@@ -72,7 +72,7 @@ def _length(body: bytes, at: int, width: int) -> tuple[int, int]:
 
 def _past_bytes(body: bytes, at: int, length: int) -> int:
     if length > len(body) - at:
-        raise FrameInvalid("control body is cut short", offset=at)
+        raise FrameInvalid("control body is truncated", offset=at)
     return at + length
 
 
@@ -81,7 +81,7 @@ def _past_text(body: bytes, at: int, length: int) -> int:
     try:
         body[at:stop].decode()
     except UnicodeDecodeError:
-        raise FrameInvalid("control body holds text that is not UTF-8", offset=at) from None
+        raise FrameInvalid("control body contains text that is not UTF-8", offset=at) from None
     return stop
 
 
@@ -97,13 +97,13 @@ def _past_map(body: bytes, at: int, length: int, depth: int) -> int:
     keys: set[bytes] = set()
     for _ in range(length):
         if not _is_text_at(body, at):
-            raise FrameInvalid("control body holds a key that is not text", offset=at)
+            raise FrameInvalid("control body contains a key that is not text", offset=at)
         stop = _past_value(body, at, depth + 1)
         # The same key may have a length field of another width, so only the text is compared.
         keys.add(body[at + 1 + _STR.get(body[at], 0) : stop])
         at = _past_value(body, stop, depth + 1)
     if len(keys) != length:
-        raise FrameInvalid("control body holds a doubled key", offset=at)
+        raise FrameInvalid("control body contains a duplicate key", offset=at)
     return at
 
 

@@ -61,7 +61,7 @@ def pack_header(header: FrameHeader) -> bytes:
             for name, value, width in zip(FrameHeader._fields, header, bits, strict=True)
             if not isinstance(value, int) or not 0 <= value < 1 << width
         }
-        raise UsageError("a frame's header field is out of range", fields=wrong) from None
+        raise UsageError("frame header field out of range", fields=wrong) from None
 
 
 @lru_cache(_HEADERS_MAX)
@@ -101,7 +101,7 @@ _FAULTS = (
     "no records",
     "control frame with records",
     "seq or time is out of range",
-    "raw_len does not agree with the body",
+    "raw_len does not match the size of the body",
     "raw_len is impossible",
 )
 """Texts for the kernel's codes, in the order of its enum that begins with H_SOUND."""

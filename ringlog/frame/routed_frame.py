@@ -61,7 +61,7 @@ class CopyRow(NamedTuple):
 def routed_content_of(buffer: Any, batch: FrameBatch, row: int, *, hops: int) -> RoutedContent:
     """Return the content of a verified append, for copies whose records passed `hops` routers."""
     if not 0 <= hops <= ROUTER_HOPS_MAX:
-        raise UsageError("too many hops", hops=hops, max=ROUTER_HOPS_MAX)
+        raise UsageError(f"hops must be in 0..{ROUTER_HOPS_MAX}, got {hops}", hops=hops, max=ROUTER_HOPS_MAX)
     words = [int(word) for word in batch.words[row]]
     start = int(batch.offsets[row])
     total = (words[layout.W_HEAD] & layout.LEN_MASK) + layout.LEN_FIELD_BYTES
@@ -82,7 +82,12 @@ def routed_frame(carried: RoutedContent, rows: Sequence[CopyRow]) -> bytearray:
     """Build the frame without a seal. Raise UsageError if it would be too large or has no copy."""
     total = routed_bytes(len(rows), len(carried.columns))
     if not rows or total > FRAME_BYTES_MAX:
-        raise UsageError("not a routed frame", rows=len(rows), bytes=total, max=FRAME_BYTES_MAX)
+        raise UsageError(
+            f"routed frame must have >= 1 copy and <= {FRAME_BYTES_MAX} bytes, got {len(rows)} and {total}",
+            rows=len(rows),
+            bytes=total,
+            max=FRAME_BYTES_MAX,
+        )
     frame = bytearray(total)
     words = np.frombuffer(frame, dtype="<u8")
     prefix = words[layout.HEADER_WORDS : layout.HEADER_WORDS + PREFIX_WORDS]
@@ -220,9 +225,9 @@ def append_headers(body: memoryview, rows: U64 | None = None) -> tuple[U64, int]
         or stored != len(body) - columns_at
         or count >> 32
     ):
-        raise FrameInvalid("a routed frame whose columns are not as it says")
+        raise FrameInvalid("routed frame: prefix contradicts the columns")
     if (rows[:, R_DURABILITY] > layout.DURABILITY_MASK).any() or (rows[:, R_EPOCH] >> np.uint64(32)).any():
-        raise FrameInvalid("a routed frame whose copies are no appends")
+        raise FrameInvalid("routed frame: a copy is not a valid append")
     made = np.zeros((len(rows), layout.HEADER_WORDS), dtype=np.uint64)
     made[:, layout.W_HEAD] = head
     made[:, layout.W_TOPIC] = rows[:, R_TOPIC]
@@ -232,7 +237,7 @@ def append_headers(body: memoryview, rows: U64 | None = None) -> tuple[U64, int]
     made[:, layout.W_TAIL] = tail | rows[:, R_DURABILITY] << np.uint64(layout.FLAGS_SHIFT)
     made[:, layout.W_BODY_XXH3] = body_xxh3
     if malformed(made).any() or tail >> layout.FLAGS_SHIFT & layout.DURABILITY_MASK:
-        raise FrameInvalid("a routed frame whose copies are no appends")
+        raise FrameInvalid("routed frame: a copy is not a valid append")
     return made, columns_at
 
 
@@ -242,12 +247,12 @@ def _table(body: memoryview) -> tuple[U64, U64]:
     count = int(words[P_ROWS]) if len(words) >= PREFIX_WORDS else 0
     stop = PREFIX_WORDS + ROW_WORDS * count
     if not 0 < count <= len(words) or stop > len(words):
-        raise FrameInvalid("a routed frame without its rows")
+        raise FrameInvalid("routed frame: copy table is empty or truncated")
     return words[:PREFIX_WORDS], words[PREFIX_WORDS:stop].reshape(count, ROW_WORDS)
 
 
 def _require_sums(frame: memoryview, words: U64, salt: int) -> None:
     if int(seals(words, salt)[0]) != int(words[0, layout.W_SEAL_XXH3]):
-        raise FrameInvalid("header does not verify")
+        raise FrameInvalid("header does not match its seal")
     if _hash(frame[layout.HEADER_BYTES :]) != int(words[0, layout.W_BODY_XXH3]):
-        raise FrameInvalid("body does not verify")
+        raise FrameInvalid("body does not match its checksum")

@@ -38,29 +38,30 @@ SettleEntries = NDArray[np.uint64]
 """(n, 8) uint64."""
 
 FENCED = (
-    "the producer's name has another owner: one of this name was opened later on this topic. End this one, "
-    "and give producers that live at the same time names of their own"
+    "producer fenced: a producer with this name was opened later on this topic. Close this producer, "
+    "and give concurrent producers different names"
 )
 CAP_BYTES, CAP_RECORDS = 1, 2
 """Limit that a too large frame exceeds, in the third detail of RECORD_TOO_LARGE; 0 = the record limit."""
-DISK_FULL = (
-    "no disk space: the engine takes records again when {missing} more bytes are free (data.min_free_bytes)"
-)
+DISK_FULL = "disk full: free at least {missing} bytes, or restart the engine with a lower data.min_free_bytes"
 DETAILS: dict[Status, tuple[str, tuple[str, ...]]] = {
     Status.INVALID_REQUEST: ("invalid frame", ("field", "found")),
     Status.BATCH_TOO_LARGE: ("too many records in one write", ("records", "max")),
     Status.RECORD_TOO_LARGE: ("record too large", ("bytes", "max", "exceeds_cap")),
     Status.TOPIC_NOT_FOUND: ("no such topic", ()),
-    Status.STALE_EPOCH: ("the topic was deleted and made again", ("sent_epoch", "epoch")),
+    Status.STALE_EPOCH: ("topic was deleted and created again; open it again", ("sent_epoch", "epoch")),
     Status.PAYLOAD_TOO_LARGE: ("frame too large", ("bytes", "max")),
     Status.TOPIC_FULL: ("topic is full", ("cap_records", "cap_bytes", "head_seq", "earliest_seq")),
     Status.THROTTLED: ("throttled", ("retry_after_ms", "max")),
-    Status.INTERNAL: ("the engine could not write", ("missing_bytes",)),
+    Status.INTERNAL: (
+        "write failed in the engine: no log file can be created, retry later",
+        ("missing_bytes",),
+    ),
     Status.NOT_READY: ("not ready", ("retry_after_ms",)),
     Status.SHUTTING_DOWN: ("shutting down", ()),
-    Status.CORRUPT_FRAME: ("frame does not verify", ("offset",)),
+    Status.CORRUPT_FRAME: ("frame is corrupt: its seal, checksum or structure is invalid", ("offset",)),
     Status.FORBIDDEN: ("forbidden", ()),
-    Status.STORAGE_READ_ONLY: ("the directory takes no writes at present", ("in_doubt", "shard")),
+    Status.STORAGE_READ_ONLY: ("engine is read-only: data directory is not writable", ("in_doubt", "shard")),
     Status.PRODUCER_FENCED: (FENCED, ("in_doubt",)),
     Status.TOPIC_HALTED: (TopicHalted.TEXT, ("in_doubt", "segment", "first_seq")),
 }
@@ -90,7 +91,7 @@ def entry_error(entry: Any, topic: str) -> Refused | None:
         message, names = "refused", ()
     facts: dict[str, Any] = {name: int(entry[word]) for name, word in zip(names, _DETAIL_WORDS, strict=False)}
     if status == Status.RECORD_TOO_LARGE and facts["exceeds_cap"] == CAP_RECORDS:
-        message = "more records in one write than cap_records of the topic"
+        message = "records in one write must be <= cap_records of the topic"
         facts = {"records": facts["bytes"], "max": facts["max"], "exceeds_cap": 1}
     if not facts.get("exceeds_cap", 1):
         del facts["exceeds_cap"]

@@ -226,7 +226,7 @@ class FrameView:
         """The payloads. Raises UsageError for a control frame, which has no records."""
         found = self.bytes_column(Column.PAYLOAD)
         if found is None:
-            raise UsageError("a control frame has no records", frame_type=self.frame_type.name)
+            raise UsageError("frame must be an append, got a control frame", frame_type=self.frame_type.name)
         return found
 
     def bytes_column(self, column: Column) -> BytesColumn | None:
@@ -320,7 +320,7 @@ class FrameView:
     def control(self) -> Any:
         """Decode a control frame's body. Raise UsageError for a frame of records."""
         if self.frame_type in layout.TYPES_WITH_COLUMNS:
-            raise UsageError("a frame of records has no control body", frame_type=self.frame_type.name)
+            raise UsageError("frame must be a control frame, got an append", frame_type=self.frame_type.name)
         return decode_control(bytes(self._body[: self.header.raw_len]))
 
     def _bytes_column(self, span: BytesColumnSpan, start: int, stop: int) -> BytesColumn:
@@ -451,10 +451,10 @@ def _opened(header: FrameHeader, stored: memoryview, offset: int) -> FrameView:
 
 def _checked_header(view: memoryview, offset: int) -> FrameHeader:
     if offset < 0 or offset & 7:
-        raise FrameInvalid("a frame starts at a multiple of 8")
+        raise FrameInvalid("frame offset must be a multiple of 8 and not negative")
     available = len(view) - offset
     if available < layout.HEADER_BYTES:
-        raise FrameInvalid("shorter than a header", available=max(available, 0))
+        raise FrameInvalid("buffer ends within the frame header", available=max(available, 0))
     header = unpack_header(view, offset)
     fault = header_fault(view[offset : offset + layout.HEADER_BYTES])
     if fault is not None:

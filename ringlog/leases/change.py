@@ -147,18 +147,20 @@ _WIDTHS = {Op.CLAIMED: CLAIM_ROW, Op.STOLEN: CLAIM_ROW} | dict.fromkeys(
 def require_valid_change(change: LeaseChange) -> None:
     """Raise CorruptData for a change that no version can have written."""
     width, rows, aside = _WIDTHS.get(change.op, 1), change.rows, change.exhausted
-    is_valid_routed_frame = not len(rows) % width and not len(aside) % SPAN_ROW and change.until_ms < 1 << 62
+    is_valid = not len(rows) % width and not len(aside) % SPAN_ROW and change.until_ms < 1 << 62
     if width > 1:
         spans = [*zip(rows[::width], rows[1::width], strict=False)]
         spans += zip(aside[::SPAN_ROW], aside[1::SPAN_ROW], strict=False)
-        is_valid_routed_frame &= all(
+        is_valid &= all(
             0 < count <= JOBS_PER_REQUEST_MAX and first < 1 << 62 for first, count in spans
         )
     if width == CLAIM_ROW:
-        is_valid_routed_frame &= all(deliveries < 1 << 31 for deliveries in rows[2::CLAIM_ROW])
-        is_valid_routed_frame &= all(token < 1 << 63 for token in rows[3::CLAIM_ROW])
-    if not is_valid_routed_frame:
-        raise CorruptData("a change of leases makes no sense", number=change.number, op=int(change.op))
+        is_valid &= all(deliveries < 1 << 31 for deliveries in rows[2::CLAIM_ROW])
+        is_valid &= all(token < 1 << 63 for token in rows[3::CLAIM_ROW])
+    if not is_valid:
+        raise CorruptData(
+            "logged lease change has impossible values", number=change.number, op=int(change.op)
+        )
 
 
 class _LegacyQueueChange(msgspec.Struct, array_like=True, frozen=True):

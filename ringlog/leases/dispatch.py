@@ -264,7 +264,7 @@ class Dispatch(LeaseTable):
             first, stop = max(self.runs.first[row], self.cursor), self.runs.stop[row]
             if first < stop and not self.ready_index.skipped_by_cursor.contains_range(first, stop):
                 raise InvariantViolation(
-                    "the cursor would hand out numbers again", first=first, stop=stop, cursor=self.cursor
+                    "cursor would deliver seqs a second time", first=first, stop=stop, cursor=self.cursor
                 )
         if wrong := self.ready_index.check(self.cursor):
-            raise InvariantViolation("a queue's marks contradict each other", cursor=self.cursor, wrong=wrong)
+            raise InvariantViolation("ready index of queue is inconsistent", cursor=self.cursor, wrong=wrong)

@@ -107,8 +107,9 @@ class Holders:
         idle = [each for each in self if not each.runs]
         if not idle:
             raise Throttled(
-                "too many members", limit="group_members", max=GROUP_MEMBERS_MAX, retry_after_ms=1_000
-            )
+                f"the group has the maximum of {GROUP_MEMBERS_MAX} members: remove one, or retry later",
+                limit="group_members", max=GROUP_MEMBERS_MAX, retry_after_ms=1_000,
+            )  # fmt: skip
         self.leave(min(idle, key=lambda each: each.seen_ms).name)
 
     def touch_member(self, name: str, now_ms: int) -> int:

@@ -552,8 +552,9 @@ class LeaseTable:
                 or state == FREE
             ):
                 raise InvariantViolation(
-                    "runs are out of order", first=first, stop=stop, before=before, state=state
-                )
+                    "lease runs overlap or are out of order", first=first, stop=stop, before=before,
+                    state=state,
+                )  # fmt: skip
             before = stop
             counts[state] += stop - first
             rows[state] += 1
@@ -561,7 +562,9 @@ class LeaseTable:
                 size, number = held.get(runs.holder[row], (0, 0))
                 held[runs.holder[row]] = size + stop - first, number + 1
         if (counts, rows, sum(counts)) != (self.counts_by_state, self._runs_of, runs.jobs):
-            raise InvariantViolation("leases are counted wrongly", counted=self.counts_by_state, found=counts)
+            raise InvariantViolation(
+                "lease counts differ from a recount", counted=self.counts_by_state, found=counts
+            )
         known = {each.number: (each.held, each.runs) for each in self.holders if each.runs}
         if held != known:
-            raise InvariantViolation("holders are counted wrongly", counted=known, found=held)
+            raise InvariantViolation("counts of holders differ from a recount", counted=known, found=held)

@@ -20,7 +20,9 @@ class LeaseTokens:
 
     def __init__(self, incarnation: int) -> None:
         if not 0 <= incarnation <= INCARNATION_MAX:
-            raise InvariantViolation("no tokens for this incarnation", incarnation=incarnation)
+            raise InvariantViolation(
+                f"incarnation must be from 0 to {INCARNATION_MAX}, got {incarnation}", incarnation=incarnation
+            )
         self._base = incarnation << NUMBER_BITS
         self._next = 1
 
@@ -28,7 +30,7 @@ class LeaseTokens:
         """Return the first of `count` consecutive tokens."""
         first, self._next = self._next, self._next + count
         if self._next > NUMBER_MAX:
-            raise InvariantViolation("all tokens of this incarnation are given", most=NUMBER_MAX)
+            raise InvariantViolation("all lease tokens of this incarnation are used", most=NUMBER_MAX)
         return self._base | first
 
 

@@ -46,10 +46,13 @@ def parse_url(url: str | None) -> Address:
         raise UsageError(f"url must be a str, got {type(url).__name__}", expected=_RULE)
     parts = _split(url)
     if parts.scheme != "ringlog":
-        raise UsageError("not a ringlog URL", url=url, expected=_RULE)
+        raise UsageError(f"url must start with ringlog://, got {url[:64]!r}", url=url, expected=_RULE)
     if not parts.netloc:
         if not parts.path.startswith("/"):
-            raise UsageError("the run directory of a URL is absolute", url=url, expected=_RULE)
+            raise UsageError(
+                f"the run directory of a url must be an absolute path, got {parts.path[:64]!r}", url=url,
+                expected=_RULE,
+            )  # fmt: skip
         return Address(run_dir=unquote(parts.path).rstrip("/") or "/")
     return _remote(url)
 
@@ -59,7 +62,7 @@ def _default_url() -> str:
         return f"ringlog://{Path(DEFAULT_RUN_DIR).absolute()}"
     except FileNotFoundError:
         raise UsageError(
-            f"the working directory was deleted: say where the engine is, by a URL or {environment.URL}",
+            f"the working directory was deleted: pass a url or set {environment.URL}",
             expected=_RULE,
         ) from None
 
@@ -69,7 +72,9 @@ def _split(url: str) -> SplitResult:
         return urlsplit(url)
     except ValueError as e:
         # For example brackets without an address, or characters that normalize to a delimiter.
-        raise UsageError("not a URL", url=url, reason=str(e), expected=_RULE) from None
+        raise UsageError(
+            f"url is not valid, got {url[:64]!r}", url=url, reason=str(e), expected=_RULE
+        ) from None
 
 
 def _remote(url: str) -> Address:
@@ -79,9 +84,11 @@ def _remote(url: str) -> Address:
     try:
         port = parts.port
     except ValueError as e:
-        raise UsageError("not a port", url=url, reason=str(e)) from None
+        raise UsageError(
+            f"the port of a url must be a number from 0 to 65535, got {base[:64]!r}", url=url, reason=str(e)
+        ) from None
     if port is None or not parts.hostname:
-        raise UsageError("a remote URL names host and port", url=url, expected=_RULE)
+        raise UsageError(f"a remote url must name host and port, got {url[:64]!r}", url=url, expected=_RULE)
     server_key = _server_key(query) if query else ""
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return Address(endpoint=f"tcp://{host}:{port}", server_key=server_key)
@@ -94,10 +101,16 @@ def _server_key(query: str) -> str:
     """
     name, equals, raw = query.partition("=")
     if name != "server_key" or not equals:
-        raise UsageError("unknown option in URL", option=name, known="server_key")
+        raise UsageError(
+            f"unknown option {name[:64]!r} in url: only server_key is allowed", option=name,
+            known="server_key",
+        )  # fmt: skip
     key = raw if len(raw) == KEY_CHARS else unquote(raw)
     if not is_public_key(key):
-        raise UsageError("server_key must be 40 characters of Z85, percent-encoded", chars=len(key))
+        raise UsageError(
+            f"server_key must be 40 characters of Z85, percent-encoded, got {len(key)} characters",
+            chars=len(key),
+        )
     return key
 
 
@@ -110,7 +123,11 @@ def read_engine_file(run_dir: str) -> EngineInfo | None:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-            raise UsageError("engine.json is not readable", run_dir=run_dir, reason=str(e)) from None
+            raise UsageError(
+                "engine.json is not valid: check that the url names the run directory of a ringlog engine",
+                run_dir=run_dir,
+                reason=str(e),
+            ) from None
         except PermissionError:
             raise UsageError(_not_ours(directory), run_dir=run_dir) from None
         except OSError as e:

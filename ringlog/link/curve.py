@@ -52,10 +52,10 @@ def read_key_file(path: str, *, needs_secret: bool) -> CurveKey:
     public = facts.get("public_key")
     secret = facts.get("secret_key", "")
     if not is_public_key(public):
-        raise ConfigError("public_key is not 40 characters of Z85", file=path)
+        raise ConfigError("public_key must be 40 characters of Z85: create the key file again", file=path)
     if needs_secret:
         if not is_public_key(secret):
-            raise ConfigError("secret_key is not 40 characters of Z85", file=path)
+            raise ConfigError("secret_key must be 40 characters of Z85: create the key file again", file=path)
         _require_pair(path, str(public), str(secret))
     return CurveKey(str(public).encode(), str(secret).encode() if needs_secret else b"")
 
@@ -85,7 +85,7 @@ def _facts(path: str, *, is_private: bool) -> dict[str, object]:
     except tomllib.TOMLDecodeError:
         # The parser's message may quote the line, which may contain the secret key.
         raise ConfigError(
-            'key file is not TOML: it needs a line public_key = "…" and, in one\'s own, secret_key = "…"',
+            'key file is not TOML: it needs a line public_key = "…" and, for the owner, secret_key = "…"',
             file=path,
         ) from None
 
@@ -104,13 +104,19 @@ def _read(path: str, bytes_max: int, *, is_private: bool) -> str:
             is_private = False  # Windows: access control lists decide which user may read it.
         if is_private and facts.st_mode & 0o077:
             raise ConfigError(
-                "key file is open to others", file=path, mode=oct(facts.st_mode & 0o777), needs="0o600"
-            )
+                "key file must not be accessible to other users: chmod 600", file=path,
+                mode=oct(facts.st_mode & 0o777), needs="0o600",
+            )  # fmt: skip
         if is_private and facts.st_uid != os.geteuid():
-            raise ConfigError("key file belongs to somebody else", file=path, uid=facts.st_uid)
+            raise ConfigError(
+                f"key file must belong to user {os.geteuid()}, and belongs to user {facts.st_uid}", file=path,
+                uid=facts.st_uid,
+            )  # fmt: skip
         data = file.read(bytes_max + 1)
     if len(data) > bytes_max:
-        raise ConfigError("key file is too large", file=path, max=bytes_max)
+        raise ConfigError(
+            f"key file is too large, it must have at most {bytes_max} bytes", file=path, max=bytes_max
+        )
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -121,4 +127,4 @@ def _require_pair(path: str, public: str, secret: str) -> None:
     import zmq
 
     if zmq.curve_public(secret.encode()) != public.encode():
-        raise ConfigError("public_key and secret_key do not belong together", file=path)
+        raise ConfigError("public_key does not match secret_key: create the key file again", file=path)

@@ -159,7 +159,9 @@ class ClientSubscription:
 
 
 def _no_schedulers_error() -> InvalidRequest:
-    return InvalidRequest("nobody tells of news here: delivery.schedulers = 0", instead="reader()")
+    return InvalidRequest(
+        "this engine runs no scheduler (delivery.schedulers = 0): use reader()", instead="reader()"
+    )
 
 
 class Delivery:
@@ -188,7 +190,9 @@ class Delivery:
     def open_subscription(self, *, credit: int, strong: bool, names: bool) -> ClientSubscription:
         """Return a new subscription without feeds. Raises UsageError for a credit out of range."""
         if not 1 <= credit <= CREDIT_MAX:
-            raise UsageError("credit out of range", found=credit, min=1, max=CREDIT_MAX)
+            raise UsageError(
+                f"credit must be from 1 to {CREDIT_MAX}, got {credit}", found=credit, min=1, max=CREDIT_MAX
+            )
         self._numbers += 1
         made = ClientSubscription(self._numbers, credit, strong, names)
         self._subscriptions[made.number] = made
@@ -438,7 +442,11 @@ class Delivery:
         if not schedulers:
             raise _no_schedulers_error()
         if len(subscription.feeds) + len(wanted) > FEEDS_PER_SUBSCRIPTION_MAX:
-            raise UsageError("too many topics in one subscription", max=FEEDS_PER_SUBSCRIPTION_MAX)
+            raise UsageError(
+                f"a subscription must have at most {FEEDS_PER_SUBSCRIPTION_MAX} topics, "
+                f"got {len(subscription.feeds) + len(wanted)}: use several subscriptions",
+                max=FEEDS_PER_SUBSCRIPTION_MAX,
+            )
         numbers = []
         by_scheduler: dict[int, list[int]] = {}
         for info, after in wanted:
@@ -596,7 +604,7 @@ class Delivery:
 
     def _fail(self, subscription: ClientSubscription, error: RinglogError) -> None:
         if isinstance(error, Throttled):
-            error.detail.setdefault("hint", "fewer subscriptions, or delivery.schedulers")
+            error.detail.setdefault("hint", "use fewer subscriptions, or increase delivery.schedulers")
         subscription.failure = error
         self._wake(subscription)
 

@@ -202,7 +202,12 @@ class GatewayLinks:
             if self._scheduler_listener is not None:
                 self._scheduler_listener.scheduler_connected(0)
         elif peer.is_refused:
-            self._not_admitted(AuthFailed("the engine does not admit this key", address=str(self._address)))
+            self._not_admitted(
+                AuthFailed(
+                    "the engine does not know this public key: add it to the engine's keys file",
+                    address=str(self._address),
+                )
+            )
         elif self._address.is_local:
             self._watch.start()
         self._on_change()
@@ -275,13 +280,14 @@ class GatewayLinks:
             entries = np.frombuffer(answer.result().message.entries, dtype=np.uint64).reshape(-1, WORDS)
             if len(entries) != count:
                 raise InvariantViolation(
-                    "a reply has another number of entries", sent=count, found=len(entries)
-                )
+                    f"the reply to an append has {len(entries)} settle entries, expected {count}", sent=count,
+                    found=len(entries),
+                )  # fmt: skip
             run.take_entries(entries)
         elif isinstance(answer.error, RinglogError):
             run.fail_next(count, answer.error)
         else:
-            raise InvariantViolation("a request failed with a foreign error") from answer.error
+            raise InvariantViolation("a request failed with an error outside RinglogError") from answer.error
 
 
 def curve_of(server_key: str, secret_key: str) -> Curve:
@@ -290,7 +296,7 @@ def curve_of(server_key: str, secret_key: str) -> Curve:
     Without a secret key the client uses a new key pair.
     """
     if not server_key:
-        raise NotConnected("a TCP address needs the engine's public key: ?server_key=…")
+        raise NotConnected("a tcp url must contain the engine's public key: append ?server_key=…")
     if secret_key:
         return Curve(server_key, zmq.curve_public(secret_key.encode()).decode(), secret_key)
     public, secret = zmq.curve_keypair()

@@ -135,14 +135,14 @@ class LocalLinks:
     def engine(self) -> EngineInfo:
         """The engine that was found last. Raises NotConnected before the first."""
         if self._watch.engine is None:
-            raise NotConnected("no engine was found yet")
+            raise NotConnected("no engine was found in the run directory yet: start it, or check the url")
         return self._watch.engine
 
     @property
     def board(self) -> Board:
         """The engine's board. Raises NotConnected while it is not open."""
         if self._board is None:
-            raise NotConnected("the engine is not there now")
+            raise NotConnected("the engine is not reachable at present: retry later")
         return self._board
 
     def topic_facts(self, info: TopicInfo | Located) -> TopicFacts | None:
@@ -250,7 +250,8 @@ class LocalLinks:
         """
         if shard >= self._shards:
             raise ShardsChanged(
-                "the engine has another number of shards now", shard=shard, shards=self._shards
+                "the engine was restarted with a different number of shards: repeat the request", shard=shard,
+                shards=self._shards,
             )  # fmt: skip
         link = self._link(shard)
         control = link.control
@@ -470,7 +471,10 @@ class LocalLinks:
 
     def _link(self, shard: int) -> ShardConnections:
         if not 0 <= shard < len(self._links):
-            raise NotConnected("no such shard", shard=shard, shards=len(self._links))
+            raise NotConnected(
+                f"shard {shard} does not exist, the engine has {len(self._links)} shards", shard=shard,
+                shards=len(self._links),
+            )  # fmt: skip
         return self._links[shard]
 
     def _supervisor_changed(self, supervisor: Peer) -> None:
@@ -514,7 +518,8 @@ class LocalLinks:
         for asked in elsewhere:
             asked.fail_with(
                 ShardsChanged(
-                    "the engine has another number of shards now", request=asked.kind, shards=engine.shards,
+                    "the engine was restarted with a different number of shards: repeat the request",
+                    request=asked.kind, shards=engine.shards,
                     outcome="unknown" if asked.was_sent else "not_applied",
                 )
             )  # fmt: skip
@@ -562,8 +567,9 @@ class LocalLinks:
             for asked in peer.withdraw_requests("Subscribe" if number < schedulers else ""):
                 asked.fail_with(
                     NotReady(
-                        "the engine has another number of schedulers now", request=asked.kind,
-                        schedulers=schedulers, outcome="unknown" if asked.was_sent else "not_applied",
+                        "the engine was restarted with a different number of schedulers: repeat the request",
+                        request=asked.kind, schedulers=schedulers,
+                        outcome="unknown" if asked.was_sent else "not_applied",
                     )
                 )  # fmt: skip
 
@@ -613,8 +619,8 @@ class LocalLinks:
 def cold_unavailable(why: str) -> ColdUnavailable:
     """Return the error of a cold read without a reply. No data is lost; the caller can retry later."""
     return ColdUnavailable(
-        "these records lie in the cold tier, which does not answer: see that its store is there and that the"
-        " engine has the setting cold.dir or cold.url", cause=why,
+        "these records are in the cold tier, which does not respond: check that its store is reachable and"
+        " that the engine has the setting cold.dir or cold.url", cause=why,
     )  # fmt: skip
 
 

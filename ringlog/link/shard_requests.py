@@ -141,18 +141,25 @@ class Requester:
         if self._beat is not None:
             self._beat()
         if self._stop is not None and self._stop.is_set():
-            raise ShuttingDown("told to stop while a request was open", outcome="unknown", to=self.name)
+            raise ShuttingDown(
+                f"stopped while a request to {self.name} was open", outcome="unknown", to=self.name
+            )
 
     def _open(self, parts: list[zmq.Frame], wanted: type[M]) -> RequesterReply[M]:
         message = decode(parts[0].buffer, bytes_max=MESSAGE_BYTES_MAX).message
         if isinstance(message, ErrorReply):
             raise error_from_status(message.status, message.message, message.detail)
         if not isinstance(message, wanted):
-            raise EnvelopeInvalid("unexpected reply", kind=type(message).__name__, wanted=wanted.__name__)
+            raise EnvelopeInvalid(
+                f"reply must be {wanted.__name__}, got {type(message).__name__}", kind=type(message).__name__,
+                wanted=wanted.__name__,
+            )  # fmt: skip
         return RequesterReply(message, parts[1].buffer if len(parts) > 1 else memoryview(b""))
 
     def _gone(self) -> NotReady:
-        return NotReady(f"{self.name} is not there", outcome="unknown", endpoint=self._endpoint)
+        return NotReady(
+            f"{self.name} does not run or is restarting", outcome="unknown", endpoint=self._endpoint
+        )
 
     @staticmethod
     def _events(socket: zmq.Socket[bytes]) -> int:

@@ -29,13 +29,13 @@ def _atomics() -> Any:
         return importlib.import_module("atomicshm")
     except ImportError:
         raise RingError(
-            "rings need a processor that keeps stores in order, or atomicshm; use sockets",
+            "rings need an x86-64 CPU or the package atomicshm; use an engine on another host, by TCP",
             machine=platform.machine(),
         ) from None
 
 
 def _refuse(*_: int) -> int:
-    raise RingError("the ring is not mapped any more")
+    raise RingError("ring is closed")
 
 
 class AtomicWords:

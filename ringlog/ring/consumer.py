@@ -52,7 +52,7 @@ class RingConsumer:
             require_engine(memory.identity, engine_id, path)
             if shard is not None and memory.identity.shard != shard:
                 raise RingError(
-                    "ring of another shard", path=path, found=memory.identity.shard, expected=shard
+                    "ring belongs to another shard", path=path, found=memory.identity.shard, expected=shard
                 )
             if memory.load(RingWord.CONSUMER_STATE) == RingConsumerState.CLOSED:
                 raise RingError("the ring was closed by its consumer", path=path)
@@ -91,9 +91,10 @@ class RingConsumer:
     def advance(self, nbytes: int) -> None:
         """Move the read position past copied frames. The tail stays."""
         lap_left = self.capacity - self._read % self.capacity
-        if nbytes < 0 or nbytes & 7 or nbytes > min(lap_left, self._head_seen - self._read):
+        most = min(lap_left, self._head_seen - self._read)
+        if nbytes < 0 or nbytes & 7 or nbytes > most:
             raise RingError(
-                "advance beyond what there is",
+                f"nbytes must be a multiple of 8 in 0..{most}, got {nbytes}",
                 bytes=nbytes,
                 read=self._read,
                 head=self._head_seen,
@@ -107,9 +108,7 @@ class RingConsumer:
         target = self._read - index + self.capacity
         if index == 0 or target >= self._load_head():
             # Padding never fills a whole lap, and is published together with the frame after it.
-            raise RingError(
-                "padding where none can be", read=self._read, head=self._head_seen, path=self.path
-            )
+            raise RingError("unexpected ring padding", read=self._read, head=self._head_seen, path=self.path)
         self._read = target
 
     @property
@@ -138,11 +137,23 @@ class RingConsumer:
         """
         count = len(entries)
         if not self._tail <= new_tail <= self._read or new_tail & 7:
-            raise RingError("tail outside what was read", tail=self._tail, new_tail=new_tail, read=self._read)
+            raise RingError(
+                f"new_tail must be a multiple of 8 in {self._tail}..{self._read}, got {new_tail}",
+                tail=self._tail,
+                new_tail=new_tail,
+                read=self._read,
+            )
         if entries.shape[1:] != (SETTLE_WORDS,) or entries.dtype != np.uint64:
-            raise RingError("settle entries are (n, 8) uint64", shape=entries.shape, dtype=str(entries.dtype))
-        if count > self.settle_free:
-            raise RingError("no room for settlements", entries=count, free=self.settle_free, path=self.path)
+            raise RingError(
+                f"settle entries must be uint64 of shape (n, {SETTLE_WORDS})",
+                shape=entries.shape,
+                dtype=str(entries.dtype),
+            )
+        free = self.settle_free
+        if count > free:
+            raise RingError(
+                f"settle area has {free} free entries, got {count}", entries=count, free=free, path=self.path
+            )
         if count:
             self._write_entries(entries)
             self._settle_head += count
@@ -200,7 +211,7 @@ class RingConsumer:
 
     def _nonsense(self, head: int) -> RingError:
         return RingError(
-            "ring words make no sense", path=self.path, head=head, head_before=self._head_seen,
+            "corrupt ring header", path=self.path, head=head, head_before=self._head_seen,
             tail=self._tail, read=self._read, capacity=self.capacity,
         )  # fmt: skip
 
@@ -208,7 +219,7 @@ class RingConsumer:
         tail = self._memory.load(RingWord.SETTLE_TAIL)
         if not 0 <= self._settle_head - tail <= self.identity.settle_entries:
             raise RingError(
-                "ring words make no sense", path=self.path, settle_head=self._settle_head, settle_tail=tail,
+                "corrupt ring header", path=self.path, settle_head=self._settle_head, settle_tail=tail,
                 settle_entries=self.identity.settle_entries,
             )  # fmt: skip
         return tail

@@ -40,7 +40,7 @@ def make_bell(path: str) -> None:
         os.mkfifo(path, BELL_MODE)
         os.chmod(path, BELL_MODE)
     except OSError as e:
-        raise RingError(f"cannot make bell: {e.strerror}", path=path, errno=e.errno) from None
+        raise RingError(f"cannot create bell: {e.strerror}", path=path, errno=e.errno) from None
 
 
 def _open_bell(path: str, access: int) -> int:
@@ -48,7 +48,12 @@ def _open_bell(path: str, access: int) -> int:
     facts = os.fstat(fd)
     if not stat.S_ISFIFO(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
         os.close(fd)
-        raise RingError("not a private bell of ours", path=path, mode=oct(facts.st_mode), uid=facts.st_uid)
+        raise RingError(
+            "bell must be a named pipe of this user with mode 0600",
+            path=path,
+            mode=oct(facts.st_mode),
+            uid=facts.st_uid,
+        )
     return fd
 
 

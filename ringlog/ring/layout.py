@@ -150,15 +150,24 @@ class RingIdentity:
 def decode_identity(data: bytes, path: str) -> RingIdentity:
     """Decode and verify the first bytes of a ring file. Raise RingError with the difference."""
     if len(data) < IDENTITY_BYTES:
-        raise RingError("not a ring: too short", path=path, bytes=len(data))
+        raise RingError(
+            f"ring file must have at least {IDENTITY_BYTES} bytes, got {len(data)}",
+            path=path,
+            bytes=len(data),
+        )
     magic, version, *rest = _IDENTITY.unpack_from(data)
     if magic != MAGIC:
-        raise RingError("not a ring: magic differs", path=path, found=magic, expected=MAGIC)
+        raise RingError("not a ring file: wrong magic", path=path, found=magic, expected=MAGIC)
     if version != VERSION:
-        raise RingError("ring of another version", path=path, found=version, expected=VERSION)
+        raise RingError(
+            f"ring version must be {VERSION}, got {version}; use one version of ringlog on this host",
+            path=path,
+            found=version,
+            expected=VERSION,
+        )
     stored = int.from_bytes(data[_IDENTITY.size : IDENTITY_BYTES], "little")
     if xxhash.xxh3_64_intdigest(data[: _IDENTITY.size]) != stored:
-        raise RingError("ring identity does not verify", path=path)
+        raise RingError("ring identity: checksum mismatch", path=path)
     return RingIdentity(*rest)
 
 

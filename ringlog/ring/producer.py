@@ -114,7 +114,11 @@ class RingProducer:
         source = memoryview(buffer).cast("B")
         self._require_sizes([frame_bytes])
         if len(source) % frame_bytes:
-            raise RingError("buffer is not whole frames", bytes=len(source), frame_bytes=frame_bytes)
+            raise RingError(
+                f"buffer length must be a multiple of {frame_bytes}, got {len(source)}",
+                bytes=len(source),
+                frame_bytes=frame_bytes,
+            )
         wanted = min(len(source) // frame_bytes, self.free_frames)
         room = self._room(wanted * frame_bytes + self.frame_bytes_max)
         lap_left = self.capacity - self._head % self.capacity
@@ -147,7 +151,7 @@ class RingProducer:
         if len(sizes):
             self._require_sizes([int(sizes.max()), int(sizes.min())])
             if int(np.bitwise_or.reduce(sizes)) & 7:
-                raise RingError("a frame is not a multiple of 8 bytes")
+                raise RingError("frame size must be a multiple of 8")
         stops = stops[: self.free_frames]
         room = self._room(len(source) + self.frame_bytes_max)
         lap_left = self.capacity - self._head % self.capacity
@@ -284,19 +288,23 @@ class RingProducer:
         return self.capacity - (self._head - tail)
 
     def _require_tail(self, tail: int) -> None:
-        in_replay_order = self._tail_seen <= tail <= self._head <= tail + self.capacity
-        if not in_replay_order or tail & 7 or self._head & 7:
+        is_ordered = self._tail_seen <= tail <= self._head <= tail + self.capacity
+        if not is_ordered or tail & 7 or self._head & 7:
             raise self._nonsense(tail=tail)
 
     def _nonsense(self, **words: Any) -> RingError:
-        return RingError("ring words make no sense", path=self.path, head=self._head, **words)
+        return RingError("corrupt ring header", path=self.path, head=self._head, **words)
 
     def _require_sizes(self, sizes: list[int]) -> None:
         for size in sizes:
             if size & 7 or size <= 0:
-                raise RingError("a frame is not a multiple of 8 bytes", bytes=size)
+                raise RingError(f"frame size must be a positive multiple of 8, got {size}", bytes=size)
             if size > self.frame_bytes_max:
-                raise RingError("frame too large for the ring", bytes=size, max=self.frame_bytes_max)
+                raise RingError(
+                    f"frame must be <= {self.frame_bytes_max} bytes for this ring, got {size}; use a socket",
+                    bytes=size,
+                    max=self.frame_bytes_max,
+                )
 
     def _write_pad(self, start: int, stop: int) -> None:
         """Mark the rest of a lap, [start, stop), as padding."""
@@ -365,5 +373,7 @@ def _stops_of(offsets: NDArray[np.int64], length: int) -> NDArray[np.int64]:
         return offsets
     stops = np.append(offsets[1:], length)
     if len(offsets) == 0 or offsets[0] != 0 or (stops <= offsets).any():
-        raise RingError("offsets do not divide the buffer into frames", frames=len(offsets), bytes=length)
+        raise RingError(
+            "offsets must start at 0, ascend, and end within the buffer", frames=len(offsets), bytes=length
+        )
     return stops

@@ -45,10 +45,18 @@ def create_ring(
     """
     require_atomic_words()
     if not RING_BYTES_MIN <= ring_bytes <= RING_BYTES_MAX:
-        raise RingError("ring size out of bounds", bytes=ring_bytes, min=RING_BYTES_MIN, max=RING_BYTES_MAX)
+        raise RingError(
+            f"ring_bytes must be in {RING_BYTES_MIN}..{RING_BYTES_MAX}, got {ring_bytes}",
+            bytes=ring_bytes,
+            min=RING_BYTES_MIN,
+            max=RING_BYTES_MAX,
+        )
     if not 1 <= settle_entries <= SETTLE_ENTRIES_DEFAULT:
         raise RingError(
-            "settle entries out of bounds", entries=settle_entries, min=1, max=SETTLE_ENTRIES_DEFAULT
+            f"settle_entries must be in 1..{SETTLE_ENTRIES_DEFAULT}, got {settle_entries}",
+            entries=settle_entries,
+            min=1,
+            max=SETTLE_ENTRIES_DEFAULT,
         )
     identity = layout.RingIdentity(
         shard=shard,
@@ -69,7 +77,7 @@ def remove_ring(path: str) -> None:
     except FileNotFoundError:
         return
     except OSError as e:
-        raise RingError(f"cannot remove: {e.strerror}", path=path, errno=e.errno) from None
+        raise RingError(f"cannot remove ring: {e.strerror}", path=path, errno=e.errno) from None
 
 
 def producer_alive(path: str) -> bool:
@@ -179,10 +187,17 @@ def open_ring(path: str) -> tuple[int, RingMemory]:
         identity = layout.decode_identity(os.pread(fd, layout.IDENTITY_BYTES, 0), path)
         if identity.capacity < RING_BYTES_MIN or identity.capacity % layout.CAPACITY_UNIT:
             raise RingError(
-                "impossible ring capacity", path=path, bytes=identity.capacity, min=RING_BYTES_MIN
+                f"ring capacity must be >= {RING_BYTES_MIN} and a multiple of {layout.CAPACITY_UNIT}",
+                path=path,
+                bytes=identity.capacity,
+                min=RING_BYTES_MIN,
             )
         if not 1 <= identity.settle_entries <= SETTLE_ENTRIES_DEFAULT:
-            raise RingError("impossible settle entries", path=path, entries=identity.settle_entries)
+            raise RingError(
+                f"settle_entries must be in 1..{SETTLE_ENTRIES_DEFAULT}, got {identity.settle_entries}",
+                path=path,
+                entries=identity.settle_entries,
+            )
         if identity.file_bytes != size:
             raise RingError(
                 "ring file has the wrong size", path=path, bytes=size, expected=identity.file_bytes
@@ -203,7 +218,7 @@ def open_ring(path: str) -> tuple[int, RingMemory]:
 def require_engine(identity: layout.RingIdentity, engine_id: str | None, path: str) -> None:
     """Raise RingError if the ring belongs to another engine. None accepts any engine."""
     if engine_id is not None and identity.engine != layout.hash_id(engine_id):
-        raise RingError("ring of another engine", path=path, engine_id=engine_id)
+        raise RingError("ring belongs to another engine", path=path, engine_id=engine_id)
 
 
 def lock_for_producer(fd: int, path: str, clock: Clock) -> None:
@@ -217,4 +232,4 @@ def lock_for_producer(fd: int, path: str, clock: Clock) -> None:
                 clock.sleep(LOCK_WAIT_S)
         else:
             return
-    raise RingError("the ring has a producer already", path=path)
+    raise RingError("ring already has a producer", path=path)

@@ -59,7 +59,9 @@ class ActorControlSocket(RouterSocket):
 
     def refuse(self, client: bytes, envelope: Envelope) -> None:
         """Refuse a request that this actor does not handle."""
-        error = InvalidRequest(f"the {self._boot.kind} does not take this request", kind=envelope.kind)
+        error = InvalidRequest(
+            f"the {self._boot.kind} does not handle this kind of request", kind=envelope.kind
+        )
         self.send(client, error_reply(error), envelope.corr)
 
 

@@ -104,12 +104,12 @@ class AcceptGuard:
         for listener in self._listeners:
             if not listener.is_paused:
                 listener.pause()
-                log_event(log, logging.ERROR, "too few descriptors: no new connections",
+                log_event(log, logging.ERROR, "new connections paused: too few file descriptors",
                     endpoint=listener.endpoint, free=free)  # fmt: skip
 
     def _resume(self, free: int) -> None:
         for listener in self._listeners:
             if listener.is_paused:
                 listener.resume()
-                log_event(log, logging.INFO, "new connections are taken again",
+                log_event(log, logging.INFO, "new connections resumed",
                     endpoint=listener.endpoint, free=free)  # fmt: skip

@@ -109,7 +109,9 @@ def _read_boot(arguments: list[str]) -> ActorBoot:
     try:
         return load_boot(arguments[0])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-        raise StartRefused("the boot message does not decode", reason=str(e)) from None
+        raise StartRefused(
+            "the boot message is invalid; actors are started by the supervisor only", reason=str(e)
+        ) from None
 
 
 def _confine(boot: ActorBoot) -> None:
@@ -188,5 +190,5 @@ def _tell(error: Exception, code: ExitCode) -> None:
         detail={name: value for name, value in detail.items() if name != "story"},
     )
     for told in detail.get("story", ()):
-        logs.log_event(log, logging.CRITICAL, "story", told=repr(told)[:_STORY_CHARS_MAX])
+        logs.log_event(log, logging.CRITICAL, "last event", told=repr(told)[:_STORY_CHARS_MAX])
     log.critical("traceback", exc_info=error)

@@ -55,7 +55,7 @@ class Coalescer:
         seqs = block.seqs
         if not (int(seqs[0]) > self._last_seq and bool((seqs[1:] > seqs[:-1]).all())):
             raise InvariantViolation(
-                "records of a segment must ascend", first_seq=int(seqs[0]), after=self._last_seq
+                "seqs of a segment must ascend", first_seq=int(seqs[0]), after=self._last_seq
             )
         self._last_seq = int(seqs[-1])
 

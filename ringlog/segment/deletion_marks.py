@@ -59,7 +59,11 @@ class DeletionMarks:
             return np.zeros(stop - start, dtype=np.uint8)
         data = self._disk.read_at(self._fd, stop - start, DEL_HEADER_BYTES + start)
         if len(data) != stop - start:
-            raise CorruptData("deletion marks are cut short", file=self._path, bytes=len(data))
+            raise CorruptData(
+                f"deletion marks must have {stop - start} bytes here, got {len(data)}",
+                file=self._path,
+                bytes=len(data),
+            )
         return np.frombuffer(data, dtype=np.uint8)
 
     def write(self, ordinals: I64) -> int:
@@ -119,8 +123,8 @@ class DeletionMarks:
             size = self._disk.size(fd)
             if found != self._header or size != DEL_HEADER_BYTES + found.records:
                 raise CorruptData(
-                    "deletion marks of another segment or size", file=self._path, bytes=size,
-                    number=found.number,
+                    "deletion marks belong to another segment or have the wrong size",
+                    file=self._path, bytes=size, number=found.number,
                 )  # fmt: skip
         except BaseException:
             self._disk.close(fd)

@@ -242,18 +242,18 @@ def _kinds(data: bytes, count: int, at: int, path: str) -> int:
     stop = BLOCK_HEAD_BYTES + sum(_column_bytes(kinds, count))
     stored = int.from_bytes(data[:8], "little")
     if len(data) < stop or kinds & ~_KINDS_KNOWN or xxhash.xxh3_64_intdigest(data[8:stop]) != stored:
-        raise CorruptData("record columns of the index do not verify", file=path, offset=at)
+        raise CorruptData("index record columns: checksum mismatch", file=path, offset=at)
     return kinds
 
 
 def read_tables(header: IndexHeader, data: bytes, file_bytes: int, path: str) -> tuple[Table, Table]:
     """Return both tables. Raise CorruptData for a wrong checksum and for impossible numbers."""
     if xxhash.xxh3_64_intdigest(data) != header.tables_xxh3:
-        raise CorruptData("tables of the index do not verify", file=path, offset=IDX_HEADER_BYTES)
+        raise CorruptData("index tables: checksum mismatch", file=path, offset=IDX_HEADER_BYTES)
     topics = np.frombuffer(data, TOPIC_DTYPE, header.topics)
     entries = np.frombuffer(data, ENTRY_DTYPE, header.frames, topics.nbytes)
     if not (len(topics) and _agree(header, topics, entries, file_bytes)):
-        raise CorruptData("tables of the index contradict themselves", file=path, offset=IDX_HEADER_BYTES)
+        raise CorruptData("index tables are inconsistent", file=path, offset=IDX_HEADER_BYTES)
     return topics, entries
 
 

@@ -85,7 +85,7 @@ def _index_findings(disk: Disk, data_dir: str, source_dir: str, segment: Segment
     except (CorruptData, DiskError) as e:
         return [f"{stem}{IDX}: {e}"]
     if stored[len(stored) - len(made) :] != made or segment.header.tables_stop > len(stored):
-        return [f"{stem}{IDX}: does not say what the data says"]
+        return [f"{stem}{IDX}: index differs from the data part"]
     return []
 
 
@@ -100,7 +100,7 @@ def _tags_findings(disk: Disk, data_dir: str, segment: Segment, made: bytes) -> 
         stored = _contents(disk, f"{data_dir}/{name}")
     except (CorruptData, DiskError) as e:
         return [f"{name}: {e}"]
-    return [] if stored == made else [f"{name}: does not say what the data says"]
+    return [] if stored == made else [f"{name}: tags differ from the data part"]
 
 
 def _marks_findings(segment: Segment) -> list[str]:
@@ -110,7 +110,7 @@ def _marks_findings(segment: Segment) -> list[str]:
     except (CorruptData, DiskError) as e:
         return [f"{segment.ref.stem}.del: {e}"]
     bad = segment.bad_marks
-    return [f"{segment.ref.stem}.del: {bad} bytes that are no marks"] if bad else []
+    return [f"{segment.ref.stem}.del: {bad} bytes are neither 0x00 nor 0xD5"] if bad else []
 
 
 def _contents(disk: Disk, path: str) -> bytes:
@@ -132,19 +132,22 @@ def _read_all(disk: Disk, data_dir: str, stem: str) -> tuple[SegmentDataHeader, 
         if topic is not None and found != topic:
             _end_topic(index, tags, topic)
             if found[0] <= topic[0]:
-                raise CorruptData("topics of a segment do not ascend", file=path, offset=offset)
+                raise CorruptData("data part: topic ids must ascend", file=path, offset=offset)
         topic = found
         frame = describe_frame(view)
         if index.records + frame.count > RECORDS_MAX:
-            raise CorruptData("too many records for one segment", file=path, offset=offset)
+            raise CorruptData(f"data part must have at most {RECORDS_MAX} records", file=path, offset=offset)
         if frame.tags is not None:
             tags.add_frame(frame.tags, index.records)
         index.add_frame(frame, offset)
     if topic is not None:
         _end_topic(index, tags, topic)
-    said = (header.topics, header.frames, header.records)
-    if (index.topics, index.frames, index.records) != said:
-        raise CorruptData("data part does not hold what its header says", file=path, offset=0)
+    declared = (header.topics, header.frames, header.records)
+    counted = (index.topics, index.frames, index.records)
+    if counted != declared:
+        raise CorruptData(
+            f"data part must have (topics, frames, records) {declared}, got {counted}", file=path, offset=0
+        )
     return header, index, tags
 
 
@@ -182,7 +185,7 @@ def read_frames(disk: Disk, path: str, header: SegmentDataHeader) -> Iterator[tu
             if batch is None or not len(batch):
                 is_partial = batch is not None and batch.end == frames.ScanEnd.PARTIAL
                 if not is_partial or size > FRAME_BYTES_MAX or at + size >= header.data_bytes:
-                    raise CorruptData("no frame where one must be", file=path, offset=at)
+                    raise CorruptData("data part: expected a frame at this offset", file=path, offset=at)
                 size = FRAME_BYTES_MAX + 8
                 continue
             last = _check_frames(buffer, batch, header.salt, last, path, at)
@@ -213,7 +216,7 @@ def _check_frames(
     if row is not None:
         offset = origin + int(batch.offsets[row])
         raise CorruptData(
-            "a frame of the data part does not verify", file=path, offset=offset,
+            "data part: frame is invalid", file=path, offset=offset,
             topic_id=int(words[row, frame_layout.W_TOPIC]), seq=int(bases[row]),
         )  # fmt: skip
     return int(topics[-1]), int(ends[-1])

@@ -271,14 +271,25 @@ def _checked(head: bytes, size: int) -> bytes:
 
 def _verify(data: bytes, size: int, magic: bytes, path: str, part: str) -> None:
     if len(data) < size:
-        raise CorruptData(f"{part} part is shorter than its header", file=path, bytes=len(data), header=size)
+        raise CorruptData(
+            f"{part} part must have at least {size} bytes, got {len(data)}",
+            file=path,
+            bytes=len(data),
+            header=size,
+        )
     if data[:8] != magic:
-        raise CorruptData(f"not a segment's {part} part", file=path, offset=0)
+        raise CorruptData(
+            f"{part} part: magic must be {magic!r}, got {bytes(data[:8])!r}", file=path, offset=0
+        )
     if xxhash.xxh3_64_intdigest(data[: size - 8]) != int.from_bytes(data[size - 8 : size], "little"):
-        raise CorruptData(f"header of the {part} part does not verify", file=path, offset=0)
+        raise CorruptData(f"{part} part header: checksum mismatch", file=path, offset=0)
     version = int.from_bytes(data[8:12], "little")
     if version != VERSION:
-        raise CorruptData(f"{part} part of a version this engine does not know", file=path, version=version)
+        raise CorruptData(
+            f"{part} part: version must be {VERSION}, got {version}; upgrade ringlog",
+            file=path,
+            version=version,
+        )
 
 
 assert _DATA_HEADER.size <= DATA_HEADER_BYTES - 8

@@ -146,7 +146,7 @@ def _plain(buffer: Any, batch: FrameBatch) -> tuple[bytes, FrameBatch]:
     offsets = np.cumsum(sizes) - sizes
     whole = b"".join(pieces)
     if len(whole) != int(sizes.sum()):
-        raise FrameInvalid("raw_len does not agree with the body", offset=int(batch.offsets[0]))
+        raise FrameInvalid("raw_len does not match the size of the body", offset=int(batch.offsets[0]))
     return whole, FrameBatch(offsets, words, len(whole), batch.end)
 
 

@@ -80,8 +80,8 @@ def write_deletion_marks(
         for row, topic in enumerate(segment.topics):
             numbers = dead.get((int(topic["topic_id"]), int(topic["epoch"])))
             if numbers:
-                segment.mark_deleted(disk, row, numbers)
-        segment.sync_marks(disk)
+                segment.mark_deleted(row, numbers)
+        segment.sync_marks()
     finally:
         segment.close()
 
@@ -104,12 +104,12 @@ def _runs(
 def _frame_of(piece: SalvagedSlice, data: bytes, topic_id: int, epoch: int) -> tuple[bytes, FrameBatch]:
     """Return the append of this topic with the slice. It may be a router's copy in a routed frame."""
     found = frames.scan(memoryview(data)[: len(data) & ~7])
-    is_valid_routed_frame = len(found) == 1 and not (
+    is_verified = len(found) == 1 and not (
         frames.malformed(found.words).any()
         or (frames.seals(found.words, piece.salt) != found.words[:, layout.W_SEAL_XXH3]).any()
         or (frames.body_hashes(data, found) != found.words[:, layout.W_BODY_XXH3]).any()
     )
-    if is_valid_routed_frame:
+    if is_verified:
         found = resolve_copies(data, found, piece.salt, topic_id=topic_id, is_verified=True)
         words = found.words
         bases = words[:, layout.W_BASE_SEQ]
@@ -123,7 +123,8 @@ def _frame_of(piece: SalvagedSlice, data: bytes, topic_id: int, epoch: int) -> t
         if len(rows):
             return data, found.take(rows[:1])
     raise CorruptData(
-        "a frame that was whole is not any more", file=piece.file, offset=piece.offset, topic_id=topic_id,
+        "a frame that was valid before is not valid now",
+        file=piece.file, offset=piece.offset, topic_id=topic_id,
         seq=piece.first,
     )  # fmt: skip
 

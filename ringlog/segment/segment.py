@@ -312,9 +312,10 @@ class Segment:
         size = self._disk.size(self._tags_fd)
         mine = (self.header.number, self.header.salt, self.header.topics, self.header.records)
         if (header.number, header.salt, header.topics, header.records) != mine:
-            raise CorruptData("tags part of another segment", file=path, number=header.number)
-        if size != TAGS_HEADER_BYTES + header.contents_bytes + 4 * header.postings:
-            raise CorruptData("tags part does not have its size", file=path, bytes=size)
+            raise CorruptData("tags part belongs to another segment", file=path, number=header.number)
+        expected = TAGS_HEADER_BYTES + header.contents_bytes + 4 * header.postings
+        if size != expected:
+            raise CorruptData(f"tags part must have {expected} bytes, got {size}", file=path, bytes=size)
         return header
 
     # -- deletion marks ---------------------------------------------------------------------------
@@ -327,7 +328,7 @@ class Segment:
         ordinals = np.flatnonzero(marks == DELETED) + start
         return bitmap_of(self._seqs_of(ordinals))
 
-    def mark_deleted(self, disk: Disk, row: int, seqs: BitMap64) -> int:
+    def mark_deleted(self, row: int, seqs: BitMap64) -> int:
         """Mark the stored seqs among `seqs`. Return how many were not marked before. No sync.
 
         The first mark of a segment creates the file durably. Raises DiskError, CorruptData.
@@ -340,7 +341,7 @@ class Segment:
         at, values = at[inside], values[inside]
         return self._marks.write(self._ordinals[at] + values - self.entries["base_seq"][at])
 
-    def sync_marks(self, disk: Disk) -> None:
+    def sync_marks(self) -> None:
         """Make the marks durable. Raises DiskError."""
         self._marks.sync()
 
@@ -368,11 +369,16 @@ def read_data_header(disk: Disk, data_dir: str, stem: str) -> SegmentDataHeader:
     finally:
         disk.close(fd)
     if size != header.data_bytes:
-        raise CorruptData("data part does not have its size", file=path, bytes=size, said=header.data_bytes)
+        raise CorruptData(
+            f"data part must have {header.data_bytes} bytes, got {size}",
+            file=path,
+            bytes=size,
+            said=header.data_bytes,
+        )
     named = parse_stem(stem)
     expected = (header.topic_id, header.first_seq, header.number)
     if named != (expected if header.topics == 1 else (0, 0, header.number)):
-        raise CorruptData("data part under another segment's name", file=path, number=header.number)
+        raise CorruptData("data part: file name does not match its header", file=path, number=header.number)
     return header
 
 
@@ -387,15 +393,16 @@ def check_data(disk: Disk, data_dir: str, segment: Segment) -> None:
         mine.number, mine.salt, mine.records, mine.frames, mine.data_bytes,
     ):  # fmt: skip
         path = f"{data_dir}/{segment.ref.stem}{DATA}"
-        raise CorruptData("data part and index part are of different segments", file=path)
+        raise CorruptData("data part and index part belong to different segments", file=path)
 
 
 def _read_index(disk: Disk, fd: int, path: str) -> tuple[IndexHeader, Table, Table]:
     header = IndexHeader.decode(disk.read_at(fd, IDX_HEADER_BYTES, 0), path)
     size = disk.size(fd)
     # Check before anything is allocated by these numbers.
-    if size != header.tables_stop + header.columns_bytes:
-        raise CorruptData("index part does not have its size", file=path, bytes=size)
+    expected = header.tables_stop + header.columns_bytes
+    if size != expected:
+        raise CorruptData(f"index part must have {expected} bytes, got {size}", file=path, bytes=size)
     data = disk.read_at(fd, header.tables_stop - IDX_HEADER_BYTES, IDX_HEADER_BYTES)
     topics, entries = read_tables(header, data, size, path)
     return header, topics, entries
@@ -405,4 +412,4 @@ def _check_name(stem: str, header: IndexHeader, topics: Any, path: str) -> None:
     named = parse_stem(stem)
     lone = (int(topics["topic_id"][0]), int(topics["first_seq"][0]), header.number)
     if named != (lone if header.topics == 1 else (0, 0, header.number)):
-        raise CorruptData("index part under another segment's name", file=path, number=header.number)
+        raise CorruptData("index part: file name does not match its header", file=path, number=header.number)

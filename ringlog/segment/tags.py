@@ -101,7 +101,7 @@ class TagsIndex:
         self.header = header
         self._path = path
         if xxhash.xxh3_64_intdigest(contents) != header.contents_xxh3:
-            raise CorruptData("dictionary of tags does not verify", file=path, offset=TAGS_HEADER_BYTES)
+            raise CorruptData("tag dictionary: checksum mismatch", file=path, offset=TAGS_HEADER_BYTES)
         words = np.frombuffer(contents[: len(contents) & ~7], dtype="<u8")
         at = header.topics + 1
         self._starts = words[:at]
@@ -117,7 +117,7 @@ class TagsIndex:
             and _rises(self._ends, header.postings)
         )
         if not sound:
-            raise CorruptData("dictionary of tags contradicts itself", file=path, offset=TAGS_HEADER_BYTES)
+            raise CorruptData("tag dictionary is inconsistent", file=path, offset=TAGS_HEADER_BYTES)
 
     def postings_of(self, row: int, match: TagMatch) -> list[tuple[int, int]]:
         """Return the postings of the matching tags as non-empty ranges [start, stop), ascending."""
@@ -155,11 +155,15 @@ class TagsIndex:
         page = first_posting // POSTINGS_PER_PAGE
         for at in range(0, len(data), PAGE_BYTES):
             if xxhash.xxh3_64_intdigest(data[at : at + PAGE_BYTES]) != int(self._pages[page]):
-                raise CorruptData("postings of tags do not verify", file=self._path, page=page)
+                raise CorruptData("tag postings: checksum mismatch", file=self._path, page=page)
             page += 1
         found = np.frombuffer(data, dtype="<u4")
         if len(found) and int(found.max()) >= self.header.records:
-            raise CorruptData("a posting is no record of the segment", file=self._path, page=page)
+            raise CorruptData(
+                f"tag postings must be below {self.header.records}, got {int(found.max())}",
+                file=self._path,
+                page=page,
+            )
         return found
 
     def _tag(self, index: int) -> bytes:

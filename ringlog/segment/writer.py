@@ -120,7 +120,9 @@ class SegmentWriter:
             InvariantViolation: Topics or records are not in ascending order.
         """
         if topic_id <= self._last_topic:
-            raise InvariantViolation("topics of a segment must ascend", topic_id=topic_id)
+            raise InvariantViolation(
+                f"topic_id must be > {self._last_topic}, got {topic_id}", topic_id=topic_id
+            )
         self._last_topic = topic_id
         rest = iter(runs)
         ahead = list(islice(rest, 2))
@@ -176,7 +178,7 @@ class SegmentWriter:
 
     def _add_frame(self, frame: SealedFrame) -> None:
         if self._index.records + frame.count > RECORDS_MAX:
-            raise InvariantViolation("too many records for one segment", max=RECORDS_MAX)
+            raise InvariantViolation(f"segment must have at most {RECORDS_MAX} records", max=RECORDS_MAX)
         if frame.tags is not None:
             self._tags.add_frame(frame.tags, self._index.records)
         self._index.add_frame(frame, self._written + self._waiting_bytes)

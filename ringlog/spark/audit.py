@@ -25,10 +25,10 @@ from ringlog.segment.index import Table
 CHUNK_BYTES = 4 * MIB
 """Bytes that are read and checked at a time. A larger frame is read as a whole."""
 
-SEAL = "header does not verify"
+SEAL = "header does not match its seal"
 SHAPE = "header is malformed"
 INDEX = "index and data differ"
-BODY = "body does not verify"
+BODY = "body does not match its checksum"
 SHORT = "file ends before the frame does"
 FOREIGN_FRAME = "frame of another topic or life"
 

@@ -39,7 +39,10 @@ def start_of(catalog: Catalog, options: SourceOptions, at: TopicAt) -> int:
         return at.head
     if cursor_of(offset) > at.head:
         raise OptionError(
-            "startingOffsets lies beyond the end of the topic", topic=at.topic, found=offset, end=at.head + 1
+            "startingOffsets must not exceed the end of the topic",
+            topic=at.topic,
+            found=offset,
+            end=at.head + 1,
         )
     return cursor_of(offset)
 
@@ -63,7 +66,9 @@ def check_gaps(catalog: Catalog, bounds: list[Bounds], options: SourceOptions) -
     if found and options.fail_on_data_loss:
         raise data_loss(found[0])
     for gap in found:
-        log.warning("planned without %d..%d of topic %s: %s", gap.gap_from, gap.gap_to, gap.topic, gap.reason)
+        log.warning(
+            "lost records %d..%d of topic %s are skipped: %s", gap.gap_from, gap.gap_to, gap.topic, gap.reason
+        )
     return found
 
 
@@ -83,7 +88,7 @@ def _start_at_time(catalog: Catalog, options: SourceOptions, at: TopicAt, ts_us:
         return at.head
     raise OptionError(
         "no record was committed at or after the starting time; startingOffsetsByTimestampStrategy=latest "
-        "begins at the end then",
+        "starts at the end instead",
         topic=at.topic,
         ts_us=ts_us,
     )

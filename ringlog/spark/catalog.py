@@ -119,7 +119,7 @@ class Catalog:
             missing_ok = True  # A listed topic may be deleted before it is resolved.
             strangers = [name for name in options.named_topics if not options.matches(name)]
             if strangers:
-                raise OptionError("offsets or times name topics that are not subscribed to", topics=strangers)
+                raise OptionError("offsets and times must name subscribed topics only", topics=strangers)
         found = []
         for name in sorted(names, key=str.encode):
             try:
@@ -139,7 +139,7 @@ class Catalog:
                 return TopicAt(name, facts.topic_id, facts.epoch, facts.earliest_seq, facts.head_seq)
             # The topic was deleted or recreated, or the engine is starting: query the shard.
             info = self._ask(connection.locate(name, 0))
-        raise NotReady("the topic keeps changing while it is looked at", topic=name)
+        raise NotReady("the topic changed too often during the request; retry", topic=name)
 
     def position_at(self, topic: str, ts_us: int) -> int | None:
         """Return the position before the first record committed at or after `ts_us` (microseconds).
@@ -219,7 +219,7 @@ class Catalog:
                 continue  # Moved or removed meanwhile: locate it again.
             last = max([after, *(each.last_seq for each in extents if each.segment)])
             return sealed + list(self._log_stretch(located, last, until))
-        raise NotReady("the topic keeps changing while it is planned", topic=topic)
+        raise NotReady("the topic changed too often during planning; retry", topic=topic)
 
     def segments(self, topic: str, after: int = 0) -> list[Extent]:
         """Return the segments, hot and cold, that contain records after position `after`."""

@@ -67,7 +67,7 @@ def cold_client(path: str) -> ColdClient:
 
 def _unavailable(error: Exception) -> NoReturn:
     raise NotReady(
-        "the place of cold records does not answer", reason="cold_unavailable", error=str(error)
+        "the cold tier is not available; retry", reason="cold_unavailable", error=str(error)
     ) from None
 
 
@@ -187,7 +187,7 @@ class ColdConnection:
         found = self._topics.get(topic)
         if found is None:
             failure: Pending[Located] = Pending()
-            failure.fail(TopicNotFound("the snapshots of the cold tier know no such topic", topic=topic))
+            failure.fail(TopicNotFound("no such topic in the snapshots of the cold tier", topic=topic))
             return failure
         state, config = found.state, found.state.config
         extents = [each for each in found.extents if each.last_seq > after]
@@ -216,7 +216,7 @@ class ColdConnection:
 
     def latest(self, topic: str) -> Any:
         """Raise UsageError: a cold tier cannot be followed."""
-        raise UsageError("a cold tier without an engine has no latest record to follow", topic=topic)
+        raise UsageError("a cold tier without an engine cannot be followed from its end", topic=topic)
 
     def keep_topic_alive(self, topic: str, epoch: int = 0) -> Any:
         """Return None: no process deletes topics here."""
@@ -289,7 +289,7 @@ def _owner(store: SegmentStore, cold: str) -> str:
     try:
         return store.get_range(OWNER, 0, _OWNER_BYTES_MAX).decode("ascii", "replace")
     except ColdMissing:
-        raise OptionError("cold: no engine has used this place as its cold tier", cold=cold) from None
+        raise OptionError("cold: this location is not the cold tier of an engine", cold=cold) from None
 
 
 class _Layer(NamedTuple):
@@ -306,13 +306,13 @@ def _layers(disk: Disk, directory: str, cold: str) -> list[_Layer]:
             try:
                 facts = msgspec.msgpack.decode(each.facts)
             except msgspec.MsgspecError as e:
-                raise CorruptData("a snapshot's facts do not decode", reason=str(e)) from None
+                raise CorruptData("cannot decode the shard state of a snapshot", reason=str(e)) from None
             refs = [SegmentRef(*fields) for fields in facts[_FACTS_SEGMENTS]]
             found[each.shards, each.shard] = _Layer(each, int(facts[_FACTS_LAST_ID]), refs)
     if not found:
         raise OptionError(
-            "cold: no snapshot says which topics lie here. Copy the data directory's `meta` into the cold "
-            "place, or name a directory that holds it as path",
+            "cold: no snapshot found. Copy the data directory's `meta` into the cold "
+            "location, or set path to a directory that contains it",
             cold=cold, looked_in=os.path.join(directory, "meta"),
         )  # fmt: skip
     return sorted(found.values(), key=lambda layer: -layer.snapshot.number)
@@ -348,7 +348,7 @@ def _extents_of(
         if not store.exists(ref.stem + DATA):
             if ref.tier == _COLD:
                 raise OptionError(
-                    "cold: a segment that the snapshot leads to is not there; take a newer snapshot",
+                    "cold: a segment of the snapshot is missing; use a newer snapshot",
                     file=ref.stem + DATA,
                 )
             continue

@@ -172,8 +172,7 @@ class Committer:
             self._drop_done(locked, plan)
             if plan.batch == batch and plan.topics and not set(plan.topics) & topics:
                 raise OptionError(
-                    "this txnVersion was written already, to other topics: give each output a txnAppId of "
-                    "its own",
+                    "this txnVersion was already written to other topics: use a separate txnAppId per output",
                     version=batch, written=list(plan.topics)[:8], now=sorted(topics)[:8],
                 )  # fmt: skip
             return BatchCommitReport("repeated", batch)
@@ -271,10 +270,10 @@ class Committer:
             gone = self.staging.clean()
         except RinglogError as e:
             # The batch is written. Leftovers only use space, and a later commit removes them.
-            log.warning("staged files that nobody needs could not be removed: %s", e)
+            log.warning("orphaned staged files could not be deleted: %s", e)
             return
         if gone:
-            log.info("removed %d staged files that no plan names", len(gone))
+            log.info("deleted %d orphaned staged files", len(gone))
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,7 +494,7 @@ def frame_table(disk: Disk, fd: int, path: str, file: StagedFile, first: int) ->
         got = disk.read_into(fd, words, at)
         found = scan(words) if got == 8 * count and got else None
         if found is None or (not len(found) and want >= FRAME_BYTES_MAX):
-            raise CorruptData("a staged file does not hold the frames it should", file=path, offset=at)
+            raise CorruptData("a staged file is damaged", file=path, offset=at)
         if not len(found):
             want = FRAME_BYTES_MAX  # A frame is larger than the bytes read.
             continue
@@ -508,7 +507,7 @@ def frame_table(disk: Disk, fd: int, path: str, file: StagedFile, first: int) ->
     table = _Table(file, first, *(np.concatenate(each) for each in (offsets, sizes, topics)))
     is_right = digest.intdigest() == file.digest and rows == file.rows and len(table.offsets) == file.frames
     if not is_right or disk.size(fd) != file.size or int(table.topics.max()) >= len(file.topics):
-        raise CorruptData("a staged file is not what its task wrote", file=path, bytes=disk.size(fd))
+        raise CorruptData("a staged file differs from what its task wrote", file=path, bytes=disk.size(fd))
     return table
 
 

@@ -134,11 +134,11 @@ def _locate_all(client: Client, topic: str, after: int) -> Steps[TopicLocations]
             break
         located = yield connection.locate(topic, behind, first.epoch)
         if located.epoch != first.epoch:
-            raise TopicNotFound("the topic was made anew while it was looked at", topic=topic)
+            raise TopicNotFound("the topic was recreated during the request; retry", topic=topic)
         known = {(each.path, each.start) for each in extents}
         extents += [each for each in located.extents if (each.path, each.start) not in known]
     else:
-        raise NotReady("the topic keeps changing while it is looked at", topic=topic)
+        raise NotReady("the topic changed too often during the request; retry", topic=topic)
     marks = connection.marks(located.shard)
     published = [
         shown for each in extents if (shown := _published(each, marks.wal, marks.volatile)) is not None

@@ -70,7 +70,7 @@ def _place(topic: str, found: Any) -> Cursor:
         epoch, seq = found
         if epoch > 0 and 0 <= seq <= SEQ_MAX:
             return Cursor(epoch, seq)
-    raise CheckpointRefused("a topic's offset is [epoch, seq]", topic=topic, found=str(found)[:200])
+    raise CheckpointRefused("the offset of a topic must be [epoch, seq]", topic=topic, found=str(found)[:200])
 
 
 def _is_whole(value: Any) -> bool:

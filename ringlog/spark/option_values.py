@@ -120,9 +120,11 @@ def reject_option(key: str, known: Iterable[str], refused: Mapping[str, str]) ->
     """Raise OptionError for a name: with its entry in `refused`, or with similar names from `known`."""
     lower = key.lower()
     if lower in refused:
-        raise OptionError(f"{key} is not offered: {refused[lower]}", option=key)
+        raise OptionError(f"{key} is not supported: {refused[lower]}", option=key)
     if lower.startswith("kafka."):
-        raise OptionError(f"{key} is a setting of Kafka's client, and there is none here", option=key)
+        raise OptionError(
+            f"{key} is a setting of the Kafka client, which this source does not use", option=key
+        )
     near = ", ".join(near_names(key, known))
     raise OptionError(f"unknown option {key}; did you mean {near}?" if near else f"unknown option {key}")
 
@@ -132,7 +134,7 @@ def boolean(name: str, text: str) -> bool:
     lower = text.strip().lower()
     if lower in _TRUE | _FALSE:
         return lower in _TRUE
-    raise OptionError(f"{name} is true or false", option=name, found=text)
+    raise OptionError(f"{name} must be true or false", option=name, found=text)
 
 
 def integer(name: str, text: str, least: int, most: int) -> int:
@@ -140,9 +142,11 @@ def integer(name: str, text: str, least: int, most: int) -> int:
     try:
         value = int(text.strip())
     except ValueError:
-        raise OptionError(f"{name} is a whole number", option=name, found=text) from None
+        raise OptionError(f"{name} must be a whole number", option=name, found=text) from None
     if not least <= value <= most:
-        raise OptionError(f"{name} is out of range", option=name, found=value, min=least, max=most)
+        raise OptionError(
+            f"{name} must be from {least} to {most}", option=name, found=value, min=least, max=most
+        )
     return value
 
 
@@ -152,7 +156,9 @@ def byte_count(name: str, text: str, least: int, most: int) -> int:
     digits = lower.rstrip("bkmg")
     unit = _UNITS.get(lower[len(digits) :])
     if unit is None or not digits.isascii() or not digits.isdigit():
-        raise OptionError(f"{name} is a number of bytes, such as 67108864 or 64m", option=name, found=text)
+        raise OptionError(
+            f"{name} must be a number of bytes, such as 67108864 or 64m", option=name, found=text
+        )
     return integer(name, str(int(digits) * unit), least, most)
 
 
@@ -161,7 +167,7 @@ def choice(name: str, text: str, known: Iterable[str]) -> str:
     words = list(known)
     if text.strip().lower() in words:
         return text.strip().lower()
-    raise OptionError(f"{name} is one of {', '.join(words)}", option=name, found=text)
+    raise OptionError(f"{name} must be one of {', '.join(words)}", option=name, found=text)
 
 
 def comma_list(name: str, text: str) -> tuple[str, ...]:
@@ -172,12 +178,12 @@ def comma_list(name: str, text: str) -> tuple[str, ...]:
     if text.lstrip().startswith("["):
         found = _json(name, text)
         if not all(isinstance(each, str) for each in found):
-            raise OptionError(f"{name} is an array of strings", option=name, found=text)
+            raise OptionError(f"{name} must be a JSON array of strings", option=name, found=text)
         values = [str(each) for each in found]
     else:
         values = [each.strip() for each in text.split(",")]
     if not values or not all(values):
-        raise OptionError(f"{name} holds an empty name", option=name, found=text)
+        raise OptionError(f"{name} must not contain an empty value", option=name, found=text)
     return tuple(dict.fromkeys(values))
 
 
@@ -192,13 +198,19 @@ def offsets(name: str, text: str, *, default: int, allowed: Mapping[str, int]) -
     found: list[tuple[str, int]] = []
     for topic, value in _topic_map(name, stripped):
         if isinstance(value, bool) or not isinstance(value, int):
-            raise OptionError(f"{name}: an offset is a whole number", option=name, topic=topic, found=value)
+            raise OptionError(
+                f"{name}: an offset must be a whole number", option=name, topic=topic, found=value
+            )
         is_place = value in {EARLIEST, LATEST}
         if is_place and value not in allowed.values():
             word = "earliest" if value == EARLIEST else "latest"
-            raise OptionError(f"{name}: {value} ({word}) makes no sense here", option=name, topic=topic)
+            raise OptionError(
+                f"{name}: {value} ({word}) is not allowed for this option", option=name, topic=topic
+            )
         if not is_place and not 1 <= value <= SEQ_MAX:
-            raise OptionError(f"{name}: offsets begin at 1", option=name, topic=topic, found=value)
+            raise OptionError(
+                f"{name}: an offset must be from 1 to {SEQ_MAX}", option=name, topic=topic, found=value
+            )
         found.append((topic, value))
     return Offsets(default, tuple(found))
 
@@ -212,17 +224,21 @@ def time_us(name: str, value: Any) -> int:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise OptionError(
-            f"{name} is epoch milliseconds or ISO 8601, such as 2026-01-31T12:00:00Z", option=name, found=text
+            f"{name} must be epoch milliseconds or ISO 8601, such as 2026-01-31T12:00:00Z",
+            option=name,
+            found=text,
         ) from None
     if moment.tzinfo is None:
-        raise OptionError(f"{name} needs a zone, such as Z or +01:00", option=name, found=text)
+        raise OptionError(f"{name} must have a time zone, such as Z or +01:00", option=name, found=text)
     return max((moment - _EPOCH) // timedelta(microseconds=1), 0)
 
 
 def times_by_topic(name: str, text: str) -> Times:
     """Parse JSON {topic: time}."""
     if not text.strip().startswith("{"):
-        raise OptionError(f"{name} is JSON, such as {{'orders': 1767225600000}}", option=name, found=text)
+        raise OptionError(
+            f'{name} must be JSON, such as {{"orders": 1767225600000}}', option=name, found=text
+        )
     return Times(None, tuple((topic, time_us(name, value)) for topic, value in _topic_map(name, text)))
 
 
@@ -230,9 +246,9 @@ def directory(name: str, text: str) -> str:
     """Parse a path on this host; return it as an absolute path."""
     path = text.strip().removeprefix("file://")
     if not path:
-        raise OptionError(f"{name} is empty", option=name)
+        raise OptionError(f"{name} must not be empty", option=name)
     if "://" in path:
-        raise OptionError(f"{name} is a directory of this host", option=name, found=text)
+        raise OptionError(f"{name} must be a directory on this host, not a URL", option=name, found=text)
     return os.path.abspath(path)
 
 
@@ -248,7 +264,7 @@ def regular_expression(name: str, text: str) -> str:
         re.compile(text)
     except re.error as e:
         raise OptionError(
-            f"{name} is no regular expression", option=name, found=text, reason=str(e)
+            f"{name} must be a Python regular expression", option=name, found=text, reason=str(e)
         ) from None
     return text
 
@@ -258,21 +274,28 @@ def tag_list(name: str, text: str) -> tuple[str, ...]:
     found = comma_list(name, text)
     for tag in found:
         if "*" in tag[:-1]:
-            raise OptionError(f"{name}: a * stands only at the end, for a prefix", option=name, found=tag)
+            raise OptionError(
+                f"{name}: * is allowed only at the end of a tag, for a prefix", option=name, found=tag
+            )
     return found
 
 
 def topic_name(name: str, text: str) -> str:
     """Check that the text is a valid topic name."""
     if not TOPIC_NAME.fullmatch(text):
-        raise OptionError(f"{name}: not a topic's name", option=name, found=text)
+        raise OptionError(
+            f"{name} must be a topic name: 1 to {TOPIC_NAME_BYTES_MAX} characters of A-Z a-z 0-9 . _ : -, "
+            "the first a letter or a digit",
+            option=name,
+            found=text,
+        )
     return text
 
 
 def not_empty(name: str, text: str) -> str:
     """Check that the text contains more than white space."""
     if not text.strip():
-        raise OptionError(f"{name} is empty", option=name)
+        raise OptionError(f"{name} must not be empty", option=name)
     return text
 
 
@@ -289,19 +312,21 @@ def address(name: str, text: str) -> str:
     try:
         parse_url(text)
     except UsageError as e:
-        raise OptionError(f"{name} is the engine's address: {e}", option=name) from None
+        raise OptionError(
+            f"{name} must be an engine address such as ringlog://host:port: {e}", option=name
+        ) from None
     return text
 
 
 def _topic_map(name: str, text: str) -> list[tuple[str, Any]]:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) != len(pairs):
-            raise OptionError(f"{name} names a topic twice", option=name, found=text)
+            raise OptionError(f"{name} must name each topic once", option=name, found=text)
         return dict(pairs)
 
     found = _json(name, text, once)
     if not isinstance(found, dict) or not found:
-        raise OptionError(f"{name} is a JSON object with at least one topic", option=name, found=text)
+        raise OptionError(f"{name} must be a JSON object with at least one topic", option=name, found=text)
     return sorted(found.items())
 
 
@@ -309,4 +334,4 @@ def _json(name: str, text: str, pairs: Any = None) -> Any:
     try:
         return json.loads(text, object_pairs_hook=pairs)
     except ValueError as e:
-        raise OptionError(f"{name} is not JSON", option=name, found=text, reason=str(e)) from None
+        raise OptionError(f"{name} must be valid JSON", option=name, found=text, reason=str(e)) from None

@@ -77,11 +77,11 @@ SINK_NAMES = (
 
 UNSUPPORTED_OPTIONS = {
     "assign": "topics have one partition each: name them with subscribe",
-    "group.id": "a query keeps its own place in its checkpoint; there are no consumer groups here",
-    "groupidprefix": "a query keeps its own place in its checkpoint; there are no consumer groups here",
+    "group.id": "a query stores its position in its checkpoint; this source uses no consumer group",
+    "groupidprefix": "a query stores its position in its checkpoint; this source uses no consumer group",
     "minoffsetspertrigger": "a Python source can give Spark one limit, not a minimum with a delay: use "
     "maxOffsetsPerTrigger and the trigger's interval",
-    "maxtriggerdelay": "it belongs to minOffsetsPerTrigger, which a Python source cannot offer",
+    "maxtriggerdelay": "it depends on minOffsetsPerTrigger, which is not supported",
     "kafkaconsumer.polltimeoutms": "records are read from mapped files, nothing is polled",
     "fetchoffset.numretries": "positions are read from shared memory, nothing is fetched",
     "fetchoffset.retryintervalms": "positions are read from shared memory, nothing is fetched",
@@ -91,8 +91,8 @@ UNSUPPORTED_OPTIONS = {
 SPARK_OWN_OPTIONS = frozenset({"checkpointlocation"})
 """Options of a streaming write, in lower case, that are meant for Spark but also reach the sink."""
 UNSUPPORTED_SINK_OPTIONS = {
-    "includeheaders": "the column headers is written whenever it is there",
-    "topiccolumn": "the column that names the topic is called topic",
+    "includeheaders": "the sink writes the column headers if it exists",
+    "topiccolumn": "the topic column is always named topic",
 }
 COLD_VIEWS = ("records", "gaps")
 """Views that can be read from a cold tier without its engine."""
@@ -202,10 +202,13 @@ def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     )
     _check_together(options)
     if is_address(options.path) and options.quarantine and view == "gaps":
-        raise OptionError("cold: to look for damage needs the engine", option="onCorrupt")
+        raise OptionError(
+            "onCorrupt=quarantine with view=gaps needs the engine and cannot be combined with cold",
+            option="onCorrupt",
+        )
     if streaming and options.quarantine:
         raise OptionError(
-            "onCorrupt: a stream never passes over damage; read the range as a batch, then begin behind it"
+            "onCorrupt=quarantine is for batches only: read the damaged range as a batch, then start after it"
         )
     return options
 
@@ -223,7 +226,7 @@ def sink_options(raw: Mapping[str, str]) -> SinkOptions:
     )
     has_path = "path" in given or "root" in given
     if has_path == ("connect" in given):
-        raise OptionError("one of path (the data directory) and connect (the engine's address) is needed")
+        raise OptionError("set exactly one of path (data directory) and connect (engine address)")
     options = SinkOptions(
         path=_path_of(given) if has_path else "",
         connect=given.parse_option("connect", engine_address, ""),
@@ -241,9 +244,9 @@ def sink_options(raw: Mapping[str, str]) -> SinkOptions:
         staging_dir=given.parse_option("stagingDir", directory, None),
     )
     if (options.txn_app_id is None) != (options.txn_version is None):
-        raise OptionError("txnAppId and txnVersion belong together: which write, and which version of it")
+        raise OptionError("set both txnAppId and txnVersion, or neither")
     if options.connect and options.staging_dir is None:
-        raise OptionError("connect needs stagingDir: without a data directory there is no place beside it")
+        raise OptionError("connect requires stagingDir: there is no local data directory for staged files")
     return options
 
 
@@ -272,7 +275,7 @@ def as_text(options: Mapping[str, Any]) -> dict[str, str]:
         first, *rest = key.split("_")
         name = first + "".join(word.capitalize() for word in rest)
         if name in found:
-            raise OptionError(f"{name} is given twice", option=name)
+            raise OptionError(f"{name} is given in both spellings: keep one", option=name)
         if value is not None:
             found[name] = _text_of(value)
     return found
@@ -291,9 +294,9 @@ def _text_of(value: Any) -> str:
 STREAM_ONLY = {
     "maxOffsetsPerTrigger": "a batch has no triggers: bound it with endingOffsets",
     "maxBytesPerTrigger": "a batch has no triggers: bound it with endingOffsets",
-    "gapsPath": "a batch reads its gaps with view=gaps and the same bounds",
+    "gapsPath": "for a batch, read the gaps with view=gaps and the same bounds",
 }
-_NO_END = "a stream has no end: use trigger(availableNow=True) to stop at what there is"
+_NO_END = "a stream has no end: use trigger(availableNow=True) to stop at the current heads"
 BATCH_ONLY = {
     "endingOffsets": _NO_END,
     "endingTimestamp": _NO_END,
@@ -307,20 +310,22 @@ def _only(given: RawOptions, streaming: bool, view: str) -> None:
         if name in given:
             raise OptionError(f"{name}: {reason}", option=name)
     if streaming and view != "records":
-        raise OptionError(f"view={view} can be read as a batch only", option="view")
+        raise OptionError(
+            f"view={view} is not supported for a stream: use view=records, or a batch", option="view"
+        )
 
 
 def _check_together(options: SourceOptions) -> None:
     if options.max_offsets is not None and options.max_bytes is not None:
         raise OptionError(
-            "maxOffsetsPerTrigger and maxBytesPerTrigger: one of the two", option="maxBytesPerTrigger"
+            "set at most one of maxOffsetsPerTrigger and maxBytesPerTrigger", option="maxBytesPerTrigger"
         )
     if options.layout == "kafka" and options.view != "records":
-        raise OptionError("layout=kafka is a layout of records", option="layout", view=options.view)
+        raise OptionError("layout=kafka requires view=records", option="layout", view=options.view)
     if options.pattern is None and options.topics:
         strangers = [name for name in options.named_topics if name not in options.topics]
         if strangers:
-            raise OptionError("offsets or times name topics that are not subscribed to", topics=strangers)
+            raise OptionError("offsets and times must name subscribed topics only", topics=strangers)
 
 
 def _subscription(given: RawOptions, is_needed: bool) -> tuple[tuple[str, ...], str | None]:
@@ -331,11 +336,11 @@ def _subscription(given: RawOptions, is_needed: bool) -> tuple[tuple[str, ...], 
     topics: tuple[str, ...] = given.parse_option("subscribe", comma_list, ())
     pattern: str | None = given.parse_option("subscribePattern", regular_expression, None)
     if topics and pattern is not None:
-        raise OptionError("subscribe and subscribePattern: one of the two", option="subscribe")
+        raise OptionError("set exactly one of subscribe and subscribePattern", option="subscribe")
     if not topics and pattern is None:
         if is_needed:
             raise OptionError(
-                "subscribe (a comma list of topics) or subscribePattern is needed", option="subscribe"
+                "set subscribe (comma-separated topic names) or subscribePattern", option="subscribe"
             )
         pattern = ".*"
     for name in topics:
@@ -371,7 +376,7 @@ def _times_of(given: RawOptions, for_all: str, by_topic: str) -> Times:
     Topics without a time use their offsets.
     """
     if for_all in given and by_topic in given:
-        raise OptionError(f"{for_all} and {by_topic}: one of the two", option=by_topic)
+        raise OptionError(f"set at most one of {for_all} and {by_topic}", option=by_topic)
     if for_all in given:
         return Times(given.parse_option(for_all, time_us, None))
     times: Times = given.parse_option(by_topic, times_by_topic, Times())
@@ -384,7 +389,9 @@ def _cold_of(given: RawOptions, view: str) -> str:
     It names the location of the segments, and the directory of the snapshots if that is a different one.
     """
     if view not in COLD_VIEWS:
-        raise OptionError(f"view={view} needs the engine, and cold is read without", option="cold", view=view)
+        raise OptionError(
+            f"view={view} needs the engine: with cold use view=records or view=gaps", option="cold", view=view
+        )
     cold: str = given.parse_option("cold", directory_or_url, "")
     return format_address(cold, _path_of(given) if "path" in given or "root" in given else "")
 
@@ -394,9 +401,9 @@ def _path_of(given: RawOptions) -> str:
     path: str = given.parse_option("path", directory, "")
     root: str = given.parse_option("root", directory, "")
     if path and root and path != root:
-        raise OptionError("path and root are the same option", path=path, root=root)
+        raise OptionError("path and root are aliases: set one of them", path=path, root=root)
     if not path and not root:
-        raise OptionError("path, the engine's data directory, is needed", option="path")
+        raise OptionError("set path to the data directory of the engine", option="path")
     return path or root
 
 

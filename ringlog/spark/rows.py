@@ -69,13 +69,15 @@ def check_columns(struct: StructType, options: SinkOptions) -> None:
     """Check that rows of this schema can be written; raise SchemaError with the column and the remedy."""
     names = struct.fieldNames()
     if len(set(names)) != len(names):
-        raise SchemaError("two columns have one name", found=names)
+        raise SchemaError("column names must be unique", found=names)
     for each in struct.fields:
         _check_column(each.name, each.dataType)
     if ("payload" in names) == ("value" in names):
-        raise SchemaError("one column payload (or value) is needed, string or binary", found=names)
+        raise SchemaError(
+            "exactly one column payload or value is required, of type string or binary", found=names
+        )
     if options.topic is None and "topic" not in names:
-        raise SchemaError("rows need a topic: a column topic, or the option topic", found=names)
+        raise SchemaError("set the option topic, or add a column topic", found=names)
 
 
 def _check_column(name: str, kind: DataType) -> None:
@@ -83,7 +85,7 @@ def _check_column(name: str, kind: DataType) -> None:
     if allowed is None:
         hint = HINTS.get(name) or near_names(name, ROW_COLUMN_TYPES)
         raise SchemaError(
-            "a column that cannot be written", column=name, hint=hint, known=list(ROW_COLUMN_TYPES)
+            "unknown column", column=name, hint=hint, known=list(ROW_COLUMN_TYPES)
         )
     is_right = isinstance(kind, allowed)
     if is_right and isinstance(kind, MapType):
@@ -93,7 +95,7 @@ def _check_column(name: str, kind: DataType) -> None:
         is_right = isinstance(pair, StructType) and _is_pair(pair)
     if not is_right:
         raise SchemaError(
-            "a column has another type", column=name, found=kind.simpleString(), expected=_words(name)
+            "wrong column type", column=name, found=kind.simpleString(), expected=_words(name)
         )
 
 
@@ -194,7 +196,7 @@ class FrameMaker:
             return
         topics = batch.column(names.index("topic"))
         if topics.null_count:
-            raise InvalidRequest("a row without a topic", rows=topics.null_count)
+            raise InvalidRequest("topic must not be null", rows=topics.null_count)
         coded = topics.dictionary_encode()
         distinct = coded.dictionary.to_pylist()
         if len(distinct) == 1:

@@ -101,7 +101,7 @@ def check_schema(struct: StructType, options: SourceOptions) -> tuple[ColumnSpec
     known = {each.name: each for each in columns_of(options)}
     names = struct.fieldNames()
     if not names or len(set(names)) != len(names):
-        raise SchemaError("a schema names columns, each once", found=names)
+        raise SchemaError("a schema must name at least one column, each once", found=names)
     return tuple(_checked(field, known) for field in struct.fields)
 
 
@@ -112,7 +112,7 @@ def _checked(field: StructField, known: dict[str, ColumnSpec]) -> ColumnSpec:
         raise SchemaError("no such column", column=field.name, hint=hint, known=list(known))
     if field.dataType != spec.type:
         raise SchemaError(
-            "a column has another type",
+            "wrong column type",
             column=field.name,
             found=field.dataType.simpleString(),
             expected=spec.type.simpleString(),

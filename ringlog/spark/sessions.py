@@ -52,7 +52,7 @@ def session(
         OptionError: both `master` and `remote` are given.
     """
     if master is not None and remote is not None:
-        raise OptionError(f"either master={master!r} or remote={remote!r}: a server brings its own master")
+        raise OptionError("set only one of master and remote: a Spark Connect server has its own master")
     from pyspark.sql import SparkSession
 
     from ringlog.spark.jre import provide_java

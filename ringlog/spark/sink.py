@@ -59,7 +59,7 @@ def task_identity() -> SparkTaskIdentity:
 
     context = TaskContext.get()
     if context is None:
-        raise OptionError("this writer runs inside a Spark task only")
+        raise OptionError("this writer must run in a Spark task")
     return SparkTaskIdentity(context.getLocalProperty(QUERY_PROPERTY), context.partitionId())
 
 
@@ -112,7 +112,7 @@ class _StagingWriter:
     ) -> None:
         if overwrite:
             raise OptionError(
-                'a log is appended to: use mode("append"), for a stream outputMode("append")',
+                'only appends are supported: use mode("append"), or outputMode("append") for a stream',
                 hint="delete records with client.topics.delete_records",
             )
         check_columns(schema, options)
@@ -154,7 +154,7 @@ class _StagingWriter:
         try:
             abort(sink_staging(self.options), key, files)
         except (NotReady, ConnectionTrouble) as e:
-            log.warning("staged files of %s are left to the janitor: %s", key.text, e)
+            log.warning("staged files of %s remain; a later commit deletes them: %s", key.text, e)
 
 
 def txn_key(app_id: str, topic: str | None) -> WriterKey:
@@ -210,7 +210,7 @@ class StreamWriter(_StagingWriter, DataSourceStreamArrowWriter):
 
     def _key(self, place: SparkTaskIdentity) -> WriterKey:
         if not place.query:
-            raise OptionError("Spark does not say which streaming query this task belongs to")
+            raise OptionError("Spark did not provide the id of the streaming query")
         return WriterKey(f"query/{place.query}")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -227,7 +227,7 @@ def collect_staged(messages: Sequence[Any]) -> tuple[WriterKey | None, list[Stag
     staged = [message for message in messages if isinstance(message, StagedRows)]
     keys = {message.key for message in staged}
     if len(keys) > 1:
-        raise OptionError("messages of several writers", keys=sorted(key.text for key in keys))
+        raise OptionError("one commit has messages of several writers", keys=sorted(key.text for key in keys))
     return (keys.pop() if keys else None), [message.file for message in staged if message.file is not None]
 
 

@@ -87,7 +87,7 @@ def read_batches(
 
 
 def _log_gap(gap: GapRow) -> None:
-    log.warning("positions %d..%d of topic %s are gone: %s", gap.gap_from, gap.gap_to, gap.topic, gap.reason)
+    log.warning("records %d..%d of topic %s are lost: %s", gap.gap_from, gap.gap_to, gap.topic, gap.reason)
 
 
 @dataclass(slots=True)
@@ -209,7 +209,7 @@ class _SliceReader:
         place.idle = 0 if place.seq > before else place.idle + 1
         if place.idle >= IDLE_POLLS_MAX:
             raise NotReady(
-                "planned positions do not become readable", topic=self.topic, after=place.seq,
+                "planned records did not become readable in time; retry", topic=self.topic, after=place.seq,
                 until=place.bounds.until,
             )  # fmt: skip
 
@@ -217,8 +217,8 @@ class _SliceReader:
 def data_loss(gap: GapRow) -> DataLoss:
     """Return the error for a gap; its text names both remedies."""
     return DataLoss(
-        f"records {gap.gap_from}..{gap.gap_to} of topic {gap.topic!r} are gone ({gap.reason}). Set "
-        "failOnDataLoss=false to go on without them, or begin elsewhere: startingOffsets, a stream with a "
+        f"records {gap.gap_from}..{gap.gap_to} of topic {gap.topic!r} are lost ({gap.reason}). Set "
+        "failOnDataLoss=false to continue without them, or change startingOffsets; a stream also needs a "
         "new checkpoint",
         topic=gap.topic,
         epoch=gap.epoch,

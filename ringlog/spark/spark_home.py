@@ -53,8 +53,8 @@ def find_pyspark(environ: Mapping[str, str], places: Sequence[str] | None = None
     package = Path(spec.origin).parent
     known = [*site.getsitepackages(), site.getusersitepackages()] if places is None else list(places)
     known += [each for each in environ.get("PYTHONPATH", "").split(os.pathsep) if each]
-    has_waited_for_cpu = any(package.parent.resolve() == Path(each).resolve() for each in known)
-    return package if has_waited_for_cpu and (package / "jars").is_dir() else None
+    is_importable = any(package.parent.resolve() == Path(each).resolve() for each in known)
+    return package if is_importable and (package / "jars").is_dir() else None
 
 
 def cache_of(environ: Mapping[str, str]) -> Path | None:

@@ -121,7 +121,9 @@ class Staging:
         with self._locked_id(writer_file_id(key), wait_s) as found:
             plan = found.plan()
             if plan is not None and plan.key != key:
-                raise CorruptData("a plan of another writer lies here", file=found.plan_path, key=plan.key)
+                raise CorruptData(
+                    "the plan file belongs to another writer", file=found.plan_path, key=plan.key
+                )
             yield found
 
     @contextmanager
@@ -254,7 +256,7 @@ def decode_plan(data: bytes, path: str) -> SinkCommitPlan:
     if digest != b"%016x" % xxhash.xxh3_64_intdigest(body):
         raise CorruptData("a plan does not match its checksum", file=path)
     if version != b"%d" % PLAN_VERSION:
-        raise CorruptData("a plan of a version this program does not know", file=path, version=str(version))
+        raise CorruptData("unsupported plan version: use a newer ringlog", file=path, version=str(version))
     return msgspec.json.decode(body, type=SinkCommitPlan)
 
 

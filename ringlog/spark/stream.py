@@ -198,7 +198,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for each in breaks:
             if self._options.fail_on_data_loss:
                 raise _broken_off(each)
-            log.warning("topic %s was %s behind position %d", each.topic, each.reason, each.seq)
+            log.warning("topic %s was %s after position %d", each.topic, each.reason, each.seq)
 
     def _check_heads(self, catalog: Catalog, bounds: list[Bounds]) -> list[GapRow]:
         """Remove from `bounds` each range whose end a restart lost, and return the gaps; raise DataLoss.
@@ -235,7 +235,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadMaxBytes):
             steps = {topic: _steps(catalog, topic, each, limit.max_bytes) for topic, each in waiting.items()}
             return admit_bytes(steps, limit.max_bytes, turn)
-        raise UsageError("this source can be limited by positions or by bytes", found=type(limit).__name__)
+        raise UsageError(
+            "unsupported read limit: use maxOffsetsPerTrigger or maxBytesPerTrigger",
+            found=type(limit).__name__,
+        )
 
     def _next_turn(self, start: Mapping[str, Any]) -> int:
         """Return the next turn number.
@@ -309,10 +312,10 @@ def _steps_of(stretch: StoredRange, most: int) -> Iterator[StreamAdmissionStep]:
 
 
 def _broken_off(found: TopicBreak) -> DataLoss:
-    told = "was deleted" if found.reason == DELETED else "was made anew, or lost its end in a restart"
+    told = "was deleted" if found.reason == DELETED else "was recreated, or lost its end in a restart"
     return DataLoss(
-        f"topic {found.topic!r} {told}: what followed position {found.seq} cannot be read. Set "
-        "failOnDataLoss=false to go on with what there is, or startingOffsets and a new checkpoint",
+        f"topic {found.topic!r} {told}: records after position {found.seq} cannot be read. Set "
+        "failOnDataLoss=false to continue with the existing records, or use a new checkpoint",
         topic=found.topic,
         epoch=found.epoch,
         gap_from=found.seq + 1,

@@ -186,7 +186,7 @@ def _part_faults(segment: Segment, place: SegmentLocation, where: Columns) -> It
         except CorruptData as e:
             yield _part_fault(place.stem + DEL, where, str(e))
     if segment.bad_marks:
-        yield _part_fault(place.stem + DEL, where, f"{segment.bad_marks} marks are neither set nor unset")
+        yield _part_fault(place.stem + DEL, where, f"{segment.bad_marks} marks have an invalid value")
 
 
 def _part_fault(path: str, where: Columns, fault: str) -> Columns:

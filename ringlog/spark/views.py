@@ -25,7 +25,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from ringlog.client.client import Client
-from ringlog.errors import TopicNotFound
+from ringlog.errors import NotReady, TopicNotFound
 from ringlog.spark.bounds import gaps_of, resolve_bounds
 from ringlog.spark.catalog import Catalog, GapRow
 from ringlog.spark.clients import client_of
@@ -113,11 +113,11 @@ def check_view_schema(struct: StructType, view: str) -> StructType:
             raise SchemaError("no such column", column=field.name, view=view, known=list(known))
         if field.dataType != known[field.name]:
             raise SchemaError(
-                "a column has another type", column=field.name, found=field.dataType.simpleString(),
+                "wrong column type", column=field.name, found=field.dataType.simpleString(),
                 expected=known[field.name].simpleString(),
             )  # fmt: skip
     if not struct.fields or len(set(struct.fieldNames())) != len(struct.fields):
-        raise SchemaError("a schema names columns, each once", found=struct.fieldNames())
+        raise SchemaError("a schema must name at least one column, each once", found=struct.fieldNames())
     return struct
 
 
@@ -210,7 +210,8 @@ class ViewReader(DataSourceReader):
     ) -> Iterator[Columns]:
         """Yield rows for a missing file, from newer segments or from the same one in another tier.
 
-        If the engine still refers to the missing file, that is damage and is reported as such.
+        If the engine still refers to the missing file, that is damage: `audit` and `gaps` report it. The other
+        views raise NotReady. No view leaves rows out silently.
         """
         client = client_of(roots.url)
         places = [
@@ -222,14 +223,17 @@ class ViewReader(DataSourceReader):
         planned = was[0]
         for segment in segments_of(places):
             is_same = segment.stem == planned
-            if is_same and segment.tier == was[1]:
-                if tries <= 1 and self._view in {"audit", "gaps"}:
-                    yield from self._missing(segment, path)
-                elif tries > 1:
-                    yield from self._of_segment(roots, segment, tries - 1)
+            if is_same and segment.tier == was[1] and tries <= 1 and self._view in {"audit", "gaps"}:
+                yield from self._missing(segment, path)
             elif is_same or segment.number > _number_of(planned):
-                # Merged or sealed after planning, so not in the plan.
-                yield from self._of_segment(roots, segment, tries - 1) if tries > 1 else ()
+                # Another one was merged or sealed after planning, so it is not in the plan.
+                if tries <= 1:
+                    raise NotReady(
+                        f"a file of the view {self._view} is missing or keeps moving: {path}; run the query "
+                        "again, and `ringlog verify` if it fails again",
+                        view=self._view,
+                    )
+                yield from self._of_segment(roots, segment, tries - 1)
 
     def _missing(self, segment: SegmentLocation, path: str) -> Iterator[Columns]:
         rows = {

@@ -288,16 +288,16 @@ class RealDisk:
         try:
             return self._files[fd]
         except KeyError:
-            raise InvariantViolation("not an open handle of this disk", fd=fd) from None
+            raise InvariantViolation("unknown or closed file handle", fd=fd) from None
 
     def _changeable(self, fd: int, call: str) -> _HandleState:
         try:
             file = self._files[fd]
         except KeyError:
-            raise InvariantViolation("not an open handle of this disk", fd=fd, call=call) from None
+            raise InvariantViolation("unknown or closed file handle", fd=fd, call=call) from None
         if file.poisoned:
             raise InvariantViolation(
-                "a sync of this file failed; nothing may build on it",
+                "an earlier sync of this file failed: its handle must not be used",
                 call=call,
                 path=file.path,
                 reason=file.poisoned,
@@ -400,9 +400,7 @@ class RealDisk:
     def rename(self, source: str, target: str) -> None:
         renamed = [file for file in tuple(self._files.values()) if file.path == source]
         if source in self._left_unsynced or any(file.has_unsynced_bytes() for file in renamed):
-            raise InvariantViolation(
-                "rename of a file whose bytes are not synced", path=source, target=target
-            )
+            raise InvariantViolation("file must be synced before rename", path=source, target=target)
         try:
             os.rename(source, target)
         except OSError as e:
@@ -514,7 +512,7 @@ class RealDisk:
 
 
 def _adds(path: str, call: str) -> InvariantViolation:
-    return InvariantViolation("a file opened to be cut cannot be added to", call=call, path=path)
+    return InvariantViolation("file was opened with open_cut and must not grow", call=call, path=path)
 
 
 def _sync_range(fd: int, offset: int, length: int, flags: int) -> None:
@@ -562,9 +560,9 @@ def _require_own_file(call: str, path: str, fd: int) -> int:
     if not stat.S_ISREG(facts.st_mode):
         reason = "not a regular file"
     elif facts.st_uid != os.geteuid():
-        reason = f"owned by uid {facts.st_uid}, not by us"
+        reason = f"owner must be uid {os.geteuid()}, got uid {facts.st_uid}"
     elif facts.st_nlink != 1:
-        reason = f"has {facts.st_nlink} names, must have one"
+        reason = f"number of hard links must be 1, got {facts.st_nlink}"
     if reason:
         os.close(fd)
         raise disk_error(call, path, errno.EPERM, reason)
@@ -579,7 +577,8 @@ def _require_own_directory(path: str) -> None:
     if not stat.S_ISDIR(facts.st_mode):
         raise disk_error("make_dir", path, errno.EEXIST, "exists and is not a directory")
     if facts.st_uid != os.geteuid():
-        raise disk_error("make_dir", path, errno.EPERM, f"owned by uid {facts.st_uid}, not by us")
+        reason = f"owner must be uid {os.geteuid()}, got uid {facts.st_uid}"
+        raise disk_error("make_dir", path, errno.EPERM, reason)
 
 
 def _sync_directory(path: str) -> None:

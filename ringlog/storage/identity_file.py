@@ -46,7 +46,7 @@ def decode_identity(data: bytes) -> EngineFile:
     except (msgspec.MsgspecError, UnicodeDecodeError) as e:
         raise ValueError(str(e)) from None
     if found.check and found.check != _check(found.engine_id, found.next_incarnation, found.shm_dir):
-        raise ValueError("its checksum does not fit")
+        raise ValueError("checksum mismatch")
     return found
 
 

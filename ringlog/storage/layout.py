@@ -167,12 +167,20 @@ def header_verifies(data: bytes) -> bool:
 def decode_wal_header(data: bytes, path: str) -> WalHeader:
     """Decode and verify a header. Raise CorruptData with the path and the reason."""
     if len(data) < WAL_HEADER_BYTES:
-        raise CorruptData("WAL file is shorter than its header", file=path, bytes=len(data))
+        raise CorruptData(
+            f"WAL file must have at least {WAL_HEADER_BYTES} bytes, got {len(data)}",
+            file=path,
+            bytes=len(data),
+        )
     if not header_verifies(data):
-        raise CorruptData("WAL file header does not verify", file=path, offset=0)
+        raise CorruptData("WAL file header: checksum mismatch", file=path, offset=0)
     magic, version, *rest = _HEADER.unpack_from(data)
     if magic != WAL_MAGIC:
-        raise CorruptData("not a WAL file", file=path, offset=0)
+        raise CorruptData(f"WAL file magic must be {WAL_MAGIC!r}, got {magic!r}", file=path, offset=0)
     if version != WAL_VERSION:
-        raise CorruptData("WAL file of a version this engine does not know", file=path, version=version)
+        raise CorruptData(
+            f"WAL file version must be {WAL_VERSION}, got {version}; upgrade ringlog",
+            file=path,
+            version=version,
+        )
     return WalHeader(*rest)

@@ -97,11 +97,13 @@ def encode_register(entry: RegisterEntry) -> bytes:
 def decode_register(data: bytes, path: str) -> RegisterEntry:
     """Return the newest valid entry. Raise CorruptData with the path and the reason if there is none."""
     if len(data) != 2 * ENTRY_BYTES:
-        raise CorruptData("the log's register has the wrong length", file=path, bytes=len(data))
+        raise CorruptData(
+            f"log register must have {2 * ENTRY_BYTES} bytes, got {len(data)}", file=path, bytes=len(data)
+        )
     found = [_decode(data[at : at + ENTRY_BYTES], path) for at in (0, ENTRY_BYTES)]
     valid = [entry for place, entry in enumerate(found) if entry and entry.number % 2 == place]
     if not valid:
-        raise CorruptData("the log's register does not verify", file=path, offset=0)
+        raise CorruptData("log register has no valid entry", file=path, offset=0)
     return max(valid, key=lambda entry: entry.number)
 
 
@@ -116,7 +118,9 @@ def _decode(data: bytes, path: str) -> RegisterEntry | None:
         return None
     if version != VERSION:
         raise CorruptData(
-            "register of the log of a version this engine does not know", file=path, version=version
+            f"log register version must be {VERSION}, got {version}; upgrade ringlog",
+            file=path,
+            version=version,
         )
     if earlier > EARLIER_MAX:
         return None
@@ -136,7 +140,11 @@ def read_register(disk: Disk, data_dir: str, shard: int) -> RegisterEntry | None
     finally:
         disk.close(fd)
     if entry.shard != shard:
-        raise CorruptData("register of another stream under this name", file=relative, shard=entry.shard)
+        raise CorruptData(
+            f"log register must belong to shard {shard}, got shard {entry.shard}",
+            file=relative,
+            shard=entry.shard,
+        )
     return entry
 
 

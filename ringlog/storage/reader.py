@@ -425,7 +425,7 @@ class TopicReader:
                 return window
             found = frames.scan(window.buffer.view("<u8"), window.start, window.stop)
             if not len(found):
-                self._raise_corrupt(extent, found.reason or "zeros where frames were published", self._offset)
+                self._raise_corrupt(extent, found.reason or "zeros below the published mark", self._offset)
             if is_new:
                 self._share_scan(extent, window, found)
             if not extent.segment:
@@ -499,7 +499,7 @@ class TopicReader:
         if window is None:
             return Pause.COLD
         if window.stop - window.start < 8:
-            self._raise_corrupt(extent, "the file ends before what was published", self._offset)
+            self._raise_corrupt(extent, "file ends below the published mark", self._offset)
         length = int(window.buffer[window.start : window.start + 4].view("<u4")[0]) + layout.LEN_FIELD_BYTES
         if window.stop - window.start < length <= FRAME_BYTES_MAX and wanted < stop:
             window = self._window(extent, file, min(self._offset + length, stop))
@@ -555,7 +555,8 @@ class TopicReader:
         if extent.segment and len(mine) < len(found):
             stranger = int(np.setdiff1d(np.arange(len(found)), mine)[0])
             if stranger == 0:
-                self._raise_corrupt(extent, "a frame of another topic", window.origin + int(found.offsets[0]))
+                at = window.origin + int(found.offsets[0])
+                self._raise_corrupt(extent, "the topic's range has a frame of another topic", at)
             found = self._stop_before(window, found, stranger)
             mine = mine[:stranger]
         if not len(mine):
@@ -565,7 +566,8 @@ class TopicReader:
         if bad is None:
             bad = frames.first_true(frames.malformed(ours.words))
         if bad == 0:
-            self._raise_corrupt(extent, "header does not verify", window.origin + int(ours.stored_offsets[0]))
+            at = window.origin + int(ours.stored_offsets[0])
+            self._raise_corrupt(extent, "header does not match its seal or is malformed", at)
         if bad is not None:
             ours = self._stop_before(window, ours, bad)
         fresh = self._undelivered(ours)
@@ -613,7 +615,8 @@ class TopicReader:
         if bad == 0:
             at = window.origin + int(fresh.stored_offsets[0])
             first, last = int(fresh.words[0, layout.W_BASE_SEQ]), int(_last_seqs(fresh)[0])
-            self._raise_corrupt(extent, "body does not verify", at, seq=first, first_seq=first, last_seq=last)
+            reason = "body does not match its checksum"
+            self._raise_corrupt(extent, reason, at, seq=first, first_seq=first, last_seq=last)
         if bad is not None:
             fresh = self._stop_before(window, fresh, bad)
         self._hole_seen = False
@@ -652,10 +655,9 @@ class TopicReader:
         """Request a new Located for the first gap: retention may have advanced. Raise on the second."""
         at = window.origin + int(fresh.stored_offsets[0])
         if self._hole_seen:
-            found = int(fresh.words[0, layout.W_BASE_SEQ])
-            self._raise_corrupt(
-                extent, "records are missing from the log", at, seq=self.cursor + 1, found_seq=found
-            )
+            expected, found = self.cursor + 1, int(fresh.words[0, layout.W_BASE_SEQ])
+            reason = f"records are missing: expected seq {expected}, found seq {found}"
+            self._raise_corrupt(extent, reason, at, seq=expected, found_seq=found)
         self._hole_seen = True
         self._offset = at
         return Pause.MOVED
@@ -683,8 +685,8 @@ def _bitmap(data: bytes) -> BitMap64 | None:
 
 def _cold_unavailable(topic: str, file: str, error: DiskError) -> ColdUnavailable:
     return ColdUnavailable(
-        "a data part is not on the host, and the cold tier does not answer or does not have it: see that the"
-        " store is there", topic=topic, file=file, errno=error.errno,
+        "the cold tier does not answer or lacks the data part of a segment; check the cold store",
+        topic=topic, file=file, errno=error.errno,
     )  # fmt: skip
 
 

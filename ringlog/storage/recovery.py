@@ -45,7 +45,7 @@ class ChainMark(msgspec.Struct, array_like=True, frozen=True):
 
 _decode_mark = msgspec.msgpack.Decoder(ChainMark).decode
 _MARK_HEAD = np.uint64(layout.FrameType.GROUP_MARK << layout.TYPE_SHIFT)
-_BAD_BODY = "body does not verify"
+_BAD_BODY = "body does not match its checksum"
 _HEAD_MASK = np.uint64(0xFFFF00FF_00000000)
 """Masks type and columns, so that marks of every format version are found."""
 
@@ -144,7 +144,7 @@ class FileScan:
             if batch.reason == _BAD_BODY and self._skip_damaged_append():
                 continue
             if not len(batch) or not _goes_on(buffer, batch):
-                self.reason = "padding in a file" if batch.end is ScanEnd.PAD else batch.reason
+                self.reason = "ring padding in a WAL file" if batch.end is ScanEnd.PAD else batch.reason
                 return
 
     def _skip_damaged_append(self) -> bool:
@@ -189,7 +189,7 @@ class FileScan:
             return batch
         checks = (
             ("malformed header", frames.first_true(frames.malformed(batch.words))),
-            ("seal does not verify", frames.first_bad_seal(batch, self.header.salt)),
+            ("header does not match its seal", frames.first_bad_seal(batch, self.header.salt)),
             (_BAD_BODY, frames.first_bad_body(buffer, batch)),
         )
         cut, reason = len(batch), ""
@@ -199,11 +199,11 @@ class FileScan:
         marks = np.flatnonzero(frames.types_of(batch.words[:cut]) == layout.FrameType.GROUP_MARK)
         for row in marks.tolist():
             if not self._apply_mark(buffer, batch, row):
-                cut, reason = row, "the chain of groups is broken"
+                cut, reason = row, "the chain of commit batches is broken"
                 break
         for row in np.flatnonzero(frames.types_of(batch.words[:cut]) == layout.FrameType.ROUTED).tolist():
             if not is_valid_routed_frame(buffer, batch, row):
-                cut, reason = row, "a routed frame makes no sense"
+                cut, reason = row, "routed frame is invalid"
                 break
         if cut == len(batch):
             return batch

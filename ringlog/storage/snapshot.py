@@ -132,21 +132,25 @@ def encode_snapshot(s: Snapshot) -> list[bytes]:
 def decode_header(data: bytes | memoryview, path: str) -> SnapshotHeader:
     """Decode and verify the first 96 bytes. Raise CorruptData with the path and the reason."""
     if len(data) < HEADER_BYTES:
-        raise CorruptData("snapshot is shorter than its header", file=path, bytes=len(data))
+        raise CorruptData(
+            f"snapshot must have at least {HEADER_BYTES} bytes, got {len(data)}", file=path, bytes=len(data)
+        )
     magic, *rest = _HEADER.unpack_from(data)
     header = SnapshotHeader(*rest)
     if magic != MAGIC:
-        raise CorruptData("not a snapshot", file=path, offset=0)
+        raise CorruptData(f"snapshot magic must be {MAGIC!r}, got {magic!r}", file=path, offset=0)
     stored = int.from_bytes(data[HEADER_BYTES - 8 : HEADER_BYTES], "little")
     if xxhash.xxh3_64_intdigest(bytes(data[: HEADER_BYTES - 8])) != stored:
-        raise CorruptData("snapshot header does not verify", file=path, offset=0)
+        raise CorruptData("snapshot header: checksum mismatch", file=path, offset=0)
     if header.version != VERSION:
         raise CorruptData(
-            "snapshot of a version this engine does not know", file=path, version=header.version
+            f"snapshot version must be {VERSION}, got {header.version}; upgrade ringlog",
+            file=path,
+            version=header.version,
         )
     parts = _padded(header.facts_bytes) + 8 * (2 * header.topics + 1) + header.rows_bytes
     if header.zero or header.body_bytes != parts or not 0 <= header.shard < min(header.shards, SHARD_MAX):
-        raise CorruptData("snapshot header makes no sense", file=path, offset=0)
+        raise CorruptData("snapshot header: lengths or shard are inconsistent", file=path, offset=0)
     return header
 
 
@@ -159,16 +163,21 @@ def decode_snapshot(data: bytes | memoryview, path: str) -> Snapshot:
     view = memoryview(data)
     expected = HEADER_BYTES + header.body_bytes
     if len(view) != expected:
-        raise CorruptData("snapshot has the wrong length", file=path, bytes=len(view), expected=expected)
+        raise CorruptData(
+            f"snapshot must have {expected} bytes, got {len(view)}",
+            file=path,
+            bytes=len(view),
+            expected=expected,
+        )
     if xxhash.xxh3_64_intdigest(view[HEADER_BYTES:]) != header.body_xxh3:
-        raise CorruptData("snapshot body does not verify", file=path, offset=HEADER_BYTES)
+        raise CorruptData("snapshot body: checksum mismatch", file=path, offset=HEADER_BYTES)
     n = header.topics
     ids_at = HEADER_BYTES + _padded(header.facts_bytes)
     ids = np.frombuffer(view, "<u8", n, ids_at)
     starts = np.frombuffer(view, "<u8", n + 1, ids_at + 8 * n)
     rows = view[ids_at + 8 * (2 * n + 1) :]
     if not _is_table(ids, starts, len(rows)):
-        raise CorruptData("snapshot's table makes no sense", file=path, offset=ids_at)
+        raise CorruptData("snapshot table: ids or row starts are inconsistent", file=path, offset=ids_at)
     facts = bytes(view[HEADER_BYTES : HEADER_BYTES + header.facts_bytes])
     return Snapshot(
         header.number, header.shard, header.shards, header.incarnation, header.created_us,
@@ -181,8 +190,8 @@ def _padded(length: int) -> int:
 
 
 def _is_table(ids: U64, starts: U64, rows_bytes: int) -> bool:
-    in_replay_order = bool((ids[1:] > ids[:-1]).all()) and bool((starts[1:] > starts[:-1]).all())
-    return in_replay_order and int(starts[0]) == 0 and int(starts[-1]) == rows_bytes
+    is_ordered = bool((ids[1:] > ids[:-1]).all()) and bool((starts[1:] > starts[:-1]).all())
+    return is_ordered and int(starts[0]) == 0 and int(starts[-1]) == rows_bytes
 
 
 # -- files ------------------------------------------------------------------------------------------------
@@ -229,7 +238,7 @@ def _read_back(disk: Disk, path: str, header: bytes) -> None:
     data = _read_whole(disk, path)
     decode_snapshot(data, path)
     if data[:HEADER_BYTES] != header:
-        raise CorruptData("snapshot read back is not the one written", file=path)
+        raise CorruptData("snapshot reads back differently than written", file=path)
 
 
 def _read_whole(disk: Disk, path: str) -> bytes:
@@ -311,7 +320,9 @@ def _newest_first(disk: Disk, data_dir: str, shard: int | None) -> Iterator[str]
 
 def _require_named(snapshot: Snapshot, relative: str) -> None:
     if relative != f"{META_DIR}/{snapshot_name(snapshot.shard, snapshot.number)}":
-        raise CorruptData("snapshot under the name of another", file=relative, number=snapshot.number)
+        raise CorruptData(
+            "snapshot header does not match its file name", file=relative, number=snapshot.number
+        )
 
 
 def snapshot_header(disk: Disk, data_dir: str, shard: int, number: int) -> SnapshotHeader:

@@ -247,7 +247,7 @@ class TopicTail:
                 buffer = _read(files, fd, at, length)
         found = frames.scan(buffer.view("<u8"))
         if not len(found):
-            raise self._damage(extent, at, found.reason or "the file ends before what was published")
+            raise self._damage(extent, at, found.reason or "file ends below the published mark")
         self._append_window(extent, buffer, found, at)
         return at + found.stop
 
@@ -272,7 +272,7 @@ class TopicTail:
         for fault in (frames.first_bad_seal(ours, extent.salt), frames.first_bad_body(buffer, ours)):
             if fault is not None:
                 raise self._damage(
-                    extent, origin + int(ours.stored_offsets[fault]), "checksum does not match"
+                    extent, origin + int(ours.stored_offsets[fault]), "header or body: checksum mismatch"
                 )
         try:
             self.append_records(record_facts(buffer, ours, with_tags=self.tags is not None))

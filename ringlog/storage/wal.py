@@ -129,8 +129,9 @@ class WalWriter:
         """
         if offset != self.offset or offset + length > self.capacity:
             raise InvariantViolation(
-                "a group does not go where the log ends", offset=offset, expected=self.offset, length=length,
-                capacity=self.capacity, file=self.path,
+                f"commit batch must start at {self.offset} and end by {self.capacity}, "
+                f"got {offset} to {offset + length}",
+                offset=offset, expected=self.offset, length=length, capacity=self.capacity, file=self.path,
             )  # fmt: skip
         if not is_synced:
             self._disk.write_at(self._fd, buffers, offset)

@@ -275,7 +275,7 @@ class Children:
         was_seen = ward.starvation.has_waited_for_cpu
         is_starved = ward.starvation.is_starved(sample_cpu(ward.process.pid), now)
         if is_starved and not was_seen:
-            log_event(log, logging.WARNING, "child gets no processor", child=ward.spec.name,
+            log_event(log, logging.WARNING, "child is CPU-starved", child=ward.spec.name,
                 still_s=round(ward.progress.stalled_ns / restart.NS_PER_S, 1))  # fmt: skip
         return is_starved
 
@@ -320,8 +320,8 @@ class Children:
         ward.start_at_ns = now
         if ward.is_read_only:
             ward.read_only_starts += 1
-            log_event(log, logging.CRITICAL, "serves reads alone: its directory takes no writes",
-                child=ward.spec.name, reason=exit.reason or "see its log")  # fmt: skip
+            log_event(log, logging.CRITICAL, "read-only: data directory is not writable",
+                child=ward.spec.name, reason=exit.reason or "see the log of the child")  # fmt: skip
         elif exit.status == ExitCode.READ_ONLY:
             ward.start_at_ns = now + RESTART_BACKOFF_MS_MAX * restart.NS_PER_MS
 

@@ -56,17 +56,25 @@ def _request(
 ) -> R:
     endpoint = socket_of(read_engine_json(run_dir).shm_dir, process)
     if not os.path.exists(endpoint.removeprefix("ipc://")):
-        raise NotConnected("the engine announced here is gone", socket=endpoint)
+        raise NotConnected(
+            "no engine listens on the announced socket; start the engine with `ringlog serve`",
+            socket=endpoint,
+        )
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, ENVELOPE_BYTES_MAX)
         socket.connect(endpoint)
         socket.send(encode(request, _CORR))
         if not socket.poll(round(timeout_s * 1000)):
-            raise RequestTimeout("no answer in time", process=process, outcome="unknown", timeout_s=timeout_s)
+            raise RequestTimeout(
+                "the engine did not reply in time", process=process, outcome="unknown", timeout_s=timeout_s
+            )
         reply = decode(socket.recv_multipart()[0]).message
     if isinstance(reply, ErrorReply):
         raise error_from_status(reply.status, reply.message, reply.detail)
     if not isinstance(reply, wanted):
-        raise EnvelopeInvalid("unexpected reply", kind=type(reply).__name__)
+        raise EnvelopeInvalid(
+            "the engine sent a reply of another kind; install the same release on both sides",
+            kind=type(reply).__name__,
+        )
     return reply

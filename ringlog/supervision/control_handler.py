@@ -84,9 +84,11 @@ class ControlHandler:
                 answer(self._status())
             case EngineStop():
                 answer(EngineStopping())
-                self._stop("asked by message")
+                self._stop("stop request")
             case _:
-                raise InvalidRequest("not a message for the supervisor", kind=type(message).__name__)
+                raise InvalidRequest(
+                    "the supervisor does not handle this kind of request", kind=type(message).__name__
+                )
 
     def _welcome(self) -> Welcome:
         info = self._info

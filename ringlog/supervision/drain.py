@@ -57,7 +57,7 @@ class EngineDrain:
     def force(self) -> None:
         """Kill all children at once. The engine calls this on the second signal to stop."""
         for ward in self._children.states:
-            self._children.kill(ward, "told to hurry")
+            self._children.kill(ward, "second stop signal")
 
     def is_orderly(self) -> bool:
         """Return whether every started child ended by itself and cleanly. Call it after the drain."""
@@ -91,7 +91,7 @@ class EngineDrain:
         """Kill the low-priority children: on a busy host they may never get a CPU to end by themselves."""
         for ward in self._stages[self._stage]:
             if ward.spec.kind in LOW_PRIORITY:
-                self._children.kill(ward, "no time to end by itself")
+                self._children.kill(ward, "low-priority process did not exit in time")
 
     def _kill_stage(self) -> None:
         # After SIGKILL the supervisor can only wait for the death.

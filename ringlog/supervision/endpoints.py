@@ -31,7 +31,8 @@ def check_listeners(config: Config) -> Config:
     host, port = _parse(endpoint)
     if not config.native.curve_key_file:
         raise ConfigError(
-            "native.endpoint: TCP needs native.curve_key_file, plain TCP is refused", found=endpoint
+            "native.endpoint is TCP and needs native.curve_key_file: unencrypted TCP is not supported",
+            found=endpoint,
         )
     _require_private_file("native.curve_key_file", config.native.curve_key_file)
     if config.auth.keys_file:
@@ -87,7 +88,7 @@ def _require_private_file(key: str, path: str) -> None:
         raise ConfigError(f"{key}: not a regular file", file=path)
     if facts.st_mode & 0o077 or facts.st_uid != os.geteuid():
         raise ConfigError(
-            f"{key}: must be ours and closed to others; chmod 600 it",
+            f"{key} must belong to the user of the engine and have mode 0600; run: chmod 600 {path}",
             file=path,
             mode=oct(facts.st_mode & 0o777),
         )

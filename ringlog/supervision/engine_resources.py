@@ -103,11 +103,11 @@ class EngineResources:
         while run_dir.orphans_alive(previous):
             if is_cancelled() or clock.monotonic_ns() > deadline:
                 raise StartRefused(
-                    "processes of a supervisor that was killed are still running; end them first",
+                    "processes of a killed supervisor are still running; stop them first (see pids)",
                     pids=_pids_on_board(previous),
                 )
             clock.sleep(_ORPHAN_LOOK_S)
-        log_event(log, logging.WARNING, "the previous engine left shared memory, it is removed", dir=previous)
+        log_event(log, logging.WARNING, "shared memory of the previous engine removed", dir=previous)
         published = _published_on(previous)
         run_dir.remove_shm_dir(previous)
         return published
@@ -186,7 +186,7 @@ def refuse_root(config: Config) -> None:
             log_event(
                 log,
                 logging.WARNING,
-                "running as root in a container; prefer a user of its own (USER, --user)",
+                "running as root in a container; use another user (USER, --user)",
             )
             return
         raise StartRefused(
@@ -218,7 +218,7 @@ def _require_disk_space(config: Config, data_dir: str) -> None:
     free = facts.f_bavail * facts.f_frsize
     if free < config.data.min_free_bytes:
         raise StartRefused(
-            "the disk is nearly full; free some space or lower data.min_free_bytes",
+            "free disk space is below data.min_free_bytes; free some space or lower the setting",
             dir=data_dir, free_bytes=free, min_free_bytes=config.data.min_free_bytes,
         )  # fmt: skip
 

@@ -131,7 +131,7 @@ class ForkServer:
                 if said:
                     self.is_ready, self._pause_s = True, PAUSE_S
                 else:
-                    self._gone("it ended")
+                    self._gone("the fork server exited")
         elif self._start_at_ns is not None and self._start_at_ns <= self._clock.monotonic_ns():
             self._start()
 
@@ -180,7 +180,11 @@ class ForkServer:
     def _gone(self, why: str) -> None:
         self._end()
         log_event(
-            log, logging.WARNING, "no fork server, children are spawned", reason=why, retry_s=self._pause_s
+            log,
+            logging.WARNING,
+            "fork server failed, children are spawned",
+            reason=why,
+            retry_s=self._pause_s,
         )
         self._start_at_ns = self._clock.monotonic_ns() + round(self._pause_s * NS_PER_S)
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)

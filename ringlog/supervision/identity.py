@@ -89,7 +89,7 @@ class EngineIdentity:
         except ValueError as e:
             path = os.path.join(data_dir, META_DIR, ENGINE_FILE)
             raise StartRefused(
-                "meta/engine does not decode; nothing was changed", file=path,
+                "meta/engine is corrupt: restore it from a backup; nothing was changed", file=path,
                 reason=str(e),
             ) from None  # fmt: skip
 
@@ -101,7 +101,7 @@ class EngineIdentity:
         newest = newest_incarnation(self._disk, data_dir)
         if newest >= known.next_incarnation:
             raise StartRefused(
-                "meta/engine is older than the log; restore the one that belongs to it",
+                "meta/engine is older than the log: restore the file from the same backup as the log",
                 file=os.path.join(self._meta, ENGINE_FILE), next_incarnation=known.next_incarnation,
                 newest=newest,
             )  # fmt: skip
@@ -111,5 +111,5 @@ class EngineIdentity:
         wal = os.path.join(data_dir, WAL_DIR)
         if self._disk.exists(wal) and self._disk.list_dir(wal):
             raise StartRefused(
-                "meta/engine is missing though there are logs; restore it from a backup", dir=wal
+                "meta/engine is missing but the log exists: restore it from a backup", dir=wal
             )

@@ -125,7 +125,7 @@ Decision = RestartNow | RestartAt | GiveUp
 def decide(spec: ChildSpec, history: DeathHistory, exit: ChildExit, now_ns: int) -> Decision:
     """Return the decision after a death. `history` must include it already (DeathHistory.with_death)."""
     if exit.status == ExitCode.FENCED:
-        return GiveUp("fenced: another process holds what only this child may hold")
+        return GiveUp("fenced: another process holds the lock of this child")
     if exit.status == ExitCode.CORRUPT:
         return GiveUp("stored data is damaged; see the log, then `ringlog verify`")
     if history.failed_boots >= POISON_BOOTS:

@@ -164,20 +164,31 @@ class RingManager:
 
     def _check(self, request: RingOpen) -> None:
         if not 0 <= request.shard < len(self._rings):
-            raise InvalidRequest("no such shard", shard=request.shard, shards=len(self._rings))
+            raise InvalidRequest(
+                "shard must be >= 0 and below the number of shards",
+                shard=request.shard,
+                shards=len(self._rings),
+            )
         if len(request.client.encode("utf-8", "surrogatepass")) > CLIENT_ID_BYTES_MAX:
-            raise InvalidRequest("client id is too long", max_bytes=CLIENT_ID_BYTES_MAX)
+            raise InvalidRequest(
+                f"client id must have at most {CLIENT_ID_BYTES_MAX} bytes", max_bytes=CLIENT_ID_BYTES_MAX
+            )
         if request.ring_bytes and not RING_BYTES_MIN <= request.ring_bytes <= RING_BYTES_MAX:
             raise InvalidRequest(
-                "ring size out of bounds", bytes=request.ring_bytes, min=RING_BYTES_MIN, max=RING_BYTES_MAX
+                f"ring_bytes must be 0 or from {RING_BYTES_MIN} to {RING_BYTES_MAX}",
+                bytes=request.ring_bytes,
+                min=RING_BYTES_MIN,
+                max=RING_BYTES_MAX,
             )
         if self._failed[request.shard]:
             raise NotReady("the shard failed", reason="shard_failed", shard=request.shard)
         if len(self._rings[request.shard]) >= RINGS_PER_SHARD_MAX:
             raise Throttled(
-                "too many rings to this shard", shard=request.shard, max=RINGS_PER_SHARD_MAX,
+                "the shard has its maximum number of rings; close clients that are not used",
+                shard=request.shard,
+                max=RINGS_PER_SHARD_MAX,
                 retry_after_ms=RETRY_AFTER_MS,
-            )  # fmt: skip
+            )
 
     def _make(self, request: RingOpen) -> ManagedRing:
         self._made += 1
@@ -248,7 +259,7 @@ class RingManager:
                 # No free descriptors, or another process removed the name. Both ends may still be at work,
                 # and the pidfd shows when this client dies.
                 return
-            log_event(log, logging.ERROR, "ring file is not ours any more", ring=ring.name, reason=str(e))
+            log_event(log, logging.ERROR, "ring file was replaced or removed", ring=ring.name, reason=str(e))
             is_held, is_closed = False, True
         if is_held:
             ring.was_locked = True
@@ -330,9 +341,9 @@ class RingManager:
             self._ask(ring, link, RingDetach(ring.name, ring.is_dead))
 
     def _begin_leaving(self, ring: ManagedRing, *, is_dead: bool) -> None:
-        log_event(log, logging.DEBUG, "ring leaves", ring=ring.name, dead=is_dead)
+        log_event(log, logging.DEBUG, "ring is being removed", ring=ring.name, dead=is_dead)
         ring.phase, ring.is_dead = RingPhase.LEAVING, is_dead
-        self._answer(ring, error_reply(Internal("the ring was closed before it was open")))
+        self._answer(ring, error_reply(Internal("the ring was closed before the shard attached it")))
         if self._failed[ring.shard]:
             self._remove(ring)
             return
@@ -348,7 +359,9 @@ class RingManager:
             # The high-water mark exceeds two messages for each of the most rings. This shard has therefore
             # not read for long. The supervisor will detect that it is stuck and restart it, and its successor
             # attaches all rings again.
-            log_event(log, logging.ERROR, "shard takes no messages", shard=ring.shard, ring=ring.name)
+            log_event(
+                log, logging.ERROR, "shard does not read its messages", shard=ring.shard, ring=ring.name
+            )
 
     # -- replies and removal --------------------------------------------------------------------------
 

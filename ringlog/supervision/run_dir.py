@@ -47,10 +47,15 @@ def require_private_dir(path: str, what: str) -> None:
     if not stat.S_ISDIR(facts.st_mode):
         raise StartRefused(f"{what} is not a directory", dir=path)
     if facts.st_uid != os.geteuid():
-        raise StartRefused(f"{what} belongs to somebody else", dir=path, uid=facts.st_uid, ours=os.geteuid())
+        raise StartRefused(
+            f"{what} belongs to another user: run the engine as its owner, or change the owner",
+            dir=path,
+            uid=facts.st_uid,
+            ours=os.geteuid(),
+        )
     if facts.st_mode & 0o077:
         mode = oct(stat.S_IMODE(facts.st_mode))
-        raise StartRefused(f"{what} is open to others; run: chmod 700 {path}", dir=path, mode=mode)
+        raise StartRefused(f"{what} must have mode 0700; run: chmod 700 {path}", dir=path, mode=mode)
 
 
 def make_private_dir(disk: Disk, path: str, what: str) -> None:
@@ -59,12 +64,14 @@ def make_private_dir(disk: Disk, path: str, what: str) -> None:
     Raises StartRefused, also if the parent does not exist.
     """
     if not os.path.isdir(os.path.dirname(path)):
-        raise StartRefused(f"the parent of the {what} does not exist; make it first", dir=path)
+        raise StartRefused(f"the parent directory of the {what} does not exist; create it first", dir=path)
     try:
         if not os.path.lexists(path):
             disk.make_dir(path)
     except DiskError as e:
-        raise StartRefused(f"{what} cannot be made", dir=path, reason=e.detail.get("strerror", "")) from None
+        raise StartRefused(
+            f"{what} cannot be created", dir=path, reason=e.detail.get("strerror", "")
+        ) from None
     require_private_dir(path, what)
 
 
@@ -94,7 +101,9 @@ def make_shm_dir(record: Callable[[str], None]) -> str:
         except OSError as e:
             raise StartRefused("shared memory cannot be used", dir=path, reason=e.strerror) from None
         return path
-    raise StartRefused("no free name in shared memory", dir=SHM_ROOT)
+    raise StartRefused(
+        "no unused directory name in /dev/shm; remove stale ringlog-* directories", dir=SHM_ROOT
+    )
 
 
 def require_shm_space(needed: int) -> None:
@@ -215,7 +224,7 @@ def read_engine_json(run_dir: str) -> EngineInfo:
     try:
         return msgspec.json.decode(data, type=EngineInfo)
     except (msgspec.MsgspecError, UnicodeDecodeError) as e:
-        raise NotConnected("engine.json does not decode", file=path, reason=str(e)) from None
+        raise NotConnected("engine.json is corrupt; restart the engine", file=path, reason=str(e)) from None
 
 
 # -- time.json ----------------------------------------------------------------------------------------

@@ -106,8 +106,9 @@ def load_settings(
 
 def _prepare_process(config: Config) -> None:
     if zmq.zmq_version_info() < ZMQ_VERSION_MIN:
+        least = ".".join(map(str, ZMQ_VERSION_MIN))
         raise StartRefused(
-            "libzmq is too old", found=zmq.zmq_version(), min=".".join(map(str, ZMQ_VERSION_MIN))
+            f"libzmq is too old: install version {least} or later", found=zmq.zmq_version(), min=least
         )
     hardening.harden(may_profile=config.profile.allow)
     allowed = hardening.open_files_allowed()
@@ -149,7 +150,7 @@ def _print(text: str) -> None:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
     except OSError as e:
-        log_event(log, logging.WARNING, "standard output is gone", reason=e.strerror)
+        log_event(log, logging.WARNING, "standard output is closed", reason=e.strerror)
 
 
 def _print_error(error: RinglogError) -> None:

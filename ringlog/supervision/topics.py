@@ -44,7 +44,7 @@ class ConfiguredTopics:
             return  # The next incarnation gets the request again.
         self._missing[shard].discard(name)
         if isinstance(message, ErrorReply):
-            log_event(log, logging.ERROR, "topic of the configuration not made", topic=name,
+            log_event(log, logging.ERROR, "configured topic not created", topic=name,
             reason=message.message,
                 detail=message.detail)  # fmt: skip
         elif isinstance(message, TopicInfo) and not message.created:

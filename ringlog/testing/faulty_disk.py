@@ -101,7 +101,9 @@ class FaultyDisk(WrappedDisk):
     def _require_sound(self, fd: int, call: str) -> None:
         if fd in self._poisoned:
             raise InvariantViolation(
-                "a sync of this file failed; nothing may build on it", call=call, path=self.path_of(fd)
+                "an earlier sync of this file failed: its handle must not be used",
+                call=call,
+                path=self.path_of(fd),
             )
 
     def create(self, path: str) -> int:

@@ -318,7 +318,9 @@ def wait_until(
     deadline = clock.monotonic_ns() + round(timeout * 1e9)
     while not condition():
         if clock.monotonic_ns() >= deadline:
-            raise RequestTimeout(f"waited in vain for {what}", timeout_s=timeout, facts=facts())
+            raise RequestTimeout(
+                f"timeout after {timeout:g} s: waited for {what}", timeout_s=timeout, facts=facts()
+            )
         clock.sleep(POLL_INTERVAL_S)
 
 

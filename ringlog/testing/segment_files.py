@@ -70,8 +70,8 @@ def mark_deleted(disk: Disk, data_dir: str, stem: str, topic_id: int, seqs: Sequ
     try:
         row = segment.row(topic_id)
         assert row is not None, "the topic is in the segment"
-        segment.mark_deleted(disk, row, BitMap64(seqs))
-        segment.sync_marks(disk)
+        segment.mark_deleted(row, BitMap64(seqs))
+        segment.sync_marks()
     finally:
         segment.close()
 

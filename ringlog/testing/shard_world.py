@@ -208,7 +208,7 @@ class ShardRun:
         while core.phase is ShardPhase.RECOVERING:
             completions = self._do(effects)
             if len(completions) == 1:
-                raise DiskError("cannot make the first WAL file", directory=self.directory)
+                raise DiskError("cannot create the first WAL file", directory=self.directory)
             effects = core.handle(completions)
         clean_up(self.disk, DATA, self.found)
         self._publish_topics(ev.PublishTopics(core.directory.all_topics()))
@@ -614,9 +614,11 @@ class World:
         if batch.stop != stop:
             raise AssertionError(f"{extent.path}: frames end at {batch.stop}, published up to {stop}")
         if (bad := frames.first_bad_seal(batch, extent.salt)) is not None:
-            raise FrameInvalid("header does not verify", file=extent.path, offset=int(batch.offsets[bad]))
+            at = int(batch.offsets[bad])
+            raise FrameInvalid("header does not match its seal", file=extent.path, offset=at)
         if (bad := frames.first_bad_body(data, batch)) is not None:
-            raise FrameInvalid("body does not verify", file=extent.path, offset=int(batch.offsets[bad]))
+            at = int(batch.offsets[bad])
+            raise FrameInvalid("body does not match its checksum", file=extent.path, offset=at)
         batch = resolve_copies(data, batch, extent.salt, is_verified=True)
         for row in np.flatnonzero(frames.types_of(batch.words) == layout.FrameType.APPEND).tolist():
             yield open_row(data, batch, row)

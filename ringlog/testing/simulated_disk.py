@@ -109,13 +109,15 @@ class SimulatedDisk:
         try:
             return self._handles[fd]
         except KeyError:
-            raise InvariantViolation("not an open handle of this disk", fd=fd) from None
+            raise InvariantViolation("unknown or closed file handle", fd=fd) from None
 
     def _changeable(self, fd: int, call: str) -> _Handle:
         handle = self._handle(fd)
         if handle.poisoned:
             raise InvariantViolation(
-                "a sync of this file failed; nothing may build on it", call=call, path=handle.path
+                "an earlier sync of this file failed: its handle must not be used",
+                call=call,
+                path=handle.path,
             )
         return handle
 
@@ -190,9 +192,7 @@ class SimulatedDisk:
     def rename(self, source: str, target: str) -> None:
         node = self._node("rename", source)
         if node.dirty:
-            raise InvariantViolation(
-                "rename of a file whose bytes are not synced", path=source, target=target
-            )
+            raise InvariantViolation("file must be synced before rename", path=source, target=target)
         old, old_name = self._parent("rename", source)
         new, new_name = self._parent("rename", target)
         if isinstance(new.shown.get(new_name), DirectoryNode):
@@ -443,7 +443,7 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _adds(path: str, call: str) -> InvariantViolation:
-    return InvariantViolation("a file opened to be cut cannot be added to", call=call, path=path)
+    return InvariantViolation("file was opened with open_cut and must not grow", call=call, path=path)
 
 
 def _names_kept(directory: DirectoryNode, damage: PowerLossDamage | None, rng: random.Random) -> int:

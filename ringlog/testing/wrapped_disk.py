@@ -37,7 +37,7 @@ class WrappedDisk:
         try:
             return self.paths[fd]
         except KeyError:
-            raise InvariantViolation("not an open handle of this disk", fd=fd) from None
+            raise InvariantViolation("unknown or closed file handle", fd=fd) from None
 
     def _opened(self, fd: int, path: str) -> int:
         self.paths[fd] = path

@@ -61,7 +61,7 @@ class LocalStore:
 
     def _make_parents(self, name: str) -> None:
         if not self._disk.exists(self.root):
-            raise ColdUnavailable("the cold directory is not there", dir=self.root)
+            raise ColdUnavailable("the cold directory does not exist; mount its volume", dir=self.root)
         above = self.root
         for part in os.path.dirname(name).split("/"):
             below = os.path.join(above, part)
@@ -94,7 +94,7 @@ class LocalStore:
                     self._disk.close(fd)
             except DiskError as e:
                 if e.errno == errno.ENOENT and self._is_mounted():
-                    raise ColdMissing("cold object is not there", file=name) from None
+                    raise ColdMissing("cold object does not exist", file=name) from None
                 if e.errno != errno.ESTALE or attempt == STALE_TRIES:
                     raise to_cold_unavailable(e, name) from None
         raise AssertionError("unreachable: the last attempt returns or raises")
@@ -106,7 +106,7 @@ class LocalStore:
     def exists(self, name: str) -> bool:
         with _cold(name):
             if not self._disk.exists(self.root):
-                raise ColdUnavailable("the cold directory is not there", dir=self.root)
+                raise ColdUnavailable("the cold directory does not exist; mount its volume", dir=self.root)
             return self._disk.exists(os.path.join(self.root, name))
 
     def list(self, prefix: str) -> Iterator[str]:
@@ -131,7 +131,7 @@ class LocalStore:
         path = os.path.join(self.root, name)
         with _cold(name):
             if not self._disk.exists(self.root):
-                raise ColdUnavailable("the cold directory is not there", dir=self.root)
+                raise ColdUnavailable("the cold directory does not exist; mount its volume", dir=self.root)
             if self._disk.exists(path):
                 self._disk.unlink(path)
                 self._disk.sync_dir(os.path.dirname(path))

@@ -105,9 +105,9 @@ class ObjectStore:
         try:
             yield
         except FileNotFoundError:
-            raise ColdMissing("cold object is not there", file=name) from None
+            raise ColdMissing("cold object does not exist", file=name) from None
         except self._failures as e:
-            raise ColdUnavailable("cold store did not do it", file=name, error=_first_line(e)) from None
+            raise ColdUnavailable("cold store failed", file=name, error=_first_line(e)) from None
 
 
 def _load() -> tuple[Any, tuple[type[Exception], ...]]:

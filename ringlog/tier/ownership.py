@@ -41,7 +41,7 @@ def claim_store(store: SegmentStore, disk: Disk, data_dir: str, engine_id: str) 
         store.put(OWNER_OBJECT, f"{directory}/{COLD_OWNER}")
         owner = _owner(store)
     if not owner:
-        raise CorruptData("cold store does not keep whose it is", file=OWNER_OBJECT)
+        raise CorruptData("cold store did not return the owner id that was written", file=OWNER_OBJECT)
     if not is_confirmed:
         replace_file(disk, directory, COLD_OWNER, engine_id.encode() + _CONFIRMED)
     return owner

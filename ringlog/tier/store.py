@@ -135,6 +135,6 @@ def verify_object(store: SegmentStore, name: str, expected: str) -> None:
                               expected=length)  # fmt: skip
         found = digest_of(object_pieces(store, name))
     except ColdMissing:
-        raise CorruptData("cold object is gone right after it was stored", file=name) from None
+        raise CorruptData("cold object is missing right after it was stored", file=name) from None
     if found != expected:
-        raise CorruptData("cold object does not hold what was stored", file=name, bytes=length)
+        raise CorruptData("cold object has other bytes than what was stored", file=name, bytes=length)

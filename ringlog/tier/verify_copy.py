@@ -50,13 +50,17 @@ def verify_frames(
             if batch.end is ScanEnd.PARTIAL and start + len(buffer) < stop and window <= FRAME_BYTES_MAX:
                 window *= 4  # The frame is larger than the window.
                 continue
-            reason = batch.reason or "no frame where one must be"
+            reason = batch.reason or "expected a frame at this offset"
             raise CorruptData("data part is damaged", file=path, offset=start, reason=reason)
-        for find, reason in ((_first_bad_seal, "seal"), (_first_bad_body, "body")):
+        checks = (
+            (_first_bad_seal, "header does not match its seal"),
+            (_first_bad_body, "body does not match its checksum"),
+        )
+        for find, reason in checks:
             row = find(buffer, batch, salt)
             if row is not None:
                 at = start + int(batch.offsets[row])
-                raise CorruptData(f"frame's {reason} does not verify", file=path, offset=at)
+                raise CorruptData(f"data part: {reason}", file=path, offset=at)
         yield VerifiedSegmentFrames(buffer, batch, start)
         start += batch.stop
         window = WINDOW_BYTES
@@ -79,7 +83,7 @@ def verify_data_part(
         records += int(frames.counts_of(stretch.batch.words).sum())
         progress(stretch.batch.stop)
     if (count, records) != (header.frames, header.records):
-        raise CorruptData("data part does not hold the frames its header tells of", file=path, frames=count,
+        raise CorruptData("data part has other frames than its header says", file=path, frames=count,
                           records=records)  # fmt: skip
     return header
 

@@ -123,7 +123,10 @@ class TopicConfig:
         config = self._changed(named)
         require_effect(named, config.type)
         if topic and config.type == QUEUE and config.dead_letter == topic:
-            raise InvalidRequest("a queue cannot be its own dead letter", field="dead_letter", topic=topic)
+            raise InvalidRequest(
+                f"dead_letter must be another topic than the queue itself, got {topic[:64]!r}",
+                field="dead_letter", topic=topic,
+            )  # fmt: skip
         return config
 
     def _changed(self, values: Mapping[str, Any]) -> TopicConfig:
@@ -137,7 +140,7 @@ class TopicConfig:
         """Raise TopicIncompatible if this config would change the type of an existing topic."""
         if self.type != existing.type:
             raise TopicIncompatible(
-                "the topic exists with another type",
+                f"the topic exists with type {existing.type}, requested type {self.type}: it cannot change",
                 topic=topic,
                 existing_type=existing.type,
                 requested_type=self.type,
@@ -150,9 +153,10 @@ class TopicConfig:
         knows. It would not notice a shorter one."""
         old, new = existing.expire_unused_ms, self.expire_unused_ms
         if new and (not old or new < old):
+            rule = f"0 or >= {old}" if old else "0"
             raise InvalidRequest(
-                "a topic's time without use is never made shorter", field="expire_unused_ms", topic=topic,
-                existing=old, requested=new,
+                f"expire_unused_ms must be {rule}, got {new}: it cannot be shortened",
+                field="expire_unused_ms", topic=topic, existing=old, requested=new,
             )  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
@@ -178,7 +182,7 @@ class TopicConfig:
             given = _decoder.decode(data)
             return cls()._changed(clamp_stored(TOPIC_SETTINGS, given))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, InvalidRequest) as e:
-            raise CorruptData("stored topic config does not decode", reason=str(e)) from None
+            raise CorruptData("stored topic config cannot be decoded", reason=str(e)) from None
 
 
 _decoder = msgspec.msgpack.Decoder(dict[str, Any])

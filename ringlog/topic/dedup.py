@@ -129,7 +129,7 @@ class ProducerHistory:
     def from_numbers(cls, numbers: list[int]) -> ProducerHistory:
         """Return the producer that `to_numbers` described. Raises ValueError for impossible numbers."""
         if len(numbers) < 2 or len(numbers) % 2:
-            raise ValueError("a producer's past is two numbers, or four, and four for each run")
+            raise ValueError("history of a producer must have 2 or 4 numbers plus 4 for each run")
         producer = cls(numbers[0], numbers[1])
         at = 2
         if not len(numbers) % 4:
@@ -147,10 +147,10 @@ class ProducerHistory:
         above = producer.forgotten_to
         for run in runs:
             if run.first <= above or run.frames < 1 or run.count < 1:
-                raise ValueError("a producer's runs are not ascending")
+                raise ValueError("runs of a producer must be ascending")
             above = run.first + run.frames - 1
         if runs and above != producer.highest:
-            raise ValueError("a producer's runs do not end at its highest number")
+            raise ValueError("runs of a producer must end at its highest number")
         producer._runs = runs
         producer._remembered = sum([run.frames for run in runs])
         return producer

@@ -85,8 +85,9 @@ def check_router_name(name: object) -> None:
     """Raise InvalidRequest unless `name` is a legal router name."""
     if not is_router_name(name):
         raise InvalidRequest(
-            "not a legal router name", field="router", found=str(name)[:64], max=ROUTER_NAME_BYTES_MAX,
-            rule="as a topic's name, with > besides",
+            f"router must be a legal name of at most {ROUTER_NAME_BYTES_MAX} bytes, got {str(name)[:64]!r}",
+            field="router", found=str(name)[:64], max=ROUTER_NAME_BYTES_MAX,
+            rule="the characters of topic names, and >",
         )  # fmt: skip
 
 
@@ -98,11 +99,16 @@ def check_router_facts(name: str, source: str, dest: str, flags: int, text: str)
     check_topic_name(source, "source")
     check_topic_name(dest, "dest")
     if flags & ~_FLAGS:
-        raise InvalidRequest("unknown flags of a router", field="flags", found=flags, max=_FLAGS)
+        raise InvalidRequest(
+            f"flags must be from 0 to {_FLAGS}, got {flags}", field="flags", found=flags, max=_FLAGS
+        )
     if text:
         parse_stored_match(text, "filter")
     if len(text.encode()) > ROUTER_FILTER_BYTES_MAX:
-        raise InvalidRequest("filter too long", field="filter", max=ROUTER_FILTER_BYTES_MAX)
+        raise InvalidRequest(
+            f"filter must have at most {ROUTER_FILTER_BYTES_MAX} bytes, got {len(text.encode())}",
+            field="filter", max=ROUTER_FILTER_BYTES_MAX,
+        )  # fmt: skip
 
 
 def filter_text(wanted: Any) -> str:
@@ -111,5 +117,8 @@ def filter_text(wanted: Any) -> str:
         return ""
     text = parse_match(wanted, "filter").text
     if len(text.encode()) > ROUTER_FILTER_BYTES_MAX:
-        raise InvalidRequest("filter too long", field="filter", max=ROUTER_FILTER_BYTES_MAX)
+        raise InvalidRequest(
+            f"filter must have at most {ROUTER_FILTER_BYTES_MAX} bytes, got {len(text.encode())}",
+            field="filter", max=ROUTER_FILTER_BYTES_MAX,
+        )  # fmt: skip
     return text

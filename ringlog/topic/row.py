@@ -125,12 +125,16 @@ def decode_row(topic_id: int, data: Any) -> ShardTopic:
     try:
         row = _decode(data)
         if row.version != ROW_VERSION:
-            raise CorruptData("row of a version this engine does not know", version=row.version)
+            raise CorruptData(
+                f"snapshot row has unknown version {row.version}, expected {ROW_VERSION}", version=row.version
+            )
         topic = ShardTopic(topic_id, row.epoch, row.name, _config_from(bytes(row.config)))
         _fill(topic, row)
         topic.check()
     except (msgspec.MsgspecError, ValueError, RecursionError, InvalidRequest, InvariantViolation) as e:
-        raise CorruptData("a topic's row does not decode", topic_id=topic_id, reason=str(e)) from None
+        raise CorruptData(
+            "snapshot row of a topic cannot be decoded", topic_id=topic_id, reason=str(e)
+        ) from None
     except CorruptData as e:
         e.detail["topic_id"] = topic_id
         raise
@@ -157,10 +161,10 @@ def _fill(topic: ShardTopic, row: _TopicRow) -> None:
         topic.reservation.restore(row.reserved)
     for producer_id, *past in row.producers:
         if topic.producers.get(producer_id) is not None:
-            raise ValueError("a producer is there twice")
+            raise ValueError("snapshot row contains a producer twice")
         topic.producers.restore(producer_id, ProducerHistory.from_numbers(past))
     if len(row.ids) % _ID.size:
-        raise ValueError("keys are cut")
+        raise ValueError("dedup ids of a snapshot row are truncated")
     config = topic.config
     for key, *past in row.keys:
         topic.keys.remember(digest_of_key(key), IdempotencyEntry(*past), config.idempotency_window_ms)

@@ -87,7 +87,7 @@ class SegmentCatalog:
         `topics`: (n,) rows of its topic table; `owned`: (n,) which of them to register.
         """
         if ref.number in self.refs:
-            raise InvariantViolation("a segment is registered twice", number=ref.number)
+            raise InvariantViolation("segment is already registered", number=ref.number)
         rows = topics if owned is None else topics[owned]
         self.refs[ref.number] = ref
         if len(rows) == 1 and ref.topics == 1:

@@ -231,8 +231,9 @@ class ShardTopic:
         ok = ok and 1 <= self.evict_floor <= self.next_seq
         if not ok or self.staged_count < 0 or self.staged_bytes < 0:
             raise InvariantViolation(
-                "topic numbers out of order", topic=self.name, evict_floor=self.evict_floor,
-                earliest_seq=self.earliest_seq, head_seq=self.head_seq, next_seq=self.next_seq,
+                "positions of a topic are out of order, or a count is negative", topic=self.name,
+                evict_floor=self.evict_floor, earliest_seq=self.earliest_seq,
+                head_seq=self.head_seq, next_seq=self.next_seq,
                 count=self.staged_count, bytes=self.staged_bytes,
             )  # fmt: skip
 

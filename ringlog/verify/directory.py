@@ -149,7 +149,7 @@ def verify_path(root: str, path: str, *, is_deep: bool = False, cold_dir: str = 
         report.add_damage(f"cannot be read: {e.strerror}")
     except DECODE_ERRORS as e:
         report = FileReport(path, "unreadable")
-        report.add_damage(f"makes no sense: {type(e).__name__}: {e}")
+        report.add_damage(f"cannot be decoded: {type(e).__name__}: {e}")
     return report
 
 
@@ -165,7 +165,7 @@ def _check_name(report: FileReport) -> None:
     header = report.header
     expected = f"wal/shard-{header['shard']:02d}/wal-{header['incarnation']}-{header['n']}.log"
     if report.path != expected:
-        report.add_damage(f"lies under another file's name: its header says {expected}")
+        report.add_damage(f"has the wrong name: its header implies {expected}")
 
 
 def combine_reports(found: Verification) -> None:
@@ -198,13 +198,13 @@ def combine_reports(found: Verification) -> None:
     unreadable = [report.path for report in found.files if report.is_damaged]
     whole = FileReport(".", "directory")
     for left in found.histories.orphan_topics():
-        text = f"records of topic {left.topic_id:x}, epoch {left.epoch}, which nobody made"
+        text = f"records of topic {left.topic_id:x}, epoch {left.epoch}"
         whole.add_remark(
-            f"{text}: it was removed, and its segments were not yet"
-        ) if snapshots else whole.add_damage(text)
+            f"{text}: the topic was deleted, and its segments are not removed yet"
+        ) if snapshots else whole.add_damage(f"{text}: the topic was never created")
     for topic in found.topics:
         for first, last in topic.gaps:
-            whole.add_damage(f"records {first}..{last} of {topic.topic} are nowhere" + _because(unreadable))
+            whole.add_damage(f"records {first}..{last} of {topic.topic} are missing" + _because(unreadable))
     found.files.append(whole)
     order = {DAMAGE: 0, UNREACHABLE: 1}
     found.findings = sorted(
@@ -274,12 +274,12 @@ def _existing(segments: Sequence[FileReport], snapshots: Sequence[FileReport]) -
     found = []
     for report in segments:
         if report.more["is_copy"]:
-            name = " under another segment's name" if report.more["is_misplaced"] else ""
-            _ignore(report, f"lies in the cold tier alone{name}: nothing on the host leads there")
+            name = " under the name of another segment" if report.more["is_misplaced"] else ""
+            _ignore(report, f"is in the cold tier only{name}: no file on the host refers to it")
         elif report.more["tier"] == "hot" or report.path in listed:
             found.append(report)
         else:
-            _ignore(report, "is no segment: its data part was not made yet, or is gone already")
+            _ignore(report, "is not a segment: its data part was not created yet, or was removed")
     return found
 
 

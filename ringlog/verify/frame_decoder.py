@@ -149,10 +149,10 @@ def _header(data: bytes, offset: int, seed: int | None) -> tuple[DecodedFrame, i
     else:
         _need(0 < raw_len <= _FRAME_BYTES_MAX - 80, "impossible raw_len")
     stored = bytes(data[offset + 80 : offset + total])
-    _need(xxhash.xxh3_64_intdigest(stored) == body_xxh3, "body checksum")
+    _need(xxhash.xxh3_64_intdigest(stored) == body_xxh3, "body does not match its checksum")
     if seed is not None:
         seal = xxhash.xxh3_64_intdigest(bytes(data[offset : offset + 72]), seed)
-        _need(seal == seal_xxh3, "seal")
+        _need(seal == seal_xxh3, "header does not match its seal")
     found = DecodedFrame(
         total, kind, topic_id, base_seq, commit_ts, count, epoch, producer_id, producer_seq, codec,
         flags & 3, flags >> 4, hops=hops,
@@ -170,7 +170,7 @@ def _routed(found: DecodedFrame, stored: bytes) -> None:
     columns_at = _PREFIX.size + _COPY.size * rows
     _need(rows > 0 and columns_at <= len(stored), "no room for the copies")
     columns = stored[columns_at:]
-    _need(xxhash.xxh3_64_intdigest(columns) == body_xxh3, "columns checksum")
+    _need(xxhash.xxh3_64_intdigest(columns) == body_xxh3, "columns do not match their checksum")
     _need(count < 1 << 32 and tail >> 40 & 3 == 0, "prefix makes no sense")
     for row in range(rows):
         topic_id, base_seq, stamp, epoch, router, cursor, durability = _COPY.unpack_from(

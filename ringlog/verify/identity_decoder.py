@@ -20,7 +20,7 @@ def verify_identity(path: str, data: bytes) -> FileReport:
     try:
         facts: Any = json.loads(data)
     except ValueError as e:
-        report.add_damage(f"is no JSON: {e}")
+        report.add_damage(f"is not JSON: {e}")
         return report
     wrong = _wrong(facts)
     if wrong:
@@ -35,16 +35,16 @@ def verify_identity(path: str, data: bytes) -> FileReport:
 def _wrong(facts: Any) -> str:
     """Return what is wrong with the fields; empty if nothing is."""
     if not isinstance(facts, dict) or not set(facts) <= _FIELDS:
-        return "has fields that nobody knows"
+        return "is not a JSON object or has unknown fields"
     engine_id, number = facts.get("engine_id"), facts.get("next_incarnation")
     shm_dir, check = facts.get("shm_dir", ""), facts.get("check", "")
     if not isinstance(engine_id, str) or not _ID.fullmatch(engine_id):
-        return "names no engine"
+        return "engine_id is invalid"
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        return "counts no incarnations"
+        return "next_incarnation is invalid"
     if not isinstance(shm_dir, str) or not isinstance(check, str):
-        return "has fields of another kind"
+        return "has fields of a wrong type"
     text = f"{engine_id} {number} {shm_dir}".encode(errors="surrogatepass")
     if check and check != xxhash.xxh3_64_hexdigest(text):
-        return "its checksum does not fit"
+        return "checksum mismatch"
     return ""

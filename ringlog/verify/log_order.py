@@ -36,7 +36,7 @@ def check_wal_order(reports: Sequence[FileReport], snapshots: Sequence[FileRepor
     serving = _serving(ordered, claims)
     for report in ordered:
         if report.header["incarnation"] not in serving:
-            report.add_remark("passed over: its incarnation did not get through its recovery")
+            report.add_remark("ignored: its incarnation did not complete recovery")
     in_force = [report for report in ordered if report.header["incarnation"] in serving]
     for report in in_force:
         _judge_predecessor(report, by_id, snapshots, damaged)
@@ -157,7 +157,7 @@ def _judge_end(report: FileReport, said: list[tuple[int, int, int]], damaged: se
     limits = [stop for shards, shard, stop in said if (shards, shard) == own]
     more["limit"] = max(limits, default=0)
     if more["file_id"] in damaged:
-        report.add_remark("was cut at damage by an earlier start; what was lost is announced", more["stop"])
+        report.add_remark("was truncated at damage by an earlier start; the loss is announced", more["stop"])
         return
     needed = more["limit"] or more["durable"]
     if more["stop"] < needed:

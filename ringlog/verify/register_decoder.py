@@ -20,27 +20,27 @@ def verify_register(path: str, data: bytes) -> FileReport:
     report = FileReport(path, "register", bytes=len(data))
     report.more = {"shard": -1, "newest": []}
     if len(data) != 2 * _ENTRY_BYTES:
-        report.add_damage(f"has {len(data)} bytes in place of {2 * _ENTRY_BYTES}")
+        report.add_damage(f"has {len(data)} bytes, expected {2 * _ENTRY_BYTES}")
         return report
     entries = [data[:_ENTRY_BYTES], data[_ENTRY_BYTES:]]
     found = [_entry(entry) for entry in entries]
     valid = [each for place, each in enumerate(found) if each and each["number"] % 2 == place]
     if not valid:
-        report.add_damage("neither of its entries verifies")
+        report.add_damage("both entries are invalid")
         return report
     newest = max(valid, key=lambda each: int(each["number"]))
     for place, entry in enumerate(entries):
         # Before the second update, the other entry is blank.
         if found[place] not in valid and (entry.strip(b"\0") or newest["number"] > 1):
-            report.add_remark("an entry does not verify: the other one counts", place * _ENTRY_BYTES)
+            report.add_remark("one entry is invalid: the other one is used", place * _ENTRY_BYTES)
     if len(valid) == len(entries) and abs(valid[0]["number"] - valid[1]["number"]) != 1:
-        report.add_remark("its entries do not follow one another: one is of another time")
+        report.add_remark("its entries are not consecutive: one of them is stale")
     if newest["version"] != 1:
-        report.add_damage(f"is of version {newest['version']}, which nobody knows")
+        report.add_damage(f"has unknown version {newest['version']}")
         return report
     report.more = {"shard": newest["shard"], "newest": newest.pop("newest")}
     if path != f"meta/log-{newest['shard']:02d}":
-        report.add_damage(f"lies under another stream's name: it is of shard {newest['shard']}")
+        report.add_damage(f"has the wrong name: it belongs to shard {newest['shard']}")
     report.header = newest
     return report
 

@@ -121,7 +121,7 @@ def reseal_log(data: bytes, header: DecodedWalHeader) -> bytes:
         whole[at + 72 : at + 80] = sealed.to_bytes(8, "little")
         at += _FRAME_HEADER_BYTES + len(stored)
     if not marks:
-        raise VerifyError("neither its header nor its groups can be read")
+        raise VerifyError("neither the header nor any commit batch can be read")
     _reseal(whole, header.salt, at)
     return bytes(whole)
 
@@ -227,7 +227,7 @@ def _filling(spot: DamagedSpan, salt: int) -> bytes:
         says[-1] = _lost_frame(*key, *span, left, salt)
         left = 0
     if left and left < _FRAME_HEADER_BYTES + 8:
-        raise NotRepairable("no room to say what was lost", offset=spot.start)
+        raise NotRepairable("damaged span is too small for the announcement of the loss", offset=spot.start)
     while left:
         piece = left if left <= _PIECE_BYTES else min(_PIECE_BYTES, left - _FRAME_HEADER_BYTES - 8) & ~7
         says.append(_filler(piece, salt))
@@ -291,7 +291,7 @@ def _mark_with(stored: bytes, said: int, prev_seal: int, salt: int) -> bytes:
     """Return a mark frame with the body `stored`, in which the seal `said` is replaced by `prev_seal`."""
     old, new = (b"\xcf" + struct.pack(">Q", seal) for seal in (said, prev_seal))
     if stored.count(old) != 1:
-        raise NotRepairable("a mark does not fit in its place any more")
+        raise NotRepairable("a mark cannot be resealed in place")
     value = stored.replace(old, new)
     unpacker = msgpack.Unpacker(strict_map_key=False)
     unpacker.feed(value)

@@ -56,7 +56,7 @@ def read_columns(index: bytes, entry: EntryFacts) -> DecodedRecordColumns:
     levels = marks + (8 * count if kinds & _NOT_BEFORE else 0)
     stop = levels + (-(-count // 8) * 8 if kinds & _PRIORITY else 0)
     if stop > len(index) or xxhash.xxh3_64_intdigest(index[at + 8 : stop]) != checksum:
-        raise VerifyError("checksum of record columns")
+        raise VerifyError("record columns: checksum mismatch")
     if kinds & _SIZES:
         sizes = list(struct.unpack_from(f"<{count}I", index, at + 16))
     if kinds & _STAMPS:

@@ -154,7 +154,7 @@ def verify_segment(root: str, stem: str, *, is_deep: bool = False, cold_dir: str
         report.more["no_data"] = bool(cold_dir) and os.path.isdir(cold_dir)
         report.add_unreachable("the data part is in the cold tier: only index, tags and marks were verified")
     else:
-        report.add_damage("there is no data part and no index that says what it held")
+        report.add_damage("data part and index are missing")
     _add_records(report, walked, index)
     if index is not None:
         _check_columns(report, index)
@@ -177,7 +177,7 @@ def _compare_cold(report: FileReport, root: str, stem: str, cold_dir: str) -> No
     for suffix in (".idx", ".tags"):
         here, there = (_bytes_of(report, f"{top}/{stem}{suffix}") for top in (root, cold_dir))
         if here is not None and there is not None and here != there:
-            report.add_damage(f"the cold copy of {suffix[1:]} is not what the host has")
+            report.add_damage(f"the cold copy of {suffix[1:]} differs from the copy on the host")
     marks = _bytes_of(report, f"{cold_dir}/{stem}.del")
     report.bytes = size  # Copies do not count as data.
     if marks is None:
@@ -208,7 +208,7 @@ def _checked(data: bytes, size: int, magic: bytes, part: str) -> None:
         raise VerifyError(f"not a segment's {part}")
     (checksum,) = struct.unpack_from("<Q", data, size - 8)
     if xxhash.xxh3_64_intdigest(data[: size - 8]) != checksum:
-        raise VerifyError(f"header checksum of the {part}")
+        raise VerifyError(f"header of the {part}: checksum mismatch")
     (version,) = struct.unpack_from("<I", data, 8)
     if version != 1:
         raise VerifyError(f"unknown version of the {part}", version=version)
@@ -308,7 +308,7 @@ def _is_frame(data: bytes, offset: int, salt: int) -> bool:
 
 def _follows(before: DecodedFrame | None, frame: DecodedFrame) -> None:
     if frame.type != _APPEND:
-        raise VerifyError("a frame that is no append")
+        raise VerifyError("frame is not an append")
     if frame.producer_id:
         raise VerifyError("a sealed frame that names a producer")
     if before is None or frame.topic_id > before.topic_id:
@@ -345,7 +345,7 @@ def read_index(data: bytes) -> DecodedIndex:
     if stop + columns_bytes != len(data):
         raise VerifyError("the index has another size than its header says")
     if xxhash.xxh3_64_intdigest(data[INDEX_HEADER_BYTES:stop]) != tables:
-        raise VerifyError("checksum of the index's tables")
+        raise VerifyError("index tables: checksum mismatch")
     header = {
         "topics": topics, "number": number, "salt": f"{salt:016x}", "frames": frames, "records": records,
         "data_bytes": data_bytes, "created_us": created, "shard": shard, "shards": shards,
@@ -388,13 +388,13 @@ def _compare(report: FileReport, index: DecodedIndex, walked: _WalkedFrames, is_
         said = (entry.base_seq, entry.records, entry.offset, entry.length)
         agree = _times_agree(entry, frame, is_deep) and (not is_deep or _columns_agree(index, entry, frame))
         if said != (frame.base_seq, frame.count, offset, frame.total) or not agree:
-            report.add_damage("the index says something else of this frame: it can be rebuilt", offset)
+            report.add_damage("the index contradicts this frame: it can be rebuilt", offset)
             return
     at = 0
     for row in index.topics:
         frames = walked.frames[row.entry_start : row.entry_stop]
         if row.entry_start != at or not frames or not _row_agrees(row, frames):
-            report.add_damage(f"the index says something else of topic {row.topic_id:x}: it can be rebuilt")
+            report.add_damage(f"the index contradicts topic {row.topic_id:x}: it can be rebuilt")
             return
         at = row.entry_stop
 
@@ -453,9 +453,9 @@ def _check_place(report: FileReport, index: DecodedIndex | None) -> None:
         wrong = wrong or (index.topics[0].topic_id, index.topics[0].first_seq) != lone
     if wrong:
         report.more["is_misplaced"] = True
-        report.add_damage("lies under another segment's name")
+        report.add_damage("has the name of another segment")
     elif index is not None and f"{index.salt:016x}" != report.header.get("salt", f"{index.salt:016x}"):
-        report.add_damage("data and index are of two segments")
+        report.add_damage("data and index belong to different segments")
 
 
 # -- tags and marks -----------------------------------------------------------------------------------
@@ -482,7 +482,7 @@ def read_tags(data: bytes) -> DecodedTags:
     if stop + 4 * postings != len(data):
         raise VerifyError("the tags part has another size than its header says")
     if xxhash.xxh3_64_intdigest(data[TAGS_HEADER_BYTES:stop]) != checksum:
-        raise VerifyError("checksum of the tags part")
+        raise VerifyError("tags part: checksum mismatch")
     at = TAGS_HEADER_BYTES
     found: list[tuple[int, ...]] = []
     for words in (topics + 1, tags + 1, tags + 1, pages):
@@ -492,9 +492,9 @@ def read_tags(data: bytes) -> DecodedTags:
     for page, check in enumerate(checks):
         start = stop + page * 4 * _PAGE_POSTINGS
         if xxhash.xxh3_64_intdigest(data[start : start + 4 * _PAGE_POSTINGS]) != check:
-            raise VerifyError("checksum of postings")
+            raise VerifyError("postings: checksum mismatch")
     if starts[-1] != tags or bounds[-1] != text_bytes or ends[-1] != postings:
-        raise VerifyError("the dictionary of tags makes no sense")
+        raise VerifyError("the dictionary of tags is invalid")
     rows = struct.unpack_from(f"<{postings}I", data, stop)
     dictionary = [
         (topic, _text(data[at + bounds[i] : at + bounds[i + 1]]), list(rows[ends[i] : ends[i + 1]]))
@@ -539,7 +539,7 @@ def _tags_of(
         if tags.number != report.more["number"] or tags.records != report.records:
             raise VerifyError("the tags part is of another segment")
         if is_deep and walked is not None and sorted(tags.dictionary) != _tags_in(walked):
-            raise VerifyError("the tags part says something else than the records")
+            raise VerifyError("the tags part contradicts the records")
     except VerifyError as e:
         report.add_damage(f"{e.message}: it can be rebuilt from the data")
 
@@ -576,7 +576,7 @@ def _marks_of(report: FileReport, path: str, number: int) -> None:
     report.more["deleted"] = marks.count(DELETED)
     odd = len(marks) - marks.count(0) - report.more["deleted"]
     if odd:
-        report.add_damage(f"{odd} deletion marks are neither set nor unset")
+        report.add_damage(f"{odd} deletion marks have an invalid value")
         report.more["has_bad_marks"] = True
     place = 0
     for key, ranges in report.stored.items():

@@ -79,28 +79,30 @@ def _read(report: FileReport, data: bytes) -> tuple[bytes, list[tuple[int, bytes
      body_xxh3) = _HEADER.unpack_from(data)  # fmt: skip
     (header_xxh3,) = struct.unpack_from("<Q", data, HEADER_BYTES - 8)
     if xxhash.xxh3_64_intdigest(data[: HEADER_BYTES - 8]) != header_xxh3:
-        raise VerifyError("snapshot header checksum")
+        raise VerifyError("snapshot header: checksum mismatch")
     if version != 1:
         raise VerifyError("unknown snapshot version", version=version)
     if shard >= shards:
-        raise VerifyError("snapshot of a shard that there was not", shard=shard, shards=shards)
+        raise VerifyError(
+            "shard number of the snapshot is not below its number of shards", shard=shard, shards=shards
+        )
     report.header = {
         "shard": shard, "shards": shards, "number": number, "incarnation": incarnation, "created_us": created,
         "topics": topics, "facts_bytes": facts_bytes, "rows_bytes": rows_bytes,
     }  # fmt: skip
     name = _NAME.search(report.path)
     if name is None or (int(name[1]), int(name[2])) != (shard, number):
-        raise VerifyError("snapshot lies under another one's name")
+        raise VerifyError("snapshot has the name of another snapshot")
     table = HEADER_BYTES + (facts_bytes + 7) // 8 * 8
     rows_at = table + 8 * (2 * topics + 1)
     if len(data) != HEADER_BYTES + body_bytes or rows_at + rows_bytes != len(data):
         raise VerifyError("snapshot has another size than its header says")
     if xxhash.xxh3_64_intdigest(data[HEADER_BYTES:]) != body_xxh3:
-        raise VerifyError("snapshot body checksum")
+        raise VerifyError("snapshot body: checksum mismatch")
     ids = struct.unpack_from(f"<{topics}Q", data, table)
     starts = struct.unpack_from(f"<{topics + 1}Q", data, table + 8 * topics)
     if sorted(set(ids)) != list(ids) or sorted(starts) != list(starts) or starts[-1] != rows_bytes:
-        raise VerifyError("the table of the snapshot makes no sense")
+        raise VerifyError("the table of the snapshot is invalid")
     bounds = zip(ids, starts, starts[1:], strict=False)
     rows = [(topic_id, data[rows_at + start : rows_at + stop]) for topic_id, start, stop in bounds]
     return data[HEADER_BYTES : HEADER_BYTES + facts_bytes], rows
@@ -123,7 +125,7 @@ def decode_topic_row(topic_id: int, data: bytes) -> SnapshotTopicRow:
             topic_id, epoch, name, config["durability"], head, count, max(floors), dead, pairs
         )
     except (ValueError, TypeError, KeyError, IndexError, RecursionError) as e:
-        raise VerifyError("a topic's row makes no sense", topic_id=topic_id, reason=str(e)) from None
+        raise VerifyError("a topic's row is invalid", topic_id=topic_id, reason=str(e)) from None
 
 
 def _require_unsigned(value: Any) -> None:
@@ -145,7 +147,7 @@ def decode_shard_facts(data: bytes) -> SnapshotFacts:
         listed = [(str(fields[1]), int(fields[0]), int(fields[7])) for fields in segments]
         return SnapshotFacts(int(last_id), int(floor), [int(each) for each in absorbed], listed)
     except (ValueError, TypeError, IndexError) as e:
-        raise VerifyError("the facts of a snapshot make no sense", reason=str(e)) from None
+        raise VerifyError("the facts of the snapshot are invalid", reason=str(e)) from None
 
 
 def _unpacked(data: bytes) -> Any:

@@ -109,7 +109,7 @@ def read_header(data: bytes) -> DecodedWalHeader:
         raise VerifyError("not a WAL file")
     (checksum,) = struct.unpack_from("<Q", data, HEADER_BYTES - 8)
     if xxhash.xxh3_64_intdigest(bytes(data[: HEADER_BYTES - 8])) != checksum:
-        raise VerifyError("WAL header checksum")
+        raise VerifyError("WAL header: checksum mismatch")
     if version != 1:
         raise VerifyError("unknown WAL version", version=version)
     header = DecodedWalHeader(*rest)
@@ -180,7 +180,7 @@ class WalFrameWalk:
         mark = mark_of(seen)
         expected = self.last_seal if seen.offset > HEADER_BYTES else 0
         if mark.prev_stop != seen.offset or mark.durable_stop > seen.offset or mark.prev_seal != expected:
-            raise VerifyError("the chain of groups is broken")
+            raise VerifyError("the chain of commit batches is broken")
         self.durable = max(self.durable, mark.durable_stop)
         self.marks.append(mark)
 
@@ -198,10 +198,10 @@ def mark_of(seen: DecodedWalFrame) -> DecodedMark:
     """Decode the body of a mark; raises VerifyError."""
     body = seen.frame.control
     if not isinstance(body, list) or len(body) < _MARK_FIELDS:
-        raise VerifyError("a mark without its fields")
+        raise VerifyError("mark has too few fields")
     numbers, settled, damaged = body[:6], body[6], body[7] if len(body) > _MARK_FIELDS else []
     if not all(isinstance(number, int) for number in [*numbers, *damaged]):
-        raise VerifyError("a mark whose fields are no numbers")
+        raise VerifyError("mark has fields that are not numbers")
     return DecodedMark._make([seen.offset, *numbers, settled, damaged])
 
 
@@ -243,7 +243,7 @@ def _fill(report: FileReport, header: DecodedWalHeader, walk: WalFrameWalk) -> i
         "prev": (header.prev_file, header.prev_stop, header.prev_seal),
         "stop": walk.stop,
         "last_seal": walk.last_seal,
-        "reason": walk.reason or ("bytes behind the last frame" if _has_more(data, walk.stop) else ""),
+        "reason": walk.reason or ("bytes follow the last frame" if _has_more(data, walk.stop) else ""),
         "durable": durable,
         "ends": {mark.offset: mark.prev_seal for mark in walk.marks} | {walk.stop: walk.last_seal},
         "groups": len(walk.marks),
@@ -258,9 +258,9 @@ def _without_header(report: FileReport, data: bytes, error: VerifyError) -> None
     report.more = {"file_id": 0, "stop": 0, "copied": []}
     report.header = {"state": "never used"}
     if any(_is_mark_head(data, at) and _body_verifies(data, at) for at in _mark_heads(data, 0)):
-        report.add_damage(f"there are groups, but {error.message}")
+        report.add_damage(f"has commit batches, but {error.message}")
     elif _has_more(data, 0):
-        report.add_remark(f"never used: {error.message}, and it holds no group")
+        report.add_remark(f"never used: {error.message}, and it contains no commit batch")
 
 
 def _add_frame(report: FileReport, seen: DecodedWalFrame) -> None:

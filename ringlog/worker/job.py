@@ -28,7 +28,7 @@ class Retry(Exception):
     def __init__(self, reason: str = "", *, delay_ms: int | None = None) -> None:
         super().__init__(reason)
         if delay_ms is not None and delay_ms < 0:
-            raise UsageError("a time is not negative", delay_ms=delay_ms)
+            raise UsageError("delay_ms must be >= 0", delay_ms=delay_ms)
         self.delay_ms = delay_ms
 
 
@@ -57,4 +57,4 @@ def current_job() -> CurrentJob:
     try:
         return current_job_var.get()
     except LookupError:
-        raise UsageError("no job is worked on here") from None
+        raise UsageError("current_job() must be called inside the function of a worker") from None

@@ -39,13 +39,22 @@ class WorkerOptions:
         check_name(self.target)
         check_payload(self.payload)
         if not 1 <= self.concurrency <= WORKER_PROCESSES_MAX:
-            raise UsageError("concurrency out of range", found=self.concurrency, max=WORKER_PROCESSES_MAX)
+            raise UsageError(
+                f"concurrency must be from 1 to {WORKER_PROCESSES_MAX}",
+                found=self.concurrency,
+                max=WORKER_PROCESSES_MAX,
+            )
         if self.max_jobs_per_process < 0:
-            raise UsageError("a number of jobs is not negative", found=self.max_jobs_per_process)
+            raise UsageError("max_jobs_per_process must be >= 0", found=self.max_jobs_per_process)
         if self.lease_ms is not None and not LEASE_MS_MIN <= self.lease_ms <= LEASE_MS_MAX:
-            raise UsageError("lease out of range", found=self.lease_ms, min=LEASE_MS_MIN, max=LEASE_MS_MAX)
+            raise UsageError(
+                f"lease_ms must be from {LEASE_MS_MIN} to {LEASE_MS_MAX}",
+                found=self.lease_ms,
+                min=LEASE_MS_MIN,
+                max=LEASE_MS_MAX,
+            )
         if not 0 <= self.backoff.base_ms <= self.backoff.most_ms <= NACK_DELAY_MS_MAX:
             raise UsageError(
-                "back-off begins at 0 or more and grows to a day at most",
+                f"backoff must satisfy 0 <= base_ms <= most_ms <= {NACK_DELAY_MS_MAX}",
                 base_ms=self.backoff.base_ms, most_ms=self.backoff.most_ms, max=NACK_DELAY_MS_MAX,
             )  # fmt: skip

@@ -126,7 +126,7 @@ class Worker:
         await ends
         if not await self._settler.wait_settled(WORKER_SETTLE_S):
             logs.log_event(
-                log, logging.ERROR, "engine was not told of all jobs", jobs=self._settler.unsettled
+                log, logging.ERROR, "outcomes of jobs not confirmed before exit", jobs=self._settler.unsettled
             )
             is_whole = False
         return is_whole
@@ -271,7 +271,7 @@ class Worker:
         except RinglogError as e:
             if not e.retriable:
                 raise
-            logs.log_event(log, logging.WARNING, "engine does not answer", error=str(e))
+            logs.log_event(log, logging.WARNING, "engine did not reply", error=str(e))
             await asyncio.sleep(RETRY_S)
             return []
         if not self._stops.is_set():

@@ -108,7 +108,9 @@ class WorkerProcess:
                     error.add_note(trace)
                 raise error
             case other:
-                raise FrameInvalid("a process that is not ready says something else", said=str(other))
+                raise FrameInvalid(
+                    "unexpected message from a worker process that is starting", said=str(other)
+                )
 
     async def run(self, job: CurrentJob, time_limit_s: float | None) -> wire.Outcome:
         """Run one job and return its outcome. Raises ProcessExited if the process ends before that."""
@@ -123,7 +125,7 @@ class WorkerProcess:
             if limit is not None:
                 limit.cancel()
         if not isinstance(said, wire.JobDone | wire.JobFailed | wire.JobRejected):
-            raise FrameInvalid("a process at work says something else", said=str(said))
+            raise FrameInvalid("unexpected message from a worker process that runs a job", said=str(said))
         self._is_ending = isinstance(said, wire.JobFailed) and said.is_last
         return said
 

@@ -28,7 +28,7 @@ class ProcessExited(Exception):
         if self.kill_reason is KillReason.TIME_LIMIT:
             return "it ran longer than its time limit"
         if self.kill_reason is KillReason.STOPPED:
-            return "it was at work when the worker had to stop"
+            return "it was still running when the worker had to stop"
         if self.status < 0:
             with contextlib.suppress(ValueError):
                 return f"its process was killed by {Signals(-self.status).name}"

@@ -28,8 +28,8 @@ class JobSettlement:
 DONE = "job done"
 FAILED = "job failed"
 REJECTED = "job rejected"
-CUT_OFF = "job cut off"
-NOT_BEGUN = JobSettlement(CUT_OFF, reason="the worker stopped before it was begun")
+CUT_OFF = "job interrupted"
+NOT_BEGUN = JobSettlement(CUT_OFF, reason="the worker stopped before the job started")
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,13 @@ class Settler:
             self._note(job, fate, pid, is_late=True)
         except InvalidRequest:
             # The queue has no dead-letter topic. The job is kept: it is retried after the longest backoff.
-            logs.log_event(log, logging.ERROR, "queue has no dead letters", queue=job.topic, seq=job.seq)
+            logs.log_event(
+                log,
+                logging.ERROR,
+                "queue has no dead-letter topic, job is retried",
+                queue=job.topic,
+                seq=job.seq,
+            )
             fate = JobSettlement(
                 FAILED, delay_ms=self._backoff.most_ms, reason=fate.reason, ran_ms=fate.ran_ms
             )
@@ -129,7 +135,7 @@ class Settler:
             except RinglogError as e:
                 if not e.retriable:
                     raise
-                logs.log_event(log, logging.WARNING, "engine does not answer", error=str(e))
+                logs.log_event(log, logging.WARNING, "engine did not reply", error=str(e))
             await asyncio.sleep(RETRY_S)
 
     def _note(self, job: Job, fate: JobSettlement, pid: int, *, is_late: bool) -> None:

@@ -38,7 +38,7 @@ def check_payload(name: str) -> None:
             check_name(name)
         except UsageError:
             known = ", ".join(CODECS)
-            raise UsageError(f"a payload is {known} or package.module:codec", found=name) from None
+            raise UsageError(f"payload must be {known} or package.module:codec", found=name) from None
 
 
 _GENERATOR = (
@@ -58,7 +58,7 @@ def load(name: str) -> Any:
     except ModuleNotFoundError as e:
         if e.name is None or not f"{module_name}.".startswith(f"{e.name}."):
             raise  # The module exists, and one of its own imports is missing.
-        raise CannotImport(f"there is no module {e.name!r}", target=name) from None
+        raise CannotImport(f"module {e.name!r} does not exist", target=name) from None
     for part in path.split("."):
         if not hasattr(found, part):
             near = difflib.get_close_matches(part, dir(found), 1)
@@ -72,7 +72,7 @@ def load_function(name: str) -> Any:
     """Return a function of one argument. Raises like `load`, and CannotImport if it is no plain function."""
     found = load(name)
     if not callable(found):
-        raise CannotImport("it is not a function", target=name, found=type(found).__name__)
+        raise CannotImport("the target is not callable", target=name, found=type(found).__name__)
     if inspect.isgeneratorfunction(found) or inspect.isasyncgenfunction(found):
         raise CannotImport(_GENERATOR, target=name)
     return found
@@ -90,5 +90,7 @@ def load_codec(name: str) -> PayloadCodec[Any]:
         return CODECS[name]
     found: PayloadCodec[Any] = load(name)
     if not callable(getattr(found, "decode", None)):
-        raise CannotImport("a codec has encode and decode", target=name, found=type(found).__name__)
+        raise CannotImport(
+            "a codec must have the methods encode and decode", target=name, found=type(found).__name__
+        )
     return found

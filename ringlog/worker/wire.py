@@ -94,7 +94,7 @@ def length_of(head: bytes) -> int:
     """Return the number of bytes that follow. Raises FrameInvalid if it exceeds MESSAGE_BYTES_MAX."""
     length = int.from_bytes(head, "little")
     if length > MESSAGE_BYTES_MAX:
-        raise FrameInvalid("a message of a worker is too long", length=length)
+        raise FrameInvalid("message between worker and process is too long", length=length)
     return length
 
 

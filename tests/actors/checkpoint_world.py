@@ -1,4 +1,4 @@
-"""Checkpoints of the shards of a World by the compactor's own code, and what its clients know."""
+"""Checkpoints of a World's shards with the compactor's own code, and the state that clients can observe."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fill(world, topics=("a", "b", "c"), rounds=3, records=4, **config):
 
 
 def state(world):
-    """What clients can know of every topic."""
+    """Return, for each topic name, the state that clients can observe."""
     found = {}
     for run in world.runs.values():
         for topic in run.core.directory.by_id.values():
@@ -63,7 +63,7 @@ def restart(world, how):
 
 
 def findings(world: World, root: Path) -> list[str]:
-    """What the offline verifier calls damage."""
+    """Return the findings of the offline verifier with severity `DAMAGE`, as text."""
     shutil.rmtree(root, ignore_errors=True)
     (root / "wal").mkdir(parents=True)
     for path, data in world.disk.contents().items():

@@ -1,7 +1,7 @@
-"""A small shard for tests of the compactor: real log files, real topics, and its side of a checkpoint.
+"""A minimal shard for compactor tests: real log files, real topics, and the shard's side of a checkpoint.
 
-The log is written by the real shard code in a World. What is answered to the compactor is worked out here
-from the files on disk, so that these tests see what the compactor does, not what the shard remembers.
+The real shard code writes the log in a World. The replies to the compactor are computed here, from the files
+on disk. Therefore these tests check the compactor's actions, not the shard's memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ringlog.testing.simulated_disk import SimulatedDisk
 
 
 class SmallShard:
-    """Shard 0 of a World, as the compactor meets it."""
+    """Shard 0 of a World, reduced to the requests that the compactor sends."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -65,7 +65,7 @@ class SmallShard:
         return m.CheckpointPlan(0, 1, 7, files, size, self.number, list(self.refs.values())), b""
 
     def files(self):
-        """Closed log files with the end of their frames, in order."""
+        """Return the closed log files in order, each with the end of its frames."""
         disk, found = self.world.disk, []
         for name in disk.list_dir(f"{DATA_DIR}/wal/shard-00"):
             parsed = parse_wal_name(name)
@@ -114,7 +114,7 @@ class SmallShard:
         return m.SegmentsChanged(True), b""
 
     def rows(self):
-        """What the rows of a snapshot must be now."""
+        """Return the rows that a snapshot must contain now, by topic id."""
         return {topic.topic_id: f"{topic.name}:{topic.head_seq}".encode() for topic in self.topics().values()}
 
     def _CheckpointRows(self, message, _):
@@ -135,10 +135,10 @@ class SmallShard:
         self.number = message.number
         return m.CheckpointClosed(unlink), b""
 
-    # -- looking ----------------------------------------------------------------------------------------
+    # -- inspection -------------------------------------------------------------------------------------
 
     def sealed(self):
-        """topic id -> {seq: payload} of what lies in registered segments; every part is verified."""
+        """Return topic id -> {seq: payload} of registered segments. Verify every segment part."""
         found = {}
         for ref in sorted(self.refs.values(), key=lambda each: each.number):
             assert verify_segment(self.world.disk, DATA_DIR, ref.stem) == []
@@ -152,7 +152,7 @@ class SmallShard:
         return found
 
     def deleted(self, topic_id):
-        """Numbers marked as deleted in registered segments."""
+        """Return the seqs that registered segments mark as deleted."""
         found = set()
         for ref in self.refs.values():
             segment = Segment.open(self.world.disk, DATA_DIR, ref.stem)
@@ -163,14 +163,14 @@ class SmallShard:
 
 
 def new_world(**options):
-    """A started World on a disk in memory."""
+    """Return a started World on an in-memory disk."""
     world = World(SimulatedDisk(DATA_DIR), **options)
     world.start()
     return world
 
 
 def place_of(world, disk=None, **storage):
-    """Where a checkpoint works; number allocation as at a start of the compactor."""
+    """Return the context of a checkpoint, with segment numbers allocated as at a start of the compactor."""
     disk = disk or world.disk
     known = [parse_stem(stem)[2] for stem in find_segments(disk, DATA_DIR)]
     return CheckpointContext(
@@ -181,7 +181,7 @@ def place_of(world, disk=None, **storage):
 
 
 def checkpoint(shard, disk=None, **storage):
-    """One checkpoint by a compactor that has just been started."""
+    """Run one checkpoint with a compactor that has just started."""
     world = shard.world
     world.clock.advance(0.001)
     return CheckpointTask(

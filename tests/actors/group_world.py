@@ -1,4 +1,4 @@
-"""Asking a shard of a World about the consumer group `g` of the topic `t`."""
+"""Requests to a World's shard about the consumer group `g` of the topic `t`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUEUE, STREAM = int(Mode.QUEUE), int(Mode.STREAM)
 def make(
     world: World, records: int = 0, mode: int = QUEUE, *, durability: str = "fsync", **options: Any
 ) -> Any:
-    """Make the topic and its group."""
+    """Create the topic and its group."""
     world.put_topic("t", durability=durability)
     if records:
         world.append("t", [b"record %d" % n for n in range(1, records + 1)])
@@ -36,7 +36,7 @@ def claim(world: World, most: int = 1, node: str = "w", group: str = "g", **opti
 
 
 def held(claimed: m.ClaimReply) -> dict[int, int]:
-    """Position -> token."""
+    """Return position -> lease token."""
     return {first + n: token + n for first, count, _, token in claimed.runs for n in range(count)}
 
 
@@ -50,15 +50,17 @@ def nack(world: World, jobs: Any, node: str = "w", **options: Any) -> m.NackRepl
 
 
 def give_again(world: World, letters: dict[int, int]) -> tuple[int, list[int]]:
-    """Have these positions given out once more, each for the letter of this number: how many had been before,
-    and which are gone."""
+    """Redeliver records, given as position -> number of their dead letter.
+
+    Return the number of letters that were redelivered before, and the positions that left the topic.
+    """
     message = m.Redeliver("t", world.topic("t").topic_id, "g", words(letters), words(letters.values()))
     reply = world.request(message)
     return reply.repeated, numbers(reply.gone)
 
 
 def pending(world: World, **options: Any) -> dict[int, tuple[int, str, int]]:
-    """Position -> (state, member, deliveries)."""
+    """Return position -> (state, member, deliveries)."""
     reply = world.request(m.ListPending("t", limit=1_000, group="g", **options))
     return {
         first + n: (state, reply.nodes[place], deliveries)
@@ -68,7 +70,7 @@ def pending(world: World, **options: Any) -> dict[int, tuple[int, str, int]]:
 
 
 def stand(world: World, group: str = "g") -> m.LeaseStatsReply:
-    """How the group is, and that it counts rightly."""
+    """Return the group's statistics. Check the shard's invariants and that the pending count adds up."""
     found = world.request(m.LeaseStats("t", group=group))
     world.run_of("t").core.check()
     assert found.in_flight + found.delayed + found.returned + found.set_aside == found.info.pending

@@ -1,4 +1,4 @@
-"""Reading a shard's topic as a reader does that obeys floors and deletions; and asking for deletes."""
+"""Deletes, and reads of a shard's topic by a reader that respects floors and deletions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def started(**facts: Any) -> World:
 
 
 def delete(world: World, name: str, before: int = 0, match: Any = None, seqs: list[int] | None = None) -> Any:
-    """Ask for a delete and return its reply."""
+    """Request a delete and return the reply."""
     numbers = BitMap64(seqs).serialize() if seqs is not None else b""
     return world.request(m.RecordsDelete(name, before, match, numbers))
 
@@ -30,7 +30,7 @@ def state(world: World, name: str) -> m.TopicStateReply:
 
 
 def append(world: World, name: str, payloads: list[bytes], **columns: Any) -> int:
-    """Append one frame with columns (tags, expires_at, metas); returns its first number."""
+    """Append one frame with columns (tags, expires_at, metas) and return its first seq."""
     number = world._producer_seqs.get((name, 1), 0) + 1
     world._producer_seqs[name, 1] = number
     topic = world.topic(name)
@@ -43,7 +43,7 @@ def append(world: World, name: str, payloads: list[bytes], **columns: Any) -> in
 
 
 def read(world: World, name: str, after: int = 0) -> tuple[Gap | None, list[int]]:
-    """One read from a cursor: the tombstone, if any, and the numbers delivered."""
+    """Read once from a cursor. Return the tombstone, if any, and the delivered seqs."""
     located = world.request(m.Locate(name, after))
     floors = Floors(
         located.head_seq, located.earliest_seq, located.cap_floor, located.ttl_floor, located.trim_floor

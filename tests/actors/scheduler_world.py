@@ -1,4 +1,4 @@
-"""Shards, links, and a scheduler's core between them, without a process: it is told of what is so."""
+"""Simulated shards and links around the core of a scheduler. The World sends facts as events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MS = 1_000_000
 
 @dataclass
 class WorldTopic:
-    """A slot of a shard's table, and what is published there."""
+    """A slot of a shard's topic table, and the topic that is published there."""
 
     shard: int
     slot: int
@@ -35,7 +35,7 @@ class WorldTopic:
 
 @dataclass
 class WorldShard:
-    """One file of log."""
+    """A shard with one log file."""
 
     written: int = 0
     durable: int = 0
@@ -46,7 +46,7 @@ class WorldShard:
 
 @dataclass
 class WorldLink:
-    """What a client knows."""
+    """The state of one client of the scheduler."""
 
     out: set[tuple[int, int]] = field(default_factory=set)
     credits: dict[int, int] = field(default_factory=dict)
@@ -57,33 +57,33 @@ class WorldLink:
 
 
 class World:
-    """The core with a shell that performs at once. Every turn that is told is judged."""
+    """A scheduler core with a shell that performs effects at once and checks every grant."""
 
     def __init__(self, shards: int = 2) -> None:
         self.is_checked = True
-        """Look at everything after each turn: too much where thousands are made first."""
+        """Check all invariants of the core after each pass. Off where a test creates thousands of feeds."""
         self.core = Scheduler(0, 7, shards)
         self.now_ms = 1_000
         self.shards = [WorldShard() for _ in range(shards)]
         self.topics: dict[tuple[int, int], WorldTopic] = {}
         self.links: dict[bytes, WorldLink] = {}
         self.feeds: dict[tuple[bytes, int, int], tuple[WorldTopic, int, int]] = {}
-        """(topic, after, epoch when subscribed) of every feed a link has."""
+        """(topic, after, epoch at subscription) of every feed of a link."""
         self.changed: set[tuple[int, int]] = set()
-        """Topics that were once deleted or remade: readers may be told to find out."""
+        """Topics that were deleted or recreated. Only their readers may receive a recheck."""
         self.is_shard_down = False
 
     def topic(self, shard: int, slot: int, topic_id: int = 0) -> WorldTopic:
-        """Make one, or take the one that is there."""
+        """Return the topic of a slot. Create it if it does not exist."""
         key = (shard, slot)
         if key not in self.topics:
             self.topics[key] = WorldTopic(shard, slot, topic_id or 100 * shard + slot + 1)
         return self.topics[key]
 
-    # -- what happens -----------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------------
 
     def append(self, topic: WorldTopic, count: int = 1, *, loses: bool = False) -> None:
-        """Publish `count` records; `loses`: nobody says so."""
+        """Publish `count` records. With `loses`, the news overruns and contains no row for them."""
         shard = self.shards[topic.shard]
         first, topic.head = topic.head + 1, topic.head + count
         offset, shard.written = shard.written, shard.written + 10 * count
@@ -95,7 +95,7 @@ class World:
             shard.rows.append(row)
 
     def sync(self, number: int) -> None:
-        """Everything of a shard is durable."""
+        """Make the complete log of a shard durable."""
         shard = self.shards[number]
         shard.durable = shard.written
         for _, topic, epoch, head in shard.marks:
@@ -104,7 +104,7 @@ class World:
         shard.marks.clear()
 
     def delete(self, topic: WorldTopic) -> None:
-        """Its slot is empty."""
+        """Delete the topic. Its slot becomes empty."""
         topic.is_live = False
         self.changed.add((topic.shard, topic.slot))
         head = topic.head
@@ -112,7 +112,7 @@ class World:
         self.shards[topic.shard].rows.append(row)
 
     def remake(self, topic: WorldTopic) -> None:
-        """The same topic in another life."""
+        """Recreate the topic with the next epoch."""
         topic.epoch, topic.is_live, topic.head, topic.durable = topic.epoch + 1, True, 0, 0
         self.changed.add((topic.shard, topic.slot))
 
@@ -122,7 +122,7 @@ class World:
         self, link: bytes, subscription: int, feeds: Iterable[tuple[int, WorldTopic, int]], *,
         credit: int = 32, strong: bool = False, names: bool = False,
     ) -> m.Message:  # fmt: skip
-        """Say Subscribe; returns the answer."""
+        """Send Subscribe and return the reply."""
         known = self.links.setdefault(link, WorldLink())
         feeds = list(feeds)
         told = [m.Feed(n, f"t{t.topic_id}", t.topic_id, t.shard, t.slot, after) for n, t, after in feeds]
@@ -140,10 +140,10 @@ class World:
         return answer
 
     def unsubscribe(self, link: bytes, subscription: int, feeds: Iterable[int] = ()) -> m.Message:
-        """Say Unsubscribe; returns the answer."""
+        """Send Unsubscribe and return the reply."""
         numbers = list(feeds)
         known = self.links.setdefault(link, WorldLink())
-        # From here on they are nobody's turns, and their credit is free.
+        # From here on these grants are void, and their credit is free.
         known.out -= {
             (sub, n) for sub, n in known.out if sub == subscription and (n in numbers or not numbers)
         }
@@ -157,7 +157,7 @@ class World:
         return answer
 
     def take(self, link: bytes, *rows: tuple[int, int, int], is_consumed: bool = True) -> None:
-        """Give turns back: (subscription, feed, after)."""
+        """Return grants, each as (subscription, feed, after)."""
         known = self.links[link]
         for subscription, feed, after in rows:
             known.out.discard((subscription, feed))
@@ -168,7 +168,7 @@ class World:
         self.turn(ev.LinkRequestReceived(link, 0, m.Taken(len(rows)), bytearray(words.tobytes())))
 
     def ask(self, link: bytes, message: m.Message) -> m.Message:
-        """Say something that is answered."""
+        """Send a request and return its reply."""
         known = self.links.setdefault(link, WorldLink())
         before = len(known.messages)
         self.turn(ev.LinkRequestReceived(link, 5, message))
@@ -178,7 +178,7 @@ class World:
     # -- the shell --------------------------------------------------------------------------------------
 
     def turn(self, *events: Any, is_silent: bool = False) -> None:
-        """One turn of the shell: what links said, then what the shards say."""
+        """Run one pass of the shell: first the events of links, then those of the shards."""
         now: list[Any] = [Tick(0, self.now_ms * MS), *events]
         for number, shard in enumerate([] if is_silent else self.shards):
             rows = np.array(shard.rows, dtype=np.uint64).reshape(-1, 8)
@@ -194,7 +194,7 @@ class World:
             self.core.check()
 
     def wait(self, ms: int) -> None:
-        """Let time pass, as the shell would."""
+        """Advance the clock, and run a pass at each deadline of the core."""
         until = self.now_ms + ms
         while self.now_ms < until:
             due = self.core.next_deadline_ns()

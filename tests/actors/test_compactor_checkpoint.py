@@ -1,4 +1,4 @@
-"""Checkpoints over a real log: nothing is lost, nothing is twice, whatever ends in between."""
+"""Checkpoints over a real log lose and duplicate no record, also if the process dies in between."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _disarmed():
 
 
 def filled(topics=3, rounds=4, size=100):
-    """A world whose log has closed files; returns (shard, {topic id: {seq: payload}})."""
+    """Return a SmallShard with closed log files, and the expected {topic id: {seq: payload}}."""
     world = new_world()
     expected = {}
     for n in range(topics):
@@ -46,7 +46,7 @@ def fill(world, expected, topics, round, size=100):
 
 
 def close_log(world):
-    """Another incarnation begins another file."""
+    """Restart the shard: the next incarnation starts another file."""
     world.stop()
     world.start()
 
@@ -63,8 +63,8 @@ def wal_files(shard):
     return [name for name in shard.world.disk.list_dir(f"{DATA}/wal/shard-00") if name.endswith(".log")]
 
 
-def test_every_record_of_closed_files_lies_in_segments_and_every_topic_in_the_snapshot():
-    """CKP-1, SN-2."""
+def test_a_checkpoint_seals_every_record_of_closed_files_and_its_snapshot_has_every_topic():
+    """The snapshot has rows of exactly the topics that the shard reported (C8)."""
     shard, expected = filled()
     made = checkpoint(shard)
     assert shard.sealed() == expected
@@ -74,8 +74,8 @@ def test_every_record_of_closed_files_lies_in_segments_and_every_topic_in_the_sn
     assert shard.number == made.snapshot == 1
 
 
-def test_frames_that_were_copied_after_a_crash_are_sealed_once():
-    """What was in doubt lies in the log twice: where it was written, and in the next incarnation's file."""
+def test_frames_copied_after_a_crash_are_sealed_once():
+    """Recovery copies unsynced frames into the next incarnation's file, so the log contains them twice."""
     shard, expected = filled(rounds=1)
     for round in range(1, 4):
         fill(shard.world, expected, 3, round)
@@ -97,16 +97,16 @@ def test_small_topics_share_a_segment_and_large_ones_have_their_own():
     assert shard.sealed() == expected
 
 
-def test_a_segment_is_rolled_at_its_number_of_records():
-    """SG-1."""
+def test_a_segment_ends_at_its_maximum_number_of_records():
+    """The setting `storage.segment_records` is the maximum."""
     shard, expected = filled(topics=2)
     checkpoint(shard, own_segment_bytes=0, segment_records=6)
     assert max(ref.records for ref in shard.refs.values()) <= 6
     assert shard.sealed() == expected
 
 
-def test_what_a_checkpoint_absorbed_is_not_absorbed_again_and_its_log_goes_one_checkpoint_later():
-    """SN-5, CKP-8: two snapshots are kept, each with the log it needs."""
+def test_a_checkpoint_absorbs_a_log_file_once_and_deletes_it_one_checkpoint_later():
+    """Two snapshots are kept, each with the log that it needs. A log file stays until both absorb it (C4)."""
     shard, expected = filled()
     absorbed = {each.path.rpartition("/")[2] for each in shard.files()}
     checkpoint(shard)
@@ -122,7 +122,7 @@ def test_what_a_checkpoint_absorbed_is_not_absorbed_again_and_its_log_goes_one_c
     assert [number for _, number in snapshots.snapshot_numbers(shard.world.disk, DATA)] == [2, 3]
 
 
-def test_records_below_a_floor_and_of_gone_topics_get_no_place_and_holes_get_marks():
+def test_records_below_a_floor_or_of_deleted_topics_are_left_out_and_deleted_records_are_marked():
     shard, _ = filled(topics=3)
     gone, cut, holed = (shard.world.topic(f"t{n}") for n in range(3))
     del shard.topics()[gone.topic_id]
@@ -136,8 +136,8 @@ def test_records_below_a_floor_and_of_gone_topics_get_no_place_and_holes_get_mar
     assert all(sealed[holed.topic_id][seq] == b"" for seq in (2, 5))
 
 
-def test_a_deletion_that_the_log_tells_is_marked_in_segments_of_earlier_checkpoints():
-    """DL-20: the mark is there before the log may go."""
+def test_a_deletion_in_the_log_is_marked_in_segments_of_earlier_checkpoints():
+    """The deletion mark must exist before the log file may be deleted."""
     shard, _ = filled(topics=2)
     checkpoint(shard)
     name = "t1"
@@ -150,7 +150,7 @@ def test_a_deletion_that_the_log_tells_is_marked_in_segments_of_earlier_checkpoi
 
 
 def test_damage_in_the_log_stops_the_checkpoint_and_changes_nothing():
-    """CKP-9."""
+    """The checkpoint registers no segment and writes no snapshot."""
     shard, _ = filled()
     [file, *_] = shard.files()
     fd = shard.world.disk.create(f"{DATA}/copy")
@@ -168,7 +168,7 @@ def test_damage_in_the_log_stops_the_checkpoint_and_changes_nothing():
     assert (shard.refs, shard.number) == ({}, 0)
 
 
-def test_segments_that_are_refused_are_removed_and_nothing_else_happens():
+def test_segments_that_the_shard_refuses_are_removed():
     shard, _ = filled()
     shard.refuses = "an overlap"
     with pytest.raises(Internal):
@@ -177,8 +177,8 @@ def test_segments_that_are_refused_are_removed_and_nothing_else_happens():
     assert shard.number == 0
 
 
-def test_a_rotten_snapshot_is_not_built_upon():
-    """SN-4: every row is asked for when the snapshot that changes build on is not valid any more."""
+def test_a_checkpoint_without_a_valid_previous_snapshot_requests_every_row():
+    """Changed rows alone are not sufficient if the snapshot that they build on is not valid any more."""
     shard, expected = filled()
     checkpoint(shard)
     path = f"{DATA}/meta/{snapshots.snapshot_name(0, 1)}"
@@ -190,8 +190,8 @@ def test_a_rotten_snapshot_is_not_built_upon():
 
 
 @pytest.mark.parametrize("point", STOPS)
-def test_a_death_at_any_point_is_harmless_and_leaves_no_doubles(point):
-    """CKP-9: the next checkpoint does it all, and replaces what the dead one had registered."""
+def test_a_death_at_any_point_leaves_no_duplicates(point):
+    """The next checkpoint repeats the work and replaces the segments that the dead one registered."""
     shard, expected = filled()
     checkpoint(shard)
     fill(shard.world, expected, 3, 9)
@@ -207,8 +207,8 @@ def test_a_death_at_any_point_is_harmless_and_leaves_no_doubles(point):
     assert positions == sum(map(len, expected.values())), "no position lies in two segments in force"
 
 
-def test_a_crash_at_any_disk_call_leaves_what_the_next_checkpoint_completes():
-    """ST-3, CKP-9: power loss, then another compactor."""
+def test_the_next_checkpoint_succeeds_after_a_power_loss_at_any_disk_call():
+    """Another compactor completes the checkpoint after the power loss."""
     for nth in range(1, 400):
         shard, expected = filled(topics=2, rounds=2)
         disk = FaultyDisk(shard.world.disk, DiskFault("any", nth, "halt"))
@@ -242,7 +242,7 @@ def test_a_disk_call_that_fails_ends_the_checkpoint_and_the_next_one_succeeds(op
 
 
 def test_snapshots_of_another_layout_stay_until_every_shard_has_two_of_this_one():
-    """SN-5 after a change of wal.shards: a shard without a snapshot of its own recovers from the old ones."""
+    """After a change of `wal.shards`, a shard without a snapshot recovers from the old snapshots."""
     shard, _ = filled()
     disk = shard.world.disk
     checkpoint(shard)

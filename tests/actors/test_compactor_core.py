@@ -1,4 +1,4 @@
-"""What the compactor decides: when which shard gets a checkpoint, and what goes into which segment."""
+"""The compactor's decisions: when a shard gets a checkpoint, and which frames go into which segment."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def schedule(shards=1, age_ms=0):
     return CheckpointSchedule(shards, file_bytes=64 * MIB, age_ms=age_ms, now_ns=0)
 
 
-# -- when -------------------------------------------------------------------------------------------------
+# -- schedule ---------------------------------------------------------------------------------------------
 
 
-def test_shards_take_turns_and_are_looked_at_every_few_seconds():
+def test_shards_are_polled_in_order_and_again_after_the_poll_interval():
     plan = schedule(shards=3)
     now = NS_PER_S
     seen = []
@@ -74,20 +74,20 @@ def test_shards_take_turns_and_are_looked_at_every_few_seconds():
     ],
 )
 def test_a_full_file_or_much_log_makes_a_checkpoint_due(waiting, is_due):
-    """CKP-7."""
+    """A checkpoint is due for a full closed file, or for `LOG_BYTES` of log if any file is closed."""
     assert schedule().is_due(0, waiting, NS_PER_S) is is_due
 
 
 def test_a_small_closed_file_waits_a_minute_and_no_longer():
-    """CKP-7."""
+    """The time starts when the schedule first sees the file."""
     plan, small = schedule(), CheckpointBacklog((MIB,), 2 * MIB)
     assert not plan.is_due(0, small, NS_PER_S)
     assert not plan.is_due(0, small, WAIT_NS)
     assert plan.is_due(0, small, NS_PER_S + WAIT_NS)
 
 
-def test_records_that_have_waited_for_their_age_make_the_shard_close_its_file():
-    """storage.segment_age_ms."""
+def test_old_records_make_the_shard_close_its_file():
+    """The setting `storage.segment_age_ms` is the maximum age of records in the log."""
     plan, held = schedule(age_ms=10_000), CheckpointBacklog((), MIB)
     assert not plan.must_roll(0, 0)
     plan.is_due(0, held, NS_PER_S)
@@ -99,14 +99,14 @@ def test_records_that_have_waited_for_their_age_make_the_shard_close_its_file():
     assert not plan.must_roll(0, rolled_ns)
 
 
-def test_age_zero_means_that_nothing_is_rolled_for_its_age():
+def test_age_zero_disables_the_age_trigger():
     plan = schedule()
     plan.is_due(0, CheckpointBacklog((), MIB), NS_PER_S)
     assert not plan.must_roll(0, 1 << 60)
 
 
-def test_an_operator_is_answered_when_every_shard_is_done():
-    """SN-12."""
+def test_an_operators_request_ends_when_every_shard_is_done():
+    """The request is complete only after the last shard's checkpoint."""
     plan = schedule(shards=2)
     plan.request_checkpoints(7, 0)
     assert plan.next_shard(0) == 0
@@ -125,7 +125,7 @@ def test_an_operators_request_fails_once_with_the_first_shard_that_fails():
     assert plan.checkpoint_done(0, 1) == []
 
 
-def test_a_shard_that_fails_waits_longer_and_longer_and_the_others_do_not():
+def test_a_failing_shard_is_retried_with_exponential_backoff_and_delays_no_other_shard():
     plan = schedule(shards=2)
     waits = []
     for _ in range(9):
@@ -139,11 +139,11 @@ def test_a_shard_that_fails_waits_longer_and_longer_and_the_others_do_not():
     assert plan._shards[0].poll_due_ns == NS_PER_S
 
 
-# -- what -------------------------------------------------------------------------------------------------
+# -- segments ---------------------------------------------------------------------------------------------
 
 
 def log_of(*rows):
-    """Appends of (topic, first number, records, epoch), each a frame, in one buffer."""
+    """Return appends (topic, first seq, records, epoch), each as a frame, in one buffer."""
     buffer = bytearray()
     for topic, _, count, _ in rows:
         buffer += frame(encode_records([b"x" * 40] * count), topic_id=topic, producer_id=1, producer_seq=1)
@@ -157,7 +157,7 @@ def log_of(*rows):
 
 
 def live_of(**topics):
-    """t3=(epoch, earliest) …"""
+    """Return live topics from arguments such as `t3=(epoch, earliest)`."""
     ids = sorted(int(name[1:]) for name in topics)
     facts = [topics[f"t{each}"] for each in ids]
     words = [np.array(column, np.uint64) for column in (ids, *zip(*facts, strict=True))]
@@ -165,7 +165,7 @@ def live_of(**topics):
 
 
 def kept(ordered, sizes=None):
-    """[[(topic, first number of each frame…)…] of each segment]"""
+    """Return [(topic, [first seq of each frame])] of each segment."""
     found = []
     for cuts in ordered.plan_segments(sizes or SegmentSizeLimits(1 << 20, 1 << 30, 1 << 30)):
         segment = []
@@ -180,24 +180,24 @@ def kept(ordered, sizes=None):
     return found
 
 
-def test_frames_are_sealed_topic_by_topic_in_the_order_of_their_numbers():
+def test_frames_are_sealed_topic_by_topic_in_seq_order():
     appends = log_of((9, 1, 2, 1), (4, 1, 1, 1), (9, 3, 1, 1), (4, 2, 5, 1))
     ordered = SegmentPlanner(appends.to_table(), live_of(t4=(1, 1), t9=(1, 1)), {})
     assert kept(ordered) == [[(4, [1, 2]), (9, [1, 3])]]
 
 
-def test_what_is_there_twice_is_sealed_once():
+def test_duplicate_frames_are_sealed_once():
     appends = log_of((4, 1, 3, 1), (4, 4, 1, 1), (4, 1, 3, 1), (4, 4, 1, 1), (4, 5, 1, 1))
     assert kept(SegmentPlanner(appends.to_table(), live_of(t4=(1, 1)), {})) == [[(4, [1, 4, 5])]]
 
 
-def test_what_is_gone_below_a_floor_or_of_another_life_is_left_out():
+def test_frames_of_deleted_topics_of_other_epochs_and_below_a_floor_are_left_out():
     appends = log_of((4, 1, 3, 1), (4, 4, 1, 2), (5, 1, 3, 1), (6, 1, 3, 2), (6, 4, 3, 2), (6, 7, 1, 2))
     live = live_of(t4=(2, 1), t5=(0, 0), t6=(2, 6))
     assert kept(SegmentPlanner(appends.to_table(), live, {})) == [[(4, [4]), (6, [4, 7])]]
 
 
-def test_a_later_pass_does_not_seal_what_an_earlier_one_has_sealed():
+def test_a_later_pass_does_not_seal_the_frames_of_an_earlier_one():
     sealed = {}
     first = SegmentPlanner(log_of((4, 1, 3, 1)).to_table(), live_of(t4=(1, 1)), sealed)
     first.record_last_sealed(sealed)
@@ -206,7 +206,7 @@ def test_a_later_pass_does_not_seal_what_an_earlier_one_has_sealed():
     assert kept(second) == [[(4, [4])]]
 
 
-def test_a_large_topic_is_rolled_and_small_ones_share():
+def test_a_large_topic_gets_several_segments_and_small_topics_share_one():
     appends = log_of(*[(4, 1 + 2 * n, 2, 1) for n in range(5)], (7, 1, 1, 1), (8, 1, 1, 1), (9, 1, 1, 1))
     ordered = SegmentPlanner(appends.to_table(), live_of(t4=(1, 1), t7=(1, 1), t8=(1, 1), t9=(1, 1)), {})
     assert kept(ordered, SegmentSizeLimits(4, 1 << 30, 100)) == [
@@ -215,7 +215,7 @@ def test_a_large_topic_is_rolled_and_small_ones_share():
     assert kept(ordered, SegmentSizeLimits(2, 1 << 30, 1 << 20))[1:] == [[(7, [1]), (8, [1])], [(9, [1])]]
 
 
-def test_a_frame_larger_than_a_segment_has_one_of_its_own():
+def test_a_frame_larger_than_a_segment_gets_a_segment_of_its_own():
     appends = log_of((4, 1, 50, 1), (4, 51, 50, 1))
     ordered = SegmentPlanner(appends.to_table(), live_of(t4=(1, 1)), {})
     assert kept(ordered, SegmentSizeLimits(10, 100, 0)) == [[(4, [1])], [(4, [51])]]
@@ -226,7 +226,7 @@ def test_a_pass_without_appends_has_nothing_to_seal():
     assert kept(ordered) == []
 
 
-def test_an_answer_about_what_is_alive_is_read_with_its_deleted_numbers():
+def test_a_live_reply_is_decoded_with_its_deleted_seqs():
     numbers = BitMap64([3, 2**40])
     data = numbers.serialize()
     rows = np.array([[4, 1, 1, 0, len(data)], [9, 0, 0, 0, 0]], "<u8").tobytes()
@@ -236,7 +236,7 @@ def test_an_answer_about_what_is_alive_is_read_with_its_deleted_numbers():
 
 
 @pytest.mark.parametrize("rows", [[[9, 1, 1, 0, 0], [4, 1, 1, 0, 0]], [[4, 1, 1, 0, 99]], [[4, 1, 1, 2, 1]]])
-def test_an_answer_that_makes_no_sense_is_refused(rows):
+def test_a_malformed_live_reply_is_refused(rows):
     with pytest.raises(CorruptData):
         decode_live(np.array(rows, "<u8").tobytes(), b"abc")
 
@@ -256,8 +256,8 @@ def asked(corr, client=b"op"):
     return ControlReceived(client, corr, m.CheckpointNow())
 
 
-def test_one_shard_is_looked_at_a_turn_and_none_while_word_is_awaited():
-    """K2."""
+def test_one_shard_is_polled_at_a_time():
+    """A pass polls at most one shard, and no shard while a poll is pending."""
     core = compactor()
     assert core.handle(at(NS_PER_S)) == [PollShard(0, roll=False)]
     assert core.handle(at(NS_PER_S)) == []
@@ -268,8 +268,8 @@ def test_one_shard_is_looked_at_a_turn_and_none_while_word_is_awaited():
     assert core.next_deadline_ns() == NS_PER_S + POLL_INTERVAL_NS
 
 
-def test_a_request_is_answered_when_each_shard_has_had_a_checkpoint():
-    """K1."""
+def test_a_request_is_answered_when_each_shard_had_a_checkpoint():
+    """The reply lists the checkpoint's files."""
     core = compactor()
     assert core.handle(at(0, asked(7))) == [PollShard(0, roll=True)]
     assert core.handle(at(1, ShardPolled(0, NOTHING))) == [MakeCheckpoint(0, 0)]
@@ -288,11 +288,11 @@ def test_a_request_is_answered_when_each_shard_has_had_a_checkpoint():
     ("error", "status"),
     [
         (CorruptData("bad"), Status.INTERNAL),
-        (ShuttingDown("told to stop in the middle of a pass"), Status.SHUTTING_DOWN),
+        (ShuttingDown("stop requested during a pass"), Status.SHUTTING_DOWN),
     ],
 )
-def test_a_request_fails_once_with_the_first_shard_that_does(error, status):
-    """K1: also when a shard stops; nothing else would ever answer the operator."""
+def test_a_request_fails_once_with_the_first_shard_that_fails(error, status):
+    """This includes a shard that shuts down: no other event would answer the operator."""
     core = compactor()
     core.handle(at(0, asked(7)))
     (reply,) = core.handle(at(1, CheckpointFailed(0, error)))
@@ -302,7 +302,7 @@ def test_a_request_fails_once_with_the_first_shard_that_does(error, status):
     assert not [each for each in core.handle(at(3)) if isinstance(each, Reply)]
 
 
-def test_files_that_cannot_be_listed_are_the_answer():
+def test_an_error_while_files_are_listed_is_the_reply():
     core = compactor(shards=1)
     core.handle(at(0, asked(7)))
     core.handle(at(1, ShardPolled(0, NOTHING)))
@@ -311,7 +311,7 @@ def test_files_that_cannot_be_listed_are_the_answer():
     assert isinstance(reply.message, m.ErrorReply)
 
 
-def test_a_drain_leaves_snapshots_refuses_who_waits_and_stops():
+def test_a_drain_makes_snapshots_refuses_pending_requests_and_stops():
     core = compactor()
     core.handle(at(0, asked(7)))
     leave, refused, stop = core.handle(at(1, DrainRequested()))

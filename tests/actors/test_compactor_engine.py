@@ -1,4 +1,4 @@
-"""The compactor in a real engine: what was acknowledged is read back once and in order, whoever dies when."""
+"""The compactor in a real engine: acked records are read back once and in order, whichever process dies."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read_back(client, count):
 
 
 def checkpoint_now(host, timeout_s=30.0):
-    """What an operator does; asked again while the compactor is being replaced."""
+    """Request a checkpoint as an operator does. Repeat the request while the compactor restarts."""
     compactor = Requester("compactor", f"ipc://{host.info.shm_dir}/compactor.sock")
     found = []
 
@@ -69,7 +69,7 @@ def checkpoint_now(host, timeout_s=30.0):
 
 
 def test_a_checkpoint_moves_records_to_segments_and_readers_find_them_there(tmp_path):
-    """SN-12, CKP-8."""
+    """Readers find all records before and after a restart of the engine."""
     with running(tmp_path) as host:
         with ringlog.connect(host.url) as client:
             write(client, 0)
@@ -89,8 +89,8 @@ def test_a_checkpoint_moves_records_to_segments_and_readers_find_them_there(tmp_
 
 
 @pytest.mark.parametrize("point", STOPS)
-def test_the_compactor_dies_at_every_point_and_nothing_is_lost_or_doubled(tmp_path, point):
-    """CKP-9, INV-1: its successor does again what was not ended."""
+def test_a_compactor_that_dies_at_any_point_loses_and_duplicates_nothing(tmp_path, point):
+    """Its successor repeats the unfinished work."""
     with running(tmp_path, environ={"RINGLOG_TEST_STOP_POINTS": f"{point}:1:kill"}) as host:
         with ringlog.connect(host.url) as client:
             write(client, 0)
@@ -107,7 +107,7 @@ def restarts_of(host):
     return next(process.restarts for process in host.status().processes if process.kind == "compactor")
 
 
-def test_the_reclaimer_gives_way_to_everybody_and_the_compactor_only_in_its_passes(tmp_path):
+def test_the_reclaimer_runs_at_idle_priority_and_the_compactor_only_in_its_passes(tmp_path):
     with running(tmp_path) as host:
         checkpoint_now(host)
         how = {
@@ -129,7 +129,7 @@ def test_a_killed_compactor_is_replaced_while_the_engine_stays_ready(tmp_path):
         assert host.stop() == 0
 
 
-def test_a_shard_that_was_replaced_is_asked_again(tmp_path):
+def test_the_compactor_reconnects_to_a_restarted_shard(tmp_path):
     with running(tmp_path) as host, ringlog.connect(host.url) as client:
         write(client, 0)
         checkpoint_now(host)
@@ -140,7 +140,7 @@ def test_a_shard_that_was_replaced_is_asked_again(tmp_path):
         assert restarts_of(host) == 0
 
 
-def test_another_number_of_shards_finds_everything_in_the_snapshots_of_the_old_ones(tmp_path):
+def test_a_different_number_of_shards_recovers_everything_from_the_old_snapshots(tmp_path):
     with running(tmp_path) as host, ringlog.connect(host.url) as client:
         write(client, 0)
         checkpoint_now(host)
@@ -156,8 +156,8 @@ def test_another_number_of_shards_finds_everything_in_the_snapshots_of_the_old_o
                 read_back(client, 800)
 
 
-def test_an_orderly_stop_leaves_a_snapshot_so_that_the_next_start_replays_little(tmp_path):
-    # In one file, which nothing absorbs before the stop: a pass that gets no processor would be in its way.
+def test_an_orderly_stop_leaves_a_snapshot_and_the_next_start_replays_no_log(tmp_path):
+    # One large file, so that no pass absorbs it before the stop. A CPU-starved pass would delay the stop.
     with running(tmp_path, shards=1, file_bytes="64MiB") as host:
         with ringlog.connect(host.url, wait=10) as client:
             for name in TOPICS:
@@ -176,11 +176,11 @@ def test_an_orderly_stop_leaves_a_snapshot_so_that_the_next_start_replays_little
 
 
 def in_the_middle_of_a_pass(host):
-    """Returns the compactor's pid: it stands still where the stop point is."""
+    """Write records until the compactor pauses at its stop point. Return its pid."""
     with ringlog.connect(host.url, wait=10) as client:
         for name in TOPICS:
             client.topics.create(name, durability="fsync")
-        # Every full file of the log is there to absorb.
+        # Several full log files are ready for the pass.
         for start in range(0, 4_000, 400):
             write(client, start)
     pid = host.pid_of("compactor")
@@ -196,8 +196,8 @@ def state_of(pid):
 PAUSED = {"RINGLOG_TEST_STOP_POINTS": "compact_mid_read:1:pause"}
 
 
-def test_a_stop_in_the_middle_of_a_pass_is_orderly_and_soon(tmp_path):
-    """SD-1: a pass ends behind any of its steps, and what it has begun is begun anew."""
+def test_a_stop_in_the_middle_of_a_pass_is_orderly_and_prompt(tmp_path):
+    """A pass can end after each of its steps. The next compactor repeats the unfinished pass."""
     with running(tmp_path, shards=1, environ=PAUSED) as host:
         compactor = in_the_middle_of_a_pass(host)
         with ThreadPoolExecutor(1) as pool:
@@ -211,8 +211,8 @@ def test_a_stop_in_the_middle_of_a_pass_is_orderly_and_soon(tmp_path):
             read_back(client, 4_000)
 
 
-def test_a_compactor_that_stands_still_costs_a_stop_its_limit_and_not_its_order(tmp_path):
-    """It keeps no promise to anybody: it is ended, and nothing is degraded."""
+def test_a_paused_compactor_is_killed_at_the_drain_limit_and_the_stop_is_orderly(tmp_path):
+    """A compactor holds no state that must survive. The supervisor kills it, and the exit code stays 0."""
     with running(tmp_path, shards=1, environ=PAUSED, supervisor={"drain_s": 1.0}) as host:
         in_the_middle_of_a_pass(host)
         assert host.stop() == 0
@@ -224,7 +224,7 @@ def test_an_orphaned_compactor_does_not_keep_the_next_engine_waiting(tmp_path):
         pidfd = os.pidfd_open(compactor)
         host.kill("supervisor")
         try:
-            # It still stands: not even a stopped process outlives its supervisor.
+            # The process is still paused. Even a stopped process must not outlive its supervisor.
             assert select.select([pidfd], [], [], 20.0)[0]
         finally:
             os.close(pidfd)

@@ -1,4 +1,8 @@
-"""How hard a pass works beside acks: it rests beside a trickle, never beside a flood, nobody or a backlog."""
+"""Throttling of a compaction pass while shards commit small batches.
+
+A pass pauses next to a trickle of appends. It does not pause without load, under heavy load, or with a
+backlog.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from ringlog.testing.clock import ManualClock
 
 
 class Shards:
-    """What the shards have taken so far, and who was told that the pass gets on."""
+    """Simulated commit counters of the shards, and the number of heartbeats of the pass."""
 
     def __init__(self) -> None:
         self.groups = self.bytes = self.beats = 0
@@ -20,13 +24,13 @@ class Shards:
         self.beats += 1
 
     def take(self, groups: int, bytes_per_s: float) -> None:
-        """Time for a look passes, in which they take so much."""
+        """Advance the clock by one sample interval, in which the shards commit this much."""
         self.clock.advance(SAMPLE_INTERVAL_NS / 1e9)
         self.groups += groups
         self.bytes += int(bytes_per_s * SAMPLE_INTERVAL_NS / 1e9)
 
     def rested_s(self) -> float:
-        """How long the pass rests behind its next piece."""
+        """Return how long the pass pauses after its next piece, in seconds."""
         before = self.clock.monotonic_ns()
         self.pace.pause_if_contended()
         return (self.clock.monotonic_ns() - before) / 1e9
@@ -38,7 +42,7 @@ class Shards:
      (2, 100_000_000, False)],
     ids=["nobody", "one append", "a client that waits for each", "many of them", "large groups"],
 )  # fmt: skip
-def test_a_pass_rests_where_somebody_waits_for_small_groups(
+def test_a_pass_pauses_while_clients_wait_for_small_commit_batches(
     groups: int, bytes_per_s: float, rests: bool
 ) -> None:
     shards = Shards()
@@ -48,7 +52,7 @@ def test_a_pass_rests_where_somebody_waits_for_small_groups(
 
 
 def test_a_backlog_is_absorbed_at_full_speed() -> None:
-    """The log must not grow until the disk is full because somebody is waiting."""
+    """Otherwise the log could grow until the disk is full, only because a client waits."""
     shards = Shards()
     shards.take(10, 1_000)
     shards.pace.is_urgent = True
@@ -57,7 +61,7 @@ def test_a_backlog_is_absorbed_at_full_speed() -> None:
     assert shards.rested_s() == pytest.approx(PAUSE_S)
 
 
-def test_a_look_holds_for_a_while_and_then_is_taken_anew() -> None:
+def test_a_sample_is_valid_for_one_interval() -> None:
     shards = Shards()
     shards.take(10, 1_000)
     assert shards.rested_s() > 0
@@ -68,7 +72,7 @@ def test_a_look_holds_for_a_while_and_then_is_taken_anew() -> None:
     assert found == 0, "nobody waits any more"
 
 
-def test_what_a_resting_pass_absorbs_is_more_than_a_trickle_adds() -> None:
-    """The bound: the log that waits shrinks, whoever is writing."""
+def test_a_pausing_pass_absorbs_more_than_a_trickle_adds() -> None:
+    """The log that waits for compaction shrinks under any trickle of writes."""
     piece = 64 << 10
     assert piece / (PAUSE_S + 0.002) > 1.5 * TRICKLE_BYTES_PER_S

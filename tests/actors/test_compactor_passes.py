@@ -1,4 +1,4 @@
-"""A pass stands back for everybody while the compactor keeps up, and no longer."""
+"""A pass runs at idle priority while the compactor keeps up, and at normal priority with a backlog."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def how_it_runs() -> tuple[int, int, int]:
     return thread, os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, thread)
 
 
-def test_a_pass_runs_when_nobody_else_wants_the_processor_and_lowers_nobody_else(passes):
+def test_a_pass_lowers_the_priority_of_its_own_thread_only(passes):
     here = how_it_runs()
     thread, policy, nice = passes.run(how_it_runs, 0)
     assert (policy, nice) == (os.SCHED_IDLE, 19)
@@ -31,13 +31,13 @@ def test_a_pass_runs_when_nobody_else_wants_the_processor_and_lowers_nobody_else
     assert how_it_runs() == here
 
 
-def test_with_much_log_waiting_it_takes_its_share(passes):
+def test_a_pass_runs_at_normal_priority_with_a_large_backlog(passes):
     here = how_it_runs()
     assert passes.run(how_it_runs, BACKLOG_BYTES - 1)[1] == os.SCHED_IDLE
     assert passes.run(how_it_runs, BACKLOG_BYTES)[1:] == here[1:]
 
 
-def test_what_a_pass_raises_arrives(passes):
+def test_an_exception_of_a_pass_reaches_the_caller(passes):
     def fail() -> None:
         raise CorruptData("a log file", file="a")
 
@@ -45,7 +45,7 @@ def test_what_a_pass_raises_arrives(passes):
         passes.run(fail, 0)
 
 
-def test_a_pass_that_does_not_come_to_its_end_is_left_alone_at_the_stop(passes, monkeypatch):
+def test_a_pass_that_does_not_end_is_abandoned_at_the_stop(passes, monkeypatch):
     monkeypatch.setattr("actors.compactor.pass_executor.PASS_END_S", 0.01)
     may_end = threading.Event()
     try:
@@ -57,8 +57,8 @@ def test_a_pass_that_does_not_come_to_its_end_is_left_alone_at_the_stop(passes, 
 
 
 @pytest.mark.parametrize("waiting", [0, BACKLOG_BYTES])
-def test_a_pass_needs_no_thread_that_is_not_there_yet(passes, waiting, monkeypatch):
-    """RF-20: at a limit of threads the log is compacted all the same."""
+def test_a_pass_starts_no_thread(passes, waiting, monkeypatch):
+    """At the limit of threads the compactor still compacts the log (RF-20)."""
 
     def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")

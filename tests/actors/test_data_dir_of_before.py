@@ -1,6 +1,6 @@
-"""A data directory that an earlier version wrote opens, is read, written to, compacted and verified.
+"""A data directory of an earlier version can be opened, read, written, compacted and verified.
 
-It was made by tools/keep_data_dir.py from the last revision that wrote frames of version 1.
+tools/keep_data_dir.py made it with the last revision that wrote frames of version 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
-    """The directory of an engine, with the data that was kept."""
+    """Return the directory of an engine that contains the archived data."""
     data = tmp_path / "engine" / "data"
     data.mkdir(mode=0o700, parents=True)
     data.parent.chmod(0o700)
@@ -58,7 +58,7 @@ def all_of(client: ringlog.Client, topic: str) -> list[Record]:
 
 
 def check_events(records: list[Record]) -> None:
-    """What the script wrote, by number; an empty key, tag or node was none then."""
+    """Check the records that the script wrote. In version 1 an empty key, tag or node meant None."""
     expected = [n for n in range(RECORDS) if n % 8 != 2]
     assert [(record.seq, record.data) for record in records] == [(n + 1, b"%d" % n) for n in expected]
     for n, record in zip(expected, records, strict=True):
@@ -73,11 +73,11 @@ def check_events(records: list[Record]) -> None:
             assert (record.meta, *times) == ({"n": n}, TIME_US + n, TIME_US, 3)
 
 
-def test_what_was_kept_verifies_as_it_is(kept: Path) -> None:
+def test_archived_data_verifies_without_findings(kept: Path) -> None:
     assert verify_directory(str(kept / "data"), is_deep=True).findings == []
 
 
-def test_everything_is_read_and_goes_on_beside_what_is_written_now(
+def test_archived_data_is_read_and_new_records_are_appended(
     running: TestEngine, client: ringlog.Client
 ) -> None:
     check_events(all_of(client, "events"))

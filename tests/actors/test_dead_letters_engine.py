@@ -1,4 +1,4 @@
-"""Jobs that fail again and again go to the dead letters, in a real engine, whoever dies on the way."""
+"""Jobs that fail repeatedly move to the dead-letter topic of a real engine. Processes are killed."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ MOVED_S = 30.0
 STAMPS = ("$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq")
 
 
-# -- the copies -------------------------------------------------------------------------------------------
+# -- copies -----------------------------------------------------------------------------------------------
 
 
-def test_messages_hold_as_many_jobs_as_they_may_and_at_least_one():
+def test_a_move_splits_jobs_at_its_limits_and_contains_at_least_one():
     many = [Record(seq=n, ts=0, data=b"x") for n in range(2 * DEAD_LETTERS_PER_MOVE + 1)]
     assert list(map(len, split_for_move(many))) == [DEAD_LETTERS_PER_MOVE, DEAD_LETTERS_PER_MOVE, 1]
     large = [Record(seq=n, ts=0, data=bytes(DEAD_LETTERS_BYTES_PER_MOVE)) for n in range(3)]
@@ -44,8 +44,8 @@ def test_messages_hold_as_many_jobs_as_they_may_and_at_least_one():
     assert split_for_move([]) == []
 
 
-def test_a_jobs_producer_is_its_own_and_always_the_same():
-    """QD-4: by queue, life of the queue and number."""
+def test_the_producer_id_of_a_copy_depends_only_on_its_job():
+    """The id is a hash of queue, epoch and seq, so that one job is copied once (Q7)."""
     ids = {copy_producer_id(topic, epoch, seq) for topic in (1, 2) for epoch in (1, 2) for seq in (1, 2)}
     assert len(ids) == 8
     assert copy_producer_id(1, 2, 3) == copy_producer_id(1, 2, 3)
@@ -66,7 +66,7 @@ def make(client: Client, name: str = "jobs", **config) -> Queue:
 
 
 def fail_all(queue: Queue, times: int = 2) -> None:
-    """Deliver every job so many times, and ask once more."""
+    """Deliver and nack every job this many times. One more claim must return no job."""
     for _ in range(times):
         while jobs := queue.claim(100):
             queue.nack(jobs, delay_ms=50)
@@ -86,8 +86,8 @@ def letters(client: Client, name: str = "dead") -> list[Record]:
 
 
 @SLOW
-def test_a_job_that_fails_too_often_is_moved_with_all_it_has(running: TestEngine):
-    """QD-1, QD-2, QD-6, QD-7, QD-8, R-11."""
+def test_a_job_that_fails_too_often_is_moved_with_all_its_fields(running: TestEngine):
+    """The copy keeps every column except the expiry. Stamps name its origin and cannot be forged."""
     with ringlog.connect(running.url, wait=20) as client:
         queue = make(client, durability="fsync")
         full = {f"k{n}": n for n in range(64)}
@@ -128,8 +128,8 @@ def test_a_rejected_job_is_moved_with_the_reason(running: TestEngine):
 
 
 @SLOW
-def test_a_dead_letter_ends_when_its_job_would_have_if_the_queue_says_so(running: TestEngine):
-    """L32."""
+def test_a_dead_letter_keeps_the_expiry_of_its_job_if_its_queue_is_configured_for_it(running: TestEngine):
+    """The setting is `dead_letter_keep_expiry`."""
     with ringlog.connect(running.url, wait=20) as client:
         queue = make(client, dead_letter_keep_expiry=True)
         queue.put(b"bad", ttl_ms=3_600_000)
@@ -141,8 +141,8 @@ def test_a_dead_letter_ends_when_its_job_would_have_if_the_queue_says_so(running
 
 @SLOW
 @pytest.mark.parametrize("leases_durable", [False, True])
-def test_a_dead_letter_says_what_was_raised_over_its_job_and_how_often(running: TestEngine, leases_durable):
-    """L24, L26: what leaves a block, or is said by hand; forged stamps are overwritten."""
+def test_a_dead_letter_contains_the_last_failure_and_the_number_of_nacks(running: TestEngine, leases_durable):
+    """The reason is that of the last failure. Forged stamps are overwritten or removed."""
     with ringlog.connect(running.url, wait=20) as client:
         queue = make(client, leases_durable=leases_durable)
         queue.put(b"bad", meta={"$dead_letter_nacks": "forged", "$dead_letter_last_failure": "forged"})
@@ -164,8 +164,8 @@ def test_a_dead_letter_says_what_was_raised_over_its_job_and_how_often(running: 
 
 
 @SLOW
-def test_a_target_that_takes_nothing_holds_up_no_other_and_loses_nothing(running: TestEngine):
-    """QD-3."""
+def test_a_full_dead_letter_topic_blocks_no_other_queue_and_loses_no_job(running: TestEngine):
+    """The jobs stay exhausted until the dead-letter topic accepts them."""
     with ringlog.connect(running.url, wait=20) as client:
         client.topics.create("full", cap_records=1, discard="reject")
         client.append("full", b"there")
@@ -185,8 +185,9 @@ def test_a_target_that_takes_nothing_holds_up_no_other_and_loses_nothing(running
 
 @SLOW
 @pytest.mark.parametrize("record_bytes", [RECORD_BYTES_DEFAULT, 8 * RECORD_BYTES_DEFAULT, 2_000])
-def test_a_job_as_large_as_a_record_may_be_becomes_a_dead_letter_and_comes_back(record_bytes: int):
-    """What is noted of it does not count: it was ready for ever, and nobody could claim it."""
+def test_a_job_of_the_maximum_size_becomes_a_dead_letter_and_is_redriven(record_bytes: int):
+    """The stamps do not count against the size limit. Otherwise the job would stay in its queue forever, and
+    no worker could claim it."""
     with (
         engine(delivery={"schedulers": 1}, limits={"max_record_bytes": record_bytes}) as small,
         ringlog.connect(small.url, wait=20) as client,
@@ -206,8 +207,8 @@ def test_a_job_as_large_as_a_record_may_be_becomes_a_dead_letter_and_comes_back(
 
 
 @SLOW
-def test_dead_letters_of_dead_letters(running: TestEngine):
-    """QD-9: a queue as target has an ordinary ready job, which may go on to a third."""
+def test_a_dead_letter_queue_can_have_a_dead_letter_queue(running: TestEngine):
+    """A dead letter in a queue is an ordinary ready job, which may move on to a third topic."""
     with ringlog.connect(running.url, wait=20) as client:
         first, second = make(client, "a", dead_letter="b"), make(client, "b", dead_letter="c")
         third = make(client, "c", dead_letter="d")
@@ -223,8 +224,8 @@ def test_dead_letters_of_dead_letters(running: TestEngine):
 
 
 @SLOW
-def test_dead_letters_that_would_come_back_are_refused_whoever_is_configured_last(running: TestEngine):
-    """A job would circle for ever."""
+def test_a_cycle_of_dead_letter_topics_is_refused(running: TestEngine):
+    """A job would circle forever. The check does not depend on the client that configures the last topic."""
     with (
         ringlog.connect(running.url, wait=20) as client,
         ringlog.connect(running.url, wait=20) as other,
@@ -239,7 +240,7 @@ def test_dead_letters_that_would_come_back_are_refused_whoever_is_configured_las
         for each in (client, other):
             with pytest.raises(InvalidRequest, match="three -> one -> two -> three"):
                 each.topics.configure("three", dead_letter="one")
-        # By way of groups: of the target, and of the topic that the letters would come back to.
+        # Cycles through groups: of the target, and of the topic to which the letters would return.
         for name in ("log", "letters"):
             client.topics.create(name)
         client.group("log", "g", mode="queue", dead_letter="letters").stats()
@@ -252,16 +253,16 @@ def test_dead_letters_that_would_come_back_are_refused_whoever_is_configured_las
         client.topics.configure("three", dead_letter="log")
         with pytest.raises(InvalidRequest, match="letters -> one -> two -> three -> log -> letters"):
             client.group("letters", "far", mode="queue", dead_letter="one").stats()
-        # Two letters to one topic, and a diamond, are no cycle.
+        # Two queues with one dead-letter topic, and a diamond, form no cycle.
         make(client, "four", dead_letter="log")
 
 
 @SLOW
-def test_two_topics_that_were_made_at_once_never_pass_a_job_in_a_circle(running: TestEngine):
-    """Nobody who made one of them could see the other: the mover looks again."""
+def test_the_mover_refuses_a_cycle_of_topics_that_were_created_at_once(running: TestEngine):
+    """Neither client could see the other topic, so the mover checks again."""
     with ringlog.connect(running.url, wait=20) as client:
         first = make(client, "a", dead_letter="b")
-        # What a client does that looked before the other one was there.
+        # A client that checked before the other topic existed sends this request.
         put = m.TopicPut("b", {"type": "queue", "dead_letter": "a"}, "create")
         with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
             peer.setsockopt(zmq.LINGER, 0)
@@ -272,7 +273,7 @@ def test_two_topics_that_were_made_at_once_never_pass_a_job_in_a_circle(running:
             assert isinstance(decode(peer.recv()).message, m.TopicInfo)
         first.put(b"job")
         fail_all(first)
-        said = "dead letters must not come back"
+        said = "dead_letter must not form a cycle"
         wait_until(lambda: said in running.log_path.read_text(), MOVED_S, "the mover to refuse")
         assert client.queue("b").stats().ready == 0
         client.topics.configure("b", dead_letter=None)
@@ -282,8 +283,8 @@ def test_two_topics_that_were_made_at_once_never_pass_a_job_in_a_circle(running:
 
 @SLOW
 @pytest.mark.parametrize("point", [name for name in stop_points.POINTS if name.startswith("dead_letter_")])
-def test_a_scheduler_dies_between_copy_and_deletion(point: str):
-    """QD-4, FX-150, FX-224: what was copied is known there, so that it is there once."""
+def test_a_scheduler_that_dies_between_copy_and_deletion_copies_no_job_twice(point: str):
+    """The dead-letter topic remembers the producer of a copy, so the retry appends no second copy (Q7)."""
     with (
         engine(
             wal={"shards": 2}, delivery={"schedulers": 1}, supervisor={"restart_max": 100},
@@ -300,8 +301,8 @@ def test_a_scheduler_dies_between_copy_and_deletion(point: str):
 
 @SLOW
 @pytest.mark.parametrize("point", [name for name in stop_points.POINTS if name.startswith("dead_letter_")])
-def test_everything_dies_between_copy_and_deletion(point: str, tmp_path):
-    """CP-39, FX-137: the copies are there and the jobs are ready; both are found again, and no copy twice."""
+def test_a_power_loss_between_copy_and_deletion_copies_no_job_twice(point: str, tmp_path):
+    """After the start, the copies exist and the jobs are ready. The next move appends no second copy."""
     spec = {"RINGLOG_TEST_STOP_POINTS": f"{point}:1:pause"}
     with (
         engine(

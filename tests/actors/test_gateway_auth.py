@@ -1,4 +1,4 @@
-"""Scopes, prefixes, keys, key files and the ZAP decision; no socket yet."""
+"""Scopes, prefixes, keys, key files and ZAP decisions, without sockets."""
 
 import os
 
@@ -30,7 +30,7 @@ OPERATIONS = {
 @pytest.mark.parametrize("scope", sorted(SCOPES))
 @pytest.mark.parametrize(("message", "allowed"), OPERATIONS.values(), ids=OPERATIONS)
 def test_each_operation_passes_with_its_scope_and_no_other(message, allowed, scope):
-    """A-8, SEC-5."""
+    """A refusal names the required scope."""
     principal = auth.Principal("p", frozenset({scope}))
     if scope in allowed:
         auth.authorise(principal, message)
@@ -42,7 +42,7 @@ def test_each_operation_passes_with_its_scope_and_no_other(message, allowed, sco
 
 @pytest.mark.parametrize(("message", "_"), OPERATIONS.values(), ids=OPERATIONS)
 def test_a_name_outside_the_prefixes_is_forbidden_for_every_operation(message, _):
-    """A-9; the list is filtered instead (A-11)."""
+    """`TopicList` is allowed, because the gateway filters its reply."""
     principal = auth.Principal("p", SCOPES, ("b.", "a.tt"))
     if isinstance(message, m.TopicList):
         auth.authorise(principal, message)
@@ -52,21 +52,21 @@ def test_a_name_outside_the_prefixes_is_forbidden_for_every_operation(message, _
     assert e.value.detail == {"topic": "a.t"}
 
 
-def test_what_is_not_listed_is_refused_to_everybody():
-    """SEC-5: deny by default, the owner included."""
+def test_a_message_without_permissions_is_refused_to_every_principal():
+    """The gateway denies by default. This includes the owner."""
     for message in (m.RingOpen("c", 1, 0), m.EngineStop(), m.Drain(), m.RingAttach("r", "b", "c")):
         with pytest.raises(Forbidden):
             auth.authorise(auth.OWNER, message)
 
 
-def test_where_the_files_lie_is_told_to_the_owner_only():
+def test_only_the_owner_receives_the_locations_of_log_files():
     auth.authorise(auth.OWNER, m.Locate("t", 0))
     with pytest.raises(Forbidden):
         auth.authorise(auth.Principal("p", SCOPES), m.Locate("t", 0))
 
 
-def test_an_unknown_credential_may_not_even_say_hello():
-    """A-12, A-13."""
+def test_an_unknown_credential_is_refused_even_for_hello():
+    """The error is `Unauthorized`."""
     with pytest.raises(Unauthorized):
         auth.authorise(None, m.Hello(1, "x"))
 
@@ -75,8 +75,8 @@ def _keys_text(*entries):
     return "\n".join(f"[[keys]]\n{entry}" for entry in entries)
 
 
-def test_a_keys_file_gives_principals_by_digest():
-    """A-2, A-3, A-7."""
+def test_a_keys_file_maps_key_digests_to_principals():
+    """The key ring stores digests and no public key. An entry without `scopes` has all scopes."""
     text = _keys_text(
         f'name = "anne"\npublic_key = "{ANNE.public.decode()}"\nscopes = ["read"]\nprefixes = ["a."]',
         f'name = "bert"\npublic_key = "{BERT.public.decode()}"',
@@ -103,8 +103,8 @@ def test_a_keys_file_gives_principals_by_digest():
         ("name = ", "TOML"),
     ],
 )
-def test_a_wrong_entry_is_named_without_its_key(entry, says):
-    """A-4, SEC-29."""
+def test_an_invalid_entry_is_reported_without_its_key(entry, says):
+    """The error names the invalid field and never quotes the key."""
     key = ANNE.public.decode()
     with pytest.raises(ConfigError) as e:
         auth.parse_keys(_keys_text(entry.replace("{k}", key)), "keys.toml")
@@ -124,7 +124,7 @@ def _zap(domain=b"ringlog.tcp", mechanism=b"CURVE", key=None):
 
 
 def test_zap_admits_listed_curve_keys_to_the_tcp_domain_only():
-    """SEC-2, SEC-3: exactly our domain, exactly our mechanism, exactly the listed keys."""
+    """ZAP requires exactly the TCP domain, exactly CURVE, and exactly a listed key."""
     ring = auth.KeyRing([(auth.key_id(ANNE.public.decode()), auth.Principal("anne", SCOPES))])
     good = answer(_zap(), ring)
     assert (good[2], good[4]) == (b"200", auth.key_id(ANNE.public.decode()).encode())
@@ -141,8 +141,8 @@ def test_zap_admits_listed_curve_keys_to_the_tcp_domain_only():
     assert answer([b"1.0"], ring) is None
 
 
-def test_zap_admits_the_ipc_socket_as_the_owner():
-    """A-16: whoever can open the socket owns the engine."""
+def test_zap_admits_ipc_peers_as_the_owner():
+    """A process that can open the socket file owns the engine."""
     reply = answer(_zap(domain=b"ringlog.ipc", mechanism=b"NULL"), auth.KeyRing())
     assert (reply[2], reply[4]) == (b"200", b"local")
 
@@ -153,7 +153,7 @@ def _write(path, text, mode=0o600):
     return str(path)
 
 
-def test_a_key_file_goes_round(tmp_path):
+def test_a_key_file_can_be_read_back(tmp_path):
     path = _write(tmp_path / "server.key", key_file_text(ANNE))
     assert read_key_file(path, needs_secret=True) == ANNE
     public = _write(tmp_path / "server.pub", key_file_text(CurveKey(ANNE.public)), 0o644)
@@ -164,18 +164,18 @@ def test_a_key_file_goes_round(tmp_path):
 @pytest.mark.parametrize(
     ("text", "mode", "says"),
     [
-        (key_file_text(ANNE), 0o640, "open to others"),
-        (key_file_text(ANNE), 0o604, "open to others"),
+        (key_file_text(ANNE), 0o640, "accessible to other users"),
+        (key_file_text(ANNE), 0o604, "accessible to other users"),
         (key_file_text(CurveKey(ANNE.public)), 0o600, "secret_key"),
-        (key_file_text(CurveKey(BERT.public, ANNE.secret)), 0o600, "belong together"),
+        (key_file_text(CurveKey(BERT.public, ANNE.secret)), 0o600, "does not match"),
         ("secret_key = " + ANNE.secret.decode(), 0o600, "TOML"),
         ("x" * 5000, 0o600, "too large"),
     ],
-    # Keys are drawn anew by every process; names of tests must not be.
+    # Keys are random in every process, but the ids of tests must not change.
     ids=["readable-by-group", "readable-by-all", "public-only", "foreign-pair", "no-toml", "too-large"],
 )
 def test_a_bad_key_file_is_refused_without_quoting_it(tmp_path, text, mode, says):
-    """SEC-28, SEC-29."""
+    """Neither a wrong mode nor wrong content puts the secret key into the error."""
     path = _write(tmp_path / "k", text, mode)
     with pytest.raises(ConfigError) as e:
         read_key_file(path, needs_secret=True)
@@ -183,24 +183,24 @@ def test_a_bad_key_file_is_refused_without_quoting_it(tmp_path, text, mode, says
     assert ANNE.secret.decode() not in str(e.value)
 
 
-def test_a_key_that_is_no_number_is_refused(tmp_path):
-    """Forty characters of the alphabet, but five of them are a number beyond 32 bits."""
+def test_a_key_that_is_no_valid_z85_text_is_refused(tmp_path):
+    """The text has 40 characters of the alphabet, but one group of five is a number above 32 bits."""
     secret = "a" * 35 + "#####"
     assert not is_public_key(secret)
     path = _write(tmp_path / "k", key_file_text(CurveKey(ANNE.public, secret.encode())))
-    with pytest.raises(ConfigError, match="secret_key is not"):
+    with pytest.raises(ConfigError, match="secret_key must be"):
         read_key_file(str(path), needs_secret=True)
 
 
-def test_every_key_that_is_made_is_one():
+def test_every_generated_key_is_valid():
     for _ in range(50):
         key = new_key()
         assert is_public_key(key.public.decode())
         assert is_public_key(key.secret.decode())
 
 
-def test_a_key_file_that_is_a_link_or_absent_is_refused(tmp_path):
-    """SEC-24."""
+def test_a_key_file_that_is_a_symlink_or_missing_is_refused(tmp_path):
+    """A directory is refused as well."""
     path = _write(tmp_path / "k", key_file_text(ANNE))
     os.symlink(path, tmp_path / "link")
     for wrong in (tmp_path / "link", tmp_path / "absent", tmp_path):

@@ -1,4 +1,4 @@
-"""The gateway's decisions: events in, effects out."""
+"""The decisions of the gateway core: events in, effects out."""
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from ringlog.envelope import messages as m
 from ringlog.errors import (
     CorruptData,
     DiskError,
+    NotReady,
     RequestTimeout,
     StaleEpoch,
     Status,
@@ -43,7 +44,7 @@ def frame(topic_id=7, count=1, size=10, kind=1):
 
 
 class Driver:
-    """A gateway with its clock, and short words for what one does to it."""
+    """A gateway core, with helpers that send requests and answer effects."""
 
     def __init__(self, shards=2, ring_frame_bytes_max=4096, **bounds):
         self.core = GatewayCore(
@@ -65,7 +66,7 @@ class Driver:
         return self.feed(ev.ShardAnswered(effect.ticket, message, error))
 
     def know(self, topic, topic_id=7, shard=1):
-        """Have the gateway resolve a topic."""
+        """Make the gateway resolve a topic."""
         (asked,) = self.ask(m.TopicResolve(topic))
         self.answer(asked, info(topic, topic_id, shard))
 
@@ -98,7 +99,7 @@ def error_of(effects):
     return Status(reply.message.status), reply.message.detail
 
 
-# -- who may, and what is there -------------------------------------------------------------------------
+# -- access ---------------------------------------------------------------------------------------------
 
 
 def test_hello_and_ping_need_no_shard(gateway):
@@ -108,8 +109,8 @@ def test_hello_and_ping_need_no_shard(gateway):
     assert error_of(gateway.ask(m.Hello(2, "x")))[0] is Status.INVALID_REQUEST
 
 
-def test_bounds_that_were_lowered_are_said_and_hold():
-    """L3, L7: limits.max_body_bytes and limits.max_limit."""
+def test_configured_limits_are_announced_and_enforced():
+    """The limits are `limits.max_body_bytes` and `limits.max_limit`."""
     gateway = Driver(body_bytes_max=1 << 20, read_limit=10)
     bounds = only(gateway.ask(m.Hello(1, "x")), Reply).message.limits
     assert (bounds["request_bytes"], bounds["read_limit"]) == (1 << 20, 10)
@@ -119,14 +120,14 @@ def test_bounds_that_were_lowered_are_said_and_hold():
     gateway.ask(m.Append("t", 1), frame(size=1 << 20))
 
 
-def test_a_stranger_reaches_no_shard(gateway):
-    """G1, SEC-4."""
+def test_an_unknown_key_reaches_no_shard(gateway):
+    """No unauthorized request reaches a shard (G1)."""
     for user in ("", "c-id", "alice"):
         assert error_of(gateway.ask(m.TopicState("t"), user=user))[0] is Status.UNAUTHORIZED
 
 
-def test_a_refusal_says_nothing_about_what_exists(gateway):
-    """A-13, RF-106: the same words for a topic that is known and for one that is not."""
+def test_a_refusal_does_not_reveal_whether_a_topic_exists(gateway):
+    """Outside the key's prefixes, the error is the same for an existing and for a missing topic (RF-106)."""
     gateway.know("secret")
     replies = [gateway.ask(m.TopicState(t), client=ALICE, user="a-id") for t in ("secret", "absent")]
     first, second = (error_of(effects) for effects in replies)
@@ -134,15 +135,15 @@ def test_a_refusal_says_nothing_about_what_exists(gateway):
     assert set(first[1]) == set(second[1]) == {"topic"}
 
 
-def test_a_key_taken_out_of_the_file_is_refused_at_the_next_request(gateway):
-    """SEC-7, A-17."""
+def test_a_removed_key_is_refused_at_the_next_request(gateway):
+    """Local clients are not affected."""
     gateway.feed(ev.KeysLoaded(KeyRing()))
     assert error_of(gateway.ask(m.TopicState("t")))[0] is Status.UNAUTHORIZED
     assert only(gateway.ask(m.TopicState("t"), user=LOCAL_ID), ev.AskShard)
 
 
-def test_messages_of_the_engines_inside_are_refused(gateway):
-    """SEC-5."""
+def test_messages_between_engine_processes_are_refused(gateway):
+    """Even a key with all scopes cannot send them."""
     for inside in (m.RingOpen("c", 1, 0), m.EngineStop(), m.Drain(), m.RingDetach("r", True)):
         assert error_of(gateway.ask(inside))[0] is Status.FORBIDDEN
 
@@ -150,7 +151,7 @@ def test_messages_of_the_engines_inside_are_refused(gateway):
 # -- forwarding -----------------------------------------------------------------------------------------
 
 
-def test_a_name_is_resolved_at_home_and_the_request_goes_where_the_topic_is(gateway):
+def test_a_request_goes_to_the_topics_shard_after_the_home_shard_resolved_the_name(gateway):
     asked = only(gateway.ask(m.TopicState("t")), ev.AskShard)
     assert (asked.shard, asked.message) == (home_shard("t", 2), m.TopicResolve("t"))
     forwarded = only(gateway.answer(asked, info("t", shard=1)), ev.AskShard)
@@ -160,30 +161,30 @@ def test_a_name_is_resolved_at_home_and_the_request_goes_where_the_topic_is(gate
     only(gateway.answer(forwarded, m.TopicDeleted("t", True)), Reply)
 
 
-def test_a_topic_that_is_gone_is_forgotten(gateway):
+def test_a_topic_that_is_not_found_is_removed_from_the_cache(gateway):
     gateway.know("t")
     asked = only(gateway.ask(m.TopicState("t")), ev.AskShard)
     assert error_of(gateway.answer(asked, error=TopicNotFound("no", topic="t")))[0] is Status.TOPIC_NOT_FOUND
     assert isinstance(only(gateway.ask(m.TopicState("t")), ev.AskShard).message, m.TopicResolve)
 
 
-def test_deleting_what_is_not_there_is_no_error(gateway):
-    """T-16."""
+def test_deleting_a_missing_topic_is_no_error(gateway):
+    """A delete is idempotent."""
     asked = only(gateway.ask(m.TopicDelete("t")), ev.AskShard)
     reply = only(gateway.answer(asked, error=TopicNotFound("no", topic="t")), Reply)
     assert reply.message == m.TopicDeleted("t", False)
 
 
-def test_a_key_hears_of_no_routers_but_those_that_it_reaches(gateway):
-    """T-15, A-9."""
+def test_the_reply_to_a_delete_lists_only_routers_within_the_keys_prefixes(gateway):
+    """The delete removes the topic's routers. A key must not learn names outside its prefixes."""
     gateway.know("a.t")
     asked = only(gateway.ask(m.TopicDelete("a.t"), user="d-id"), ev.AskShard)
     reply = only(gateway.answer(asked, m.TopicDeleted("a.t", True, ["a.r", "b.r"])), Reply)
     assert reply.message == m.TopicDeleted("a.t", True, ["a.r"])
 
 
-def test_trouble_with_a_shard_is_told_without_our_insides(gateway):
-    """ERR-5, W-18."""
+def test_errors_of_a_shard_reveal_no_file_path(gateway):
+    """A timeout becomes `NOT_READY`. Errors that go to clients contain no path of the server."""
     gateway.know("t")
     asked = only(gateway.ask(m.TopicState("t")), ev.AskShard)
     reply = only(gateway.answer(asked, error=RequestTimeout("x", outcome="unknown", path="/secret")), Reply)
@@ -200,8 +201,8 @@ def state(topic):
     return m.TopicStateReply(topic, 1, 1, 0, "log", 0, 1, 0, 0, 1, None, None, {})
 
 
-def test_a_list_merges_the_shards_in_the_order_of_names(gateway):
-    """T-11, T-12."""
+def test_a_list_merges_the_shards_in_name_order(gateway):
+    """The page has the smallest names of all shards. `more` is set if names remain."""
     first = only(gateway.ask(m.TopicList("", "", 3)), ev.AskShard)
     second = only(gateway.answer(first, m.TopicListReply([state("a"), state("d")], False)), ev.AskShard)
     assert (first.shard, second.shard) == (0, 1)
@@ -210,8 +211,8 @@ def test_a_list_merges_the_shards_in_the_order_of_names(gateway):
     assert reply.message.more
 
 
-def test_a_list_shows_only_what_the_key_may_see(gateway):
-    """A-11, T-14: the shards are asked for the allowed prefixes only."""
+def test_a_list_shows_only_topics_within_the_keys_prefixes(gateway):
+    """The gateway requests only the allowed prefixes from the shards."""
     asked, prefixes = gateway.ask(m.TopicList(), client=ALICE, user="a-id"), []
     while isinstance(asked[0], ev.AskShard):
         prefixes.append(asked[0].message.prefix)
@@ -230,8 +231,8 @@ def entries(count):
     return np.zeros((count, WORDS), dtype=np.uint64).tobytes()
 
 
-def test_frames_go_into_the_ring_as_they_came(gateway):
-    """G3."""
+def test_frames_go_into_the_ring_unchanged(gateway):
+    """The gateway forwards frames unchanged, under the client's own numbers (G3)."""
     gateway.know("t")
     data = frame() + frame(count=3)
     push = only(gateway.ask(m.Append("t", 2), data), ev.PushFrames)
@@ -258,14 +259,14 @@ def test_frames_go_into_the_ring_as_they_came(gateway):
         (m.Append("t", 2, idempotency_key="k"), frame() + frame(), Status.INVALID_REQUEST),
     ],
 )
-def test_what_is_not_a_run_of_appends_of_one_topic_is_refused(gateway, message, data, status):
-    """G1, G3, RF-100: a topic's deletion is a frame as well."""
+def test_an_append_with_invalid_frames_is_refused(gateway, message, data, status):
+    """Only appends of the named topic pass (G3, RF-100). The deletion of a topic is a frame as well."""
     gateway.know("t")
     assert error_of(gateway.ask(message, data))[0] is status
 
 
-def test_frames_of_another_topic_are_refused_after_asking_again(gateway):
-    """A-9: the name that was checked is the topic that is written."""
+def test_frames_of_another_topic_are_refused_after_the_name_is_resolved_again(gateway):
+    """The topic that is written must be the topic whose name was authorized."""
     gateway.know("t", topic_id=7)
     asked = only(gateway.ask(m.Append("t", 1), frame(topic_id=8)), ev.AskShard)
     assert isinstance(asked.message, m.TopicResolve)
@@ -274,7 +275,7 @@ def test_frames_of_another_topic_are_refused_after_asking_again(gateway):
     assert only(gateway.answer(asked, info("t", 9)), ev.PushFrames)
 
 
-def test_a_topic_that_got_another_life_is_looked_up_again(gateway):
+def test_a_recreated_topic_is_resolved_again(gateway):
     gateway.know("t")
     push = only(gateway.ask(m.Append("t", 1), frame()), ev.PushFrames)
     stale = np.array([refused_entry(0, Status.STALE_EPOCH, 7, 1)], dtype=np.uint64).tobytes()
@@ -283,7 +284,7 @@ def test_a_topic_that_got_another_life_is_looked_up_again(gateway):
 
 
 def test_appends_that_wait_for_a_name_keep_their_order(gateway):
-    """G2: a later producer number must not overtake an earlier one."""
+    """A later producer number must not overtake an earlier one (G2)."""
     asked = only(gateway.ask(m.Append("t", 1), frame(size=1)), ev.AskShard)
     assert gateway.ask(m.Append("t", 1), frame(size=2)) == []
     assert gateway.ask(m.Append("t", 1), frame(size=3)) == []
@@ -291,8 +292,8 @@ def test_appends_that_wait_for_a_name_keep_their_order(gateway):
     assert [push.data for push in pushes] == [frame(size=n) for n in (1, 2, 3)]
 
 
-def test_large_frames_go_by_socket_and_nothing_overtakes(gateway):
-    """G2."""
+def test_frames_too_large_for_the_ring_go_by_socket_in_order(gateway):
+    """A client's appends to one topic reach the shard in the order of sending (G2)."""
     gateway.know("t")
     first = only(gateway.ask(m.Append("t", 1), frame(size=10)), ev.PushFrames)
     assert gateway.ask(m.Append("t", 1), frame(size=9000)) == []
@@ -308,7 +309,7 @@ def test_large_frames_go_by_socket_and_nothing_overtakes(gateway):
     assert {type(effect) for effect in answered} == {Reply, ev.PushFrames}
 
 
-def test_a_failed_append_lets_the_next_one_go(gateway):
+def test_a_failed_append_does_not_block_the_next_one(gateway):
     gateway.know("t")
     first = only(gateway.ask(m.Append("t", 1, idempotency_key="k"), frame()), ev.AskShard)
     assert gateway.ask(m.Append("t", 1, idempotency_key="l"), frame()) == []
@@ -316,8 +317,8 @@ def test_a_failed_append_lets_the_next_one_go(gateway):
     assert {type(effect) for effect in effects} == {Reply, ev.AskShard}
 
 
-def test_creating_happens_where_the_name_is_at_home(gateway):
-    """W-5, W-7."""
+def test_a_topic_is_created_at_its_home_shard(gateway):
+    """The gateway resolves the name first and then forwards the append, which creates the topic."""
     asked = only(gateway.ask(m.Append("new", 1, create=True), frame(topic_id=0)), ev.AskShard)
     assert isinstance(asked.message, m.TopicResolve), "it may exist, and not at home (SH-4)"
     asked = only(gateway.answer(asked, error=TopicNotFound("no", topic="new")), ev.AskShard)
@@ -326,8 +327,8 @@ def test_creating_happens_where_the_name_is_at_home(gateway):
     assert reply.message.created
 
 
-def test_a_name_whose_home_points_elsewhere_is_followed(gateway):
-    """SH-4: after a change of the shard count."""
+def test_a_request_follows_the_pointer_of_the_home_shard(gateway):
+    """After a change of the shard count, a topic may be on another shard than its home shard."""
     asked = only(gateway.ask(m.Append("t", 1, create=True), frame(topic_id=0)), ev.AskShard)
     pointer = m.TopicInfo("t", 0, 0, 1 - asked.shard, -1, False, {})
     again = only(gateway.answer(asked, pointer), ev.AskShard)
@@ -338,8 +339,8 @@ def test_a_name_whose_home_points_elsewhere_is_followed(gateway):
 
 
 @pytest.mark.parametrize("message", [m.TopicResolve("t"), m.TopicState("t")])
-def test_shards_that_point_to_one_another_are_each_asked_once(gateway, message):
-    """SH-4: nobody is sent round for ever, and no name without a topic is taken for one."""
+def test_shards_that_point_to_each_other_are_asked_once_each(gateway, message):
+    """A request never circles between shards. A pointer to a shard without the topic is not cached."""
     asked = only(gateway.ask(message), ev.AskShard)
     back = m.TopicInfo("t", 0, 0, asked.shard, -1, False, {})
     again = only(gateway.answer(asked, m.TopicInfo("t", 0, 0, 1 - asked.shard, -1, False, {})), ev.AskShard)
@@ -349,7 +350,7 @@ def test_shards_that_point_to_one_another_are_each_asked_once(gateway, message):
 
 
 def test_an_inline_config_needs_admin_only_to_create(gateway):
-    """W-6."""
+    """If the topic exists, an append with an inline configuration needs only `write`."""
     message = m.Append("a.new", 1, create=True, config={"durability": "fsync"})
     asked = only(gateway.ask(message, frame(topic_id=0), client=ALICE, user="a-id"), ev.AskShard)
     assert isinstance(asked.message, m.TopicResolve)
@@ -360,8 +361,8 @@ def test_an_inline_config_needs_admin_only_to_create(gateway):
     assert (there.shard, there.message) == (1, message)
 
 
-def test_what_is_in_flight_is_bounded_for_each_connection(gateway):
-    """G5, SEC-17: Throttled, and room again after an answer."""
+def test_requests_in_flight_are_bounded_for_each_connection(gateway):
+    """At the bound the reply is `Throttled`. Each answer of a shard frees one place (G5)."""
     gateway.know("t")
     pushes = [only(gateway.ask(m.Append("t", 1), frame()), ev.PushFrames) for _ in range(1024)]
     assert len(pushes) == GATEWAY_REQUESTS_PER_CONNECTION_MAX
@@ -374,7 +375,7 @@ def test_what_is_in_flight_is_bounded_for_each_connection(gateway):
 
 
 def test_bytes_in_flight_are_bounded_for_each_connection(gateway, monkeypatch):
-    """G5."""
+    """Held bytes never exceed the bound of their connection (G5)."""
     assert GATEWAY_BYTES_PER_CONNECTION_MAX > 2 * 64 * (1 << 20)
     monkeypatch.setattr("actors.gateway.core.GATEWAY_BYTES_PER_CONNECTION_MAX", 2 * len(frame()))
     gateway.know("t")
@@ -403,8 +404,8 @@ def test_a_read_locates_reads_and_answers(gateway):
     assert reply.message == m.ReadReply("t", 7, 1, 2, 5, 5, 1, True, 1)
 
 
-def test_a_tombstone_and_the_end_before_a_lost_range_are_told(gateway):
-    """TB-2..TB-12."""
+def test_a_read_returns_a_tombstone_and_stops_before_a_lost_range(gateway):
+    """Lost records are reported, never skipped silently."""
     gateway.know("t")
     facts = located(head=300, earliest_seq=4, cap_floor=4, lost=[34, 257])
     read = read_as_far_as_files(gateway, m.Read("t", 0), facts)
@@ -414,8 +415,8 @@ def test_a_tombstone_and_the_end_before_a_lost_range_are_told(gateway):
     assert (reply.next_after, reply.caught_up) == (33, False)
 
 
-def test_a_waiting_read_holds_nothing_and_walks_once_more(gateway):
-    """DR-18, DR-22."""
+def test_a_waiting_read_reads_again_when_the_head_changes(gateway):
+    """While it waits, the read holds only a watch of its topic."""
     gateway.know("t")
     gateway.feed(Tick(0, 0))
     read = read_as_far_as_files(gateway, m.Read("t", 5, wait_ms=1000), located())
@@ -429,7 +430,7 @@ def test_a_waiting_read_holds_nothing_and_walks_once_more(gateway):
     assert gateway.core.requests_held == 0
 
 
-def test_a_waiting_read_ends_with_its_time(gateway):
+def test_a_waiting_read_ends_at_its_timeout(gateway):
     gateway.know("t")
     gateway.feed(Tick(0, 0))
     read = read_as_far_as_files(gateway, m.Read("t", 5, wait_ms=1000), located())
@@ -441,8 +442,8 @@ def test_a_waiting_read_ends_with_its_time(gateway):
     assert gateway.feed(ev.TopicHeadChanged(watch.ticket)) == []
 
 
-def test_waiting_is_clamped_to_half_a_minute(gateway):
-    """N-7."""
+def test_wait_ms_is_limited_to_30_seconds(gateway):
+    """A longer wait is shortened, not refused."""
     gateway.know("t")
     gateway.feed(Tick(0, 0))
     read = read_as_far_as_files(gateway, m.Read("t", 5, wait_ms=10**9), located())
@@ -452,12 +453,12 @@ def test_waiting_is_clamped_to_half_a_minute(gateway):
 
 @pytest.mark.parametrize("wrong", [{"after": -1}, {"epoch": -1}, {"limit": -1}, {"max_bytes": -5}])
 def test_negative_numbers_are_refused(gateway, wrong):
-    """SEC-13: a negative seq decodes happily."""
+    """MessagePack decodes a negative seq without an error."""
     assert error_of(gateway.ask(m.Read(**({"topic": "t", "after": 0} | wrong))))[0] is Status.INVALID_REQUEST
 
 
-def test_damage_is_an_error_that_names_the_records(gateway):
-    """DR-16."""
+def test_a_damaged_record_is_an_error_that_names_it(gateway):
+    """The error names topic and seq, but no file."""
     gateway.know("t")
     read = read_as_far_as_files(gateway, m.Read("t", 2), located())
     error = CorruptData("damaged", topic="t", seq=3, file="wal", offset=1)
@@ -466,11 +467,11 @@ def test_damage_is_an_error_that_names_the_records(gateway):
     assert detail == {"topic": "t", "seq": 3, "reason": "corrupt_segment"}
 
 
-# -- clients and the engine come to an end --------------------------------------------------------------
+# -- disconnects and draining ---------------------------------------------------------------------------
 
 
-def test_a_client_that_is_gone_is_forgotten(gateway):
-    """SEC-19: its waiting reads at once, the rest when the shard has answered, without a reply."""
+def test_requests_of_a_disconnected_client_are_dropped(gateway):
+    """Waiting reads end at once. Forwarded requests end with the shard's answer, without a reply."""
     gateway.know("t")
     gateway.feed(Tick(0, 0))
     read = read_as_far_as_files(gateway, m.Read("t", 5, wait_ms=1000), located())
@@ -482,8 +483,8 @@ def test_a_client_that_is_gone_is_forgotten(gateway):
     assert gateway.core.requests_held == 0
 
 
-def test_draining_answers_what_waits_refuses_what_comes_and_stops_when_all_is_answered(gateway):
-    """DR-21, SD rules."""
+def test_draining_ends_waiting_reads_refuses_new_requests_and_stops_after_the_last_reply(gateway):
+    """The exit code is 0."""
     gateway.know("t")
     gateway.feed(Tick(0, 0))
     push = only(gateway.ask(m.Append("t", 1), frame()), ev.PushFrames)
@@ -498,8 +499,8 @@ def test_draining_answers_what_waits_refuses_what_comes_and_stops_when_all_is_an
     assert gateway.feed(Tick(0, 1)) == []
 
 
-def test_draining_does_not_wait_for_schedulers_which_stop_as_well(gateway):
-    """SD-1: neither for who has been asked to follow something, nor for who would be."""
+def test_draining_does_not_wait_for_schedulers(gateway):
+    """Schedulers drain at the same time. Pending and later subscriptions are refused."""
     gateway.know("t")
     wanted = m.Subscribe(1, [m.Feed(1, "t", 7, 1, 0, 0)], 4)
     follow = only(gateway.ask(wanted), ev.SubscribeFeeds)
@@ -515,30 +516,30 @@ def test_draining_does_not_wait_for_schedulers_which_stop_as_well(gateway):
     assert gateway.feed(ev.SubscribeCompleted(follow.ticket, None)) == []
 
 
-def test_routers_catch_up_for_the_topic_of_the_name_and_no_other(gateway):
-    """RT-20: a key reaches topics by name, so the id is ours; whom else they ask is for schedulers to say."""
+def test_a_settle_request_gets_the_topic_id_of_its_name(gateway):
+    """A key has access by name, so the gateway fills in the id. It drops `hops` and `is_own`."""
     gateway.know("t")
     asked = only(gateway.ask(m.RoutesSettle("t", 99, 500, hops=3, is_own=True)), ev.AskShard)
     assert (asked.shard, asked.message) == (ev.SCHEDULER, m.RoutesSettle("t", 7, 500))
     assert only(gateway.answer(asked, m.RoutesSettled("t")), Reply).message == m.RoutesSettled("t")
 
 
-def test_an_error_the_shard_gives_is_passed_on(gateway):
+def test_an_error_of_the_shard_is_forwarded(gateway):
     gateway.know("t")
     asked = only(gateway.ask(m.Append("t", 1, idempotency_key="k"), frame()), ev.AskShard)
     effects = gateway.answer(asked, error=StaleEpoch("old", sent_epoch=1, epoch=2))
     assert error_of(effects) == (Status.STALE_EPOCH, {"sent_epoch": 1, "epoch": 2})
 
 
-def test_the_test_frames_are_frames():
+def test_the_frames_of_these_tests_are_valid():
     found = batch.scan(frame() + frame(count=2))
     assert len(found) == 2
     assert not batch.malformed(found.words).any()
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_what_a_frame_follows_is_for_the_shard_to_judge(count):
-    """G3, W9: it passes the gateway as it came."""
+def test_a_frame_that_follows_another_passes_unchanged(count):
+    """The gateway forwards frames unchanged (G3). The shard checks the order of frames (W9)."""
     data = bytearray().join([frame() for _ in range(count)])
     found = batch.scan(data)
     found.words[:, layout.W_TAIL] |= batch.FOLLOWS
@@ -548,14 +549,29 @@ def test_what_a_frame_follows_is_for_the_shard_to_judge(count):
     assert bytes(data) == before
 
 
-# -- errors of ours ---------------------------------------------------------------------------------------
+# -- internal errors --------------------------------------------------------------------------------------
 
 
-def test_an_error_that_nobody_expected_ends_its_request_and_not_the_gateway(gateway, monkeypatch):
-    """No client can end one incarnation after another."""
+def test_an_unexpected_error_ends_its_request_and_not_the_gateway(gateway, monkeypatch):
+    """Otherwise a client could end one incarnation after another (G6)."""
     gateway.know("t")
     monkeypatch.setattr(gateway.core._asker, "ask", lambda *_: 1 // 0)
     reply, failed = gateway.ask(m.TopicState("t"))
     assert Status(reply.message.status) is Status.INTERNAL
     assert isinstance(failed.error, ZeroDivisionError)
     assert gateway.core.requests_held == 0
+
+
+@pytest.mark.parametrize(
+    ("quoted", "seen"),
+    [
+        ("cannot open /var/lib/ringlog/wal/shard-00/a.wal: EIO", "cannot open a.wal: EIO"),
+        ("no such file (file='/srv/data/t.seg', offset=7)", "no such file (file='t.seg', offset=7)"),
+        ("the filter eu/+/orders is too long", "the filter eu/+/orders is too long"),
+        ("wal/shard-01", "wal/shard-01"),
+    ],
+)
+def test_an_error_to_a_client_names_no_directory_of_the_server(quoted: str, seen: str) -> None:
+    for name in ("reason", "error", "cause", "directory"):
+        reply = error_reply(NotReady("not ready", topic="/a/topic", **{name: quoted}))
+        assert reply.detail == {"topic": "/a/topic", name: seen}

@@ -1,4 +1,4 @@
-"""Subscriptions of remote clients, kept with the schedulers by the gateway."""
+"""Subscriptions of remote clients, which the gateway relays to the schedulers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALICE, BOB = b"talice", b"tbob"
 
 
 class World:
-    """Deliveries, the scheduler behind them, and what clients were told."""
+    """The gateway's relay, a fake scheduler, and the messages that were sent to clients."""
 
     def __init__(self):
         self.host = FakeDeliveryHost()
@@ -38,7 +38,7 @@ class World:
         return told
 
     def rows(self, client):
-        """Turns this client was given, as (subscription, feed, until), and forget what was said."""
+        """Return the grants of this client, as (subscription, feed, until). Clear all messages."""
         said, self.said = self.said, []
         found = []
         for to, message, data in said:
@@ -56,8 +56,8 @@ def world():
     return World()
 
 
-def test_turns_go_on_under_the_clients_numbers_and_without_hints(world):
-    """Names of files and places are nobody's business elsewhere."""
+def test_grants_carry_the_clients_numbers_and_no_position_hints(world):
+    """Remote clients must not learn the names and offsets of log files."""
     (asked,) = world.follow(ALICE, 70, (700, topic(7), 3))
     ours = asked.subscription, asked.feeds[0].feed
     world.host.give_grants((*ours, 9, 4, 9, 1, 4096, 8192))
@@ -68,7 +68,7 @@ def test_turns_go_on_under_the_clients_numbers_and_without_hints(world):
     assert world.scheduler.returned_grants() == [[*ours, 9, 1]]
 
 
-def test_two_clients_may_use_the_same_numbers(world):
+def test_two_clients_may_use_the_same_subscription_numbers(world):
     first = world.follow(ALICE, 1, (1, topic(7), 0))[0]
     second = world.follow(BOB, 1, (1, topic(8), 0))[0]
     assert first.subscription != second.subscription
@@ -79,18 +79,18 @@ def test_two_clients_may_use_the_same_numbers(world):
     assert world.rows(ALICE) == [(1, 1, 6)]
 
 
-def test_topics_that_are_gone_get_a_turn_so_that_the_client_finds_out(world):
-    """SSE-26."""
+def test_deleted_topics_get_an_unbounded_grant(world):
+    """The grant makes the client read, so that it finds the deletion."""
     world.follow(ALICE, 1, gone=[5, 6])
     assert world.rows(ALICE) == [(1, 5, UNBOUNDED), (1, 6, UNBOUNDED)]
 
 
-def test_who_is_not_known_is_told_to_subscribe_anew(world):
+def test_an_unknown_client_must_subscribe_again(world):
     world.take(BOB, (1, 1, 1))
     assert world.said == [(BOB, m.SubscriptionsLost(), None)]
 
 
-def test_who_is_silent_for_long_is_forgotten(world):
+def test_a_silent_client_is_forgotten(world):
     world.follow(ALICE, 1, (1, topic(7), 0))
     world.follow(BOB, 1, (1, topic(7), 0))
     world.host.clock.advance(LINK_SILENCE_MS / 2000)
@@ -103,7 +103,7 @@ def test_who_is_silent_for_long_is_forgotten(world):
     assert world.said == [(ALICE, m.SubscriptionsLost(), None)]
 
 
-def test_unfollowing_ends_feeds_and_the_last_one_everything(world):
+def test_unsubscribing_ends_single_feeds_or_the_subscription(world):
     asked = world.follow(ALICE, 1, (1, topic(7), 0), (2, topic(8), 0))[0]
     numbers = {feed.topic_id: feed.feed for feed in asked.feeds}
     world.deliveries.unsubscribe(ALICE, 1, [1])
@@ -114,8 +114,8 @@ def test_unfollowing_ends_feeds_and_the_last_one_everything(world):
     assert world.deliveries.subscriptions == 0
 
 
-def test_the_same_feed_again_moves_it(world):
-    """The protocol: a feed whose number is known is moved."""
+def test_a_feed_with_a_known_number_is_moved(world):
+    """A grant for the old position has no effect any more."""
     first = world.follow(ALICE, 1, (1, topic(7), 0))[0]
     again = world.follow(ALICE, 1, (1, topic(7), 8))
     moved = next(asked for asked in again if isinstance(asked, m.Subscribe))
@@ -125,8 +125,8 @@ def test_the_same_feed_again_moves_it(world):
     assert world.rows(ALICE) == [(1, 1, 9)]
 
 
-def test_there_is_a_bound_and_it_is_an_answer(world):
-    """LIM-2, LIM-3."""
+def test_the_number_of_subscriptions_is_bounded(world):
+    """At the bound the relay raises `Throttled` with the maximum."""
     for number in range(SUBSCRIPTIONS_PER_LINK_MAX):
         world.deliveries.subscribe(ALICE, m.Subscribe(number, [], 1), [], [], 0)
     with pytest.raises(Throttled) as caught:
@@ -134,7 +134,7 @@ def test_there_is_a_bound_and_it_is_an_answer(world):
     assert caught.value.detail["max"] == SUBSCRIPTIONS_PER_LINK_MAX
 
 
-def test_patterns_hear_of_names(world):
+def test_a_subscription_to_a_pattern_receives_topic_changes(world):
     world.follow(ALICE, 1, (1, topic(7), 0), names=True)
     world.host.delivery.scheduler_message(0, PeerReply(m.TopicsChanged()))
     assert (ALICE, m.TopicsChanged(), None) in world.said

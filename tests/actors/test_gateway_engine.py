@@ -1,4 +1,4 @@
-"""The gateway in a real engine: ipc and encrypted TCP, death of everything, slow waiters. Slow."""
+"""The gateway in a real engine: ipc and encrypted TCP, killed processes, slow waiters. Slow."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ def private_file(path, text):
 
 
 def state_of(pid):
-    """T: stopped; Z: a zombie, which an orphan may stay until process 1 looks; "": gone."""
+    """Return the state letter of a process: T stopped, Z a zombie that is not reaped. Empty: no process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -91,8 +91,8 @@ def numbered(count):
     return [b"%d" % n for n in range(count)]
 
 
-def test_what_is_written_by_message_is_read_by_every_transport(house, client, ringlog_topic):
-    """TL-17 in small: ring, ipc and tcp show one state."""
+def test_records_appended_by_message_are_read_by_every_transport(house, client, ringlog_topic):
+    """Ring, ipc and tcp show the same state."""
     topic = ringlog_topic()
     with client.producer(topic, max_frame_records=7) as out:
         for payload in numbered(500):
@@ -115,8 +115,8 @@ def test_a_topic_that_is_not_there_is_refused(client, ringlog_topic):
         client.read(ringlog_topic())
 
 
-def test_long_polls_wake_each_other_not(client, ringlog_topic):
-    """DR-18, DR-22: twenty wait, one is written to, one wakes."""
+def test_an_append_wakes_only_the_long_polls_of_its_topic(client, ringlog_topic):
+    """Twenty reads wait. Only the read of the topic that is written to returns a record."""
     topics = [ringlog_topic(str(n)) for n in range(20)]
     for topic in topics:
         client.append(topic, b"first")
@@ -128,8 +128,8 @@ def test_long_polls_wake_each_other_not(client, ringlog_topic):
     assert all(page.caught_up and not len(page) for page in others)
 
 
-def test_a_follower_sees_every_record_once_while_gateway_and_shards_die(house, client, ringlog_topic):
-    """CL-7, RF-97: appends and reads go on by themselves; nothing lost, doubled or out of order."""
+def test_a_follower_reads_every_record_once_while_gateway_and_shards_are_killed(house, client, ringlog_topic):
+    """Appends and reads continue by themselves. No record is lost, duplicated or out of order."""
     topic = ringlog_topic()
     count, got, problems = 3_000, [], []
     client.append(topic, b"0")
@@ -165,8 +165,8 @@ def test_a_follower_sees_every_record_once_while_gateway_and_shards_die(house, c
     house.wait_ready("gateway")
 
 
-def test_a_key_reaches_its_prefix_and_nothing_else(house):
-    """A-8, A-9, RF-106."""
+def test_a_key_has_access_to_its_prefix_only(house):
+    """Every operation outside its scopes or prefixes is refused (RF-106)."""
     with remote(house, BERT, wait=10) as bert:
         assert bert.append("bert.notes", b"mine").first_seq >= 1
         assert bert.read("bert.notes").records[-1].data == b"mine"
@@ -185,8 +185,8 @@ def test_a_key_reaches_its_prefix_and_nothing_else(house):
         assert {t.topic.split(".")[0] for t in bert.topics.list()} == {"bert"}
 
 
-def test_a_stranger_gets_no_answer(house):
-    """RF-105: it is told at once that its key is the reason, and nothing else."""
+def test_an_unknown_key_is_refused_at_once(house):
+    """The client learns that its key is the reason, and nothing else (RF-105)."""
     begun = time.monotonic()
     with pytest.raises(AuthFailed):
         remote(house, EVE, wait=60)
@@ -200,7 +200,7 @@ def test_a_stranger_gets_no_answer(house):
     assert time.monotonic() - begun < 50
 
 
-async def test_a_stranger_is_told_with_asyncio(house):
+async def test_an_unknown_key_is_refused_with_asyncio(house):
     stranger = ringlog.aio.connect(address(house), key=EVE.secret.decode(), timeout_ms=60_000)
     with pytest.raises(AuthFailed):
         await stranger.append("bert.notes", b"x")
@@ -209,8 +209,8 @@ async def test_a_stranger_is_told_with_asyncio(house):
     await stranger.close(0)
 
 
-def test_a_stranger_that_is_made_known_gets_in(house, keys_path):
-    """What it was told before was true before: the client goes on."""
+def test_a_key_that_is_added_to_the_file_is_admitted(house, keys_path):
+    """The same client continues after the earlier refusal."""
     before = keys_path.read_text()
     dora = new_key()
     with remote(house, dora, timeout_ms=10_000) as client:
@@ -232,7 +232,7 @@ def test_a_stranger_that_is_made_known_gets_in(house, keys_path):
 
 
 def test_a_key_is_revoked_without_a_restart(house, keys_path):
-    """SEC-7: within five seconds, on the connection it has."""
+    """The revocation takes effect within five seconds, also on an open connection."""
     before = keys_path.read_text()
     with remote(house, BERT, wait=10) as bert:
         bert.append("bert.notes", b"still in")
@@ -250,8 +250,8 @@ def test_a_key_is_revoked_without_a_restart(house, keys_path):
         wait_until(lambda: not is_refused(), 5, "the key to be admitted again")
 
 
-def test_secrets_are_in_no_log_and_no_command_line(house):
-    """SEC-28, SEC-29."""
+def test_no_log_and_no_command_line_contains_a_key(house):
+    """This covers secret keys and the public keys of clients."""
     text = house.log_path.read_text()
     line = Path(f"/proc/{house.pid_of('gateway')}/cmdline").read_text()
     for secret in (SERVER.secret, ANNE.secret, ANNE.public, BERT.public):
@@ -259,8 +259,8 @@ def test_secrets_are_in_no_log_and_no_command_line(house):
         assert secret.decode() not in line
 
 
-def test_a_gateway_that_holds_requests_of_a_slow_shard_stops_in_order():
-    """SD-1: it does not wait for its last answer until it is killed. Who asked asks the next engine."""
+def test_a_gateway_with_requests_to_a_stopped_shard_drains_in_time():
+    """The gateway stops without its last answer. The client repeats the request with the next engine."""
     with engine(wal={"shards": 1}, gateway={"enabled": True}, supervisor={"drain_s": 4.0}) as running:
         shard, gateway = running.pid_of("wal_shard"), running.pid_of("gateway")
         with (
@@ -282,9 +282,9 @@ def test_a_gateway_that_holds_requests_of_a_slow_shard_stops_in_order():
             assert [record.data for record in client.read("t").records] == [b"x", b"y"]
 
 
-def test_an_orphaned_gateway_does_not_wait_for_a_shard_that_is_gone():
-    """RF-5: without a supervisor nobody ends a drain, and the next engine would wait for it."""
-    # The second life of a shard stands still in its recovery.
+def test_an_orphaned_gateway_does_not_wait_for_a_stopped_shard():
+    """Without a supervisor no process ends a drain, and the next engine would wait for the gateway (RF-5)."""
+    # The second incarnation of a shard pauses in its recovery.
     environ = {STOP_POINTS_VARIABLE: ";recovery_before_copy:1:pause"}
     with engine(wal={"shards": 2}, gateway={"enabled": True}, environ=environ) as running:
         topics = [next(f"t{n}" for n in range(99) if home_shard(f"t{n}", 2) == shard) for shard in (0, 1)]
@@ -302,13 +302,14 @@ def test_an_orphaned_gateway_does_not_wait_for_a_shard_that_is_gone():
                 held = pool.submit(client.topics.state, topics[0])
                 links = client._shell.session.links
                 wait_until(lambda: links.open_requests == 1, 10.0, "the request to be sent")
-                # Of one connection and later, so the gateway has taken both.
+                # Both requests use one connection and this one is later, so the gateway has received both.
                 client.append(topics[1], b"y")
                 assert not held.done()
                 running.kill("supervisor")
                 wait_until(lambda: state_of(gateway) in "Z", ORPHAN_DRAIN_S + 4.0, "the gateway to end")
             finally:
-                # The kernel may have let it go already, when nobody was left who could.
+                # The shard may have exited already: the kernel may resume stopped processes that are
+                # orphaned.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(shard, signal.SIGCONT)
             wait_until(lambda: state_of(shard) in "Z", 20.0, "the shard to end")

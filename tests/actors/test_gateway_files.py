@@ -1,4 +1,4 @@
-"""What a gateway packs into one reply of frames that overlap."""
+"""The reply that a gateway builds from overlapping frames."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ringlog.storage.visibility import VisibilityFilter
 
 
 def run_of(first: int, last: int) -> FrameRun:
-    """One frame with these records."""
+    """Return a run with one frame of these records."""
     encoded = encode_records([b"%d" % seq for seq in range(first, last + 1)])
     made = bytearray(frame(encoded, topic_id=5))
     patch_header(made, base_seq=first, commit_ts=1_000 + first, epoch=1)
@@ -29,8 +29,8 @@ def run_of(first: int, last: int) -> FrameRun:
     )
 
 
-def test_what_is_deleted_stays_hidden_where_a_later_frame_reaches_back_over_it() -> None:
-    """DR-13: the second frame shows nothing and is left out; the third holds its last records once more."""
+def test_deleted_records_stay_hidden_in_overlapping_frames() -> None:
+    """The second frame shows no record and is omitted. The third frame repeats its last records."""
     deleted = BitMap64(range(6, 11))
     located = m.Located("t", 5, 1, 0, 0, 15, 1, 1, 1, 1, False, [])
     tray = _ReadReplyBuilder(ReadFiles(0, located, 0, 15, 100, 1 << 20), VisibilityFilter(deleted))

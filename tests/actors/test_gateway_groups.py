@@ -1,4 +1,4 @@
-"""The gateway's part in consumer groups: claims come with their records, what does not fit goes back."""
+"""Consumer groups through the gateway: claims carry their records, and other leases are returned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INFO = m.TopicInfo("t", 7, 3, 1, 0, False, {"type": "log"})
 
 
 def claimed(driver: Driver, message: Any, *runs: tuple[int, int, int, int]) -> tuple[Any, ev.ReadFiles]:
-    """Have it claim; returns what the shard was asked, and the first read of what it gives."""
+    """Make the gateway claim. Return the message to the shard and the first read of the leased records."""
     (asked,) = driver.feed(ev.ClientRequestReceived(b"c", "w-id", 1, message, None))
     (at_shard,) = driver.feed(ev.ShardAnswered(asked.ticket, INFO))
     effects = driver.feed(ev.ShardAnswered(at_shard.ticket, m.ClaimReply("t", 7, 3, 5_000, 4, list(runs))))
@@ -34,7 +34,7 @@ def claimed(driver: Driver, message: Any, *runs: tuple[int, int, int, int]) -> t
         m.Steal("t", "w", b"\5" + bytes(7), call=3, group="g"),
     ],
 )
-def test_a_claim_comes_with_its_records_and_what_does_not_fit_goes_back_to_its_group(message):
+def test_a_claim_carries_its_records_and_returns_leases_that_do_not_fit_to_its_group(message):
     driver = Driver()
     asked, wanted = claimed(driver, message, (5, 4, 1, 100))
     assert (asked.group, asked.call) == ("g", 3)
@@ -53,8 +53,8 @@ def test_a_claim_comes_with_its_records_and_what_does_not_fit_goes_back_to_its_g
     "message",
     [m.Claim("t", "w", 9, call=3, group="g"), m.Steal("t", "w", b"\5" + bytes(7), call=3, group="g")],
 )
-def test_a_claim_of_which_nothing_can_be_read_is_taken_back_under_its_own_number(message):
-    """QC-8: whoever asks again under that number is not told of leases that nobody holds."""
+def test_a_claim_without_readable_records_is_undone_under_its_call_number(message):
+    """A retry of the call must not return leases that no member holds."""
     driver = Driver()
     _, wanted = claimed(driver, message, (5, 4, 1, 100))
     missing = ev.FramesRead(wanted.ticket, 0, 0, 0, 4, None, CorruptData("damaged", topic="t", seq=5))
@@ -82,7 +82,7 @@ def test_a_claim_of_which_nothing_can_be_read_is_taken_back_under_its_own_number
     ],
 )
 def test_scopes_of_requests_about_groups(message, scope):
-    """A-8: who may read a topic may have its groups remember how far."""
+    """A key with `read` for a topic may also move the positions of the topic's groups."""
     authorise(Principal("p", frozenset({scope}), ("t",)), message)
     with pytest.raises(Forbidden):
         authorise(Principal("p", frozenset({"read", "write", "delete", "admin"} - {scope})), message)

@@ -1,4 +1,4 @@
-"""What a gateway holds for a shard: a bound, half of it under pressure, and everything else goes on."""
+"""The bound on appends that a gateway holds for a shard, and half of it under pressure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ DONE: Any = m.Pong(1, 2), None
 
 
 class Door:
-    """Appends that are let in and wait for their shard's answer."""
+    """Admitted appends that wait for their shard's answer."""
 
     def __init__(self) -> None:
         self.intake = AppendAdmission()
         self.waiting: list[Flow] = []
 
     def append(self, shard: int = 0, nbytes: int = 10, **options: Any) -> Flow:
-        """Let one in; raises Throttled."""
+        """Admit one append. Raises `Throttled`."""
         flow = self.intake.run_admitted(shard, m.Append("t", 1, **options), nbytes, self._asks())
         assert next(flow) == "asked"
         self.waiting.append(flow)
@@ -50,8 +50,8 @@ def door() -> Iterator[Door]:
     assert [door.intake.in_flight(shard) for shard in range(2)] == [(0, 0), (0, 0)], "all given back (LIM-4)"
 
 
-def test_as_many_as_the_bound_are_let_in_and_no_more(door: Door) -> None:
-    """BP-3, LIM-3, WC-12; another shard has its own."""
+def test_appends_are_admitted_up_to_the_bound_of_their_shard(door: Door) -> None:
+    """Each shard has its own bound. `disable_backpressure` does not lift it."""
     flows = [door.append() for _ in range(INTAKE_REQUESTS_MAX)]
     for options in ({}, {"disable_backpressure": True}):
         with pytest.raises(Throttled) as refused:
@@ -71,8 +71,8 @@ def test_bytes_are_bounded_too(door: Door) -> None:
     door.append(nbytes=5)
 
 
-def test_under_pressure_half_of_it_is_all_there_is(door: Door) -> None:
-    """G-3, G-6, G-10: of that shard alone."""
+def test_under_pressure_the_bound_is_halved(door: Door) -> None:
+    """This affects only the shard under pressure, and no append with `disable_backpressure`."""
     for _ in range(INTAKE_REQUESTS_MAX // 2):
         door.append()
         door.append(shard=1)
@@ -87,8 +87,8 @@ def test_under_pressure_half_of_it_is_all_there_is(door: Door) -> None:
     assert door.intake.refused_appends == 1, "what is counted is refused for pressure"
 
 
-def test_pressure_alone_refuses_nothing(door: Door) -> None:
-    """G-3: the intake has to be full as well."""
+def test_pressure_without_a_half_full_intake_refuses_nothing(door: Door) -> None:
+    """An append is refused only if half of the bound is in use as well."""
     door.intake.refusing_shards = frozenset({0})
     for _ in range(INTAKE_REQUESTS_MAX // 2):
         door.append()
@@ -96,8 +96,8 @@ def test_pressure_alone_refuses_nothing(door: Door) -> None:
         door.append()
 
 
-def test_what_fails_gives_its_room_back(door: Door) -> None:
-    """LIM-4."""
+def test_a_failed_append_releases_its_space(door: Door) -> None:
+    """The gateway releases the space on every path (L6)."""
     flow = door.append()
     door.waiting.remove(flow)
     with pytest.raises(Throttled, match="elsewhere"):

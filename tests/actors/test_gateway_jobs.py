@@ -1,4 +1,4 @@
-"""The gateway's part in claims: leases from the shard, jobs with them, and what is given back."""
+"""Claims through the gateway: leases, the records of the jobs, and leases that are returned."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ US = 1_700_000_000_000_000
 
 
 class Driver:
-    """A gateway that knows queue `q`, and what its claim asks for, step by step."""
+    """A gateway that knows the queue `q`, and the steps of a claim."""
 
     def __init__(self) -> None:
         self.core = GatewayCore(GatewayIdentity("e" * 32, "0", 1, 2, 9, 4096), KEYS)
@@ -35,7 +35,7 @@ class Driver:
     def claim(
         self, *runs: tuple[int, int, int, int], wait_ms: int = 0, head: int = 100
     ) -> ev.ReadFiles | Any:
-        """Claim; the shard gives these runs. Returns the last effect: the first read, or the answer."""
+        """Claim; the shard leases these runs. Return the last effect: the first read, or the reply."""
         (asked,) = self.feed(
             ev.ClientRequestReceived(b"c", "w-id", 1, m.Claim("q", "w", 9, wait_ms=wait_ms, call=8), None)
         )
@@ -56,7 +56,7 @@ class Driver:
         return self.feed(found)
 
     def nacked(self, effects: list[Any]) -> tuple[list[int], list[int], list[Any]]:
-        """What is given back, and what follows when the shard has it."""
+        """Return the seqs and tokens that the gateway nacks, and the effects of the shard's answer."""
         asked = only(effects, ev.AskShard)
         assert isinstance(asked.message, m.Nack)
         self.taken_back, self.is_undone = asked.message.call, asked.message.undo
@@ -75,7 +75,7 @@ def only(effects: list[Any], kind: type) -> Any:
     return effect
 
 
-def test_a_claim_comes_with_the_frames_of_its_jobs():
+def test_a_claim_carries_the_frames_of_its_jobs():
     driver = Driver()
     wanted = driver.claim((5, 3, 1, 100), (20, 1, 2, 103))
     assert (wanted.after, wanted.stop, wanted.limit) == (4, 100, 3)
@@ -86,21 +86,21 @@ def test_a_claim_comes_with_the_frames_of_its_jobs():
     assert reply.attachment == b"frameother"
 
 
-def test_frames_that_hold_the_next_jobs_too_are_not_read_again():
+def test_frames_that_also_contain_the_next_jobs_are_read_once():
     driver = Driver()
     wanted = driver.claim((5, 1, 1, 100), (7, 2, 1, 101))
     reply = only(driver.read(wanted, 8), Reply)
     assert (len(reply.message.runs), reply.message.frames) == (2, 1)
 
 
-def test_nothing_claimed_is_nothing_read_and_a_long_wait_is_cut_short():
+def test_an_empty_claim_reads_nothing_and_a_long_wait_is_shortened():
     driver = Driver()
     reply = driver.claim(wait_ms=30_000)
     assert (reply.message.runs, reply.attachment) == ([], None)
     assert driver.asked.wait_ms == CLAIM_SLICE_MS_MAX
 
 
-def test_what_does_not_fit_is_given_back():
+def test_jobs_that_do_not_fit_are_returned():
     driver = Driver()
     wanted = driver.claim((5, 4, 1, 100), (20, 2, 1, 104))
     full = bytes(READ_BYTES_MAX)
@@ -110,8 +110,8 @@ def test_what_does_not_fit_is_given_back():
     assert only(after, Reply).message.runs == [(5, 2, 1, 100)]
 
 
-def test_what_cannot_be_read_is_given_back_and_an_error_when_it_is_the_first():
-    """QC-8: nothing is passed over silently."""
+def test_unreadable_jobs_are_returned_and_an_unreadable_first_job_is_an_error():
+    """Damaged records are never skipped silently."""
     driver = Driver()
     wanted = driver.claim((5, 4, 1, 100))
     damaged = ev.FramesRead(wanted.ticket, 0, 0, 0, 4, None, CorruptData("damaged", topic="q", seq=5))
@@ -131,7 +131,7 @@ def test_what_cannot_be_read_is_given_back_and_an_error_when_it_is_the_first():
     assert only(after, Reply).message.runs == [(5, 2, 1, 100)]
 
 
-def test_a_refusal_of_the_shard_is_the_answer():
+def test_a_refusal_of_the_shard_is_the_reply():
     driver = Driver()
     (asked,) = driver.feed(ev.ClientRequestReceived(b"c", "w-id", 1, m.Claim("q", "w"), None))
     info = m.TopicInfo("q", 7, 3, 1, 0, False, {})
@@ -153,7 +153,7 @@ def test_a_refusal_of_the_shard_is_the_answer():
     ],
 )
 def test_scopes_of_requests_about_jobs(message, scopes):
-    """QC-2, A-8: each of them is needed, and the name has to be in reach."""
+    """Each listed scope is required, and the topic must be within the key's prefixes."""
     authorise(Principal("p", frozenset(scopes), ("q",)), message)
     for missing in scopes:
         with pytest.raises(Forbidden):
@@ -163,13 +163,13 @@ def test_scopes_of_requests_about_jobs(message, scopes):
 
 
 @pytest.mark.parametrize("message", [m.ListExhausted(), m.ConfirmDeadLettered("q", 1, b"")])
-def test_moving_dead_letters_is_for_the_engine_alone(message):
+def test_only_the_engine_moves_dead_letters(message):
     with pytest.raises(Forbidden):
         authorise(Principal("p", frozenset({"read", "write", "delete", "admin"})), message)
 
 
 @pytest.mark.parametrize("brought", ["payloads", "frames"])
-def test_jobs_that_the_shard_has_in_memory_are_passed_on(brought):
+def test_jobs_from_the_shards_memory_are_forwarded(brought):
     driver = Driver()
     (asked,) = driver.feed(ev.ClientRequestReceived(b"c", "w-id", 1, m.Claim("q", "w", 9, call=8), None))
     info = m.TopicInfo("q", 7, 3, 1, 0, False, {"type": "queue"})

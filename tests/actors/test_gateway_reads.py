@@ -1,4 +1,4 @@
-"""The gateway's decisions about deletes, times, cold records and what a client holds already."""
+"""The gateway's decisions about deletes, times, cold records and frames that a client already holds."""
 
 from actors.gateway import events as ev
 from actors.gateway.auth import KeyRing, Principal
@@ -18,7 +18,7 @@ US = 1_700_000_000_000_000
 
 
 class Driver:
-    """A gateway that knows topic `t`, and short words for what one does to it."""
+    """A gateway that knows the topic `t`, with helpers that send requests."""
 
     def __init__(self, **bounds):
         self.core = GatewayCore(GatewayIdentity("e" * 32, "0", 1, 2, 9, 4096, **bounds), KEYS)
@@ -30,7 +30,7 @@ class Driver:
         return effects
 
     def ask(self, message, user):
-        """The effects of a request, the topic resolved on the way."""
+        """Return the effects of a request after its topic is resolved."""
         effects = self.feed(ev.ClientRequestReceived(b"c", user, 1, message, None))
         if effects and isinstance(effects[0], ev.AskShard) and isinstance(effects[0].message, m.TopicResolve):
             info = m.TopicInfo("t", 7, 3, 1, 0, False, {})
@@ -38,7 +38,7 @@ class Driver:
         return effects
 
     def read(self, message, **facts):
-        """Ask for a read and answer its Locate."""
+        """Request a read and answer its Locate."""
         (asked,) = self.ask(message, "r-id")
         assert isinstance(asked.message, m.Locate)
         return self.feed(ev.ShardAnswered(asked.ticket, located(**facts)))
@@ -59,8 +59,8 @@ def status_of(effects):
     return Status(only(effects, Reply).message.status)
 
 
-def test_deleting_records_needs_the_scope_delete_and_the_topics_prefix():
-    """A-8, A-9."""
+def test_deleting_records_needs_the_scope_delete_and_a_matching_prefix():
+    """The scopes `write` and `admin` do not include `delete`."""
     delete = m.RecordsDelete("t", 5)
     for user in ("r-id", "w-id"):
         assert status_of(Driver().ask(delete, user)) is Status.FORBIDDEN
@@ -72,12 +72,12 @@ def test_deleting_records_needs_the_scope_delete_and_the_topics_prefix():
     assert only(gateway.feed(ev.ShardAnswered(asked.ticket, done)), Reply).message == done
 
 
-def test_numbers_are_deleted_one_by_one_by_nobody_from_outside():
-    """DL-22."""
+def test_a_client_cannot_delete_single_seqs():
+    """The gateway refuses a delete with `seqs`."""
     assert status_of(Driver().ask(m.RecordsDelete("t", seqs=b"x"), "d-id")) is Status.INVALID_REQUEST
 
 
-def test_a_delete_for_another_life_makes_the_gateway_look_again():
+def test_a_delete_with_a_stale_epoch_makes_the_gateway_resolve_again():
     gateway = Driver()
     asked = only(gateway.ask(m.RecordsDelete("t", 5, epoch=2), "d-id"), ev.AskShard)
     refused = gateway.feed(ev.ShardAnswered(asked.ticket, None, StaleEpoch("another life", topic="t")))
@@ -88,8 +88,8 @@ def test_a_delete_for_another_life_makes_the_gateway_look_again():
     assert isinstance(again.message, m.TopicResolve)
 
 
-def test_a_time_is_looked_up_in_what_is_stored_from_the_start():
-    """Needs the scope read."""
+def test_a_seek_by_time_searches_from_the_first_record():
+    """The request needs the scope `read`."""
     assert status_of(Driver().ask(m.SeekTime("t", 77), "d-id")) is Status.FORBIDDEN
     gateway = Driver()
     asked = only(gateway.ask(m.SeekTime("t", 77), "r-id"), ev.AskShard)
@@ -100,8 +100,8 @@ def test_a_time_is_looked_up_in_what_is_stored_from_the_start():
     assert reply.message == m.SeekTimeReply("t", 3, 42)
 
 
-def test_what_is_hidden_goes_with_the_frames_and_the_version_it_was_made_from():
-    """DL-9 for remote readers."""
+def test_a_read_returns_hidden_seqs_and_their_version_with_the_frames():
+    """Remote readers use the list to omit deleted records."""
     gateway = Driver()
     files = only(gateway.read(m.Read("t", 0)), ev.ReadFiles)
     assert files.now_us == US
@@ -111,20 +111,20 @@ def test_what_is_hidden_goes_with_the_frames_and_the_version_it_was_made_from():
     assert (reply.message.hidden, reply.message.version) == (b"bitmap", 4)
 
 
-def test_frames_that_a_client_holds_are_not_sent_again_while_nothing_was_removed():
+def test_frames_that_a_client_holds_are_not_sent_again_without_a_removal():
     gateway = Driver()
     reply = only(gateway.read(m.Read("t", 10, 3, held=60, version=4)), Reply).message
     assert (reply.frames, reply.after, reply.next_after, reply.head_seq) == (0, 10, 60, 100)
 
 
-def test_frames_that_a_client_holds_are_read_anew_after_a_removal():
+def test_frames_that_a_client_holds_are_read_again_after_a_removal():
     for change in ({"version": 5}, {"cap_floor": 20, "earliest_seq": 20}, {"recreated": True}):
         effects = Driver().read(m.Read("t", 10, 3, held=60, version=4), **change)
         assert isinstance(effects[0], ev.ReadFiles)
 
 
-def test_cold_records_are_fetched_by_the_relocator_and_never_by_the_gateway():
-    """TI-9."""
+def test_the_relocator_reads_cold_records_for_the_gateway():
+    """The gateway itself never reads the cold tier."""
     gateway = Driver()
     files = only(gateway.read(m.Read("t", 0)), ev.ReadFiles)
     want = m.ColdRead("topics/x.data", 4096, 8192)
@@ -135,8 +135,8 @@ def test_cold_records_are_fetched_by_the_relocator_and_never_by_the_gateway():
     assert only(gateway.feed(ev.FramesRead(again.ticket, 1, 9, 9, 9, b"f")), Reply).message.frames == 1
 
 
-def test_a_cold_store_that_does_not_answer_is_not_ready_and_no_loss():
-    """TI-10."""
+def test_an_unavailable_cold_store_is_not_ready_and_no_loss():
+    """The error is `NOT_READY` with the reason `cold_unavailable`."""
     gateway = Driver()
     files = only(gateway.read(m.Read("t", 0)), ev.ReadFiles)
     want = m.ColdRead("topics/x.data", 4096, 8192)
@@ -146,7 +146,7 @@ def test_a_cold_store_that_does_not_answer_is_not_ready_and_no_loss():
     assert (Status(reply.status), reply.detail["reason"]) == (Status.NOT_READY, "cold_unavailable")
 
 
-def test_cold_records_that_keep_moving_end_in_an_answer():
+def test_a_read_that_needs_too_many_cold_reads_is_not_ready():
     gateway = Driver()
     effects = gateway.read(m.Read("t", 0))
     for n in range(100):
@@ -158,7 +158,7 @@ def test_cold_records_that_keep_moving_end_in_an_answer():
     assert status_of(effects) is Status.NOT_READY
 
 
-def test_no_answer_has_more_records_than_the_limit_of_the_settings():
+def test_a_read_returns_at_most_the_configured_number_of_records():
     for asked, given in ((0, 10), (5, 5), (1_000, 10)):
         read = only(Driver(read_limit=10).read(m.Read("t", 1, limit=asked)), ev.ReadFiles)
         assert read.limit == given

@@ -1,4 +1,4 @@
-"""The table of rights is complete: over messages, fields that hold names, and settings that name topics."""
+"""The permission table is complete: for messages, fields with names, and settings that name topics."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ringlog.topic.config import TopicConfig
 
 NO_OPERATION = frozenset(
     {
-        # Between the engine's processes, or for clients that have rings.
+        # Between the engine's processes, or for clients with rings.
         "RingOpen", "RingClose", "RingAttach", "RingDetach", "OpenTurns", "OpenCalls", "AckAndClaim", "Feed",
         "EngineStatus", "EngineStop", "Drain", "ConsumersAsk", "CheckpointNow", "ScrubNow", "CheckpointOpen",
         "LiveAsk", "SegmentsChange", "SegmentTier", "SegmentRef", "CheckpointRows", "CheckpointDone",
         "ColdRead", "RouterFacts", "RouterPut", "RouterDrop", "RouterTell", "RoutersAsk", "RouteRow", "Route",
         "ListExhausted", "ConfirmDeadLettered", "Redeliver",
-        # What the engine replies, or sends unasked.
+        # Replies of the engine, and messages that it sends without a request.
         "ErrorReply", "Welcome", "Pong", "RingOpened", "RingClosed", "RingAttached", "RingDetached",
         "TopicInfo", "TopicStateReply", "TopicListReply", "TopicDeleted", "Appended", "ProducerStateReply",
         "Located", "ReadReply", "EngineStatusReply", "EngineStopping", "RecordsDeleted", "SeekTimeReply",
@@ -39,19 +39,19 @@ NO_OPERATION = frozenset(
         "GroupTaken", "GroupCommitted", "GroupDeleted", "Redelivered",
     }
 )  # fmt: skip
-"""Written down by hand: a new kind is nobody's until it is put here, or gets its row."""
+"""Maintained by hand: a new message kind is refused until it is added here or gets a row."""
 NO_NAMES = frozenset(
     {
         "node", "group", "mode", "tags", "match", "filter", "reason", "guarantee", "idempotency_key",
     }
 )  # fmt: skip
-"""Fields that hold text which names neither a topic nor a router. A group lies within its topic."""
+"""Fields with text that names neither a topic nor a router. A group belongs to its topic."""
 KEY = "reached."
 ROWS = sorted(PERMISSIONS, key=lambda key: (key[0].__name__, key[1] is LeaseOwner.GROUP))
 IDS = [f"{kind.__name__}{'' if leases is None else '-' + leases.name}" for kind, leases in ROWS]
 
 
-def test_every_message_has_its_row_or_is_no_operation_of_the_gateway() -> None:
+def test_every_message_has_a_permission_row_or_is_no_gateway_operation() -> None:
     rows = {kind.__name__ for kind, _ in PERMISSIONS}
     others = {kind.__name__ for kind in OPEN_TO_ALL | OWNER_ONLY}
     assert rows | others | NO_OPERATION == set(KINDS)
@@ -59,15 +59,15 @@ def test_every_message_has_its_row_or_is_no_operation_of_the_gateway() -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in NO_OPERATION])
-def test_what_has_no_row_is_refused_to_every_key(kind: str) -> None:
+def test_a_message_without_a_row_is_refused_to_every_key(kind: str) -> None:
     message: Any = KINDS[kind](**{field.name: None for field in msgspec.structs.fields(KINDS[kind])})
     for principal in (Principal("p", SCOPES), Principal("owner", SCOPES, is_owner=True)):
         with pytest.raises(Forbidden):
             authorise(principal, message)
 
 
-def test_requests_about_leases_say_whose_they_are() -> None:
-    """A kind whose group may be empty has a row for a queue's own leases and one for a group's."""
+def test_lease_requests_have_a_row_for_each_kind_of_owner() -> None:
+    """A kind whose group may be empty has one row for a queue's own leases and one for a group's leases."""
     for kind, leases in PERMISSIONS:
         fields = {field.name: field for field in msgspec.structs.fields(kind)}
         assert ("group" in fields) == (leases is not None and kind is not m.GroupList), kind
@@ -79,7 +79,7 @@ def test_requests_about_leases_say_whose_they_are() -> None:
 
 
 def _holds_text(hint: Any) -> bool:
-    """Can a value of this type hold a name?"""
+    """Return whether a value of this type can contain a name."""
     if hint in {str, Any} or (isinstance(hint, type) and issubclass(hint, msgspec.Struct)):
         return True
     return any(_holds_text(part) for part in typing.get_args(hint) if part is not type(None))
@@ -93,7 +93,7 @@ def test_every_field_that_may_hold_a_name_is_in_its_row(row: Any) -> None:
     assert texts - NO_NAMES == {use.field for use in PERMISSIONS[row] if use.field}
 
 
-def test_every_setting_that_names_a_topic_has_its_scope() -> None:
+def test_every_setting_that_names_a_topic_has_a_scope() -> None:
     found = set()
     for name in TopicConfig().to_dict():
         try:
@@ -106,7 +106,7 @@ def test_every_setting_that_names_a_topic_has_its_scope() -> None:
 
 
 def _written(row: Any, name: str) -> m.Message:
-    """A message that makes every use of its row, with this name everywhere."""
+    """Return a message that makes every use of its row, with `name` in every field that holds a name."""
     kind, leases = row
     texts = {"node": "w", "mode": 1 if kind is m.GroupOpen else "upsert"}
     given: dict[str, Any] = {}
@@ -140,7 +140,7 @@ def _named(message: m.Message, field: str, name: str) -> m.Message:
 
 @pytest.mark.parametrize("row", ROWS, ids=IDS)
 def test_each_use_of_a_name_needs_its_scope_and_its_prefix(row: Any) -> None:
-    """A-8 to A-10, over the whole table."""
+    """The whole table is checked."""
     message = _written(row, f"{KEY}t")
     uses = [use for use in PERMISSIONS[row] if use.when is None or use.when(message)]
     needed = {scope for use in uses for scope in use.scopes[:1]}
@@ -158,8 +158,8 @@ def test_each_use_of_a_name_needs_its_scope_and_its_prefix(row: Any) -> None:
             authorise(Principal("p", SCOPES, (KEY,)), _named(message, use.field, "other.t"))
 
 
-def test_the_plain_creation_of_a_write_needs_no_admin() -> None:
-    """W-6: nothing is configured."""
+def test_creating_a_topic_without_configuration_needs_no_admin_scope() -> None:
+    """The scope `write` is sufficient if nothing is configured."""
     for scope in ("write", "admin"):
         authorise(Principal("p", frozenset({scope})), m.TopicPut("t", {}, "create"))
     with pytest.raises(Forbidden):
@@ -174,7 +174,7 @@ def test_an_ack_that_deletes_needs_more_than_read() -> None:
 
 
 def _documented() -> dict[str, str]:
-    """`docs/explanation/security.md`: name of a row -> what it needs."""
+    """Return row name -> required scopes, as `docs/explanation/security.md` documents them."""
     text = (Path(__file__).parents[2] / "docs" / "explanation" / "security.md").read_text()
     table = text.split("## What a key may do")[1].split("\n## ")[0]
     found = {}
@@ -185,7 +185,7 @@ def _documented() -> dict[str, str]:
     return found
 
 
-def test_the_page_about_security_holds_the_same_table() -> None:
+def test_the_security_page_documents_the_same_table() -> None:
     documented = _documented()
     assert set(documented) == {*IDS, *(kind.__name__ for kind in OPEN_TO_ALL | OWNER_ONLY)}
     for row, name in zip(ROWS, IDS, strict=True):

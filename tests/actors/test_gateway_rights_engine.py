@@ -1,4 +1,4 @@
-"""A key with a prefix tries every way to a topic beyond it, in a real engine. Slow."""
+"""A key with a prefix tries to reach topics outside it, in a real engine. Slow."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def group(client: ringlog.Client, **limits: Any) -> Any:
 
 @contextlib.contextmanager
 def peer(endpoint: str, key: CurveKey | None = None) -> Iterator[zmq.Socket[Any]]:
-    """A DEALER that sends what it likes."""
+    """Yield a DEALER socket that can send any bytes."""
     context: zmq.Context[Any] = zmq.Context()
     dealer = context.socket(zmq.DEALER)
     try:
@@ -101,7 +101,7 @@ def peer(endpoint: str, key: CurveKey | None = None) -> Iterator[zmq.Socket[Any]
 
 
 def asked(dealer: zmq.Socket[Any], kind: str, body: list[Any], corr: int) -> m.Message:
-    """Send a body as it is; returns the answer to this very request."""
+    """Send a body unchanged and return the reply to this request."""
     dealer.send(msgspec.msgpack.encode([PROTOCOL, kind, corr, body]))
     assert dealer.poll(20_000), f"no answer to {kind} {body}"
     answer = decode(dealer.recv_multipart()[0])
@@ -138,10 +138,10 @@ HOSTILE: dict[str, tuple[str, list[tuple[str, list[Any], str]]]] = {
 
 
 @pytest.mark.parametrize("whom", HOSTILE)
-def test_a_bad_number_costs_its_sender_an_error_and_never_a_process(
+def test_an_invalid_number_is_an_error_for_its_sender_and_ends_no_process(
     house: TestEngine, owner: ringlog.Client, whom: str
 ) -> None:
-    """Six of them used to give the gateway up for good."""
+    """Six such messages once made the supervisor give up the gateway."""
     before = {each.name: each.pid for each in house.status().processes}
     socket_name, messages = HOSTILE[whom]
     key = None if socket_name else KEYS["reader"][0]
@@ -173,10 +173,10 @@ WAYS: dict[str, Callable[[ringlog.Client], Any]] = {
 
 @pytest.mark.parametrize("key", ["reader", "worker", "all-of-a"])
 @pytest.mark.parametrize("way", WAYS)
-def test_no_way_leads_to_a_topic_that_the_key_does_not_reach(
+def test_no_request_reaches_a_topic_outside_the_keys_prefixes(
     house: TestEngine, owner: ringlog.Client, way: str, key: str
 ) -> None:
-    """A-9, A-10."""
+    """After the refusal, topics, groups and routers are unchanged."""
     before = {each.topic: each.head_seq for each in owner.topics.list("b.")}
     with connect(house, key) as client, pytest.raises(Forbidden):
         WAYS[way](client)
@@ -185,8 +185,8 @@ def test_no_way_leads_to_a_topic_that_the_key_does_not_reach(
     assert not list(owner.routers.list())
 
 
-def test_dead_letters_go_where_the_key_may_write(house: TestEngine, owner: ringlog.Client) -> None:
-    """The same by a key that reaches both ends."""
+def test_dead_letters_go_to_a_topic_that_the_key_may_write(house: TestEngine, owner: ringlog.Client) -> None:
+    """The key has access to both topics."""
     with connect(house, "worker") as client:
         members = client.group("a.log", "own", mode="queue", start=EARLIEST, dead_letter="a.dead")
         job = members.claim(wait_ms=5_000)[0]
@@ -195,10 +195,10 @@ def test_dead_letters_go_where_the_key_may_write(house: TestEngine, owner: ringl
         owner.group("a.log", "own", mode="queue").delete()
 
 
-def test_a_worker_needs_no_right_to_the_dead_letters_of_its_queue(
+def test_a_worker_needs_no_permission_for_the_dead_letters_of_its_queue(
     house: TestEngine, owner: ringlog.Client
 ) -> None:
-    """A-10: the right was checked where the target was named; redriving names it again."""
+    """The permission was checked when the dead-letter topic was configured. A redrive checks it again."""
     owner.topics.create("a.work", type="queue", dead_letter="b.dead")
     with connect(house, "worker") as client:
         client.queue("a.work").put(b"job")
@@ -210,16 +210,16 @@ def test_a_worker_needs_no_right_to_the_dead_letters_of_its_queue(
     assert owner.topics.state("b.dead").count == 1
 
 
-def test_a_group_that_holds_records_back_is_made_and_moved_by_who_may_configure(
+def test_only_a_key_with_admin_creates_or_moves_a_group_that_retains_records(
     house: TestEngine, owner: ringlog.Client
 ) -> None:
-    """Without a group the topic keeps ten records; a group in mode queue would make it keep a thousand."""
+    """Without a group the topic keeps 10 records. A group in queue mode would make it keep 1,000."""
     for key in ("reader", "worker"):
         with connect(house, key) as client:
             with pytest.raises(Forbidden) as refused:
                 client.group("a.kept", key, mode="queue").claim()
             assert refused.value.detail["required_scope"] == "admin"
-            # Groups in mode stream hold nothing back.
+            # Groups in stream mode retain no records.
             assert client.group("a.kept", f"{key}-stream", mode="stream").stats().cursor == 1
     for _ in range(30):
         owner.append("a.kept", b"x")
@@ -234,7 +234,7 @@ def test_a_group_that_holds_records_back_is_made_and_moved_by_who_may_configure(
         client.group("a.kept", "reader-stream", mode="stream").seek(EARLIEST)
 
 
-def test_the_key_file_of_the_docs_lets_a_client_in(
+def test_the_key_file_of_the_docs_admits_a_client(
     house: TestEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`RINGLOG_KEY_FILE` as docs/explanation/security.md shows it."""

@@ -1,4 +1,4 @@
-"""The gateway's real sockets in this process: who gets in, and what hostile peers can do (RF-92..RF-106)."""
+"""The gateway's real sockets in this process: admission of peers, and hostile peers (RF-92 to RF-106)."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ from ringlog.testing import ManualClock
 SERVER, ANNE, EVE = new_key(), new_key(), new_key()
 DEADLINE_S = 5.0
 QUIET_S = 0.4
-"""How long a peer that must not get in is given to get in."""
+"""Seconds for which a peer that must not be admitted may try."""
 
 
 def keys_text(*keys):
@@ -32,7 +32,7 @@ def keys_text(*keys):
 
 
 class House:
-    """A gateway of an engine without shards, driven turn by turn, and peers that talk to it."""
+    """The gateway of an engine without shards, driven pass by pass, and peers that send to it."""
 
     def __init__(self):
         self.dir = tempfile.mkdtemp(prefix="rl-gw-")
@@ -105,8 +105,8 @@ def house():
 HELLO = m.Hello(PROTOCOL, "test")
 
 
-def test_a_listed_key_gets_in_and_is_known_by_it(house):
-    """SEC-4: and the topic's shard, which is not there, is reported without details."""
+def test_a_peer_with_a_listed_key_is_admitted(house):
+    """The shard of the topic does not exist; the reply is `NOT_READY`, without details."""
     anne = house.peer(house.tcp, ANNE)
     welcome = house.ask(anne, HELLO, 7)
     assert (welcome.corr, welcome.message.engine_id, welcome.message.shard) == (7, "e" * 32, -1)
@@ -115,8 +115,8 @@ def test_a_listed_key_gets_in_and_is_known_by_it(house):
 
 
 @pytest.mark.parametrize("how", ["unknown key", "no security", "wrong server key", "plain password"])
-def test_nobody_else_gets_in(house, how):
-    """RF-105, SEC-2: no message of theirs arrives."""
+def test_a_peer_without_a_listed_key_is_not_admitted(house, how):
+    """No message of such a peer arrives (RF-105)."""
     if how == "unknown key":
         peer = house.peer(house.tcp, EVE)
     elif how == "wrong server key":
@@ -130,24 +130,24 @@ def test_nobody_else_gets_in(house, how):
     assert house.ask(house.peer(house.tcp, ANNE), HELLO) is not None
 
 
-def test_without_its_zap_handler_the_gateway_admits_nobody(house):
-    """SEC-2, SEC-3, mutant 35."""
+def test_without_its_zap_handler_the_gateway_admits_no_peer(house):
+    """The sockets refuse every peer if no handler answers."""
     assert house.ask(house.peer(house.tcp, ANNE), HELLO) is not None
     house.shell._zap.socket.unbind("inproc://zeromq.zap.01")
     assert house.ask(house.peer(house.tcp, ANNE), HELLO, seconds=QUIET_S) is None
     assert house.ask(house.peer(house.ipc), HELLO, seconds=QUIET_S) is None
 
 
-def test_the_local_socket_is_the_owners(house):
-    """A-16."""
+def test_a_peer_of_the_local_socket_is_the_owner(house):
+    """The socket file belongs to the user of the engine."""
     assert house.ask(house.peer(house.ipc), HELLO) is not None
     reply = house.ask(house.peer(house.ipc), m.Locate("t", 0)).message
     assert reply.status != Status.FORBIDDEN
     assert os.stat(house.ipc.removeprefix("ipc://")).st_uid == os.geteuid()
 
 
-def test_a_revoked_key_is_refused_on_its_open_connection_and_on_new_ones(house):
-    """SEC-7: without a restart."""
+def test_a_revoked_key_is_refused_on_open_and_on_new_connections(house):
+    """The revocation needs no restart."""
     anne = house.peer(house.tcp, ANNE)
     assert house.ask(anne, HELLO).kind == "Welcome"
     house.write_keys(EVE)
@@ -160,12 +160,12 @@ def test_a_revoked_key_is_refused_on_its_open_connection_and_on_new_ones(house):
 
 
 @pytest.mark.parametrize("text", ["not toml [", '[[keys]]\nname = "x"'])
-def test_a_broken_keys_file_changes_nothing(house, text):
+def test_an_invalid_keys_file_changes_nothing(house, text):
     change_keys(house, text)
     assert house.ask(house.peer(house.tcp, ANNE), HELLO).kind == "Welcome"
 
 
-def test_an_empty_keys_file_admits_nobody(house):
+def test_an_empty_keys_file_admits_no_key(house):
     change_keys(house, "")
     assert house.ask(house.peer(house.tcp, ANNE), HELLO, seconds=QUIET_S) is None
 
@@ -178,8 +178,8 @@ def change_keys(house, text):
     house.shell.do_work()
 
 
-def test_a_keys_file_that_others_may_read_is_not_taken_over(house):
-    """SEC-28."""
+def test_a_keys_file_that_others_may_read_is_ignored(house):
+    """The previous keys stay in force."""
     house.write_keys(EVE)
     os.chmod(house.keys_file, 0o644)
     house.clock.advance(KEYS_POLL_NS / 1e9)
@@ -203,8 +203,8 @@ def test_a_keys_file_that_others_may_read_is_not_taken_over(house):
         [b"\xdd\xff\xff\xff\xff"],
     ],
 )
-def test_malformed_messages_are_answered_and_cost_nobody_else_anything(house, parts):
-    """RF-100..RF-102, SEC-13."""
+def test_malformed_messages_get_an_error_and_affect_no_other_client(house, parts):
+    """The sender's connection survives as well (RF-100 to RF-102)."""
     hostile, good = house.peer(house.tcp, ANNE), house.peer(house.ipc)
     hostile.send_multipart(parts)
     assert isinstance(house.receive(hostile).message, m.ErrorReply)
@@ -212,8 +212,8 @@ def test_malformed_messages_are_answered_and_cost_nobody_else_anything(house, pa
     assert house.ask(hostile, HELLO).kind == "Welcome"
 
 
-def test_a_connection_that_sends_only_rubbish_is_not_listened_to_any_more(house):
-    """SEC-10."""
+def test_a_connection_that_sends_only_malformed_messages_is_ignored(house):
+    """The limit is 16 malformed messages."""
     hostile, good = house.peer(house.ipc), house.peer(house.ipc)
     for _ in range(16):
         hostile.send(b"rubbish")
@@ -223,7 +223,7 @@ def test_a_connection_that_sends_only_rubbish_is_not_listened_to_any_more(house)
 
 
 def test_a_part_beyond_the_limit_ends_the_connection(house, monkeypatch):
-    """SEC-10, RF-101."""
+    """The gateway holds no request of it, and other clients are not affected (RF-101)."""
     hostile, good = house.peer(house.ipc), house.peer(house.ipc)
     assert house.ask(hostile, HELLO) is not None
     hostile.send_multipart([encode(m.Append("t", 1)), bytes(MESSAGE_BYTES_MAX + 1)])
@@ -232,8 +232,8 @@ def test_a_part_beyond_the_limit_ends_the_connection(house, monkeypatch):
     assert house.shell.core.requests_held == 0
 
 
-def test_raw_bytes_instead_of_a_handshake_are_cut_off(house):
-    """RF-99."""
+def test_a_peer_without_a_handshake_is_disconnected(house):
+    """The gateway closes the connection and admits the next peer (RF-99)."""
     import socket
 
     host, port = house.tcp.removeprefix("tcp://").rsplit(":", 1)
@@ -253,8 +253,8 @@ def test_raw_bytes_instead_of_a_handshake_are_cut_off(house):
     assert house.ask(house.peer(house.tcp, ANNE), HELLO) is not None
 
 
-def test_a_client_that_does_not_read_costs_its_own_bounded_buffer(house, monkeypatch):
-    """RF-93, SEC-11, SEC-19: it is let go; the other one gets every answer meanwhile."""
+def test_a_client_that_does_not_read_fills_only_its_own_bounded_buffer(house, monkeypatch):
+    """Replies beyond the buffer are dropped (RF-93). Another client receives every reply meanwhile."""
     monkeypatch.setattr("actors.gateway.zmq_frontend.GATEWAY_OUTBOX_BYTES_MAX", 50_000)
     router = house.shell._routers[1]
     slow = house.peer(house.ipc, RCVHWM=1, SNDHWM=0, RCVBUF=4096)
@@ -272,8 +272,8 @@ def test_a_client_that_does_not_read_costs_its_own_bounded_buffer(house, monkeyp
     assert house.ask(good, HELLO).kind == "Welcome"
 
 
-def test_two_connections_that_claim_one_name_stay_two(house):
-    """RF-96: no takeover by routing id."""
+def test_two_connections_with_one_routing_id_stay_separate(house):
+    """A connection cannot take over another one with its routing id (RF-96)."""
     first = house.peer(house.ipc, ROUTING_ID=b"same")
     assert house.ask(first, HELLO, 1).corr == 1
     second = house.peer(house.ipc, ROUTING_ID=b"same")

@@ -1,4 +1,4 @@
-"""Records that a group gives up go to its dead letters, in a real engine, whoever dies on the way."""
+"""Records that a consumer group gives up move to its dead-letter topic. Processes are killed."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def is_moved(group: Group) -> bool:
     return (found.pending, found.undelivered) == (0, 0)
 
 
-def test_a_groups_copies_are_of_producers_of_their_own() -> None:
+def test_the_copies_of_a_group_have_producers_of_their_own() -> None:
     others = {copy_producer_id(1, 2, 4, 7), copy_producer_id(1, 2, 3, 7, 1), copy_producer_id(1, 2, 3, 7, 2)}
     assert len({copy_producer_id(1, 2, 3, group) for group in (0, 7, 8)} | others) == 6
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_rejected_and_spent_records_are_copied_with_where_they_come_from(
+def test_rejected_and_exhausted_records_are_copied_with_their_origin(
     running: TestEngine, transport: str
 ) -> None:
-    """F49, QD-2, QD-6: and stay in the topic for everybody else."""
+    """The records stay in their topic for all other readers."""
     topic, dead = f"orders-{transport}", f"dead-{transport}"
     with ringlog.connect(running.url, wait=20, transport=transport) as client:  # type: ignore[arg-type]
         client.topics.create(topic, durability="fsync")
@@ -87,8 +87,8 @@ def test_rejected_and_spent_records_are_copied_with_where_they_come_from(
         assert [record.seq for record in letters(client, topic)] == [1, 2, 3]
 
 
-def test_every_record_is_copied_once_whoever_is_killed(running: TestEngine, client: Client) -> None:
-    """QD-2, QD-4."""
+def test_every_record_is_copied_once_despite_kills(running: TestEngine, client: Client) -> None:
+    """A retried move appends no second copy (Q7)."""
     client.append_many("many", [b"%d" % n for n in range(200)])
     group = client.group("many", "g", mode="queue", max_deliveries=1, dead_letter="many-dead")
     for victim in ("scheduler", "wal_shard", "scheduler", "wal_shard"):

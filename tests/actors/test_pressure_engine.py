@@ -1,4 +1,4 @@
-"""A real engine under pressure that is real: a shard that stands still while its rings fill."""
+"""A real engine under real pressure: a shard is stopped while its rings fill."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ pytestmark = pytest.mark.slow
 
 WAIT_S = 20.0
 FLOOD = 2_000
-"""Several times what a shard takes by message in one turn, and less than its socket holds."""
+"""Several times the number of requests that a shard receives in one pass, and less than its socket holds."""
 
 
 @pytest.fixture
 def running(request: pytest.FixtureRequest) -> Iterator[TestEngine]:
-    """One shard, one scheduler, rings as small as they may be."""
+    """Run an engine with one shard, one scheduler, and rings of the smallest size."""
     governed = getattr(request, "param", True)
     with engine(
         delivery={"schedulers": 1}, run={"ring_bytes": 65_536}, governor={"enabled": governed}
@@ -50,7 +50,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[TestEngine]:
 
 @contextmanager
 def stopped(running: TestEngine) -> Iterator[None]:
-    """The shard stands still."""
+    """Stop the shard's process within the block."""
     pid = running.pid_of("wal_shard")
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -79,13 +79,13 @@ def payload(n: int) -> bytes:
 
 
 def stored(client: ringlog.Client, topic: str) -> list[int]:
-    """The numbers that all records of a topic were made of."""
+    """Return the numbers that the payloads of a topic contain."""
     with client.reader(topic) as reader:
         return [int.from_bytes(record.data[:8], "big") for record in reader if isinstance(record, Record)]
 
 
-def test_a_full_intake_is_said_and_nothing_is_lost_or_doubled(running: TestEngine) -> None:
-    """BP-1, BP-4, G-5, ERR-8."""
+def test_a_full_ring_throttles_and_loses_and_duplicates_no_record(running: TestEngine) -> None:
+    """A refused frame is `not_applied` (HTTP status 429), and the client can send it again."""
     with ringlog.connect(running.url, timeout_ms=2_000) as client:
         client.append("t", payload(0))
         producer = client.producer("t", linger_ms=0, max_frame_records=1)
@@ -114,7 +114,7 @@ def fate_of(ticket: Any) -> RinglogError:
 
 
 def asks_for_no_gathering(running: TestEngine) -> bool:
-    """What the only ring of the engine says."""
+    """Return whether the only ring of the engine has the flag `NO_BATCH_WINDOW`."""
     (ring,) = Path(running.info.shm_dir).glob("*.ring")
     fd, memory = open_ring(str(ring))
     try:
@@ -124,8 +124,8 @@ def asks_for_no_gathering(running: TestEngine) -> bool:
         os.close(fd)
 
 
-def test_a_ring_says_when_its_frames_are_not_to_be_gathered(running: TestEngine) -> None:
-    """G-12."""
+def test_a_ring_has_a_flag_for_frames_that_must_not_wait_for_a_batch_window(running: TestEngine) -> None:
+    """`disable_backpressure` sets the flag, for an append and for a producer."""
     with ringlog.connect(running.url) as client:
         client.append("t", b"1")
         assert not asks_for_no_gathering(running)
@@ -146,7 +146,7 @@ def test_a_ring_says_when_its_frames_are_not_to_be_gathered(running: TestEngine)
 
 
 class Flood:
-    """Appends by message, many at once, from somebody who waits for no answer."""
+    """Many appends by message at once, from a client that does not wait for replies."""
 
     def __init__(self, running: TestEngine) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
@@ -160,7 +160,7 @@ class Flood:
         self._context.term()
 
     def send(self, numbers: range, seq: int = 0) -> None:
-        """Producer numbers are those of the records, or begin at `seq`."""
+        """Send appends. The producer numbers are those of the records, or start at `seq`."""
         for i, n in enumerate(numbers):
             data = frame(
                 encode_records([payload(n)]), producer_id=77, producer_seq=(seq + i) if seq else n, topic_id=0
@@ -195,22 +195,23 @@ def is_acked(answer: m.Message) -> bool:
 def fill_and_flood(
     running: TestEngine, client: ringlog.Client, producer: Any, flood: Flood
 ) -> dict[int, m.Message]:
-    """The ring is full and two thousand requests wait when the shard goes on."""
-    producer.send(payload(0)).result(WAIT_S)  # Topic and ring are there.
+    """Fill the ring and send 2,000 requests while the shard is stopped. Return the replies."""
+    producer.send(payload(0)).result(WAIT_S)  # Topic and ring exist now.
     with stopped(running):
         producer.send_each([payload(n) for n in range(1, 5_000)])
         flood.ask(m.TopicState("flood"))
         flood.send(range(1, FLOOD + 1))
-        # A sample is due when it goes on, which then sees both before it takes any of them.
+        # When the shard continues, a sample is due. The sample counts all of this before the shard takes any
+        # of it.
         due_ns = SystemClock().monotonic_ns() + 2 * GOVERNOR_SAMPLE_MS * 1_000_000
         wait_until(lambda: SystemClock().monotonic_ns() >= due_ns, WAIT_S, "the next sample to be due")
     return flood.answers(FLOOD + 1)
 
 
-def test_new_writes_are_refused_at_the_top_of_the_ladder_and_welcome_again(
+def test_new_writes_are_refused_under_high_pressure_and_accepted_later(
     running: TestEngine, board: Board, flood: Flood
 ) -> None:
-    """G-2, G-3, G-5, G-6, G-8, G-11."""
+    """Only new writes are refused, and a refusal changes nothing (L5)."""
     with ringlog.connect(running.url) as client:
         client.topics.create("flood")
         with client.producer("ring") as producer:
@@ -234,10 +235,10 @@ def test_new_writes_are_refused_at_the_top_of_the_ladder_and_welcome_again(
         assert sorted(stored(client, "flood")) == list(range(1, FLOOD + 1))
 
 
-def test_the_instance_takes_over_the_pressure_of_a_shard_as_long_as_that_lives(
+def test_a_scheduler_takes_over_the_pressure_of_a_shard_with_a_heartbeat(
     running: TestEngine, board: Board
 ) -> None:
-    """G-1, G-11: what a process said last does not hold for ever."""
+    """The last words of a process without heartbeat count as 0 (L7)."""
     with ringlog.connect(running.url, timeout_ms=60_000) as client, client.producer("t") as producer:
         producer.send(payload(0)).result(WAIT_S)
         with stopped(running):
@@ -257,8 +258,8 @@ def test_the_instance_takes_over_the_pressure_of_a_shard_as_long_as_that_lives(
 
 
 @pytest.mark.parametrize("running", [False], indirect=True)
-def test_a_governor_that_is_off_refuses_nothing(running: TestEngine, board: Board, flood: Flood) -> None:
-    """It says how it is all the same."""
+def test_a_disabled_governor_refuses_nothing(running: TestEngine, board: Board, flood: Flood) -> None:
+    """The governor still publishes its samples."""
     with ringlog.connect(running.url) as client:
         client.topics.create("flood")
         with client.producer("ring") as producer:

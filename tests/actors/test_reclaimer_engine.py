@@ -1,4 +1,4 @@
-"""Reclaimer and relocator in a real engine: space comes back, cold records are read, nothing is lost."""
+"""Reclaimer and relocator in a real engine: space is freed, cold records are read, no record is lost."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def read_back(client, count, start=0, topics=TOPICS):
 
 
 def ask(host, who, message, wanted, timeout_s=30.0):
-    """What an operator does; asked again while the actor is being replaced."""
+    """Send a request as an operator does. Repeat it while the actor restarts."""
     requester = Requester(who, f"ipc://{host.info.shm_dir}/{who}.sock")
     found = []
 
@@ -91,15 +91,15 @@ def word(host, kind, number):
 
 
 def size_of(path):
-    """0 for a file that went while it was looked at."""
+    """Return the size of a file, or 0 if it was deleted in the meantime."""
     try:
         return os.path.getsize(path)
     except FileNotFoundError:
         return 0
 
 
-def test_what_was_deleted_gives_its_space_back_and_the_rest_is_read_as_before(tmp_path):
-    """RC-1..RC-4, RC-9: topics deleted whole, and by half and more."""
+def test_deletes_free_space_and_the_remaining_records_are_read(tmp_path):
+    """One topic is deleted as a whole, and three quarters of the records of the other topics."""
     with running(tmp_path) as host, ringlog.connect(host.url) as client:
         write(client, 0)
         checkpoint(host)
@@ -119,8 +119,8 @@ def test_what_was_deleted_gives_its_space_back_and_the_rest_is_read_as_before(tm
         assert ask(host, "reclaimer", m.ScrubNow(), m.ScrubReport).findings == []
 
 
-def test_a_scrub_that_cannot_be_made_is_answered(tmp_path):
-    """RF-100: nobody waits ten minutes for a pass that ended with an error, and the next one is made."""
+def test_a_scrub_that_fails_is_answered(tmp_path):
+    """The requester must not wait for a pass that ended with an error. The next request starts a new pass."""
     with running(tmp_path) as host, ringlog.connect(host.url) as client:
         write(client, 0)
         checkpoint(host)
@@ -136,8 +136,8 @@ def test_a_scrub_that_cannot_be_made_is_answered(tmp_path):
             requester.close()
 
 
-def test_one_pass_answers_all_who_asked_before_it(monkeypatch):
-    """RF-100: sixteen requests are not sixteen passes over everything."""
+def test_one_scrub_pass_answers_all_earlier_requests(monkeypatch):
+    """Many requests must not cause as many passes over all data."""
     shell = object.__new__(ReclaimerShell)
     shell._scrubs_asked, shell._scrubs_done = deque((b"c", corr) for corr in range(5)), deque()
     shell._bell = SimpleNamespace(ring=lambda: None)
@@ -156,7 +156,7 @@ def test_one_pass_answers_all_who_asked_before_it(monkeypatch):
 
 
 def test_relocated_records_are_read_through_restarts_and_kills(tmp_path):
-    """TI-3, TI-5, TI-12, RF-6: moved, read, killed between flip and snapshot, read again."""
+    """Segments are moved and read, processes are killed, and segments are read again (RF-6)."""
     (tmp_path / "cold").mkdir()
     with running(tmp_path, cold={"dir": str(tmp_path / "cold")}) as host, ringlog.connect(host.url) as client:
         write(client, 0)
@@ -181,8 +181,8 @@ def test_relocated_records_are_read_through_restarts_and_kills(tmp_path):
         assert report.files > 0
 
 
-def test_a_bucket_serves_cold_records_through_the_relocator(tmp_path):
-    """TI-11: over an object store, with credentials from the environment."""
+def test_records_in_an_object_store_are_read_through_the_relocator(tmp_path):
+    """The credentials come from the environment."""
     with (
         bucket() as environ,
         running(tmp_path, cold={"url": "s3://cold/prefix"}, environ=environ) as host,
@@ -195,8 +195,8 @@ def test_a_bucket_serves_cold_records_through_the_relocator(tmp_path):
         assert word(host, "relocator", ProcessField.COLD_READS) > 0
 
 
-def test_little_free_space_refuses_records_and_takes_deletes(tmp_path):
-    """ST-13: writes stop while there is still room to delete and to stop, and come back without a restart."""
+def test_low_disk_space_refuses_appends_and_accepts_deletes(tmp_path):
+    """Appends stop while space for deletes and for a stop remains. They resume without a restart."""
     free, spare = shutil.disk_usage(tmp_path).free, 1 << 31
     if free < 4 * spare:
         pytest.skip("others on this device would decide the test")
@@ -225,8 +225,8 @@ def can_write(client):
 
 
 @pytest.mark.parametrize("point", [name for name in stop_points.POINTS if name.startswith("relocate_")])
-def test_the_relocator_dies_at_every_point_and_nothing_is_lost(tmp_path, point):
-    """RF-6, CP-53..CP-55: shards die with it, so that the tier is derived from what is on disk."""
+def test_a_relocator_that_dies_at_any_point_loses_nothing(tmp_path, point):
+    """The shards are killed as well, so that they derive the tier from the files on disk (RF-6)."""
     (tmp_path / "cold").mkdir()
     environ = {"RINGLOG_TEST_STOP_POINTS": f"{point}:1:kill"}
     with (
@@ -245,8 +245,8 @@ def test_the_relocator_dies_at_every_point_and_nothing_is_lost(tmp_path, point):
 
 
 @pytest.mark.parametrize("point", [name for name in stop_points.POINTS if name.startswith("reclaim_")])
-def test_the_reclaimer_dies_at_every_point_and_nothing_is_lost_or_doubled(tmp_path, point):
-    """RF-6, FX-87, RC-9: with the whole engine after it."""
+def test_a_reclaimer_that_dies_at_any_point_loses_and_duplicates_nothing(tmp_path, point):
+    """The whole engine crashes after it (RF-6)."""
     environ = {"RINGLOG_TEST_STOP_POINTS": f"{point}:1:kill"}
     with running(tmp_path, environ=environ) as host, ringlog.connect(host.url) as client:
         write(client, 0)
@@ -276,8 +276,8 @@ def restarts_of(host, kind):
     return next(process.restarts for process in host.status().processes if process.kind == kind)
 
 
-def test_a_store_that_hangs_delays_neither_writes_nor_live_reads_nor_the_end(tmp_path):
-    """TI-9, SY-8: whoever asks for nothing cold notices nothing."""
+def test_a_store_that_hangs_delays_neither_appends_nor_hot_reads_nor_the_stop(tmp_path):
+    """Only requests for cold data wait for the store."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(30)
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -289,7 +289,7 @@ def test_a_store_that_hangs_delays_neither_writes_nor_live_reads_nor_the_end(tmp
         ):
             write(client, 0)
             checkpoint(host)
-            caller, _ = silent.accept()  # the relocator, which gets no answer
+            caller, _ = silent.accept()  # the relocator, which gets no reply
             clock, slowest_ns = SystemClock(), 0
             for n in range(200):
                 start = clock.monotonic_ns()

@@ -1,4 +1,4 @@
-"""What is dropped, rewritten and merged (RC-1, RC-2, RC-9); which leftovers may go (RC-5, SN-5)."""
+"""Which segments are dropped, rewritten and merged, and which leftover files may be removed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KIB = 1024
 def held(
     number: int, *rows: tuple[int, int, int], epoch: int = 1, tier: int = 0, size: int = 100
 ) -> RegisteredSegment:
-    """Rows are (topic, first, last), ten bytes a record."""
+    """Return a registered segment. Rows are (topic, first, last), with 10 bytes a record."""
     table = np.zeros(len(rows), dtype=TOPIC_DTYPE)
     for at, (topic, first, last) in enumerate(sorted(rows)):
         table[at]["topic_id"], table[at]["epoch"] = topic, epoch
@@ -61,12 +61,13 @@ def never(*_):
         (TopicLiveness(1, 1, BitMap64([5, 50])), "alive"),
     ],
 )
-def test_a_topic_in_a_segment_is_dead_alive_or_to_be_counted(live, state):
-    """RC-2, P1, P4: gone, another life, below the floor, deleted one by one; unknown counts as alive."""
+def test_a_topic_in_a_segment_is_dead_alive_or_mixed(live, state):
+    """A deleted or recreated topic is dead. So are records below the floor and deleted records. An unknown
+    topic counts as alive."""
     assert row_state(held(1, (7, 11, 20)).table[0], live) == state
 
 
-def test_only_what_is_mixed_is_counted():
+def test_only_mixed_topics_are_counted():
     both = held(1, (7, 1, 10), (8, 1, 10), (9, 1, 10))
     lives = {7: TopicLiveness(1, 11), 8: TopicLiveness(1, 4), 9: TopicLiveness(1, 1)}
     seen = []
@@ -79,8 +80,8 @@ def test_only_what_is_mixed_is_counted():
     assert seen == [(1, 4, [])]
 
 
-def test_positions_that_greater_numbers_hold_are_not_counted_twice():
-    """P1: what a crash left beside its successor is dead."""
+def test_records_in_a_segment_with_a_greater_number_are_not_counted_twice():
+    """A segment that a crash left next to its successor is dead."""
     old, new, other = held(1, (7, 1, 100)), held(9, (7, 31, 100)), held(2, (7, 101, 110))
     elsewhere, shared = superseded_ranges([old, new, other], never, 1)
     assert elsewhere == {1: {0: [(31, 100)]}}
@@ -89,13 +90,13 @@ def test_positions_that_greater_numbers_hold_are_not_counted_twice():
     assert assess_segment(new, {7: TopicLiveness(1, 31)}, {}, lambda *_: (70, 700)).records == 70
 
 
-def test_two_lives_of_a_topic_do_not_overlap():
+def test_two_epochs_of_a_topic_do_not_overlap():
     elsewhere, shared = superseded_ranges([held(1, (7, 1, 100)), held(2, (7, 1, 100), epoch=2)], never, 1)
     assert (elsewhere, shared) == ({}, set())
 
 
-def test_a_segment_that_leaves_positions_out_stands_for_none_of_them():
-    """P1: only what is really stored under a greater number is dead under a smaller one."""
+def test_a_segment_supersedes_only_records_that_it_contains():
+    """A record is dead under a smaller number only if it is stored under a greater one."""
     inner, outer = held(1, (7, 11, 20)), held(9, (7, 1, 30))
     outer.table["records"] = 20
     elsewhere, _ = superseded_ranges([inner, outer], lambda *_: [(1, 10), (21, 30)], 1)
@@ -120,22 +121,22 @@ def plan(segments, alive=None, left_alone=()):
     return [(each.reason, [source.ref.number for source in each.sources]) for each in found]
 
 
-def test_more_than_half_dead_is_sparse():
-    """RC-9."""
+def test_a_segment_that_is_more_than_half_dead_is_sparse():
+    """Exactly half is not sparse."""
     one = held(1, (7, 1, 100))
     assert plan([one], alive_of([one], 0.49)) == [("sparse", [1])]
     assert plan([one], alive_of([one], 0.5)) == []
 
 
 @pytest.mark.parametrize("tier", [1, 2])
-def test_what_is_cold_or_on_its_way_is_not_rewritten(tier):
-    """Never cold data through the hot path."""
+def test_cold_and_moving_segments_are_not_rewritten(tier):
+    """A rewrite would bring cold data back to the hot tier."""
     one = held(1, (7, 1, 100), tier=tier)
     assert plan([one], alive_of([one], 0.1)) == []
 
 
-def test_what_is_quarantined_or_shares_positions_is_left_alone():
-    """SG-10."""
+def test_excluded_segments_are_not_rewritten():
+    """Excluded are quarantined segments, and segments that share positions with others."""
     one = held(1, (7, 1, 100))
     assert plan([one], alive_of([one], 0.1), left_alone={1}) == []
 
@@ -144,7 +145,7 @@ def small(count, topic=7, base=0):
     return [held(n + 1, (topic, base + n * 10 + 1, base + n * 10 + 10)) for n in range(count)]
 
 
-def test_small_neighbours_are_merged_when_there_are_too_many():
+def test_small_adjacent_segments_are_merged_above_a_maximum_number():
     assert plan(small(SMALL_SEGMENTS_MAX)) == []
     assert plan(small(SMALL_SEGMENTS_MAX + 1)) == [("many small segments", list(range(1, 10)))]
 
@@ -154,14 +155,14 @@ def test_a_merge_makes_no_more_than_one_segment():
     assert [numbers for _, numbers in plan(segments)] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
 
 
-def test_neighbours_with_anothers_positions_between_are_not_merged():
-    """P3: the greater number would hide what lies between."""
+def test_segments_with_another_segment_between_them_are_not_merged():
+    """The greater number of the merged segment would hide the records between."""
     segments = small(12)
     segments[5] = held(99, (7, 51, 60), (8, 1, 5))
     assert [numbers for _, numbers in plan(segments)] == [[1, 2, 3, 4, 5], [7, 8, 9, 10, 11, 12]]
 
 
-def test_packs_are_merged_the_smallest_first_down_to_half_the_bound():
+def test_shared_segments_are_merged_from_the_smallest_down_to_half_the_maximum():
     packs = [
         held(n, (7, n * 10, n * 10 + n), (8, n * 10, n * 10 + n)) for n in range(1, SHARED_SEGMENTS_MAX + 2)
     ]
@@ -171,7 +172,7 @@ def test_packs_are_merged_the_smallest_first_down_to_half_the_bound():
     assert plan(packs[:-1]) == []
 
 
-def test_rows_of_a_topic_are_parted_where_another_segment_lies_between():
+def test_rows_of_a_topic_are_split_where_another_segment_lies_between():
     spans = SegmentSpans(
         [held(1, (7, 1, 5), (8, 1, 5)), held(2, (7, 6, 1000)), held(3, (7, 1001, 1005), (8, 6, 9))]
     )
@@ -180,11 +181,11 @@ def test_rows_of_a_topic_are_parted_where_another_segment_lies_between():
     assert contiguous_parts(7, [(1, 5), (6, 1000), (1001, 1005)], spans, {1, 2, 3}) == [0, 0, 0]
 
 
-# -- leftovers ----------------------------------------------------------------------------------------
+# -- leftover files -----------------------------------------------------------------------------------
 
 
-def test_a_leftover_goes_when_every_shard_has_three_more_snapshots():
-    """SN-5: two are kept, and one may have been captured before."""
+def test_a_leftover_may_be_removed_after_three_more_snapshots_of_every_shard():
+    """Two snapshots are kept, and one more may have been captured before."""
     left = OrphanFiles()
     left.add(["packs/pack-1"], {0: 5, 1: 9})
     assert left.removable({0: 5 + SNAPSHOTS_BEFORE_REMOVAL, 1: 9 + SNAPSHOTS_BEFORE_REMOVAL - 1}) == []
@@ -194,8 +195,8 @@ def test_a_leftover_goes_when_every_shard_has_three_more_snapshots():
     assert left.removable({0: 100, 1: 100}) == []
 
 
-def test_only_names_of_ours_are_parts():
-    """ST-4, ST-5."""
+def test_only_the_engines_own_file_names_are_parts():
+    """Files with other names are never removed."""
     own = topic_stem(7, 1, 3)
     stems, temporaries = group_parts(
         [f"{own}.data", f"{own}.idx", "packs/0001000000000003.idx.tmp", f"{own}.data.tmp", "packs/notes.txt",
@@ -205,8 +206,8 @@ def test_only_names_of_ours_are_parts():
     assert temporaries == ["packs/0001000000000003.idx.tmp", f"{own}.data.tmp"]
 
 
-def test_what_the_topics_own_shard_does_not_know_replaces_nothing():
-    """P1: it leads nobody to the record, whoever else knows of it."""
+def test_a_segment_that_the_topics_own_shard_does_not_know_supersedes_nothing():
+    """The owner leads no reader to it, even if another shard knows it."""
     owner = shard_of(7, 3)
     old = held(1, (7, 1, 100))
     stranger = replace(held(2, (7, 1, 100)), shards=tuple({0, 1, 2} - {owner}))

@@ -1,4 +1,4 @@
-"""Rounds of the reclaimer over real bytes: nothing alive goes, nothing dead stays, whatever dies between."""
+"""Rounds of the reclaimer over real bytes keep every live record and remove dead ones, also after a crash."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ class World:
         )  # fmt: skip
 
     def snapshots(self, count: int = SNAPSHOTS_BEFORE_REMOVAL) -> None:
-        """The compactor makes so many of every shard."""
+        """Let the compactor make this many snapshots of every shard."""
         for shard in self.shards.snapshots:
             self.shards.snapshots[shard] += count
         self.clock.advance(seconds=61)
 
     def settle(self, disk=None) -> None:
-        """A new life that comes to rest."""
+        """Start a new reclaimer and run rounds until nothing is left to do."""
         reclaimer = self.reclaimer(disk)
         for _ in range(3):
             reclaimer.run_round()
@@ -95,7 +95,7 @@ class World:
         return sorted(ref.stem for ref in self.shards.refs[shard].values())
 
     def readable(self) -> dict[int, list[int]]:
-        """What readers of all shards find alive: topic -> numbers. Every registered segment verifies."""
+        """Return topic -> seqs of the live records for readers. Verify every registered segment."""
         found: dict[int, set[int]] = {}
         for refs in self.shards.refs.values():
             for ref in refs.values():
@@ -112,8 +112,8 @@ class World:
         return {topic: sorted(seqs) for topic, seqs in sorted(found.items()) if seqs}
 
 
-def test_a_segment_below_the_floor_is_dropped_and_its_files_go_three_snapshots_later():
-    """RC-2, RC-4, SN-5: forgotten first; files when no snapshot that is kept may name them."""
+def test_a_segment_below_the_floor_is_dropped_and_its_files_are_removed_three_snapshots_later():
+    """The shard forgets the segment first. The files stay while a kept snapshot may name them."""
     world = World()
     old, new = world.segment(1, {7: range(1, 11)}), world.segment(2, {7: range(11, 21)})
     world.set(7, earliest=11)
@@ -144,8 +144,8 @@ def test_a_segment_below_the_floor_is_dropped_and_its_files_go_three_snapshots_l
         ({"earliest": 5, "deleted": range(5, 11)}, True),
     ],
 )
-def test_what_is_all_dead_is_dropped_and_nothing_else(facts, is_dropped):
-    """RC-1, RC-2; T-20: a topic that is gone, one that lives again, below the floor, deleted one by one."""
+def test_only_a_completely_dead_segment_is_dropped(facts, is_dropped):
+    """The cases are a deleted topic, a recreated topic, records below the floor, and single deletes."""
     world = World()
     world.segment(1, {7: range(1, 11)})
     world.set(7, **facts)
@@ -156,8 +156,8 @@ def test_what_is_all_dead_is_dropped_and_nothing_else(facts, is_dropped):
     assert world.readable() == before
 
 
-def test_a_shard_that_does_not_answer_loses_nothing():
-    """P4: topics of a shard that is down count as alive, and nothing is swept."""
+def test_topics_of_an_unreachable_shard_count_as_alive():
+    """While a shard is down, no files are removed either."""
     world = World(shards=2)
     ref = world.segment(1, {7: range(1, 11), 8: range(1, 11), 9: range(1, 11)})
     world.shards.register(ref, shard=1)
@@ -175,8 +175,8 @@ def test_a_shard_that_does_not_answer_loses_nothing():
     assert world.stems() == []
 
 
-def test_a_sparse_segment_is_rewritten_and_survivors_keep_number_and_content():
-    """RC-9."""
+def test_a_sparse_segment_is_rewritten_and_live_records_keep_their_seq_and_content():
+    """The files of the old segment are removed."""
     world = World()
     world.segment(1, {7: range(1, 101)})
     world.set(7, earliest=20, deleted=[*range(30, 100)])
@@ -191,8 +191,8 @@ def test_a_sparse_segment_is_rewritten_and_survivors_keep_number_and_content():
     assert set(seqs_of(world.base, "/data", stem, 7)) >= {*range(20, 30), 100}
 
 
-def test_a_delete_while_it_is_rewritten_is_marked_in_the_new_segment():
-    """RC-9, TI-8: a concurrent deletion is transferred."""
+def test_a_delete_during_a_rewrite_is_marked_in_the_new_segment():
+    """The rewrite must not bring back records that are deleted meanwhile."""
     world = World()
     world.segment(1, {7: range(1, 101)})
     world.set(7, earliest=60)
@@ -219,7 +219,7 @@ def test_many_small_segments_of_a_topic_become_one():
     assert world.stems() == world.registered()
 
 
-def test_many_packs_become_few_and_a_topic_that_has_grown_gets_its_own():
+def test_many_shared_segments_become_few_and_a_topic_that_grew_gets_its_own():
     world = World()
     for n in range(SHARED_SEGMENTS_MAX + 1):
         world.segment(
@@ -234,8 +234,8 @@ def test_many_packs_become_few_and_a_topic_that_has_grown_gets_its_own():
     assert owns[0].startswith("topics/0000000000000007/")
 
 
-def test_a_merge_of_packs_never_spans_positions_that_lie_elsewhere():
-    """P3: of two segments that span a position the greater number is in force."""
+def test_a_merge_of_shared_segments_never_spans_records_of_other_segments():
+    """If two segments span a position, the one with the greater number is in force."""
     world = World()
     world.segment(1, {7: range(1, 6), 8: [1]})
     world.segment(2, {7: range(6, 500)})
@@ -253,8 +253,8 @@ def test_a_merge_of_packs_never_spans_positions_that_lie_elsewhere():
     assert all(a[1] < b[0] for a, b in itertools.pairwise(ranges))
 
 
-def test_what_a_crash_left_beside_its_successor_is_dropped():
-    """RC-5: both were adopted by recovery, the greater number is in force."""
+def test_a_segment_that_a_crash_left_next_to_its_successor_is_dropped():
+    """Recovery adopted both; the greater number is in force."""
     world = World()
     old = world.segment(1, {7: range(1, 101)})
     new = world.segment(50, {7: range(31, 101)})
@@ -264,8 +264,8 @@ def test_what_a_crash_left_beside_its_successor_is_dropped():
     assert old.stem not in world.stems()
 
 
-def test_records_in_the_gap_of_a_greater_segment_are_not_dropped():
-    """A segment that leaves positions out hides nobody who holds them."""
+def test_records_in_a_gap_of_a_greater_segment_are_not_dropped():
+    """A segment hides only records that it contains."""
     world = World()
     world.segment(1, {7: range(11, 21)})
     world.segment(2, {7: [*range(1, 11), *range(21, 31)]})
@@ -273,8 +273,8 @@ def test_records_in_the_gap_of_a_greater_segment_are_not_dropped():
     assert world.readable() == {7: list(range(1, 31))}
 
 
-def test_a_damaged_successor_stands_for_nothing():
-    """SG-10: the smaller number holds the good copy."""
+def test_a_damaged_segment_supersedes_nothing():
+    """The segment with the smaller number contains the intact copy."""
     world = World()
     world.segment(1, {7: range(1, 11)})
     damaged = world.segment(2, {7: range(1, 11)})
@@ -283,12 +283,13 @@ def test_a_damaged_successor_stands_for_nothing():
     assert len(world.registered()) == 2
 
 
-def test_leftovers_of_every_kind_go_and_what_is_not_ours_stays():
-    """FX-88, RC-5, ST-4, ST-5: in any order, found from either part; a second sweep finds nothing."""
+def test_leftovers_of_every_kind_are_removed_and_foreign_files_stay():
+    """A leftover segment is found from either of its parts."""
     world = World()
     kept = world.segment(1, {7: range(1, 11)})
-    dead = make_segment(world.base, "/data", FIRST + 2, {9: range(1, 5)})  # a topic that is gone
-    covered = make_segment(world.base, "/data", FIRST + 3, {7: range(3, 8)})  # held by a registered one
+    dead = make_segment(world.base, "/data", FIRST + 2, {9: range(1, 5)})  # a deleted topic
+    # A registered segment contains its records.
+    covered = make_segment(world.base, "/data", FIRST + 3, {7: range(3, 8)})
     lone = make_segment(world.base, "/data", FIRST + 4, {9: range(5, 9)})
     world.base.unlink(f"/data/{lone.stem}{DATA}")
     for name in ("packs/0001000000000003.idx.tmp", "packs/notes.txt", "topics/README.tmp"):
@@ -299,7 +300,7 @@ def test_leftovers_of_every_kind_go_and_what_is_not_ours_stays():
     assert world.base.exists("/data/topics/README.tmp")
 
 
-def test_directories_of_deleted_topics_go_once_no_snapshot_can_name_the_topic():
+def test_directories_of_deleted_topics_are_removed_when_no_snapshot_can_name_the_topic():
     world = World()
     world.segment(1, {7: range(1, 51)})
     world.segment(2, {8: range(1, 51)})
@@ -326,7 +327,7 @@ def test_directories_of_deleted_topics_go_once_no_snapshot_can_name_the_topic():
     ]  # fmt: skip
 
 
-def test_an_empty_directory_of_a_topic_that_lives_or_of_a_silent_shard_stays():
+def test_an_empty_topic_directory_stays_while_its_topic_lives_or_its_shard_is_silent():
     world = World()
     world.segment(1, {7: range(1, 51)})
     world.set(9)  # has no segment yet
@@ -350,8 +351,8 @@ def test_an_empty_directory_of_a_topic_that_lives_or_of_a_silent_shard_stays():
     assert world.base.list_dir("/data/topics") == [f"{topic:016x}" for topic in (7, 9)]
 
 
-def test_living_records_and_unreadable_damage_that_no_shard_knows_are_left_for_people():
-    """SG-10: never removed by guessing."""
+def test_unregistered_segments_with_live_records_or_damage_are_kept():
+    """The reclaimer never guesses. An operator decides about these files."""
     world = World()
     world.set(7)
     alive = make_segment(world.base, "/data", FIRST + 2, {7: range(1, 5)})
@@ -364,8 +365,8 @@ def test_living_records_and_unreadable_damage_that_no_shard_knows_are_left_for_p
     assert world.stems() == sorted([alive.stem, damaged.stem])
 
 
-def test_a_segment_that_the_compactor_has_not_told_of_yet_is_not_swept():
-    """Between its writing and its registration lies no snapshot of its shard."""
+def test_a_segment_that_is_not_registered_yet_is_not_removed():
+    """Its shard makes no snapshot between the write of the segment and its registration."""
     world = World()
     world.set(7)
     reclaimer = world.reclaimer()
@@ -379,7 +380,7 @@ def test_a_segment_that_the_compactor_has_not_told_of_yet_is_not_swept():
 
 
 def test_quarantined_segments_are_not_rewritten():
-    """SG-10."""
+    """A quarantined segment is not rewritten until it verifies again."""
     world = World()
     ref = world.segment(1, {7: range(1, 101)})
     world.set(7, earliest=90)
@@ -388,8 +389,8 @@ def test_quarantined_segments_are_not_rewritten():
     assert world.registered() == [ref.stem]
 
 
-def test_a_damaged_source_is_left_as_it_is_and_others_go_on():
-    """SG-10, RD-22: whoever moves data verifies it."""
+def test_a_damaged_source_is_left_unchanged_and_other_segments_are_rewritten():
+    """The rewriter verifies the data that it copies."""
     world = World()
     bad, good = world.segment(1, {7: range(1, 101)}), world.segment(2, {8: range(1, 101)})
     fd = world.base.open_marks(f"/data/{bad.stem}{DATA}")
@@ -404,7 +405,7 @@ def test_a_damaged_source_is_left_as_it_is_and_others_go_on():
     assert len(world.stems()) == 2
 
 
-def test_a_refused_change_leaves_everything_as_it_was():
+def test_a_change_that_the_shard_refuses_leaves_all_files_unchanged():
     world = World()
     ref = world.segment(1, {7: range(1, 101)})
     world.set(7, earliest=90)
@@ -414,8 +415,8 @@ def test_a_refused_change_leaves_everything_as_it_was():
     assert world.stems() == [ref.stem]
 
 
-def test_a_cold_segment_goes_from_both_tiers_and_its_index_last():
-    """TI-13, RC-4."""
+def test_a_dead_cold_segment_is_removed_from_both_tiers():
+    """No file of it remains, neither in the data directory nor in the cold tier."""
     world = World(cold=True)
     ref = world.segment(1, {7: range(1, 11)})
     copies = SegmentCopies(world.base, "/data", LocalStore(world.base, "/cold"))
@@ -429,8 +430,8 @@ def test_a_cold_segment_goes_from_both_tiers_and_its_index_last():
     assert world.files("/cold") == []
 
 
-def test_a_crash_at_every_call_loses_nothing_and_the_next_life_comes_to_the_same_end():
-    """FX-87, FX-88, FX-89, CP-20, CP-21, RF-6: drop, rewrite and merge, with power loss."""
+def test_a_crash_at_any_disk_call_loses_nothing_and_the_next_reclaimer_completes_the_work():
+    """The work contains a drop, a rewrite and a merge. A power loss follows the crash (RF-6)."""
 
     def build() -> World:
         world = World(cold=True)
@@ -467,8 +468,8 @@ def test_a_crash_at_every_call_loses_nothing_and_the_next_life_comes_to_the_same
 
 @pytest.mark.parametrize("kind", ["EIO", "ENOSPC"])
 @pytest.mark.parametrize("op", ["open", "write", "full_sync", "rename", "dir_sync", "unlink"])
-def test_an_error_of_the_disk_leaves_all_readable_and_the_work_is_done_later(op, kind):
-    """RC-6, ST-13, FX-89."""
+def test_a_disk_error_loses_nothing_and_the_work_is_done_later(op, kind):
+    """All live records stay readable."""
     world = World()
     world.segment(1, {7: range(1, 51)})
     world.segment(2, {8: range(1, 101)})
@@ -485,8 +486,8 @@ def test_an_error_of_the_disk_leaves_all_readable_and_the_work_is_done_later(op,
     assert len(world.stems()) == 1
 
 
-def test_work_is_paced_and_ends_when_it_is_told_to():
-    """RC-10."""
+def test_the_rate_limiter_sleeps_and_raises_when_the_process_stops():
+    """The limit is in bytes per second. The error is `ShuttingDown`."""
     clock, stopping = ManualClock(), []
     pace = ByteRateLimiter(1_000, clock, lambda: bool(stopping))
     start = clock.monotonic_ns()
@@ -500,7 +501,7 @@ def test_work_is_paced_and_ends_when_it_is_told_to():
         pace(10_000)
 
 
-def test_marks_are_made_where_topics_were_deleted_from_only():
+def test_deletion_marks_are_written_only_for_topics_with_deleted_records():
     world = World()
     ref = world.segment(1, {7: range(1, 11), 8: range(1, 11)})
     world.reclaimer()

@@ -1,4 +1,4 @@
-"""Scrub: everything at rest is verified, damage found, left alone or healed (RD-23, SG-5, SG-10, SG-15)."""
+"""The scrub verifies all stored data. Damage is reported, and quarantined or repaired."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class World:
         return self.scrubber.verify_item(ScrubItem(ref.stem, ref.data_bytes, ref), heals=heals)
 
 
-def test_sound_segments_of_both_tiers_have_no_findings_and_are_paced():
+def test_intact_segments_of_both_tiers_have_no_findings_and_are_rate_limited():
     world = World()
     mark_deleted(world.disk, "/data", world.ref.stem, 7, [3])
     assert world.verify() == []
@@ -64,7 +64,7 @@ def test_sound_segments_of_both_tiers_have_no_findings_and_are_paced():
 
 
 def test_every_flipped_bit_of_a_data_part_is_found_and_quarantined():
-    """SG-10, SG-15: reported, counted, left as it is."""
+    """The damage is reported and counted, and the file stays unchanged."""
     world = World()
     for at in range(40, world.ref.data_bytes, 997):
         world.rot(world.part(DATA), at)
@@ -76,8 +76,8 @@ def test_every_flipped_bit_of_a_data_part_is_found_and_quarantined():
     assert world.scrubber.quarantined == set()
 
 
-def test_a_damaged_hot_part_is_healed_from_a_whole_cold_one():
-    """SG-10."""
+def test_a_damaged_hot_part_is_repaired_from_an_intact_cold_copy():
+    """The segment is not quarantined."""
     world = World()
     world.copies.upload_part(world.ref.stem + DATA)
     world.rot(world.part(DATA), 5_000)
@@ -98,8 +98,8 @@ def test_a_damaged_part_is_not_replaced_by_a_damaged_copy():
     assert world.verify() == [], "it was not touched"
 
 
-def test_a_damaged_index_is_made_anew_from_the_data():
-    """SG-5."""
+def test_a_damaged_index_is_rebuilt_from_the_data():
+    """A damaged index does not quarantine its segment."""
     world = World()
     world.rot(world.part(IDX), 200)
     assert len(world.verify(heals=False)) == 1
@@ -116,7 +116,7 @@ def test_a_damaged_index_of_a_cold_segment_is_fetched_from_the_store():
     assert world.scrubber.counts.healed == 1
 
 
-def test_damage_in_the_only_cold_copy_is_told_and_left():
+def test_damage_in_the_only_cold_copy_is_reported_and_left_unchanged():
     world = World()
     ref = world.make_cold()
     world.rot(world.part(DATA, "/cold"), 5_000)
@@ -125,8 +125,8 @@ def test_damage_in_the_only_cold_copy_is_told_and_left():
     assert world.scrubber.quarantined == {ref.number}
 
 
-def test_marks_that_are_neither_are_a_finding():
-    """SG-14."""
+def test_invalid_deletion_marks_are_a_finding():
+    """They do not quarantine their segment."""
     world = World()
     mark_deleted(world.disk, "/data", world.ref.stem, 7, [3])
     world.rot(world.part(DEL), 60)
@@ -134,7 +134,7 @@ def test_marks_that_are_neither_are_a_finding():
     assert world.scrubber.quarantined == set()
 
 
-def test_what_moved_or_went_while_it_was_looked_at_is_no_finding():
+def test_a_segment_that_moves_or_disappears_during_the_scrub_is_no_finding():
     world = World()
     world.disk.unlink(world.part(DATA))
     world.current = False
@@ -142,8 +142,8 @@ def test_what_moved_or_went_while_it_was_looked_at_is_no_finding():
     assert world.scrubber.quarantined == set()
 
 
-def test_a_store_that_does_not_answer_is_no_damage():
-    """TI-10."""
+def test_an_unavailable_store_is_no_damage():
+    """The scrub reports no finding for the segment."""
     world = World()
     ref = world.make_cold()
 
@@ -160,8 +160,8 @@ def snapshot(number: int) -> Snapshot:
     return Snapshot(number, 0, 1, 1, 5, b"facts", ids, np.array([0, 4], dtype=np.uint64), b"rows")
 
 
-def test_a_rotten_snapshot_is_found_and_one_that_went_meanwhile_is_not():
-    """RD-23: the scrub looks at snapshots too."""
+def test_a_damaged_snapshot_is_a_finding_and_a_deleted_one_is_not():
+    """The scrub verifies snapshots as well."""
     world = World()
     sound, rotten = (write_snapshot(world.disk, "/data", snapshot(n)) for n in (1, 2))
     world.rot(f"/data/{rotten}", 100)
@@ -174,7 +174,7 @@ def test_a_rotten_snapshot_is_found_and_one_that_went_meanwhile_is_not():
     assert world.scrubber.verify_item(ScrubItem(rotten, 100), heals=True) == []
 
 
-def test_a_pass_says_how_far_it_is_and_its_report_is_bounded():
+def test_a_pass_reports_its_progress_and_a_bounded_number_of_findings():
     refs = [make_ref(n) for n in range(3)]
     whole = ScrubPass.from_items(scrub_items(refs, [("meta/snapshot-00.1", 50)]))
     assert next(item.path for item in whole.pending) == "meta/snapshot-00.1"
@@ -188,8 +188,8 @@ def test_a_pass_says_how_far_it_is_and_its_report_is_bounded():
 
 
 @pytest.mark.parametrize(("size", "pace", "seconds"), [(100, 10, 10), (1, 10, 1), (100, 0, 0)])
-def test_the_time_of_a_whole_pass_is_known(size, pace, seconds):
-    """RD-23: a stated full-pass time."""
+def test_the_duration_of_a_whole_pass_follows_from_size_and_rate(size, pace, seconds):
+    """A rate of 0 gives 0 seconds."""
     assert pass_seconds(size, pace) == seconds
 
 

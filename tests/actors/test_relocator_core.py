@@ -1,4 +1,4 @@
-"""Cold reads: bounded memory, bounded work, one answer each (TI-9, TI-10, TI-11)."""
+"""Cold reads: bounded memory, bounded work, and one reply for each request."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def done(core: ColdReads, fetch: Fetch) -> list[Reply]:
     return replies
 
 
-def test_a_read_is_one_fetch_of_whole_blocks_and_the_next_comes_from_memory():
-    """TI-11."""
+def test_a_read_fetches_whole_blocks_and_the_next_read_comes_from_memory():
+    """The reply contains only the requested range."""
     core = reads()
     fetch = fetch_of(ask(core, B + 10, 2 * B + 10))
     assert (fetch.path, fetch.start, fetch.stop) == (PATH, B, 3 * B)
@@ -53,7 +53,7 @@ def test_a_read_is_one_fetch_of_whole_blocks_and_the_next_comes_from_memory():
     assert (core.asked, core.hits) == (2, 1)
 
 
-def test_the_end_of_a_part_is_a_short_answer_from_the_store_and_from_memory():
+def test_a_read_at_the_end_of_a_part_gets_a_short_reply():
     core = reads()
     (reply,) = done(core, fetch_of(ask(core, 4 * B, 4 * B + 100)))
     assert reply.attachment == b"the end"
@@ -61,7 +61,7 @@ def test_the_end_of_a_part_is_a_short_answer_from_the_store_and_from_memory():
     assert again.attachment == b"end"
 
 
-def test_who_asks_for_what_is_being_fetched_waits_for_the_same_fetch():
+def test_reads_of_a_block_that_is_being_fetched_share_one_fetch():
     core = reads()
     fetch = fetch_of(ask(core, 0, 10, client=b"a"))
     assert ask(core, 10, 20, client=b"b") == []
@@ -69,8 +69,8 @@ def test_who_asks_for_what_is_being_fetched_waits_for_the_same_fetch():
     assert core.next_deadline_ns() is None
 
 
-def test_too_many_are_throttled_and_those_who_wait_are_not():
-    """C2."""
+def test_too_many_reads_are_throttled_and_waiting_reads_are_not():
+    """A completed fetch frees one place."""
     core = reads()
     most = COLD_READ_THREADS + COLD_READS_QUEUED_MAX
     fetches = [fetch_of(ask(core, n * B, n * B + 1)) for n in range(most)]
@@ -81,8 +81,8 @@ def test_too_many_are_throttled_and_those_who_wait_are_not():
     fetch_of(ask(core, most * B, most * B + 1))
 
 
-def test_time_over_is_unavailable_once_and_late_bytes_serve_the_next():
-    """C1, TI-10."""
+def test_a_timeout_is_unavailable_and_late_bytes_serve_the_next_read():
+    """Each request gets exactly one reply."""
     core = reads()
     fetch = fetch_of(ask(core, 0, 10, now=0))
     assert tick(core, 999) == []
@@ -96,8 +96,8 @@ def test_time_over_is_unavailable_once_and_late_bytes_serve_the_next():
 
 
 @pytest.mark.parametrize("error", [ColdUnavailable("gone"), CorruptData("other bytes", file=PATH)])
-def test_a_store_that_fails_is_never_told_as_an_end_of_data(error):
-    """C4, TI-10."""
+def test_a_store_failure_is_never_reported_as_the_end_of_data(error):
+    """The reply is `NOT_READY` with the reason `cold_unavailable`."""
     core = reads()
     fetch = fetch_of(ask(core, 0, 10))
     (reply,) = core.handle([Fetched(fetch.ticket, None, error)])
@@ -118,13 +118,13 @@ def test_a_store_that_fails_is_never_told_as_an_end_of_data(error):
         (PATH, 0, FRAME_BYTES_MAX + 1),
     ],
 )
-def test_what_is_no_part_or_no_range_is_refused(path, start, stop):
+def test_an_invalid_path_or_range_is_refused(path, start, stop):
     (reply,) = ask(reads(), start, stop, path=path)
     assert reply.message.status == Status.INVALID_REQUEST
 
 
-def test_the_cache_stays_within_its_bytes_and_lets_the_oldest_go():
-    """C3."""
+def test_the_cache_stays_within_its_size_and_evicts_the_least_recently_used_block():
+    """`evict` removes all blocks of a path."""
     cache = BlockCache(2 * B)
     for n in range(3):
         cache.put(PATH, n * B, DATA[n * B : (n + 1) * B])

@@ -1,4 +1,4 @@
-"""Moves to the cold tier over real bytes: copied, proven, flipped, dropped; harmless wherever they end."""
+"""Moves to the cold tier over real bytes: copy, verify, switch, remove. An end at any step is harmless."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOPIC = 7
 
 
 class World:
-    """One data directory, one cold directory, shards that only know segments."""
+    """One data directory, one cold directory, and fake shards that only know segments."""
 
     def __init__(self, disk=None, shards: int = 1) -> None:
         self.base = SimulatedDisk("/data", "/cold")
@@ -49,18 +49,18 @@ class World:
         return self.base.exists(f"{root}/{self.refs[n].stem}{suffix}")
 
     def digest(self, n: int, suffix: str) -> str:
-        """Of the cold part."""
+        """Return the digest of the cold part."""
         return digest_of(object_pieces(LocalStore(self.base, "/cold"), self.refs[n].stem + suffix))
 
     def write(self, path: str, at: int, data: bytes) -> None:
-        """Let a file rot."""
+        """Overwrite bytes of a file, as bit rot does."""
         fd = self.base.open_marks(path)
         self.base.write_at(fd, [data], at)
         self.base.sync_file(fd)
         self.base.close(fd)
 
     def require_readable(self) -> None:
-        """TI-4: where each shard leads its readers there is a whole copy, of every segment."""
+        """Check that every segment is intact in the tier to which its shard leads readers."""
         copies = SegmentCopies(self.base, "/data", LocalStore(self.base, "/cold"))
         for n, ref in enumerate(self.refs):
             if self.shards.refs[0][ref.number].tier == 2:
@@ -73,8 +73,8 @@ class World:
         self.clock.advance(seconds=400)
 
 
-def test_what_is_due_ends_cold_with_its_index_on_the_host():
-    """TI-2, TI-3, TI-12: same names and bytes; data gone from the host, the rest stays."""
+def test_a_due_segment_moves_to_the_cold_tier_and_its_index_stays_on_the_host():
+    """The cold data part has the same name and the same bytes. Only the data part leaves the host."""
     world = World()
     before = [digest_of([_contents(world.base, f"/data/{ref.stem}{DATA}")]) for ref in world.refs]
     mover = world.mover()
@@ -100,8 +100,8 @@ def _contents(disk, path: str) -> bytes:
         disk.close(fd)
 
 
-def test_a_crash_at_every_call_leaves_a_whole_copy_and_the_next_life_ends_the_same():
-    """FX-76, FX-77, FX-80, FX-85, CP-52..CP-55, RF-6; with power loss after the crash."""
+def test_a_crash_at_any_call_leaves_an_intact_copy_and_the_next_relocator_completes_the_move():
+    """A power loss follows the crash (RF-6)."""
     counting = World()
     disk = FaultyDisk(counting.base)
     counting.mover(disk).run_round()
@@ -114,7 +114,7 @@ def test_a_crash_at_every_call_leaves_a_whole_copy_and_the_next_life_ends_the_sa
         world.require_readable()
         world.base.power_loss(nth)
         world.require_readable()
-        if nth % 2:  # a shard that restarted derives the tier from what is on disk
+        if nth % 2:  # a restarted shard derives the tier from the files on disk
             for n, ref in enumerate(world.refs):
                 hot = world.has("/data", n, DATA)
                 world.shards.register(m.SegmentRef(*_with_tier(ref, 0 if hot else 2)))
@@ -130,8 +130,8 @@ def _with_tier(ref: m.SegmentRef, tier: int) -> list:
 
 @pytest.mark.parametrize("kind", ["EIO", "ENOSPC"])
 @pytest.mark.parametrize("op", ["write", "full_sync", "rename", "dir_sync", "make_dir", "unlink"])
-def test_an_error_anywhere_leaves_the_hot_copy_and_is_tried_again(op, kind):
-    """FX-78, FX-79, FX-81, TI-7."""
+def test_a_disk_error_leaves_the_hot_copy_and_the_move_is_retried(op, kind):
+    """After the retries every due segment is cold."""
     world = World()
     faulty = FaultyDisk(world.base, DiskFault(op, 1, kind))
     mover = world.mover(faulty)
@@ -147,8 +147,8 @@ def test_an_error_anywhere_leaves_the_hot_copy_and_is_tried_again(op, kind):
     world.require_readable()
 
 
-def test_marks_made_between_copy_and_flip_are_in_the_cold_copy():
-    """TI-8."""
+def test_deletion_marks_made_between_copy_and_switch_are_in_the_cold_copy():
+    """The mover copies changed marks again before the last switch."""
     world = World()
     ref = world.refs[0]
 
@@ -161,8 +161,8 @@ def test_marks_made_between_copy_and_flip_are_in_the_cold_copy():
     assert world.digest(0, DEL) == digest_of([_contents(world.base, f"/data/{ref.stem}{DEL}")])
 
 
-def test_marks_made_after_the_flip_follow_with_the_next_snapshot():
-    """TI-8, TI-12: the marks on the host lead, those in the store follow."""
+def test_deletion_marks_made_after_the_switch_are_copied_with_the_next_snapshot():
+    """The marks on the host are authoritative. The marks in the store follow them."""
     world = World()
     ref, mover = world.refs[0], world.mover()
     mover.run_round()
@@ -174,8 +174,8 @@ def test_marks_made_after_the_flip_follow_with_the_next_snapshot():
     assert world.digest(0, DEL) == digest_of([_contents(world.base, f"/data/{ref.stem}{DEL}")])
 
 
-def test_damage_in_the_hot_copy_is_not_moved_and_does_not_hide_the_others():
-    """SG-10."""
+def test_a_damaged_hot_segment_is_not_moved_and_does_not_block_others():
+    """The segment is quarantined."""
     world = World()
     world.write(f"/data/{world.refs[0].stem}{DATA}", 4_500, b"\xff" * 40)
     mover = world.mover()
@@ -185,8 +185,8 @@ def test_damage_in_the_hot_copy_is_not_moved_and_does_not_hide_the_others():
     assert not world.has("/cold", 0, DATA)
 
 
-def test_damage_in_the_hot_copy_is_healed_from_a_whole_cold_one():
-    """SG-10: the other tier holds a good copy."""
+def test_a_damaged_hot_segment_is_repaired_from_an_intact_cold_copy():
+    """The cold tier contains a copy from an earlier attempt."""
     world = World()
     stem = world.refs[0].stem
     world.mover()
@@ -199,8 +199,8 @@ def test_damage_in_the_hot_copy_is_healed_from_a_whole_cold_one():
     world.require_readable()
 
 
-def test_a_rotten_copy_from_before_is_overwritten_while_the_hot_one_is_there():
-    """FX-82, SG-10."""
+def test_a_damaged_copy_of_an_earlier_attempt_is_overwritten():
+    """The hot copy is intact."""
     world = World()
     stem = world.refs[0].stem
     world.mover()
@@ -212,8 +212,8 @@ def test_a_rotten_copy_from_before_is_overwritten_while_the_hot_one_is_there():
 
 
 @pytest.mark.parametrize("rotten", ["/cold", "/data"])
-def test_a_hot_part_found_beside_a_cold_segment_never_replaces_a_whole_copy_by_a_rotten_one(rotten):
-    """CP-54: flipped, not deleted."""
+def test_a_hot_part_of_a_cold_segment_never_replaces_an_intact_copy_by_a_damaged_one(rotten):
+    """The relocator died after the switch and before it removed the hot part."""
     world = World()
     stem = world.refs[0].stem
     world.mover()
@@ -226,7 +226,7 @@ def test_a_hot_part_found_beside_a_cold_segment_never_replaces_a_whole_copy_by_a
 
 
 class Wrapped:
-    """A store that goes wrong in one way."""
+    """A store with one kind of fault."""
 
     def __init__(self, inner) -> None:
         self.inner = inner
@@ -261,8 +261,8 @@ class CutsShort(Wrapped):
 
 
 @pytest.mark.parametrize("kind", [LosesObjects, ReturnsOtherBytes, LiesAboutSize, CutsShort])
-def test_a_store_that_does_not_keep_its_word_gets_nothing(kind):
-    """RD-22: the destination is read back before the source may go."""
+def test_a_faulty_store_receives_no_segment(kind):
+    """The mover reads the destination back before it removes the source."""
     world = World()
     mover = world.mover(store=kind(LocalStore(world.base, "/cold")))
     for _ in range(3):
@@ -275,7 +275,7 @@ def test_a_store_that_does_not_keep_its_word_gets_nothing(kind):
 
 
 class IsRemovedMeanwhile(Wrapped):
-    """Right after the first copy every shard lets the segment go, and the reclaimer removes all of it."""
+    """After the first copy, the shards drop the segment and the reclaimer removes all its files."""
 
     def __init__(self, inner, world, listing) -> None:
         super().__init__(inner)
@@ -292,8 +292,8 @@ class IsRemovedMeanwhile(Wrapped):
 
 
 @pytest.mark.parametrize("listing", [False, True])
-def test_what_is_removed_while_it_is_copied_is_not_damaged(listing, caplog):
-    """SG-10: damage is what a shard leads readers to and is not whole."""
+def test_a_segment_that_is_removed_during_the_copy_is_not_damaged(listing, caplog):
+    """A segment is damaged only if a shard leads readers to it and no copy is intact."""
     world = World()
     mover = world.mover(store=IsRemovedMeanwhile(LocalStore(world.base, "/cold"), world, listing))
     mover.run_round()
@@ -303,7 +303,7 @@ def test_what_is_removed_while_it_is_copied_is_not_damaged(listing, caplog):
 
 
 class TakesTheShardAway(Wrapped):
-    """The shard is gone by the time somebody looks for a whole copy."""
+    """The shard goes down before the mover searches for an intact copy."""
 
     def __init__(self, inner, world) -> None:
         super().__init__(inner)
@@ -314,8 +314,8 @@ class TakesTheShardAway(Wrapped):
         return self.inner.size(name)
 
 
-def test_damage_is_said_once_a_shard_says_that_it_leads_readers_there():
-    """SG-10, TI-7: not while the shard is away; the next try meets it again."""
+def test_damage_is_reported_only_if_a_shard_confirms_the_segment():
+    """While the shard is down, the move fails without a report. The next attempt finds the damage again."""
     world = World()
     world.write(f"/data/{world.refs[0].stem}{DATA}", 4_500, b"\xff" * 40)
     store = TakesTheShardAway(LocalStore(world.base, "/cold"), world)
@@ -340,8 +340,8 @@ class IsAbsent(Wrapped):
     put = get_range = size = exists = delete = _fail
 
 
-def test_a_store_that_is_absent_is_not_asked_for_each_segment():
-    """TI-7, TI-9."""
+def test_an_unavailable_store_is_tried_once_for_all_segments():
+    """The mover waits for its backoff before the next attempt."""
     world = World()
     absent = IsAbsent(None)
     mover = world.mover(store=absent)
@@ -356,7 +356,7 @@ def test_a_store_that_is_absent_is_not_asked_for_each_segment():
     world.require_readable()
 
 
-def test_a_segment_of_two_shards_is_dropped_only_when_both_were_told():
+def test_a_segment_of_two_shards_is_removed_only_after_both_switched():
     world = World(shards=2)
     world.shards.register(world.refs[0], shard=1)
     world.shards.refuses.add(1)
@@ -369,7 +369,7 @@ def test_a_segment_of_two_shards_is_dropped_only_when_both_were_told():
     assert world.shards.refs[1][world.refs[0].number].tier == 2
 
 
-def test_a_shard_that_is_down_keeps_its_segments_and_the_others_go_on():
+def test_segments_of_a_shard_that_is_down_stay_and_others_move():
     world = World(shards=2)
     other = make_segment(world.base, "/data", NUMBER + 50, {9: range(1, 5)})
     newest = make_segment(world.base, "/data", NUMBER + 51, {9: range(5, 9)})
@@ -381,7 +381,7 @@ def test_a_shard_that_is_down_keeps_its_segments_and_the_others_go_on():
 
 
 def test_a_pack_stays_while_a_shard_that_may_know_it_does_not_answer():
-    """R2, TI-4: found by the simulated world, behind a change of the number of shards."""
+    """The simulated world found this case after a change of the number of shards."""
     world = World(shards=2)
     packs = [
         make_segment(
@@ -403,8 +403,8 @@ def test_a_pack_stays_while_a_shard_that_may_know_it_does_not_answer():
     assert [world.shards.refs[shard][packs[0].number].tier for shard in (0, 1)] == [2, 2]
 
 
-def test_a_copy_of_what_the_shards_dropped_meanwhile_is_removed():
-    """TI-13."""
+def test_the_copy_of_a_dropped_segment_is_removed():
+    """A kept snapshot may still list the segment, so the copy stays until the local index is removed."""
     world = World()
     ref, mover = world.refs[0], world.mover()
 
@@ -424,8 +424,8 @@ def test_a_copy_of_what_the_shards_dropped_meanwhile_is_removed():
     assert not world.has("/cold", 0, IDX)
 
 
-def test_a_hot_part_that_cannot_be_unlinked_is_logged_and_tried_again():
-    """FX-81."""
+def test_a_hot_part_that_cannot_be_removed_is_retried():
+    """The segment is already cold, and only its hot part remains."""
     world = World()
     faulty = FaultyDisk(world.base, DiskFault("unlink", 1, "EIO"))
     mover = world.mover(faulty)

@@ -1,4 +1,4 @@
-"""Which segments go to the cold tier and when a failed move is tried again (TI-1..TI-3, TI-7)."""
+"""Which segments go to the cold tier, and when a failed move is retried."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def numbers(refs: list[SegmentRef], hot_segments: int, hot_bytes: int = 0) -> li
     return [each.ref.number for each in found]
 
 
-def test_a_topics_newest_segments_stay():
-    """TI-2."""
+def test_the_newest_segments_of_a_topic_stay_hot():
+    """The setting is `cold.hot_segments`."""
     refs = [own(7, first, number) for number, first in enumerate(range(1, 61, 10), 1)]
     assert numbers(refs, 4) == [1, 2]
     assert numbers(refs, 6) == []
     assert numbers(refs, 0) == [1, 2, 3, 4, 5, 6]
 
 
-def test_newest_means_by_position_and_not_by_number():
-    """A segment that was rewritten has a great number and holds what is old."""
+def test_newest_is_decided_by_seq_and_not_by_segment_number():
+    """A rewritten segment has a great number and contains old records."""
     assert numbers([own(7, 1, 99), own(7, 11, 2), own(7, 21, 3)], 2) == [99]
 
 
-def test_the_stricter_of_segments_and_bytes_decides():
-    """TI-2."""
+def test_the_stricter_limit_of_segments_and_bytes_decides():
+    """A limit of 0 bytes does not apply."""
     refs = [own(7, 1, 1, size=500), own(7, 11, 2, size=500), own(7, 21, 3, size=400)]
     assert numbers(refs, 3, 1_000) == [1]
     assert numbers(refs, 1, 1_000) == [1, 2]
@@ -45,20 +45,20 @@ def test_the_stricter_of_segments_and_bytes_decides():
     assert numbers(refs, 3, 0) == []
 
 
-def test_each_topic_and_the_packs_are_judged_by_themselves():
+def test_each_topic_and_the_shared_segments_have_their_own_limits():
     refs = [own(7, 1, 1), own(7, 11, 2), own(8, 1, 3), pack(4), pack(5)]
     assert numbers(refs, 1) == [1, 4]
 
 
-def test_packs_go_by_age():
+def test_shared_segments_move_by_age():
     assert numbers([pack(900, created_us=1), pack(2, created_us=5)], 1) == [900]
 
 
-def test_what_is_cold_already_is_not_due_and_counts_as_older():
+def test_a_segment_that_is_already_cold_is_not_due_and_counts_as_older():
     assert numbers([own(7, 1, 1, tier=2), own(7, 11, 2, tier=1), own(7, 21, 3)], 1) == [2]
 
 
-def test_a_segment_known_to_two_shards_is_as_hot_as_the_hotter_says():
+def test_a_segment_of_two_shards_is_as_hot_as_the_hotter_shard_reports():
     placed = placements({0: [pack(4, tier=2)], 1: [pack(4, tier=0)]})
     assert (placed[4].shards, placed[4].tier) == ((0, 1), 0)
 
@@ -67,8 +67,8 @@ def patience() -> MoveBackoff:
     return MoveBackoff(5.0, lambda: 0.999999)
 
 
-def test_a_failed_segment_waits_longer_each_time_and_within_a_bound():
-    """TI-7."""
+def test_a_failed_segment_is_retried_with_exponential_backoff():
+    """The backoff starts at 5 s, doubles, and has a maximum. It affects only this segment."""
     waits, now = patience(), 0
     pauses = []
     for _ in range(12):
@@ -81,7 +81,7 @@ def test_a_failed_segment_waits_longer_each_time_and_within_a_bound():
     assert waits.may_try(2, 0), "the others are tried meanwhile"
 
 
-def test_a_store_that_does_not_answer_holds_up_every_move_until_one_succeeds():
+def test_an_unavailable_store_delays_every_move_until_one_succeeds():
     waits = patience()
     waits.record_store_failure(0)
     assert not waits.may_try(1, 4 * S)
@@ -90,8 +90,8 @@ def test_a_store_that_does_not_answer_holds_up_every_move_until_one_succeeds():
     assert waits.may_try(2, 0)
 
 
-def test_damage_is_left_alone_until_the_segment_is_gone():
-    """SG-10."""
+def test_a_damaged_segment_is_not_tried_again_until_it_is_deleted():
+    """`retain_only` forgets the segments that do not exist any more."""
     waits = patience()
     waits.quarantined.add(1)
     assert not waits.may_try(1, 10**15)

@@ -1,4 +1,4 @@
-"""What a pass copies of a source: compared with the records one by one."""
+"""The copies that a forward batch makes of a source, compared with the records one by one."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ PLAIN = CopyTransform("", KEEPS, "")
 
 
 def run_of(*sent: dict[str, Any], hops: tuple[int, ...] = ()) -> FrameRun:
-    """Frames of a source, from number 1 on; each given as arguments of encode_records, and `codec`,
-    `kind`."""
+    """Return a run of frames from seq 1 on.
+
+    Each frame is given as arguments of `encode_records`, plus `codec` and `kind`.
+    """
     parts: list[bytearray] = []
     base = 1
     for number, given_ in enumerate(sent):
@@ -67,7 +69,7 @@ def portion(
 
 
 def records(found: ForwardBatch, change: CopyTransform = PLAIN) -> list[tuple[Any, ...]]:
-    """What is copied under a change, value by value."""
+    """Return the records that are copied under a transform, value by value."""
     if change not in found.frame_of:
         return []
     view = open_frame(found.frames[found.frame_of[change]], seed=0)
@@ -105,8 +107,8 @@ _frame = st.integers(1, 6).flatmap(
 
 @settings(max_examples=120, deadline=None)
 @given(st.lists(_frame, min_size=1, max_size=8), st.data())
-def test_a_pass_copies_what_is_asked_for_and_says_how_far_it_came(sent, data):
-    """RT-12, RT-13, RT-36."""
+def test_a_batch_copies_the_requested_records_and_reports_its_end(sent, data):
+    """Any frames, ranges, limits, hidden records and filters."""
     run = run_of(*sent)
     total = run.last_seq
     start = data.draw(st.integers(0, total - 1))
@@ -151,7 +153,7 @@ def test_a_pass_copies_what_is_asked_for_and_says_how_far_it_came(sent, data):
     assert plain(records(found, hot)) == [e for e in expected if e[1].startswith("hot")]
 
 
-def test_it_ends_where_what_copies_share_differs():
+def test_a_batch_ends_where_payload_kind_or_hops_differ():
     kinds = run_of({"payloads": [b"1", b"2"]}, {"payloads": [b"3"], "kind": PayloadKind.JSON})
     found = build_forward_batch(asked(), portion(kinds))
     assert (found.stop, [row[0] for row in records(found)]) == (2, [b"1", b"2"])
@@ -164,8 +166,8 @@ def test_it_ends_where_what_copies_share_differs():
     assert (found.stop, found.hops) == (3, 6)
 
 
-def test_what_came_through_too_many_routers_goes_no_further():
-    """RT-10."""
+def test_records_that_passed_too_many_routers_are_not_copied():
+    """The batch advances past them."""
     run = run_of({"payloads": [b"far"]}, {"payloads": [b"near"]}, hops=(ROUTER_HOPS_MAX, ROUTER_HOPS_MAX - 1))
     found = build_forward_batch(asked(), portion(run))
     assert (found.stop, found.frames) == (1, ())
@@ -173,22 +175,22 @@ def test_what_came_through_too_many_routers_goes_no_further():
     assert (found.stop, found.hops, len(found.frames)) == (2, ROUTER_HOPS_MAX, 1)
 
 
-def test_bytes_are_bounded_and_one_record_always_goes():
+def test_the_bytes_of_a_batch_are_bounded_and_it_contains_at_least_one_record():
     run = run_of({"payloads": [b"x" * 100] * 10})
     assert build_forward_batch(asked(size=350), portion(run)).stop == 3
     assert build_forward_batch(asked(size=10), portion(run)).stop == 1
 
 
 @pytest.mark.parametrize(("reason", "lost"), [("cap", 4), ("mixed", 4), ("restart_loss", 4), ("ttl", 0)])
-def test_what_went_is_announced_unless_it_expired(reason: str, lost: int):
-    """RT-21, RT-23."""
+def test_lost_records_are_counted_unless_they_expired(reason: str, lost: int):
+    """The batch advances past the gap."""
     gap = Gap(3, 6, reason)
     found = build_forward_batch(asked(start=2), portion(run_of({"payloads": [b"x"] * 9}), after=6, gap=gap))
     assert found == ForwardBatch(6, lost)
 
 
-def test_stamps_say_where_a_record_came_from_and_lose_nothing():
-    """RT-27 to RT-29."""
+def test_stamps_name_the_origin_of_a_record_and_lose_no_metadata():
+    """Metadata that has no space for a stamp, or is no object, moves into a field of its own."""
     decode = msgspec.json.decode
     stamp = decode(stamped_meta(b"", "r", "s", 5, 2, 9))[STAMP]
     assert stamp == {

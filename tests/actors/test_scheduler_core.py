@@ -1,4 +1,4 @@
-"""The scheduler's core: who is told what, when; then any history at all."""
+"""The scheduler's core: which grants it sends and when, and any history of events."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def untils(world: World, link: bytes = A) -> list[tuple[int, int]]:
     return [(row[1], row[2]) for row in world.links[link].turns]
 
 
-def test_news_are_told_at_once_with_the_place() -> None:
-    """SCH-1."""
+def test_new_records_are_granted_at_once_with_their_position() -> None:
+    """The grant names the file and the byte range of the records."""
     world = World()
     topic = world.topic(0, 3)
     answer = world.subscribe(A, 1, [(5, topic, 0)])
@@ -42,7 +42,7 @@ def test_news_are_told_at_once_with_the_place() -> None:
     assert world.links[A].turns == [[1, 5, 4, 1, 4, 1, 0, 40]]
 
 
-def test_what_is_there_already_is_told_before_the_answer() -> None:
+def test_existing_records_are_granted_before_the_reply_to_subscribe() -> None:
     world = World()
     topic = world.topic(0, 3)
     world.append(topic, 4)
@@ -51,8 +51,8 @@ def test_what_is_there_already_is_told_before_the_answer() -> None:
     assert world.links[A].turns == [[1, 5, 4, 0, 0, 0, 0, 0]]
 
 
-def test_a_feed_has_one_turn_and_the_next_when_it_is_given_back_behind() -> None:
-    """SCH-5."""
+def test_a_feed_has_one_grant_and_gets_the_next_when_it_returns_it_while_lagging() -> None:
+    """A feed holds at most one grant (T2)."""
     world = World()
     topic = world.topic(0, 0)
     world.subscribe(A, 1, [(1, topic, 0)])
@@ -66,8 +66,8 @@ def test_a_feed_has_one_turn_and_the_next_when_it_is_given_back_behind() -> None
     assert len(world.links[A].turns) == 2
 
 
-def test_who_follows_topics_of_a_shard_that_was_given_up_is_told_to_find_out() -> None:
-    """Once for each feed, also for those that come later; what was published may be read to its end."""
+def test_readers_of_a_shard_that_was_given_up_get_one_recheck() -> None:
+    """Each feed gets one, also a later feed. Published records may be read to their end."""
     world = World()
     failed, other = world.topic(0, 0), world.topic(1, 0)
     world.subscribe(A, 1, [(1, failed, 0), (2, other, 0)])
@@ -90,7 +90,7 @@ def test_who_follows_topics_of_a_shard_that_was_given_up_is_told_to_find_out() -
     assert untils(world)[3:] == [(2, 1)]
 
 
-def test_a_reader_that_lags_is_told_no_place() -> None:
+def test_a_lagging_reader_gets_no_position_hint() -> None:
     world = World()
     topic = world.topic(0, 0)
     world.append(topic, 5)
@@ -103,8 +103,8 @@ def test_a_reader_that_lags_is_told_no_place() -> None:
     assert [row[5] for row in world.links[A].turns] == [0, 0, 0]
 
 
-def test_without_credit_the_most_valuable_waits_least() -> None:
-    """SCH-2, SCH-3, ZC-4."""
+def test_without_credit_the_feed_with_the_highest_priority_waits_least() -> None:
+    """The subscription has a credit of 1."""
     world = World()
     plain, valuable = world.topic(0, 0), world.topic(0, 1)
     valuable.base = 800
@@ -120,8 +120,8 @@ def test_without_credit_the_most_valuable_waits_least() -> None:
     assert untils(world) == [(3, 1), (2, 1), (1, 1)]
 
 
-def test_a_priority_that_changes_while_somebody_waits_counts_from_the_next_tick() -> None:
-    """SCH-4."""
+def test_a_changed_priority_of_a_waiting_feed_counts_from_the_next_tick() -> None:
+    """The scheduler reads priorities from the topic table."""
     world = World()
     first, second, third = (world.topic(0, slot) for slot in range(3))
     world.subscribe(A, 1, [(1, first, 0), (2, second, 0), (3, third, 0)], credit=1)
@@ -130,15 +130,16 @@ def test_a_priority_that_changes_while_somebody_waits_counts_from_the_next_tick(
         world.turn()
     third.base = 900
     world.wait(1_100)
-    world.append(first)  # Somebody else goes into the ready set: their topics are looked at again.
+    # Another feed joins the ready set, so the slots of its topics are read again.
+    world.append(first)
     world.subscribe(B, 1, [(1, third, 0)], credit=0)
     world.wait(2 * AGING_TICK_MS)
     world.take(A, (1, 1, 2))
     assert untils(world)[1] == (3, 1)
 
 
-def test_consumption_by_one_lifts_the_topic_for_all() -> None:
-    """P-2, P-4."""
+def test_consumption_by_one_reader_raises_the_topic_for_all_readers() -> None:
+    """The topic has an automatic priority."""
     world = World()
     blocker, early, late = (world.topic(0, slot) for slot in range(3))
     late.is_auto = True
@@ -153,8 +154,8 @@ def test_consumption_by_one_lifts_the_topic_for_all() -> None:
     assert untils(world)[1] == (3, 1)
 
 
-def test_a_look_that_consumed_nothing_lifts_nobody() -> None:
-    """P-4."""
+def test_a_grant_returned_without_consumption_raises_no_priority() -> None:
+    """The reader found no record that it wanted."""
     world = World()
     topic = world.topic(0, 0)
     world.subscribe(A, 1, [(1, topic, 0)])
@@ -167,8 +168,8 @@ def test_a_look_that_consumed_nothing_lifts_nobody() -> None:
     assert followed.standing.consumed_ms == world.now_ms
 
 
-def test_strong_is_told_what_a_sync_covers_and_no_more() -> None:
-    """SSE-35."""
+def test_a_strong_subscription_is_granted_only_synced_records() -> None:
+    """Other subscriptions are granted the records at once."""
     world = World()
     topic = world.topic(0, 0)
     world.append(topic, 2)
@@ -190,7 +191,7 @@ def test_strong_is_told_what_a_sync_covers_and_no_more() -> None:
     assert not world.core.awaits_durable(0)
 
 
-def test_strong_of_what_is_never_synced_is_told_like_everything_else() -> None:
+def test_a_strong_subscription_is_granted_records_of_a_volatile_log_at_once() -> None:
     world = World()
     topic = world.topic(0, 0)
     world.subscribe(A, 1, [(1, topic, 0)], strong=True)
@@ -200,7 +201,7 @@ def test_strong_of_what_is_never_synced_is_told_like_everything_else() -> None:
     assert untils(world) == [(1, 3)]
 
 
-def test_a_topic_that_goes_is_for_its_readers_to_find_out_once() -> None:
+def test_readers_of_a_deleted_topic_get_one_recheck() -> None:
     world = World()
     topic = world.topic(0, 0)
     world.subscribe(A, 1, [(1, topic, 0)])
@@ -213,7 +214,7 @@ def test_a_topic_that_goes_is_for_its_readers_to_find_out_once() -> None:
     assert len(world.links[A].turns) == 1, "it was told"
 
 
-def test_a_topic_that_is_made_anew_is_for_its_readers_to_find_out_and_goes_on() -> None:
+def test_readers_of_a_recreated_topic_get_a_recheck_and_continue() -> None:
     world = World()
     topic = world.topic(0, 0)
     world.append(topic, 9)
@@ -227,8 +228,8 @@ def test_a_topic_that_is_made_anew_is_for_its_readers_to_find_out_and_goes_on() 
     assert untils(world)[1:] == [(1, 1)]
 
 
-def test_news_that_were_missed_are_found_on_the_board() -> None:
-    """SCH-9."""
+def test_missed_news_is_found_on_the_board() -> None:
+    """After an overrun the scheduler rescans the topic table."""
     world = World()
     topics = [world.topic(0, slot) for slot in range(5)]
     world.subscribe(A, 1, [(slot, topic, 0) for slot, topic in enumerate(topics)])
@@ -239,7 +240,7 @@ def test_news_that_were_missed_are_found_on_the_board() -> None:
     assert untils(world) == [(slot, 2) for slot in range(5)]
 
 
-def test_a_shard_that_is_away_is_looked_at_when_it_is_back() -> None:
+def test_topics_of_an_unreachable_shard_are_read_when_it_is_back() -> None:
     world = World()
     topic = world.topic(0, 0)
     world.append(topic, 2)
@@ -253,8 +254,8 @@ def test_a_shard_that_is_away_is_looked_at_when_it_is_back() -> None:
     assert untils(world) == [(1, 2)]
 
 
-def test_a_link_that_takes_nothing_keeps_its_turns_for_later_and_holds_up_nobody() -> None:
-    """SC-1, ZC-9."""
+def test_a_link_that_accepts_no_message_keeps_its_grants_and_blocks_no_other_link() -> None:
+    """The scheduler retries with a tick, not in each pass."""
     world = World()
     topic = world.topic(0, 0)
     for link in (A, B):
@@ -270,7 +271,7 @@ def test_a_link_that_takes_nothing_keeps_its_turns_for_later_and_holds_up_nobody
     assert untils(world) == [(1, 1)]
 
 
-def test_a_link_that_is_gone_is_forgotten() -> None:
+def test_a_disconnected_link_is_forgotten() -> None:
     world = World()
     topic = world.topic(0, 0)
     world.subscribe(A, 1, [(1, topic, 0)])
@@ -280,7 +281,7 @@ def test_a_link_that_is_gone_is_forgotten() -> None:
     assert (world.core.links, world.core.feeds, world.core.topics) == ({}, 0, 0)
 
 
-def test_a_silent_link_is_forgotten_and_told_so_when_it_speaks() -> None:
+def test_a_silent_link_is_forgotten_and_must_subscribe_again() -> None:
     world = World()
     topic = world.topic(0, 0)
     for link in (A, B):
@@ -293,7 +294,7 @@ def test_a_silent_link_is_forgotten_and_told_so_when_it_speaks() -> None:
     assert world.links[A].messages[-1] == m.SubscriptionsLost()
 
 
-def test_nothing_is_told_of_what_was_ended() -> None:
+def test_ended_feeds_receive_no_grants() -> None:
     world = World()
     topic, other = world.topic(0, 0), world.topic(1, 0)
     world.subscribe(A, 1, [(1, topic, 0), (2, other, 0)], credit=1)
@@ -311,7 +312,7 @@ def test_nothing_is_told_of_what_was_ended() -> None:
     assert world.unsubscribe(b"stranger", 1) == m.Unsubscribed(1)
 
 
-def test_a_feed_can_be_moved_to_another_place_and_another_topic() -> None:
+def test_a_feed_can_be_moved_to_another_position_or_topic() -> None:
     world = World()
     topic, other = world.topic(0, 0), world.topic(1, 0)
     world.append(topic, 5)
@@ -326,7 +327,7 @@ def test_a_feed_can_be_moved_to_another_place_and_another_topic() -> None:
     assert world.core.topics == 1
 
 
-def test_names_that_change_are_told_once_in_a_tick_to_those_who_asked() -> None:
+def test_topic_changes_are_sent_once_a_tick_to_subscriptions_that_requested_them() -> None:
     world = World()
     world.subscribe(A, 1, [], names=True)
     world.subscribe(B, 1, [])
@@ -342,7 +343,7 @@ def test_names_that_change_are_told_once_in_a_tick_to_those_who_asked() -> None:
     assert not world.core.has_name_watchers
 
 
-def test_a_thousand_watchers_of_one_topic_are_one_message_to_their_link() -> None:
+def test_grants_of_a_thousand_subscriptions_to_one_topic_are_one_message() -> None:
     world = World()
     topic = world.topic(0, 0)
     world.is_checked = False
@@ -364,8 +365,9 @@ def test_a_thousand_watchers_of_one_topic_are_one_message_to_their_link() -> Non
     world.core.check()
 
 
-def test_a_turn_that_is_out_counts_against_the_credit_though_its_feed_is_moved() -> None:
-    """T1: a topic that was found elsewhere is subscribed to again while its reader reads."""
+def test_a_grant_counts_against_the_credit_after_its_feed_was_moved() -> None:
+    """A subscription never holds more grants than its credit (T1). A topic that is found on another shard is
+    subscribed to again while its reader reads."""
     world = World()
     first, second, elsewhere = world.topic(0, 0), world.topic(0, 1), world.topic(1, 0)
     world.subscribe(A, 1, [(1, first, 0), (2, second, 0)], credit=1)
@@ -379,8 +381,8 @@ def test_a_turn_that_is_out_counts_against_the_credit_though_its_feed_is_moved()
     assert [feed for feed, _ in untils(world)] == [1, 2]
 
 
-def test_a_topic_that_was_on_a_shard_that_is_no_more_is_for_its_reader_to_find() -> None:
-    """The engine came back with fewer shards before its client had learnt where the topic went."""
+def test_the_reader_of_a_topic_on_a_missing_shard_gets_a_recheck() -> None:
+    """The engine restarted with fewer shards, and its client does not know the topic's new shard yet."""
     world = World(shards=1)
     other = world.topic(0, 0)
     world.append(other)
@@ -398,10 +400,10 @@ def test_a_topic_that_was_on_a_shard_that_is_no_more_is_for_its_reader_to_find()
         ("FEEDS_PER_SCHEDULER_MAX", 2),
     ],
 )  # fmt: skip
-def test_a_bound_admits_exactly_as_many_as_it_says(
+def test_a_bound_admits_exactly_its_number(
     monkeypatch: pytest.MonkeyPatch, limit: str, most: int
 ) -> None:
-    """LIM-2, LIM-3."""
+    """Beyond the bound the reply is `THROTTLED` with the limit and its maximum."""
     monkeypatch.setattr(scheduler_core, limit, most)
     world = World()
     topic = world.topic(0, 0)
@@ -433,13 +435,13 @@ def test_a_bound_admits_exactly_as_many_as_it_says(
         m.Subscribe(1, [m.Feed(n, "t", 1, 0, 0, 0) for n in range(FEEDS_PER_MESSAGE_MAX + 1)], 1),
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_is_refused_and_changes_nothing(message: m.Message) -> None:
+def test_an_invalid_message_is_refused_and_changes_nothing(message: m.Message) -> None:
     world = World()
     assert isinstance(world.ask(A, message), m.ErrorReply)
     assert (world.core.links, world.core.feeds, world.core.topics) == ({}, 0, 0)
 
 
-def test_rows_that_are_none_are_refused() -> None:
+def test_malformed_rows_of_returned_grants_are_refused() -> None:
     world = World()
     world.subscribe(A, 1, [])
     world.turn(ev.LinkRequestReceived(A, 0, m.Taken(1), bytearray(7)))
@@ -447,7 +449,7 @@ def test_rows_that_are_none_are_refused() -> None:
     world.take(A, (9, 9, 9))
 
 
-def test_more_waits_for_a_mark_than_may_be_kept_is_looked_up_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waits_for_the_durable_mark_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler_core, "DURABLE_WAITS_MAX", 4)
     world = World()
     topics = [world.topic(0, slot) for slot in range(3)]
@@ -464,7 +466,7 @@ def test_more_waits_for_a_mark_than_may_be_kept_is_looked_up_instead(monkeypatch
 
 
 class AnyHistory(RuleBasedStateMachine):
-    """Links, topics and shards do as they like; when all is quiet nobody who is behind was forgotten."""
+    """Links, topics and shards act in any order. At the end no lagging feed is forgotten (T4)."""
 
     links = st.sampled_from([A, B, ROUTERS])
     numbers = st.integers(1, 3)
@@ -549,7 +551,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(link=links)
     def leave_and_come_back(self, link: bytes) -> None:
-        """The connection ends; the next one is another."""
+        """Close the connection and open another one."""
         known = self.link(link)
         known.is_gone = True
         self.world.append(self.world.topic(0, 0))
@@ -572,7 +574,7 @@ class AnyHistory(RuleBasedStateMachine):
             link.is_deaf = False
         for shard in range(2):
             world.sync(shard)
-        # Gaps end by themselves; the lowest band may be kept waiting for as long as it takes to age.
+        # Gaps between wake-ups end without an event. The lowest band may wait until it has aged.
         world.turn(ev.DeliveryPressureChanged((20 * MS, 20 * MS), False))
         world.wait(300)
         for (id, subscription, number), (topic, after, _) in world.feeds.items():

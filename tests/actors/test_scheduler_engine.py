@@ -1,4 +1,4 @@
-"""Schedulers of a real engine, asked by plain sockets: what a client's library is built on."""
+"""Schedulers of a real engine, used through plain sockets as the client library does."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 WAIT_MS = 20_000
 QUIET_MS = 300
-"""Long enough for what must not come to come, if it did."""
+"""Milliseconds in which a message that must not come would arrive."""
 NO_SYNC_MS = 60_000
 
 
@@ -69,7 +69,7 @@ class Link:
         return decode(parts[0]).message, words.tolist()
 
     def turn(self, timeout_ms: int = WAIT_MS) -> list[int]:
-        """The next turn; whatever is said before it is kept in `messages`."""
+        """Return the next grant, or [] at the timeout. Other messages before it are kept in `messages`."""
         while True:
             message, rows = self.hear(timeout_ms)
             if message is None:
@@ -81,7 +81,7 @@ class Link:
 
 
 def feed_of(running: TestEngine, number: int, topic: str, after: int = 0) -> m.Feed:
-    """A feed of a topic with one record, which is made."""
+    """Create a topic with one record and return a feed of it."""
     with ringlog.connect(running.url) as client:
         client.append(topic, b"first")
     shards = ShardRequests(running.info.shm_dir, 1)
@@ -105,8 +105,8 @@ def link(running: TestEngine) -> Iterator[Link]:
     made.close()
 
 
-def test_who_subscribed_is_told_and_told_again(running: TestEngine, link: Link) -> None:
-    """SCH-1, ZC-4: with the place at which the records lie, once the reader is up to date."""
+def test_a_subscriber_gets_a_grant_for_each_append(running: TestEngine, link: Link) -> None:
+    """Once the reader is up to date, the grant contains the position of the records."""
     link.subscribe(feed_of(running, 7, "told"))
     assert link.turn()[:3] == [1, 7, 1]
     assert isinstance(link.hear()[0], m.Subscribed)
@@ -118,8 +118,8 @@ def test_who_subscribed_is_told_and_told_again(running: TestEngine, link: Link) 
             link.take((1, 7, seq))
 
 
-def test_strong_is_told_when_a_sync_covers_it(running: TestEngine, link: Link) -> None:
-    """SSE-35: nothing is synced here for a minute, but for what asks for that."""
+def test_a_strong_subscription_gets_a_grant_after_a_sync(running: TestEngine, link: Link) -> None:
+    """Nothing is synced for a minute, except appends that request it."""
     feed = feed_of(running, 1, "strong")
     with ringlog.connect(running.url) as client:
         client.append("synced", b"x", durability="fsync")
@@ -132,7 +132,7 @@ def test_strong_is_told_when_a_sync_covers_it(running: TestEngine, link: Link) -
         assert link.turn()[:5] == [1, 1, 2, 2, 2]
 
 
-def test_names_are_said_to_have_changed(running: TestEngine, link: Link) -> None:
+def test_a_subscription_to_names_receives_topic_changes(running: TestEngine, link: Link) -> None:
     link.subscribe(names=True)
     assert isinstance(link.hear()[0], m.Subscribed)
     while link.hear(QUIET_MS)[0] is not None:
@@ -144,7 +144,7 @@ def test_names_are_said_to_have_changed(running: TestEngine, link: Link) -> None
         assert link.hear()[0] == m.TopicsChanged()
 
 
-def test_a_deleted_topic_is_for_its_reader_to_find_out(running: TestEngine, link: Link) -> None:
+def test_the_reader_of_a_deleted_topic_gets_a_recheck(running: TestEngine, link: Link) -> None:
     link.subscribe(feed_of(running, 1, "doomed", after=1))
     assert link.turn(QUIET_MS) == []
     with ringlog.connect(running.url) as client:
@@ -152,7 +152,7 @@ def test_a_deleted_topic_is_for_its_reader_to_find_out(running: TestEngine, link
     assert link.turn()[:3] == [1, 1, (1 << 63) - 1]
 
 
-def test_it_answers_who_asks_whether_it_lives_and_refuses_what_it_does_not_know(link: Link) -> None:
+def test_a_scheduler_answers_pings_and_refuses_unknown_messages(link: Link) -> None:
     link.say(m.Ping())
     assert isinstance(link.hear()[0], m.Pong)
     link.say(m.Hello(PROTOCOL, "test"))
@@ -181,8 +181,8 @@ while True:
 """
 
 
-def test_a_client_that_stands_still_holds_up_nobody(running: TestEngine, link: Link) -> None:
-    """SC-1, ZC-9."""
+def test_a_stopped_client_blocks_no_other_client(running: TestEngine, link: Link) -> None:
+    """The stopped client has 200 subscriptions to the same topic."""
     feed = feed_of(running, 1, "beside-a-stopped-one")
     place = scheduler_socket(running.info.shm_dir, 0)
     child = subprocess.Popen(
@@ -207,8 +207,8 @@ def test_a_client_that_stands_still_holds_up_nobody(running: TestEngine, link: L
             child.stdout.close()
 
 
-def test_its_page_says_what_it_does() -> None:
-    """G-2's inputs, G-11."""
+def test_the_board_page_of_a_scheduler_contains_its_metrics() -> None:
+    """The governor and operators read these metrics."""
     with engine(delivery={"schedulers": 1}) as running:
         link = Link(running)
         board = Board.open(running.info.shm_dir, writable=False)
@@ -245,10 +245,10 @@ def rings_of(running: TestEngine) -> list[str]:
     return sorted(name for name in os.listdir(running.info.shm_dir) if name.startswith("turns-"))
 
 
-def test_a_client_on_the_host_gets_its_turns_through_shared_memory(running: TestEngine, link: Link) -> None:
-    """And by messages again when it says that it cannot use the ring."""
+def test_a_client_on_the_host_gets_its_grants_through_shared_memory(running: TestEngine, link: Link) -> None:
+    """If the client reports that it cannot use the ring, its grants are sent by message again."""
     feed = feed_of(running, 7, "through-memory")
-    others = set(rings_of(running))  # Of links that are gone, and will be noticed to be.
+    others = set(rings_of(running))  # Of closed links; the scheduler removes them later.
     ring = opened_ring(running, link)
     link.subscribe(feed)
     assert isinstance(link.hear()[0], m.Subscribed)
@@ -263,8 +263,8 @@ def test_a_client_on_the_host_gets_its_turns_through_shared_memory(running: Test
     assert link.turn()[:3] == [1, 7, 1]
 
 
-def test_who_asks_for_a_ring_again_is_given_the_same_one(running: TestEngine, link: Link) -> None:
-    """An answer may come too late to be heard: turns must not go where nobody looks."""
+def test_a_second_request_for_a_ring_returns_the_same_ring(running: TestEngine, link: Link) -> None:
+    """The first reply may arrive too late. Grants must not go into a ring that no client reads."""
     link.say(m.OpenTurns())
     first = link.hear()[0]
     assert isinstance(first, m.TurnsOpened)
@@ -273,8 +273,8 @@ def test_who_asks_for_a_ring_again_is_given_the_same_one(running: TestEngine, li
     assert link.hear()[0] == first
 
 
-def test_who_watches_long_after_its_connection_was_made_has_a_ring_all_the_same() -> None:
-    """It was made with the connection, here for a question about routers, and taken away unused."""
+def test_a_watch_gets_a_ring_long_after_its_connection_was_made() -> None:
+    """A request about routers created a ring with the connection. The scheduler removed it unused."""
     with engine(delivery={"schedulers": 1}) as running, ringlog.connect(running.url, wait=10) as client:
         assert list(client.routers.list()) == []
         wait_until(lambda: not rings_of(running), 20, "the unused ring to go")
@@ -284,13 +284,13 @@ def test_who_watches_long_after_its_connection_was_made_has_a_ring_all_the_same(
             wait_until(lambda: len(rings_of(running)) == 2, 10, "a ring and its bell")
 
 
-def test_a_ring_ends_with_the_subscriptions_of_its_connection(running: TestEngine, link: Link) -> None:
+def test_a_ring_of_a_connection_without_subscriptions_is_removed(running: TestEngine, link: Link) -> None:
     feed = feed_of(running, 7, "for-a-while")
     opened_ring(running, link).close()
     link.subscribe(feed)
     assert isinstance(link.hear()[0], m.Subscribed)
     other = Link(running)
-    opened_ring(running, other).close()  # It subscribes to nothing and says nothing any more.
+    opened_ring(running, other).close()  # This connection never subscribes and sends nothing more.
     other.close()
     wait_until(lambda: len(rings_of(running)) == 2, 10, "the ring of who never subscribed to be removed")
     link.say(m.Unsubscribe(1))
@@ -298,8 +298,8 @@ def test_a_ring_ends_with_the_subscriptions_of_its_connection(running: TestEngin
     assert rings_of(running), "the connection is there, and may subscribe again"
 
 
-def test_a_successor_removes_the_rings_and_gives_others() -> None:
-    """RF-8."""
+def test_a_restarted_scheduler_removes_old_rings_and_creates_others() -> None:
+    """The scheduler is killed while a client uses a ring (RF-7)."""
     with engine(delivery={"schedulers": 1}) as running:
         link = Link(running)
         try:
@@ -318,8 +318,8 @@ def test_a_successor_removes_the_rings_and_gives_others() -> None:
             link.close()
 
 
-def test_after_its_death_subscriptions_are_said_anew() -> None:
-    """SCH-9, RF-8: the successor knows nothing, says so, and tells everything from the topics' facts."""
+def test_clients_subscribe_again_after_their_scheduler_died() -> None:
+    """The new scheduler replies `SubscriptionsLost` and grants from the topic table (RF-7)."""
     with engine(delivery={"schedulers": 1}) as running:
         link = Link(running)
         try:
@@ -340,8 +340,8 @@ def test_after_its_death_subscriptions_are_said_anew() -> None:
             link.close()
 
 
-def test_a_shard_that_comes_back_is_followed_on() -> None:
-    """SCH-9: its successor's news are another life's; nothing is missed."""
+def test_a_subscription_continues_after_its_shard_restarted() -> None:
+    """After a restart of the shard, the scheduler rescans every topic (N4)."""
     with engine(delivery={"schedulers": 1}) as running:
         link = Link(running)
         try:
@@ -373,7 +373,7 @@ def test_several_schedulers_share_the_topics() -> None:
                 link.close()
 
 
-def test_without_schedulers_the_engine_serves_as_before() -> None:
+def test_an_engine_without_schedulers_serves_appends() -> None:
     with engine() as running, ringlog.connect(running.url) as client:
         assert running.info.schedulers == 0
         assert client.append("plain", b"x").first_seq == 1

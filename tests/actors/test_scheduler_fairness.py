@@ -1,4 +1,4 @@
-"""Who is behind all the time has his share, whoever else is: of links, of subscriptions, of feeds in one."""
+"""Links, subscriptions and feeds that always lag get fair shares of the grants."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUNDS = 200
 
 
 class Orderly(World):
-    """Notes in which order links are told, and the turns that each has."""
+    """Record the order in which links receive grants."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,14 +28,14 @@ class Orderly(World):
         return super()._perform(effect)
 
     def give_back(self, link: bytes, turns: list[list[int]]) -> None:
-        """One record further each: with many published they stay behind."""
+        """Return grants, each one record further. With many published records the feeds keep lagging."""
         rows = [(number, feed, self.feeds[link, number, feed][1] + 1) for number, feed, *_ in turns]
         self.take(link, *rows)
 
 
 @pytest.mark.parametrize("gap_ms", [0, 20])
-def test_links_that_are_behind_all_the_time_have_equal_shares(gap_ms: int) -> None:
-    """Each gives its turns back when it likes; some come in bursts, as from a link that got no processor."""
+def test_links_that_always_lag_have_equal_shares(gap_ms: int) -> None:
+    """Links return their grants in random order. Some grants come in bursts, as from a CPU-starved link."""
     world, rng = Orderly(), random.Random(7)
     links = [b"link %d" % number for number in range(24)]
     topics = [world.topic(0, slot) for slot in range(6)]
@@ -64,7 +64,7 @@ def test_links_that_are_behind_all_the_time_have_equal_shares(gap_ms: int) -> No
         assert max(shares) - min(shares) <= 2, "topics of one value have equal shares of a reader"
 
 
-def test_who_falls_behind_waits_for_no_more_than_those_before_him() -> None:
+def test_a_feed_that_begins_to_lag_waits_only_for_feeds_that_lagged_before() -> None:
     world = Orderly()
     many = 50
     busy = [(slot, world.topic(0, slot), 0) for slot in range(many)]
@@ -84,7 +84,7 @@ def test_who_falls_behind_waits_for_no_more_than_those_before_him() -> None:
         assert turns <= many, "those that have been served since are behind who came later"
 
 
-def test_links_take_turns_in_being_told_first() -> None:
+def test_every_link_is_equally_often_the_first_to_receive_grants() -> None:
     world = Orderly()
     links = [b"link %d" % number for number in range(5)]
     topic = world.topic(0, 0)
@@ -97,7 +97,7 @@ def test_links_take_turns_in_being_told_first() -> None:
         world.turn()
         assert sorted(world.told) == links
         first[world.told[0]] += 1
-        # The quickest is always the same: giving back first is not to be rewarded.
+        # The same link is always the fastest. The first return of grants must not be rewarded.
         for link in links:
             world.take(link, (1, 1, topic.head))
     assert set(first.values()) == {10}

@@ -1,4 +1,4 @@
-"""The instance's governor: what schedulers and shards say, put together; how far consumers are behind."""
+"""The schedulers' load monitor: combined pressure of schedulers and shards, and the lag of consumers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHARDS = 2
 
 
 class Engine:
-    """A board with two shards' pages and those of two schedulers."""
+    """A board with the pages of two shards and two schedulers."""
 
     def __init__(self, directory: Path) -> None:
         self.board = Board.create(str(directory), 16)
@@ -54,13 +54,13 @@ class Engine:
         )
 
     def breathe(self, *silent: ProcessSlot) -> None:
-        """Everybody shows a heartbeat, but these."""
+        """Set the heartbeat of every process except these."""
         for page in (*self.shards, *self.pages):
             if page not in silent:
                 page.set(ProcessField.HEARTBEAT_NS, self.now)
 
     def press(self, shard: int, share: float) -> None:
-        """A shard says so."""
+        """Publish this pressure on the page of a shard."""
         governor = Governor()
         governor.observe(PressureSample(fill=share))
         pressure.publish(self.shards[shard], governor, share, self.now)
@@ -68,7 +68,7 @@ class Engine:
     def sample(
         self, governing: SchedulerLoadMonitor, *events: object, rested_ns: int = SAMPLE_NS
     ) -> ev.DeliveryPressureChanged | None:
-        """A tenth of a second later."""
+        """Take a sample one sample interval later."""
         self.now += SAMPLE_NS
         self.breathe()
         governing.idle_ns = rested_ns
@@ -90,20 +90,20 @@ def running() -> Iterator[Engine]:
 
 
 def rows(*slots: int) -> ev.NewsRows:
-    """News of topics in these slots."""
+    """Return news of topics in these slots."""
     words = np.zeros((len(slots), 8), dtype=np.uint64)
     words[:, 0] = slots
     return ev.NewsRows(0, words)
 
 
-def test_without_anything_going_on_nothing_is_said_and_nobody_wakes(running: Engine) -> None:
+def test_without_load_no_change_is_reported_and_no_early_wakeup_is_requested(running: Engine) -> None:
     assert running.sample(running.first) is None
     assert running.instance == pressure.Pressure()
     assert running.first.wait_ms(1_000) == 1_000
 
 
-def test_while_shards_commit_it_samples_on(running: Engine) -> None:
-    """G-1."""
+def test_sampling_continues_while_shards_commit(running: Engine) -> None:
+    """Without commits the scheduler may sleep longer."""
     running.shards[0].add(ProcessField.GROUPS, 1)
     running.sample(running.first)
     assert running.first.wait_ms(1_000) == GOVERNOR_SAMPLE_MS
@@ -111,8 +111,8 @@ def test_while_shards_commit_it_samples_on(running: Engine) -> None:
     assert running.first.wait_ms(1_000) == 1_000
 
 
-def test_the_instance_is_as_pressed_as_the_shard_that_is_most_so(running: Engine) -> None:
-    """G-1, G-10: topics of that shard are told of less often, those of the other as before."""
+def test_the_pressure_of_the_instance_is_that_of_the_most_loaded_shard(running: Engine) -> None:
+    """Only wake-ups for topics of that shard are coalesced."""
     running.press(1, 1.0)
     pressed = running.sample(running.first)
     assert pressed == ev.DeliveryPressureChanged((0, COALESCE_MS_MAX * MS), True)
@@ -123,7 +123,7 @@ def test_the_instance_is_as_pressed_as_the_shard_that_is_most_so(running: Engine
     assert running.sample(running.first) == ev.DeliveryPressureChanged((0, 0), False)
 
 
-def test_pressure_of_delivery_is_for_topics_of_all_shards(running: Engine) -> None:
+def test_pressure_of_delivery_affects_topics_of_all_shards(running: Engine) -> None:
     pressed = None
     for _ in range(30):
         pressed = running.sample(running.first, rested_ns=0) or pressed
@@ -133,8 +133,8 @@ def test_pressure_of_delivery_is_for_topics_of_all_shards(running: Engine) -> No
     assert running.pages[0].get(ProcessField.BUSY_NS) == 30 * SAMPLE_NS
 
 
-def test_what_another_scheduler_says_of_itself_counts(running: Engine) -> None:
-    """G-2."""
+def test_the_load_of_another_scheduler_counts(running: Engine) -> None:
+    """Only the first scheduler writes the pressure of the instance (L7)."""
     for _ in range(30):
         running.sample(running.second, rested_ns=0)
     running.sample(running.first)
@@ -142,8 +142,8 @@ def test_what_another_scheduler_says_of_itself_counts(running: Engine) -> None:
     assert running.pages[1].get(GovernorField.PRESSURE) == 0, "one writer for the instance's word"
 
 
-def test_latency_is_that_of_the_turns_since_the_sample_before(running: Engine) -> None:
-    """G-2: and none when nothing was told of."""
+def test_latency_covers_the_grants_since_the_previous_sample(running: Engine) -> None:
+    """Without grants there is no latency."""
     latency_ns = GOVERNOR_LATENCY_MS * MS
     running.pages[0].histogram(HistogramKind.COMMIT).record(latency_ns, 10)
     running.sample(running.first)
@@ -153,8 +153,8 @@ def test_latency_is_that_of_the_turns_since_the_sample_before(running: Engine) -
     assert running.instance.pressure == pytest.approx(0.16)
 
 
-def test_topics_that_were_there_in_every_turn_stand(running: Engine) -> None:
-    """G-2: what a turn has dealt with by the next one is no pressure; rows of one topic are one."""
+def test_topics_in_the_news_of_every_pass_count_as_standing_load(running: Engine) -> None:
+    """Work that is done before the next pass causes no pressure. Several rows of one topic count once."""
     many = rows(*range(GOVERNOR_READY_PER_SCHEDULER * 2))
     for events in ((many,), (rows(1, 1, 1, 2),), (many,)):
         running.now += MS
@@ -167,7 +167,7 @@ def test_topics_that_were_there_in_every_turn_stand(running: Engine) -> None:
     assert running.pages[0].get(SchedulerField.STANDING) == 0
 
 
-def test_a_dead_shard_presses_nobody(running: Engine) -> None:
+def test_a_dead_shard_causes_no_pressure(running: Engine) -> None:
     running.press(0, 1.0)
     running.sample(running.first)
     running.now += GOVERNOR_STALE_MS * MS
@@ -178,7 +178,7 @@ def test_a_dead_shard_presses_nobody(running: Engine) -> None:
     assert running.instance.pressure == 0.0
 
 
-def test_a_successor_begins_anew_and_counts_on(running: Engine) -> None:
+def test_a_restarted_scheduler_starts_without_pressure_and_continues_its_counters(running: Engine) -> None:
     running.press(0, 1.0)
     running.sample(running.first)
     running.pages[0].set(GovernorField.WAITED_NS, 5)
@@ -189,14 +189,14 @@ def test_a_successor_begins_anew_and_counts_on(running: Engine) -> None:
     assert running.pages[0].get(GovernorField.WAITED_NS) == 12
 
 
-def test_one_that_may_not_react_says_how_it_is_all_the_same(running: Engine) -> None:
+def test_a_scheduler_that_must_not_react_still_publishes_its_pressure(running: Engine) -> None:
     governing = running.governing(0, is_reacting=False)
     running.press(0, 1.0)
     assert running.sample(governing) is None
     assert running.instance.step is PressureStep.REFUSE
 
 
-# -- how far consumers are behind -------------------------------------------------------------------------
+# -- lag of consumers -------------------------------------------------------------------------------------
 
 
 def furthest_ms(world: World) -> int:
@@ -204,7 +204,7 @@ def furthest_ms(world: World) -> int:
     return furthest.lag_ms if furthest is not None else 0
 
 
-def test_lag_is_for_how_long_there_has_been_something_to_take() -> None:
+def test_lag_is_the_time_for_which_records_have_been_available() -> None:
     world = World()
     told, waiting, quiet = (world.topic(0, slot) for slot in range(3))
     world.subscribe(A, 1, [(1, told, 0), (2, waiting, 0)], credit=1)
@@ -225,7 +225,7 @@ def test_lag_is_for_how_long_there_has_been_something_to_take() -> None:
     assert furthest_ms(world) == 0
 
 
-def test_a_reader_that_takes_turn_after_turn_and_never_has_everything_is_behind() -> None:
+def test_a_reader_that_returns_grants_but_never_catches_up_lags() -> None:
     world = World()
     topic, lagging, keeping = world.topic(0, 0), 0, 0
     world.subscribe(A, 1, [(1, topic, 0)])
@@ -236,7 +236,7 @@ def test_a_reader_that_takes_turn_after_turn_and_never_has_everything_is_behind(
         world.wait(100)
         lagging, keeping = lagging + 5, topic.head
         world.take(A, (1, 1, lagging))
-        # More is there again before it says that it has all that there was.
+        # New records are published before the reader reports that it read all earlier ones.
         world.append(topic)
         world.turn()
         world.take(B, (1, 1, keeping))
@@ -246,7 +246,7 @@ def test_a_reader_that_takes_turn_after_turn_and_never_has_everything_is_behind(
     assert quick.lag_ms <= 200
 
 
-def test_beyond_the_bound_only_who_waits_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_the_bound_only_waiting_feeds_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.scheduler.delivery.lag.LAG_CHECKS_MAX", 2)
     world = World()
     told, waiting = world.topic(0, 0), world.topic(0, 1)
@@ -261,7 +261,7 @@ def test_beyond_the_bound_only_who_waits_counts(monkeypatch: pytest.MonkeyPatch)
     assert [lag.link for lag in largest_lags(world.core.links.values(), world.now_ms, 8)] == [A]
 
 
-def test_operators_are_told_who_is_furthest_behind() -> None:
+def test_operators_receive_the_consumers_with_the_largest_lag() -> None:
     world = World()
     for n, link in enumerate((A, B)):
         topic = world.topic(0, n)

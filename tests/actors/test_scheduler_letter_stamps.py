@@ -1,4 +1,4 @@
-"""Every job can become a dead letter: what is noted finds room, or makes some."""
+"""Every job can become a dead letter: its stamps find space, or space is made for them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ JOBS: dict[str, dict[str, Any]] = {
 
 
 def moved(job: dict[str, Any], group: str = "", record_bytes: int = RECORD_BYTES_DEFAULT) -> Record:
-    """The letter that a job becomes."""
+    """Return the dead letter that a job becomes."""
     record = Record(seq=1, ts=0, **job)
     view = open_frame(
         frame(dead_letter_columns(record, spent(group), 3, record_bytes), topic_id=8), seed=None
@@ -86,7 +86,7 @@ def moved(job: dict[str, Any], group: str = "", record_bytes: int = RECORD_BYTES
 
 @pytest.mark.parametrize("group", ["", GROUP], ids=["queue", "group"])
 @pytest.mark.parametrize("name", JOBS)
-def test_every_job_becomes_a_dead_letter_that_says_where_it_comes_from(name: str, group: str) -> None:
+def test_every_job_becomes_a_dead_letter_that_names_its_origin(name: str, group: str) -> None:
     job = JOBS[name]
     letter = moved(job, group)
     assert letter.data == job["data"]
@@ -102,13 +102,13 @@ def test_every_job_becomes_a_dead_letter_that_says_where_it_comes_from(name: str
     left_out = int(dead_letter_field(letter, "$dead_letter_headers_left_out") or 0)
     assert len(kept) + left_out == len(own)
     assert kept == dict(list(own.items())[: len(kept)])
-    # A letter that fails is moved again, and says of itself what is true then.
+    # A dead letter that fails is moved again, with its own new stamps.
     again = moved({"data": letter.data, "meta_json": letter.meta_json, "headers": letter.headers}, group)
     assert dead_letter_field(again, "$dead_letter_src_seq") == "1"
     assert len(again.data) + len(again.meta_json or b"") <= RECORD_BYTES_DEFAULT
 
 
-def test_metadata_is_kept_where_it_is_an_object() -> None:
+def test_metadata_that_is_an_object_is_kept() -> None:
     letter = moved({"data": bytes(100), "meta_json": b'{"own":[1,2.50]}'}, record_bytes=150)
     assert letter.meta_json == b'{"own":[1,2.50]}'
     assert dead_letter_field(letter, "$dead_letter_from") == TOPIC
@@ -117,6 +117,6 @@ def test_metadata_is_kept_where_it_is_an_object() -> None:
     assert not stamped.headers
 
 
-def test_metadata_that_is_no_object_becomes_a_field_of_one() -> None:
+def test_metadata_that_is_no_object_becomes_a_field() -> None:
     letter = moved({"data": b"x", "meta_json": b"[1]"})
     assert letter.meta["$dead_letter_meta"] == "[1]"

@@ -1,4 +1,4 @@
-"""Delivery under pressure: wake-ups that are gathered, the lowest band without credit."""
+"""Delivery under pressure: coalesced wake-ups, and the lowest band without credit."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def publish(world: World, topic: WorldTopic) -> None:
     world.turn()
 
 
-# -- wake-ups are gathered ----------------------------------------------------------------------------------
+# -- coalesced wake-ups -------------------------------------------------------------------------------------
 
 
-def test_the_first_wake_up_is_at_once_and_the_next_when_the_gap_is_over() -> None:
-    """G-3: a topic that is quiet is told of without delay, whatever the pressure."""
+def test_the_first_wakeup_is_immediate_and_the_next_one_follows_after_the_gap() -> None:
+    """The first wake-up of a quiet topic is never delayed, whatever the pressure."""
     world = World()
     topic = world.topic(0, 0)
     world.subscribe(A, 1, [(1, topic, 0)])
@@ -58,7 +58,7 @@ def test_the_first_wake_up_is_at_once_and_the_next_when_the_gap_is_over() -> Non
     assert untils(world)[2:] == [(1, 7)]
 
 
-def test_without_pressure_every_wake_up_is_at_once() -> None:
+def test_without_pressure_every_wakeup_is_immediate() -> None:
     world = World()
     topic = world.topic(0, 0)
     world.subscribe(A, 1, [(1, topic, 0)])
@@ -69,7 +69,7 @@ def test_without_pressure_every_wake_up_is_at_once() -> None:
     assert world.core.grants.coalesced_ns == 0
 
 
-def test_who_comes_back_with_everything_it_was_offered_waits_for_the_next_wake_up() -> None:
+def test_a_reader_that_read_everything_granted_waits_for_the_next_wakeup() -> None:
     world = World()
     topic = world.topic(0, 0)
     world.subscribe(A, 1, [(1, topic, 0)])
@@ -82,8 +82,8 @@ def test_who_comes_back_with_everything_it_was_offered_waits_for_the_next_wake_u
     assert untils(world) == [(1, 1), (1, 2)]
 
 
-def test_who_is_behind_what_it_was_offered_goes_on_at_once() -> None:
-    """SCH-5: pressure gathers news, it does not slow down who catches up."""
+def test_a_reader_that_did_not_read_everything_granted_continues_at_once() -> None:
+    """Pressure coalesces wake-ups. It does not slow down a reader that catches up."""
     world = World()
     topic = world.topic(0, 0)
     world.append(topic, 5)
@@ -97,8 +97,8 @@ def test_who_is_behind_what_it_was_offered_goes_on_at_once() -> None:
     assert len(untils(world)) == 2
 
 
-def test_pressure_of_one_shard_gathers_nothing_of_another() -> None:
-    """G-10."""
+def test_pressure_of_one_shard_delays_no_wakeup_of_another() -> None:
+    """Each shard has its own gap."""
     world = World()
     pressed, free = world.topic(0, 0), world.topic(1, 0)
     world.subscribe(A, 1, [(1, pressed, 0), (2, free, 0)])
@@ -111,7 +111,7 @@ def test_pressure_of_one_shard_gathers_nothing_of_another() -> None:
     assert [until for feed, until in untils(world) if feed == 2] == [1, 2, 3]
 
 
-def test_what_is_gathered_when_the_pressure_goes_is_told_with_the_next_wake_up() -> None:
+def test_records_that_wait_when_the_pressure_ends_are_granted_with_the_next_wakeup() -> None:
     world = World()
     topic = world.topic(0, 0)
     world.subscribe(A, 1, [(1, topic, 0)])
@@ -124,7 +124,7 @@ def test_what_is_gathered_when_the_pressure_goes_is_told_with_the_next_wake_up()
     assert untils(world) == [(1, 1), (1, 3)]
 
 
-def test_a_topic_that_is_gone_is_told_of_at_once() -> None:
+def test_the_recheck_of_a_deleted_topic_is_not_delayed() -> None:
     world = World()
     topic = world.topic(0, 0)
     world.subscribe(A, 1, [(1, topic, 0)])
@@ -143,8 +143,8 @@ def test_a_topic_that_is_gone_is_told_of_at_once() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 2), st.integers(0, GAP)), max_size=60))
 @settings(max_examples=60)
-def test_no_wake_up_is_gathered_for_longer_than_the_longest_gap(steps: list[tuple[int, int, int]]) -> None:
-    """G-3, G-5: and none is skipped."""
+def test_no_wakeup_is_delayed_longer_than_the_longest_gap(steps: list[tuple[int, int, int]]) -> None:
+    """No wake-up is dropped (L3)."""
     world = World()
     topics = [world.topic(0, slot) for slot in range(3)]
     world.subscribe(A, 1, [(n, topic, 0) for n, topic in enumerate(topics)])
@@ -173,15 +173,15 @@ def test_no_wake_up_is_gathered_for_longer_than_the_longest_gap(steps: list[tupl
 
 
 def two(world: World, credit: int = 32) -> tuple[WorldTopic, WorldTopic]:
-    """A topic of the lowest band and one of the next, watched by A as 1 and 2."""
+    """Return a topic of the lowest band and one of the next band, watched by A as feeds 1 and 2."""
     low, plain = world.topic(0, 0), world.topic(0, 1)
     low.base = -1_000
     world.subscribe(A, 1, [(1, low, 0), (2, plain, 0)], credit=credit)
     return low, plain
 
 
-def test_the_lowest_band_waits_beside_credit_and_nobody_else_does() -> None:
-    """G-3."""
+def test_while_shedding_only_the_lowest_band_waits_despite_credit() -> None:
+    """Under pressure the lowest band is shed (T3)."""
     world = World()
     low, plain = two(world)
     press(world, 0, 0, is_shedding=True)
@@ -200,7 +200,7 @@ def test_the_lowest_band_waits_beside_credit_and_nobody_else_does() -> None:
 
 
 def test_routers_run_one_band_lower_while_it_sheds() -> None:
-    """G-3: what a watcher is told of, a router of the same topic waits for; in higher bands neither waits."""
+    """A router waits where a watch of its topic is served. In higher bands neither waits (T3)."""
     world = World()
     plain, high = world.topic(0, 0), world.topic(0, 1)
     high.base = 1_000
@@ -215,7 +215,7 @@ def test_routers_run_one_band_lower_while_it_sheds() -> None:
     assert untils(world, ROUTERS) == [(2, 1), (1, 1)]
 
 
-def test_a_feed_that_waited_for_credit_is_shed_when_there_is_some() -> None:
+def test_a_feed_that_waited_for_credit_is_shed_when_credit_returns() -> None:
     world = World()
     low, plain = two(world, credit=1)
     publish(world, plain)
@@ -227,8 +227,8 @@ def test_a_feed_that_waited_for_credit_is_shed_when_there_is_some() -> None:
     assert untils(world) == [(2, 1), (1, 1)]
 
 
-def test_nobody_starves_while_it_sheds() -> None:
-    """SCH-6: who has waited long enough is not of the lowest band any more."""
+def test_no_feed_starves_while_the_lowest_band_is_shed() -> None:
+    """A feed that waited long enough has left the lowest band."""
     world = World()
     world.is_checked = False
     low, _ = two(world)
@@ -240,7 +240,7 @@ def test_nobody_starves_while_it_sheds() -> None:
     assert untils(world) == [(1, 1)]
 
 
-def test_counts_by_band_are_of_all_subscriptions() -> None:
+def test_counts_by_band_cover_all_subscriptions() -> None:
     world = World()
     valuable = world.topic(1, 0)
     valuable.base = 800
@@ -254,7 +254,7 @@ def test_counts_by_band_are_of_all_subscriptions() -> None:
 
 
 @pytest.mark.parametrize("lowest", range(BANDS))
-def test_a_ready_set_gives_what_is_not_below(lowest: int) -> None:
+def test_a_ready_set_serves_no_band_below_the_given_one(lowest: int) -> None:
     ready: ReadySet[int] = ReadySet()
     for band, base in enumerate((-1_000, 0, 250, 500, 750)):
         ready.add(band, TopicPriority(base, is_auto=False), 10 + band, 100)

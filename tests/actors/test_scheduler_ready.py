@@ -1,4 +1,4 @@
-"""One ready set against what sections 22's rules say of it, and against a list that is sorted each time."""
+"""One ready set, compared with its rules and with a list that is sorted each time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringlog.limits import AGING_TICK_MS
 from ringlog.topic.priority import AGE_MS_MAX, CREDITS, TOP_BAND, TopicPriority, band_of
 
 BASES = (-1_000, 0, 250, 500, 750)
-"""One for each band, of topics that do not age within a test of a few milliseconds."""
+"""One base for each band, of topics that do not age within a test of a few milliseconds."""
 
 
 def manual(base: int) -> TopicPriority:
@@ -27,16 +27,16 @@ def drain(ready: ReadySet[int], now_ms: int) -> list[int]:
     return found
 
 
-def test_who_became_dirty_first_is_told_first_within_a_band() -> None:
-    """SCH-3."""
+def test_in_a_band_the_feed_that_began_to_lag_first_is_served_first() -> None:
+    """The order within a band is that of T7."""
     ready: ReadySet[int] = ReadySet()
     for key, dirty in ((1, 30), (2, 10), (3, 20), (4, 40)):
         ready.add(key, manual(0), dirty, 100)
     assert drain(ready, 100) == [2, 3, 1, 4]
 
 
-def test_a_topic_is_in_the_ready_set_once_however_often_it_is_put_there() -> None:
-    """SCH-1."""
+def test_a_feed_waits_once_in_the_ready_set() -> None:
+    """The first time at which it began to lag counts (T2)."""
     ready: ReadySet[int] = ReadySet()
     ready.add(1, manual(0), 10, 10)
     ready.add(1, manual(0), 20, 20)
@@ -47,8 +47,8 @@ def test_a_topic_is_in_the_ready_set_once_however_often_it_is_put_there() -> Non
 
 @given(st.integers(64, 2_000))
 @settings(max_examples=25)
-def test_shares_of_bands_that_stay_dirty_are_as_their_credits(turns: int) -> None:
-    """SCH-7: 8:4:2:1:1 within 5 %, counted over whole rounds."""
+def test_bands_that_always_lag_are_served_in_proportion_to_their_credits(turns: int) -> None:
+    """Bands are served 8:4:2:1:1 (T7), within 5 % over whole rounds."""
     ready: ReadySet[tuple[int, int]] = ReadySet()
     for band, base in enumerate(BASES):
         ready.add((band, 0), manual(base), 0, 0)
@@ -65,8 +65,8 @@ def test_shares_of_bands_that_stay_dirty_are_as_their_credits(turns: int) -> Non
         assert abs(served[band] - share) <= 0.05 * share
 
 
-def test_unused_credit_is_not_kept_by_a_band_that_ran_empty() -> None:
-    """SCH-3."""
+def test_an_empty_band_keeps_no_unused_credit() -> None:
+    """When the band lags again, it starts with its normal credit."""
     ready: ReadySet[int] = ReadySet()
     for key in range(3):
         ready.add(key, manual(750), 0, 0)
@@ -79,8 +79,8 @@ def test_unused_credit_is_not_kept_by_a_band_that_ran_empty() -> None:
 
 
 @given(st.integers(-1_000, 1_000), st.integers(0, 100_000))
-def test_everybody_is_in_the_top_band_within_ten_seconds_but_for_the_lowest(base: int, start: int) -> None:
-    """SCH-6."""
+def test_all_bands_but_the_lowest_reach_the_top_band_within_ten_seconds(base: int, start: int) -> None:
+    """Priority grows with waiting time, so that no feed starves (T7)."""
     ready: ReadySet[str] = ReadySet()
     ready.add("other", manual(1_000), start, start)
     ready.add("it", manual(base), start, start)
@@ -93,8 +93,8 @@ def test_everybody_is_in_the_top_band_within_ten_seconds_but_for_the_lowest(base
 
 @given(st.integers(1, 40), st.integers(-250, 100))
 @settings(max_examples=30)
-def test_a_flood_of_the_best_starves_nobody(others: int, base: int) -> None:
-    """SCH-6: one turn a millisecond, the best always dirty: who waits gets a turn soon after that."""
+def test_a_flood_of_the_highest_band_starves_no_feed(others: int, base: int) -> None:
+    """The highest band always lags. A feed is served soon after it has aged (T7)."""
     ready: ReadySet[int] = ReadySet()
     ready.add(-1, manual(base), 0, 0)
     for key in range(others):
@@ -108,8 +108,8 @@ def test_a_flood_of_the_best_starves_nobody(others: int, base: int) -> None:
     pytest.fail("never served")
 
 
-def test_consumption_by_somebody_else_lifts_who_waits() -> None:
-    """P-2, SCH-4: and it keeps its place by age."""
+def test_consumption_by_another_reader_raises_a_waiting_feed() -> None:
+    """In the higher band the feed keeps its place by age."""
     standing = TopicPriority()
     ready: ReadySet[int] = ReadySet()
     ready.add(1, standing, 0, 0)
@@ -120,8 +120,8 @@ def test_consumption_by_somebody_else_lifts_who_waits() -> None:
     assert drain(ready, 10) == [1, 2]
 
 
-def test_a_set_that_ran_empty_holds_nothing() -> None:
-    """ZC-4: who waits for nothing costs nothing."""
+def test_an_empty_ready_set_holds_no_references() -> None:
+    """A feed that does not wait costs no memory."""
     ready: ReadySet[int] = ReadySet()
     for key in range(1_000):
         ready.add(key, manual(0), key, key)
@@ -141,8 +141,8 @@ def test_a_set_that_ran_empty_holds_nothing() -> None:
     )
 )
 @settings(max_examples=200)
-def test_any_history_serves_as_a_sorted_list_would(history: list[tuple[str, int, int]]) -> None:
-    """SCH-1, SCH-3: the chosen one is the first of its band by dirty instant; nobody is lost or doubled."""
+def test_any_history_is_served_like_a_sorted_list(history: list[tuple[str, int, int]]) -> None:
+    """The served feed is the first of its band that began to lag. No feed is lost or duplicated."""
     ready: ReadySet[int] = ReadySet()
     standings = [manual(BASES[key % 5] // 3 if key % 2 else BASES[key % 5]) for key in range(31)]
     standings[7] = TopicPriority()
@@ -172,7 +172,8 @@ def test_any_history_serves_as_a_sorted_list_would(history: list[tuple[str, int,
                 assert taken[1] == dirty
                 now_band = band_of(standings[taken[0]].effective(now, dirty))
                 earlier = [k for k, place in waiting.items() if place < (dirty, order)]
-                # Bands are those of the last tick, so who rose since may be told in the old order.
+                # Bands are those of the last tick. A feed that rose since then may be served in the old
+                # order.
                 sure = [k for k in earlier if _was_in_band(standings[k], waiting[k][0], now, now_band)]
                 assert not [k for k in sure if ready.band(k) == now_band]
         assert len(ready) == len(waiting)
@@ -185,8 +186,8 @@ def _was_in_band(standing: TopicPriority, dirty: int, now: int, band: int) -> bo
     return {band_of(standing.effective(at, dirty)) for at in range(now - AGING_TICK_MS, now + 1, 5)} == {band}
 
 
-def test_a_hundred_thousand_go_in_and_out_in_a_moment() -> None:
-    """O(1) each: ten times as many take about ten times as long, counted in references held."""
+def test_references_stay_proportional_to_the_number_of_waiting_feeds() -> None:
+    """Each operation is O(1), counted in references held."""
     ready: ReadySet[int] = ReadySet()
     order: deque[int] = deque()
     for key in range(100_000):

@@ -1,4 +1,4 @@
-"""Routers at work, decided: any histories of sources, shards and refusals; every record once, in order."""
+"""The forwarding core copies every record once and in order, under any history."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def dest_of(number: int) -> int:
     return facts(number).dest_id
 
 
-# -- rules of the shard -------------------------------------------------------------------------------------
+# -- the shard's rule ---------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(1, 50))
-def test_a_pass_applies_where_the_router_is_and_nowhere_else(cursor, start, length):
-    """RT-19: the compare and swap of a cursor."""
+def test_a_forward_request_is_applied_only_at_the_cursor_of_its_router(cursor, start, length):
+    """The shard compares the start of the request with the router's cursor (F2)."""
     router = Router(1, "r", "s", 1, 1, PLAIN, "", cursor)
     stop = start + length
     fate = router.outcome_of(start, stop)
@@ -59,13 +59,13 @@ def test_a_pass_applies_where_the_router_is_and_nowhere_else(cursor, start, leng
         assert fate is RouterPassOutcome.ELSEWHERE
 
 
-# -- which may be made --------------------------------------------------------------------------------------
+# -- creation of routers ------------------------------------------------------------------------------------
 
 
 @settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=14))
 def test_a_cycle_is_found_exactly_when_there_is_one(wanted):
-    """RT-9, compared with a walk over everything that can be reached."""
+    """Compared with a search of everything that can be reached."""
     edges: list[tuple[str, str]] = []
     for a, b in wanted:
         source, dest = f"t{a}", f"t{b}"
@@ -91,8 +91,8 @@ def test_a_cycle_is_found_exactly_when_there_is_one(wanted):
             edges.append((source, dest))
 
 
-def test_what_is_known_decides_what_may_be_made():
-    """RT-7 to RT-9, and pages by name."""
+def test_the_catalog_decides_which_routers_may_be_created():
+    """The catalog also lists routers in pages, by name."""
     known = RouterCatalog(10)
     doubled = known.replace_all([facts(3), facts(2, name="r1"), facts(1)])
     assert [each.router for each in doubled] == [2]
@@ -110,10 +110,10 @@ def test_what_is_known_decides_what_may_be_made():
     assert ([each.name for each in found], more) == (["r3"], False)
 
 
-# -- parts of a pass ----------------------------------------------------------------------------------------
+# -- parts of a forward request -----------------------------------------------------------------------------
 
 
-def test_each_shard_gets_the_frames_that_its_routers_copy_once():
+def test_each_shard_receives_the_frames_that_its_routers_copy_once():
     plain, hot, none = (
         CopyTransform("", PLAIN, ""),
         CopyTransform("=hot", PLAIN, ""),
@@ -139,7 +139,7 @@ def test_each_shard_gets_the_frames_that_its_routers_copy_once():
 
 @dataclass
 class Dest:
-    """What a shard keeps of one router, and what arrived."""
+    """The state that a shard keeps of one router, and the copies that arrived."""
 
     cursor: int = 0
     copies: list[int] = field(default_factory=list)
@@ -148,7 +148,7 @@ class Dest:
 
 
 class Engine:
-    """Sources and shards around a Routing, without a process: answers come late, twice or never."""
+    """Sources and shards around a ForwardingCore, in one process. Replies are late, repeated or lost."""
 
     def __init__(self, seed: int, shards: int = 3) -> None:
         self.random = random.Random(seed)
@@ -172,7 +172,7 @@ class Engine:
         self.settle()
 
     def settle(self) -> None:
-        """Perform what can be performed at once, and offer turns as the scheduler's core does."""
+        """Perform all effects that need no delay, and offer grants as the scheduler's core does."""
         while True:
             effects, self.core.effects = self.core.effects, []
             for effect in effects:
@@ -198,7 +198,7 @@ class Engine:
         assert len(self.sent) <= ROUTE_PASSES_MAX + 3
 
     def step(self) -> None:
-        """Something happens."""
+        """Perform one random step."""
         what = self.random.random()
         if self.reads and what < 0.4:
             asked = self.reads.pop(self.random.randrange(len(self.reads)))
@@ -238,7 +238,7 @@ class Engine:
         return m.RoutedRow(RouterPassOutcome.DONE, dest.cursor)
 
     def end(self) -> None:
-        """Let everything run out."""
+        """Run steps until every router has caught up."""
         for _ in range(20_000):
             alive = [n for n, dest in self.dests.items() if not dest.is_gone]
             if all(self.dests[n].cursor >= self.heads.get(self.key_of(n), 0) for n in alive):
@@ -252,8 +252,8 @@ class Engine:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 30))
-def test_every_router_gets_everything_once_and_in_order(seed):
-    """RT-15, RT-22, RT-36, FW1 to FW3."""
+def test_every_router_copies_every_record_once_and_in_order(seed):
+    """FW1 to FW3 hold under any history, also with late, repeated and lost replies."""
     engine = Engine(seed)
     pick = engine.random
     for number in range(1, pick.randint(2, 8)):
@@ -272,8 +272,8 @@ def test_every_router_gets_everything_once_and_in_order(seed):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 30))
-def test_who_waits_for_routers_is_told_neither_too_early_nor_never(seed):
-    """RT-20: there is where all routers into the topic are; held up is who has a full destination."""
+def test_catch_up_is_reported_neither_too_early_nor_never(seed):
+    """A topic has caught up when all routers into it have. It is blocked only if a destination is full."""
     engine = Engine(seed)
     pick = engine.random
     for number in range(1, pick.randint(2, 8)):
@@ -293,7 +293,7 @@ def test_who_waits_for_routers_is_told_neither_too_early_nor_never(seed):
     engine.end()
     for number in engine.dests:
         head = engine.heads.get(engine.key_of(number), 0)
-        for _ in range(1_000):  # The last answer may have been lost: then it is found out.
+        for _ in range(1_000):  # The last reply may be lost; a retry finds that out.
             if engine.core.catch_up_state(dest_of(number), head) == CatchUpState.CAUGHT_UP:
                 break
             engine.step()
@@ -306,8 +306,8 @@ def test_who_waits_for_routers_is_told_neither_too_early_nor_never(seed):
         )
 
 
-def test_all_routers_into_a_topic_have_to_get_there():
-    """RT-20: several filters may lead from one source to one destination."""
+def test_all_routers_into_a_topic_must_catch_up():
+    """Several filters may lead from one source to one destination."""
     core = ForwardingCore(3)
     core.put_router(facts(1))
     core.put_router(structs.replace(facts(2, cursor=5), dest_id=dest_of(1)))
@@ -320,8 +320,8 @@ def test_all_routers_into_a_topic_have_to_get_there():
     assert core.catch_up_state(dest_of(1), 6) == CatchUpState.BEHIND
 
 
-def test_a_destination_that_is_full_holds_up_until_it_has_room():
-    """RT-22."""
+def test_a_full_destination_blocks_until_it_has_space():
+    """A closed destination lags, but does not block."""
     engine = Engine(3)
     engine.put(1, 1)
     engine.publish(1, 3)
@@ -343,8 +343,8 @@ def test_a_destination_that_is_full_holds_up_until_it_has_room():
         engine.settle()
 
 
-def test_one_read_serves_all_that_are_at_the_same_place_and_no_more_than_is_bounded():
-    """RT-36."""
+def test_one_read_serves_all_routers_with_the_same_cursor():
+    """The read has a maximum number of records."""
     engine = Engine(1)
     for number in range(1, 6):
         engine.put(number, 1)
@@ -355,8 +355,8 @@ def test_one_read_serves_all_that_are_at_the_same_place_and_no_more_than_is_boun
     assert engine.core.lag == 25_000
 
 
-def test_a_destination_that_becomes_fsync_waits_for_what_is_durable():
-    """RT-26."""
+def test_a_destination_that_becomes_fsync_waits_for_synced_records():
+    """Its router moves to the flow of synced records."""
     engine = Engine(2)
     engine.put(1, 1)
     engine.publish(1, 3)

@@ -1,4 +1,4 @@
-"""A topic's `compression` is applied: by the compactor, beside topics that ask for another or for none."""
+"""The compactor applies the `compression` of each topic, also in a shared segment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAYLOADS = [b"the same words again and again " * 40 for _ in range(50)]
 
 
 def stored_codecs(world: World, name: str) -> set[Codec]:
-    """Codecs of the frames of a topic in its segments."""
+    """Return the codecs of a topic's frames in its segments."""
     found: set[Codec] = set()
     run = world.run_of(name)
     topic_id = world.topic(name).topic_id
@@ -41,7 +41,7 @@ def test_each_topic_of_a_segment_has_its_own_codec(storage: str) -> None:
         assert [payload for _, payload in world.records(name)] == PAYLOADS
 
 
-def test_a_changed_codec_holds_for_what_is_sealed_from_then_on() -> None:
+def test_a_changed_codec_applies_to_records_that_are_sealed_later() -> None:
     world = new_world()
     world.put_topic("t")
     world.append("t", PAYLOADS)

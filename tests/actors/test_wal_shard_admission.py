@@ -1,4 +1,4 @@
-"""Which frames a shard admits, what it says of the others; a refusal leaves nothing behind (ERR-4)."""
+"""Admission of frames by a shard: accepted frames, errors of refused frames, and no effect of a refusal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from ringlog.types import SESSION_BIT, PayloadKind
 
 @pytest.fixture
 def world() -> World:
-    """A started world with topic `f` of class `fsync` that holds two records."""
+    """Return a started world with a topic `f` of class `fsync` that contains two records."""
     made = World(
         SimulatedDisk(DATA), settings=Settings(limits=AdmissionLimits(batch_records=5, record_bytes=500))
     )
@@ -47,7 +47,7 @@ def world() -> World:
 
 
 def facts(topic: ShardTopic) -> tuple[Any, ...]:
-    """Everything about a topic that a refused frame could have changed."""
+    """Return everything about a topic that a refused frame could change."""
     producers = [(each, past.highest) for each, past in topic.producers.items()]
     return (
         topic.next_seq, topic.head_seq, topic.last_ts, topic.staged_count, topic.staged_bytes, topic.count,
@@ -65,14 +65,14 @@ def made(
 
 
 def broken(data: bytearray, word: int, change: int) -> bytearray:
-    """The frame with bits of one header word flipped."""
+    """Return the frame with bits of one header word flipped."""
     words = np.frombuffer(data, dtype="<u8")
     words[word] ^= np.uint64(change)
     return data
 
 
-def test_every_refusal_names_its_facts_and_changes_nothing(world):
-    """ERR-4, W-2, W-3: before and after, log and topic are the same."""
+def test_every_refusal_has_its_details_and_changes_nothing(world):
+    """Log and topic are the same before and after."""
     tagged = sealed_frame(
         {Column.PAYLOAD: [b"x"], Column.TAG: [b"t" * 300]}, topic_id=world.topic("f").topic_id, base_seq=1
     )
@@ -111,8 +111,8 @@ def test_every_refusal_names_its_facts_and_changes_nothing(world):
     assert [payload for _, payload in world.records("f")] == [b"first", b"second", b"next"]
 
 
-def test_sound_frames_beside_refused_ones_are_admitted_in_order(world):
-    """W-3: each frame is a write of its own."""
+def test_valid_frames_between_refused_frames_are_admitted_in_order(world):
+    """Each frame is a write of its own."""
     sent = [
         made(world, [b"a"], number=2), made(world, [b"x" * 501], number=3), made(world, [b"b"], number=4),
         made(world, [b"x"], number=5, epoch=9), made(world, [b"c", b"d"], number=6),
@@ -124,8 +124,8 @@ def test_sound_frames_beside_refused_ones_are_admitted_in_order(world):
     assert [payload for _, payload in world.records("f", after=2)] == [b"a", b"b", b"c", b"d"]
 
 
-def test_every_status_a_shard_settles_with_has_words_for_its_details():
-    """ERR-4: what DETAILS lacks could not be told."""
+def test_every_status_of_a_settlement_has_details():
+    """The details of a status that `DETAILS` lacks could not be reported."""
     used = {
         Status.TOPIC_NOT_FOUND, Status.STALE_EPOCH, Status.BATCH_TOO_LARGE, Status.RECORD_TOO_LARGE,
         Status.CORRUPT_FRAME, Status.INVALID_REQUEST, Status.TOPIC_FULL, Status.THROTTLED, Status.INTERNAL,
@@ -136,8 +136,8 @@ def test_every_status_a_shard_settles_with_has_words_for_its_details():
 
 @pytest.mark.parametrize("kind", [PayloadKind.BYTES, PayloadKind.JSON, PayloadKind.TEXT])
 @pytest.mark.parametrize("count", [1, 3, 40])
-def test_what_is_admitted_recovers(world, kind, count):
-    """No admission path may let in what recovery would call damage, be it for one frame or for many."""
+def test_every_admitted_frame_recovers(world, kind, count):
+    """No path, for one frame or for many, may admit a frame that recovery would call damaged."""
     sent = [made(world, [b"%d" % i], number=2 + i, payload_kind=kind) for i in range(count)]
     assert refusals(world.send("f", sent)) == [None] * count
     world.tick(0.2)
@@ -148,7 +148,7 @@ def test_what_is_admitted_recovers(world, kind, count):
 
 @pytest.mark.parametrize("count", [1, 3, 40])
 def test_a_frame_of_an_unknown_payload_kind_is_refused_on_every_path(world, count):
-    """It would be refused by recovery, and with it all that lies behind it."""
+    """Recovery would refuse the frame, and the complete log after it."""
     sent = [
         broken(made(world, [b"%d" % i], number=2 + i), layout.W_TAIL, 0x30 << layout.FLAGS_SHIFT)
         for i in range(count)
@@ -157,8 +157,8 @@ def test_a_frame_of_an_unknown_payload_kind_is_refused_on_every_path(world, coun
 
 
 @pytest.mark.parametrize("count", [1, 3, 40])
-def test_a_producer_that_sends_commit_stamps_is_refused_on_every_path(world, count):
-    """CK-3: stamps are the shard's to give; only frames of segments have a column of them."""
+def test_a_frame_with_commit_times_of_its_producer_is_refused_on_every_path(world, count):
+    """Only the shard assigns commit times. Only frames of segments have a column of them."""
     sent = []
     for i in range(count):
         columns = {Column.PAYLOAD: [b"x"], Column.COMMIT_TS: [5]}
@@ -170,8 +170,8 @@ def test_a_producer_that_sends_commit_stamps_is_refused_on_every_path(world, cou
     assert facts(world.topic("f")) == before
 
 
-def test_the_shard_numbers_and_stamps_whatever_a_producer_wrote_there(world):
-    """CK-3: base_seq, of a producer without a name, and commit_ts mean nothing."""
+def test_the_shard_overwrites_seq_and_commit_time_in_the_header_of_a_frame(world):
+    """If the producer has no name, its values of `base_seq` and `commit_ts` have no meaning."""
     sent = made(world, [b"x"], producer=SESSION_BIT | 1)
     patch_header(sent, base_seq=4711, commit_ts=SEQ_MAX)
     entry = world.send("f", [sent])[0]
@@ -179,8 +179,8 @@ def test_the_shard_numbers_and_stamps_whatever_a_producer_wrote_there(world):
     assert int(entry[S_COMMIT_TS]) == world.clock.now_us()
 
 
-def test_stamps_never_decrease_when_the_clock_steps_back(world):
-    """CK-3, FX-227: also across a restart."""
+def test_commit_times_never_decrease_when_the_clock_steps_back(world):
+    """This also holds across a restart."""
     stamps = []
     for step in (0.0, -5.0, 1.0, -100.0, 200.0):
         world.clock.step(step)
@@ -193,8 +193,8 @@ def test_stamps_never_decrease_when_the_clock_steps_back(world):
     assert len(set(stamps)) > 1
 
 
-def test_numbers_end_at_the_bound_and_nothing_is_assigned_beyond(world):
-    """S-18."""
+def test_no_seq_is_assigned_beyond_the_maximum(world):
+    """An append beyond it is refused with `INTERNAL`."""
     topic = world.topic("f")
     topic.next_seq, topic.head_seq = SEQ_MAX, SEQ_MAX - 1
     assert world.append("f", [b"last"]) == SEQ_MAX
@@ -216,8 +216,9 @@ def is_repeat(entry: Any) -> bool:
     return bool(int(entry[S_COUNT_STATUS]) >> FLAGS_SHIFT & FLAG_DEDUPED)
 
 
-def test_a_repeat_is_settled_with_its_original_numbers_and_appended_once(world):
-    """I-13, I-14, W4: in the same group, later, with other content, and after a restart."""
+def test_a_repeated_frame_is_settled_with_its_first_seqs_and_appended_once(world):
+    """A pair of producer and number is appended at most once (W4). Repeats come in the same commit batch,
+    later, with other content, and after a restart."""
     first = made(world, [b"a", b"b"], number=1, producer=5)
     entries = world.send("f", [bytearray(first), bytearray(first), made(world, [b"c"], number=2, producer=5)])
     assert [int(e[S_FIRST_SEQ]) for e in entries] == [3, 3, 5]
@@ -235,10 +236,11 @@ def test_a_repeat_is_settled_with_its_original_numbers_and_appended_once(world):
     assert len(world.records("f")) == 5
 
 
-def test_a_gap_upwards_is_accepted_and_what_was_never_stored_is_never_acked(world):
-    """I-14: the frame that was refused before a crash comes again, behind ones that were accepted.
+def test_a_gap_in_producer_numbers_is_accepted_and_a_refused_frame_is_never_acked_as_a_repeat(world):
+    """A frame that was refused before a crash is sent again, after later frames were accepted.
 
-    To acknowledge it as a repeat would lose it; it is told to come under a new number.
+    To ack it as a repeat would lose it. The shard refuses it as retriable, so that it comes under a new
+    number.
     """
     world.put_topic("f", "merge", cap_records=4, discard="reject")
     assert refusals(world.send("f", [made(world, [b"a"], number=1, producer=5)])) == [None]
@@ -258,8 +260,8 @@ def test_a_gap_upwards_is_accepted_and_what_was_never_stored_is_never_acked(worl
         assert facts(world.topic("f")) == before
 
 
-def test_a_refused_first_frame_that_comes_again_is_not_acked_either(world):
-    """The same for the very first number of a producer."""
+def test_a_refused_first_frame_that_is_sent_again_is_not_acked(world):
+    """The same holds for the first number of a producer."""
     assert refusals(world.send("f", [made(world, [b"x"] * 6, number=1, producer=5)]))[0] is not None
     assert refusals(world.send("f", [made(world, [b"x"], number=2, producer=5)])) == [None]
     error = refusals(world.send("f", [made(world, [b"x"], number=1, producer=5)]))[0]
@@ -267,8 +269,8 @@ def test_a_refused_first_frame_that_comes_again_is_not_acked_either(world):
     assert error.status == Status.NOT_READY
 
 
-def test_a_whole_ring_of_mixed_counts_is_recognised_with_its_numbers(world):
-    """I-13: as many frames as can be in flight, each of another count than the one before."""
+def test_a_full_window_of_frames_is_recognised_with_its_seqs(world):
+    """The window has as many frames as can be in flight. Their record counts differ."""
     producers = ProducerTable()
     producers.admit(5)
     count = DEDUP_FRAMES_PER_PRODUCER
@@ -282,8 +284,8 @@ def test_a_whole_ring_of_mixed_counts_is_recognised_with_its_numbers(world):
         assert past.find(number) == (int(bases[number - 1]), int(counts[number - 1]))
 
 
-def test_producers_of_one_topic_that_alternate_keep_their_numbers_after_a_restart(world):
-    """A run of one producer's numbers is not a run of the topic's."""
+def test_alternating_producers_of_one_topic_keep_their_seqs_after_a_restart(world):
+    """Consecutive numbers of one producer are not consecutive seqs of the topic."""
     expected = {}
     for number in range(1, 7):
         for producer in (5, 6):
@@ -297,8 +299,8 @@ def test_producers_of_one_topic_that_alternate_keep_their_numbers_after_a_restar
             assert int(entry[S_FIRST_SEQ]) == first_seq
 
 
-def test_the_producer_table_forgets_silent_sessions_and_refuses_when_only_named_ones_are_left(world):
-    """PRODUCERS_PER_TOPIC_MAX; and a refused frame never pushes anybody out."""
+def test_the_producer_table_evicts_silent_sessions_and_throttles_when_only_named_producers_are_left(world):
+    """The limit is `PRODUCERS_PER_TOPIC_MAX`. A refused frame never evicts a producer."""
     world.topic("f").producers = ProducerTable(most=3)
     for producer in (SESSION_BIT | 1, 2, SESSION_BIT | 3):
         assert world.append("f", [b"x"], producer=producer)
@@ -314,11 +316,11 @@ def test_the_producer_table_forgets_silent_sessions_and_refuses_when_only_named_
     assert world.append("f", [b"x"], producer=2), "who is known goes on"
 
 
-# -- caps of `discard: reject` -----------------------------------------------------------------------------
+# -- caps with `discard: reject` ---------------------------------------------------------------------------
 
 
-def test_reject_caps_are_exact_also_within_one_group(world):
-    """W-12, W-14: by records and by accounted bytes; staged frames count."""
+def test_reject_caps_are_exact_also_within_one_commit_batch(world):
+    """Caps count records and accounted bytes, including staged frames."""
     for cap, value, fits in (("cap_records", 4, [1, 1]), ("cap_bytes", 11 + 4, [2, 2])):
         fresh = World(SimulatedDisk(DATA))
         fresh.start()
@@ -335,8 +337,8 @@ def test_reject_caps_are_exact_also_within_one_group(world):
         assert fresh.topic("f").head_seq == 4
 
 
-def test_a_write_that_could_never_fit_is_refused_for_good(world):
-    """W-13: record_too_large with exceeds_cap, not topic_full."""
+def test_a_frame_that_can_never_fit_is_refused_permanently(world):
+    """The error is `RECORD_TOO_LARGE` with `exceeds_cap`, not `TOPIC_FULL`."""
     world.put_topic("f", "merge", discard="reject", cap_records=4, cap_bytes=100)
     for payloads, unit, size, most in (([b"x"] * 5, "records", 5, 4), ([b"x" * 101], "bytes", 101, 100)):
         error = refusals(world.send("f", [world.frame_for("f", payloads)]))[0]
@@ -346,8 +348,8 @@ def test_a_write_that_could_never_fit_is_refused_for_good(world):
         assert not error.retriable
 
 
-def test_caps_of_a_topic_that_discards_the_old_refuse_nothing(world):
-    """W-16."""
+def test_caps_of_a_topic_that_discards_old_records_refuse_nothing(world):
+    """Without `discard: reject`, old records are evicted instead."""
     world.put_topic("f", "merge", cap_records=2)
     assert world.append("f", [b"x"] * 3) == 3
 
@@ -355,8 +357,8 @@ def test_caps_of_a_topic_that_discards_the_old_refuse_nothing(world):
 # -- epochs ------------------------------------------------------------------------------------------------
 
 
-def test_frames_of_an_earlier_life_are_refused_and_touch_nothing(world):
-    """W5, T-21, E-6: delete and make again; the epoch grows, numbers start at 1."""
+def test_frames_of_an_earlier_epoch_are_refused_and_change_nothing(world):
+    """A frame for another life of the topic is refused (W5). A recreated topic starts at seq 1."""
     old = world.topic("f")
     stale = made(world, [b"old"], epoch=old.epoch)
     world.request(m.TopicDelete("f"))
@@ -375,8 +377,8 @@ def test_frames_of_an_earlier_life_are_refused_and_touch_nothing(world):
 
 
 @pytest.mark.parametrize("by_socket", [False, True])
-def test_what_is_there_already_is_a_repeat_also_while_nothing_can_be_written(world, by_socket):
-    """W4, ST-13: "refused" would have its producer send it again under a new number."""
+def test_a_repeated_frame_is_settled_as_a_repeat_even_if_the_disk_is_full(world, by_socket):
+    """A refusal would make the producer send the frame again under a new number (W4)."""
     sent = [world.frame_for("f", [b"once", b"twice"], producer=9, seq=3)]
     first = int(world.send("f", [bytearray(sent[0])])[0][S_FIRST_SEQ])
     world.kill()
@@ -395,17 +397,17 @@ def test_what_is_there_already_is_a_repeat_also_while_nothing_can_be_written(wor
     refused = refusals(entries)[1]
     assert refused is not None
     assert (refused.detail["reason"], refused.detail["missing_bytes"]) == ("disk_full", 4_096)
-    with pytest.raises(Refused, match=r"no disk space: .* 4096 more bytes"):
+    with pytest.raises(Refused, match="disk full: free at least 4096 bytes"):
         world.request(m.Append("f", 1), bytearray(fresh))
 
 
 def following(world: World, payloads: list[bytes], **options: Any) -> bytearray:
-    """A frame that says that it follows its producer's one before."""
+    """Return a frame with the flag that it follows the previous frame of its producer."""
     return broken(made(world, payloads, **options), layout.W_TAIL, layout.FLAG_FOLLOWS << layout.FLAGS_SHIFT)
 
 
 def statuses(entries: Any) -> list[int]:
-    """What became of each frame, as a number."""
+    """Return the status of each frame as a number."""
     return [(int(entry[S_COUNT_STATUS]) >> 32) & 0xFFFF for entry in entries]
 
 
@@ -413,8 +415,8 @@ OK, LATER = int(Status.OK), int(Status.NOT_READY)
 
 
 @pytest.mark.parametrize("is_together", [True, False])
-def test_what_follows_a_frame_that_is_missing_is_refused_until_one_follows_nothing(world, is_together):
-    """W9: the missing one was refused for now, by whomever, and comes again."""
+def test_frames_that_follow_a_missing_frame_are_refused_until_a_frame_without_the_flag(world, is_together):
+    """The missing frame was refused temporarily, by any process, and will be sent again (W9)."""
     sent = [
         following(world, [b"a"], number=2), following(world, [b"c"], number=4),
         following(world, [b"d"], number=5), made(world, [b"c"], number=6),
@@ -432,8 +434,8 @@ def test_what_follows_a_frame_that_is_missing_is_refused_until_one_follows_nothi
 
 
 @pytest.mark.parametrize("is_together", [True, False])
-def test_a_frame_that_follows_may_hold_records_that_expire(world, is_together):
-    """W9: whoever looks into its columns before it is sealed finds a usual header. It ended the shard."""
+def test_a_following_frame_may_contain_records_that_expire(world, is_together):
+    """The expiry columns are read before the frame is sealed. The flag in its header once ended the shard."""
     later = world.clock.now_us() + 3_600_000_000
     sent = [
         frame(
@@ -449,8 +451,8 @@ def test_a_frame_that_follows_may_hold_records_that_expire(world, is_together):
     assert [payload for _, payload in world.records("f", after=2)] == [b"a", b"b"] * 3
 
 
-def test_a_frame_that_follows_nothing_anybody_knows_of_is_refused(world):
-    """W9: a producer's first frame may have been refused at the door, or the producer been forgotten."""
+def test_a_frame_that_follows_an_unknown_frame_is_refused(world):
+    """The producer's first frame may have been refused, or the producer evicted (W9)."""
     sent = [following(world, [b"%d" % n], number=n, producer=9) for n in (2, 3)]
     assert statuses(world.send("f", sent)) == [LATER] * 2
     assert world.topic("f").producers.get(9) is None
@@ -458,8 +460,8 @@ def test_a_frame_that_follows_nothing_anybody_knows_of_is_refused(world):
     assert statuses(world.send("f", again)) == [OK, OK]
 
 
-def test_what_follows_a_frame_that_was_refused_for_good_may_come(world):
-    """W9: nobody sends that one again, and a batch of a thousand would need as many tries."""
+def test_a_frame_that_follows_a_permanently_refused_frame_is_admitted(world):
+    """The refused frame is never sent again (W9). Otherwise a batch would need one attempt per frame."""
     large = following(world, [b"x" * 501], number=2)
     assert statuses(world.send("f", [large, following(world, [b"a"], number=3)])) == [
         Status.RECORD_TOO_LARGE, OK,
@@ -474,8 +476,8 @@ def test_what_follows_a_frame_that_was_refused_for_good_may_come(world):
     assert statuses(world.send("f", [following(world, [b"a"], number=8)])) == [OK]
 
 
-def test_a_repeat_of_a_frame_that_follows_gets_its_first_answer(world):
-    """W4 comes before W9, also while nothing can be written."""
+def test_a_repeat_of_a_following_frame_gets_its_first_result(world):
+    """The check for repeats (W4) precedes the check of the order (W9)."""
     sent = [following(world, [b"%d" % n], number=n) for n in (2, 3)]
     first = world.send("f", [bytearray(each) for each in sent])
     again = world.send("f", sent)
@@ -483,8 +485,8 @@ def test_a_repeat_of_a_frame_that_follows_gets_its_first_answer(world):
     assert [int(entry[S_COUNT_STATUS]) >> FLAGS_SHIFT for entry in again] == [FLAG_DEDUPED] * 2
 
 
-def test_frames_by_message_follow_as_those_in_a_ring(world):
-    """W9, also for the frame that makes its topic."""
+def test_frames_in_messages_follow_the_same_rule_as_frames_in_a_ring(world):
+    """This includes a frame that creates its topic (W9)."""
     data = broken(made(world, [b"a"], topic_id=0, number=1), layout.W_TAIL, 0x80 << layout.FLAGS_SHIFT)
     answer = world.request(m.Append("new", 1, create=True), data)
     assert statuses(np.frombuffer(answer.entries, dtype=np.uint64).reshape(-1, 8)) == [LATER]

@@ -1,4 +1,4 @@
-"""A shard takes whatever a message can say: it answers, or refuses by a typed error, and goes on."""
+"""A shard answers any message that can be encoded, or refuses it with a typed error, and continues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringlog.testing.shard_world import Unanswered, World
 
 REQUESTS = 250
 KINDS_AT_ONCE = 12
-"""Few kinds at a time get further than all of them: what one makes the next needs, and a third removes."""
+"""A few kinds reach more states than all kinds: one creates what another needs or removes."""
 KNOWN = {
     "topic": ("t", "q", "u", "dead"), "group": ("", "g", "s"), "node": ("w", "v"), "dead_letter": ("dead",),
     "name": ("r",), "epoch": (0, 1), "lease_ms": (0, 1_000), "wait_ms": (0, 5), "delay_ms": (0, 1),
@@ -21,11 +21,11 @@ KNOWN = {
 
 
 WAIT = {m.Claim}
-"""What may wait for its answer."""
+"""Kinds that may wait for their reply."""
 
 
 def prepared() -> World:
-    """Topics of each type and class, a group of each mode, all with records."""
+    """Return a world with topics of each type and class, and a group of each mode, all with records."""
     world = new_world()
     world.put_topic("t")
     world.put_topic("q", type="queue", dead_letter="dead", max_deliveries=2, record_priority=True)
@@ -41,7 +41,7 @@ def prepared() -> World:
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_a_shard_answers_whatever_it_is_asked_and_recovers_from_what_it_wrote(seed: int) -> None:
+def test_a_shard_answers_any_request_and_recovers_from_its_log(seed: int) -> None:
     world, dice = prepared(), SeededChoices(seed)
     run = world.run_of("t")
     ids = {"topic_id": [world.topic(name).topic_id for name in ("t", "q", "u", "dead")], "number": [1, 2]}
@@ -73,8 +73,8 @@ def test_a_shard_answers_whatever_it_is_asked_and_recovers_from_what_it_wrote(se
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_what_once_ended_a_shard_is_refused(message: m.Message) -> None:
-    """The first was found by `fuzz`, as a filter of tags; the others by the test above."""
+def test_a_message_that_once_ended_a_shard_is_refused(message: m.Message) -> None:
+    """`fuzz` found the first message, as a filter of tags. The test above found the others."""
     world = prepared()
     if isinstance(message, m.ConfirmDeadLettered):
         message = m.ConfirmDeadLettered("q", world.topic("q").topic_id, message.seqs)

@@ -1,4 +1,4 @@
-"""Jobs that came back rest by themselves, as their queue says (L34, F57)."""
+"""Jobs that return to their queue or group wait for its configured backoff."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def pass_ms(world: World, ms: int) -> None:
 
 
 @pytest.mark.parametrize("leases_durable", [False, True])
-def test_a_rest_is_longer_each_time_and_begins_when_a_lease_ends(leases_durable):
-    """L34: after a lease that ended and a nack that says no delay. One that says it is obeyed; who leaves
-    gives back at once."""
+def test_the_backoff_grows_with_each_delivery_and_starts_when_the_lease_ends(leases_durable):
+    """The backoff applies after an expired lease and after a nack with `has_backoff`. Other nacks use their
+    own delay. Jobs of a dead worker return at once."""
     world = started()
     options = {"backoff_ms": 1_000, "backoff_max_ms": 1_500, "leases_durable": leases_durable}
     make(world, 4, durability="fsync", **options)
@@ -64,8 +64,8 @@ def test_a_rest_is_longer_each_time_and_begins_when_a_lease_ends(leases_durable)
 
 
 @pytest.mark.parametrize("leases_durable", [False, True])
-def test_jobs_of_many_deliveries_are_given_back_in_one_request_and_rest_each_for_itself(leases_durable):
-    """L34, QA-2: and a request that comes again has the same answer and changes nothing."""
+def test_one_nack_gives_each_job_the_backoff_of_its_own_number_of_deliveries(leases_durable):
+    """A retry of the request has the same reply and changes nothing."""
     world = started()
     make(world, 1, durability="fsync", backoff_ms=100, leases_durable=leases_durable)
     for _ in range(3):
@@ -91,7 +91,7 @@ def test_jobs_of_many_deliveries_are_given_back_in_one_request_and_rest_each_for
     assert list(jobs_of(claim(world, 9))) == [1], "its fourth"
 
 
-def test_a_change_of_the_config_holds_for_what_ends_from_then_on():
+def test_a_changed_backoff_applies_to_leases_that_end_later():
     world = started()
     make(world, 2, backoff_ms=1_000)
     back(world, {1: jobs_of(claim(world, 1))[1]}, has_backoff=True)
@@ -104,8 +104,8 @@ def test_a_change_of_the_config_holds_for_what_ends_from_then_on():
     assert stats(world) == (0, 0, 2)
 
 
-def test_a_claim_that_waits_is_given_a_job_when_its_rest_is_over():
-    """QL-9."""
+def test_a_waiting_claim_receives_a_job_when_its_backoff_ends():
+    """The claim arrives before the job's lease expires."""
     world = started()
     make(world, 1, backoff_ms=1_000)
     claim(world, 1, lease_ms=100)
@@ -123,7 +123,7 @@ def test_a_claim_that_waits_is_given_a_job_when_its_rest_is_over():
 
 
 @pytest.mark.parametrize("how", ["kill", "checkpoint"])
-def test_records_of_a_group_rest_as_it_says_and_so_do_they_after_a_kill(how):
+def test_records_of_a_group_wait_for_its_backoff_also_after_a_kill(how):
     world = new_world()
     info = make_group(world, 4, backoff_ms=1_000, backoff_max_ms=1_500)
     assert (info.backoff_ms, info.backoff_max_ms) == (1_000, 1_500)
@@ -155,7 +155,7 @@ def test_records_of_a_group_rest_as_it_says_and_so_do_they_after_a_kill(how):
     assert list(held(claim_of(world, 9))) == [3, 4]
 
 
-def test_a_group_without_a_backoff_and_one_that_leaves_give_back_at_once():
+def test_a_group_without_backoff_and_a_member_that_leaves_return_records_at_once():
     world = new_world()
     make_group(world, 2)
     nack(world, held(claim_of(world, 1)), has_backoff=True)
@@ -167,7 +167,7 @@ def test_a_group_without_a_backoff_and_one_that_leaves_give_back_at_once():
 
 
 @pytest.mark.parametrize("asked", [(QUEUE, {"backoff_ms": 1 << 31}), (STREAM, {"backoff_ms": 1})])
-def test_a_backoff_that_cannot_be_is_refused(asked):
+def test_an_invalid_backoff_is_refused(asked):
     world = new_world()
     world.put_topic("t")
     with pytest.raises(InvalidRequest, match="backoff_ms"):

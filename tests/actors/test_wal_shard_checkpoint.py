@@ -1,4 +1,4 @@
-"""Checkpoints seen from the shard: plans, rows, segments in force, and starts from what they leave."""
+"""Checkpoints from the view of the shard: plans, rows, segments in force, and starts from their results."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def world():
 ENDS = pytest.mark.parametrize("how", ["stop", "kill", "power"])
 
 
-def test_a_reader_is_led_to_segments_first_and_to_the_log_for_the_rest(world):
-    """SG-2: together they cover every live position, without a hole and nothing twice."""
+def test_a_reader_is_directed_to_segments_first_and_then_to_the_log(world):
+    """Together they cover every live position once, without a gap."""
     fill(world)
     made = checkpoint(world)
     assert made.records == 36
@@ -50,8 +50,8 @@ def test_a_reader_is_led_to_segments_first_and_to_the_log_for_the_rest(world):
 
 
 @ENDS
-def test_a_start_from_a_snapshot_is_as_good_as_one_from_all_of_the_log(world, how):
-    """SN-11."""
+def test_a_start_from_a_snapshot_equals_a_start_from_the_complete_log(world, how):
+    """Clients observe the same state."""
     fill(world)
     checkpoint(world)
     world.append("a", [b"behind"])
@@ -67,8 +67,8 @@ def test_a_start_from_a_snapshot_is_as_good_as_one_from_all_of_the_log(world, ho
 
 
 @ENDS
-def test_many_checkpoints_and_starts_lose_nothing_and_the_log_gets_shorter(world, how):
-    """SN-5, CKP-8: two snapshots and the log that the older one needs; the rest is unlinked."""
+def test_many_checkpoints_and_starts_lose_nothing_and_shorten_the_log(world, how):
+    """Two snapshots are kept, and the log that the older one needs. The other log files are deleted (C4)."""
     for round in range(5):
         fill(world, rounds=2)
         checkpoint(world)
@@ -81,8 +81,8 @@ def test_many_checkpoints_and_starts_lose_nothing_and_the_log_gets_shorter(world
     assert len(wal_files(world)) < 6
 
 
-def test_the_snapshot_before_the_last_and_its_log_do_as_well(world):
-    """SN-5: one rotten file is never the only copy."""
+def test_the_previous_snapshot_and_its_log_are_sufficient(world):
+    """One damaged file is never the only copy."""
     for _ in range(3):
         fill(world)
         checkpoint(world)
@@ -108,8 +108,8 @@ def rot(world, which):
     world.disk.close(fd)
 
 
-def test_with_both_snapshots_rotten_the_start_is_refused_with_what_is_missing(world):
-    """SN-6: a state with a hole in the middle is never served."""
+def test_a_start_with_two_damaged_snapshots_is_refused_and_names_the_missing_part(world):
+    """A state with a gap in the middle is never served."""
     for _ in range(3):
         fill(world)
         checkpoint(world)
@@ -121,8 +121,8 @@ def test_with_both_snapshots_rotten_the_start_is_refused_with_what_is_missing(wo
     assert len(refused.value.detail["snapshots_skipped"]) == 2
 
 
-def test_a_rotten_snapshot_is_no_loss_while_all_of_the_log_is_there(world):
-    """SN-4: with none valid, replay starts at the first frame still present."""
+def test_a_damaged_snapshot_loses_nothing_while_the_complete_log_exists(world):
+    """Without a valid snapshot, replay starts at the first frame that exists."""
     fill(world)
     checkpoint(world)
     before = state(world)
@@ -132,8 +132,8 @@ def test_a_rotten_snapshot_is_no_loss_while_all_of_the_log_is_there(world):
     assert state(world) == before
 
 
-def test_a_missing_segment_is_with_truncate_an_announced_loss(world):
-    """RE-6, D-12: named, never passed over in silence; what was lost stays lost the same way."""
+def test_with_truncate_a_missing_segment_is_a_reported_loss(world):
+    """The loss is named, and later starts report the same loss (C3)."""
     fill(world)
     for _ in range(2):
         checkpoint(world)
@@ -155,8 +155,8 @@ def test_a_missing_segment_is_with_truncate_an_announced_loss(world):
     assert world.topic("a").count == 8
 
 
-def test_a_missing_index_is_made_anew(world):
-    """SG-5."""
+def test_a_missing_index_is_rebuilt(world):
+    """An index can be rebuilt from its data (S2)."""
     fill(world)
     checkpoint(world)
     before = state(world)
@@ -167,8 +167,8 @@ def test_a_missing_index_is_made_anew(world):
     assert state(world) == before
 
 
-def test_files_that_survive_their_removal_are_ignored_and_removed(world):
-    """SH-7."""
+def test_log_files_that_survive_their_removal_are_ignored_and_removed(world):
+    """The start does not replay them."""
     fill(world)
     kept = {}
     for name in wal_files(world):
@@ -193,8 +193,8 @@ def test_files_that_survive_their_removal_are_ignored_and_removed(world):
     assert not any(world.disk.exists(path) for path in gone)
 
 
-def test_a_topic_deleted_between_the_plan_and_the_rows_is_no_corruption(world):
-    """CKP-3, RE-9: the log that is replayed speaks of it, the rows do not."""
+def test_a_topic_deleted_between_plan_and_rows_is_no_corruption(world):
+    """The log that is replayed mentions the topic, and the rows do not."""
     fill(world)
     asking = WorldShardRequests(world)
 
@@ -214,8 +214,8 @@ def test_a_topic_deleted_between_the_plan_and_the_rows_is_no_corruption(world):
     assert sorted(expected) == ["a", "c"]
 
 
-def test_what_happens_while_rows_are_handed_over_is_there_after_a_start(world, monkeypatch):
-    """CKP-3: state rows may be newer than the positions; replay takes everything in once."""
+def test_changes_during_the_handover_of_rows_survive_a_restart(world, monkeypatch):
+    """Rows may be newer than the positions of the plan. Replay applies each change once."""
     monkeypatch.setattr("actors.wal_shard.retention.checkpoint.CHECKPOINT_ROWS_PER_REPLY", 2)
     names = [f"t{i:02d}" for i in range(9)]
     fill(world, names)
@@ -241,7 +241,7 @@ def test_what_happens_while_rows_are_handed_over_is_there_after_a_start(world, m
 
 
 def test_rows_are_captured_only_when_nothing_is_staged(world):
-    """CKP-4: asked in the same turn as a write, the row says the write, published, or nothing of it."""
+    """A row that is requested in the pass of a write contains the published write, or nothing of it (C2)."""
     fill(world)
     run = world.runs[0]
     world.ask(run, m.CheckpointOpen())
@@ -256,8 +256,8 @@ def test_rows_are_captured_only_when_nothing_is_staged(world):
     assert run.core.log.durable == run.core.log.offset
 
 
-def test_a_row_never_speaks_of_what_power_could_take(world):
-    """Records of class `disk` are synced before the last page is answered."""
+def test_a_row_never_contains_state_that_a_power_loss_can_take(world):
+    """Records of class `disk` are synced before the last page is answered (C2)."""
     fill(world, ["d"], durability="disk")
     run = world.runs[0]
     run.has_slow_flushes = True
@@ -268,8 +268,8 @@ def test_a_row_never_speaks_of_what_power_could_take(world):
     assert run.core.log.durable == run.core.log.offset
 
 
-def test_only_what_changed_is_handed_over_again(world):
-    """A checkpoint of an idle shard costs nothing, and says nothing (SN-8)."""
+def test_only_changed_topics_are_handed_over_again(world):
+    """A checkpoint of an idle shard has no rows."""
     fill(world)
     checkpoint(world)
     changed = world.runs[0].core.checkpoint.changed
@@ -284,7 +284,7 @@ def test_only_what_changed_is_handed_over_again(world):
 
 
 def test_a_segment_goes_cold_only_when_a_snapshot_names_it(world):
-    """TI-5: a start finds what the snapshot names in either tier, and of the rest only what is here."""
+    """A start finds the segments of the snapshot in either tier, and other segments only in the hot tier."""
     fill(world)
     checkpoint(world)
     run = world.runs[0]
@@ -299,8 +299,8 @@ def test_a_segment_goes_cold_only_when_a_snapshot_names_it(world):
     assert world.ask(world.runs[0], m.SegmentTier(listed, m.TIER_COLD)).accepted, "known after a start too"
 
 
-def test_a_checkpoint_is_told_apart_from_nonsense(world):
-    """Files that are no part of a plan, rows out of order, another number of files."""
+def test_invalid_checkpoint_messages_are_refused(world):
+    """Files outside the plan, rows out of order, and a wrong number of files."""
     fill(world)
     run = world.runs[0]
 
@@ -321,7 +321,7 @@ def test_a_checkpoint_is_told_apart_from_nonsense(world):
     assert "pack-0000000000000005" in answer.reason
     for stem in ("", "a\0b", "../packs/pack-0000000000000005", "/etc/passwd"):
         answer = world.ask(run, m.SegmentsChange([m.SegmentRef(5, stem, 1, 1, 1, 1, 1)], []))
-        assert "not the name" in answer.reason
+        assert "invalid segment name" in answer.reason
     plan = world.ask(run, m.CheckpointOpen(True))
     assert plan.files
     assert world.ask(run, m.CheckpointRows(True)).done
@@ -330,8 +330,8 @@ def test_a_checkpoint_is_told_apart_from_nonsense(world):
     assert world.ask(run, m.CheckpointDone(1, [])).unlink == [], "told twice"
 
 
-def test_roll_closes_a_file_that_holds_records_and_no_other(world):
-    """CheckpointOpen(roll)."""
+def test_a_roll_closes_a_file_with_records_and_no_other(world):
+    """The request is `CheckpointOpen` with `roll`."""
     run = world.runs[0]
     assert world.ask(run, m.CheckpointOpen(True)).files == []
     fill(world, ["a"])
@@ -346,8 +346,8 @@ def test_roll_closes_a_file_that_holds_records_and_no_other(world):
     assert len(world.ask(run, m.CheckpointOpen(True)).files) == 2
 
 
-def test_commits_go_on_while_the_next_file_is_made_for_a_roll(world):
-    """SG-7."""
+def test_commits_continue_while_the_next_file_is_created_for_a_roll(world):
+    """The reply follows when the file exists."""
     fill(world, ["a"])
     run = world.runs[0]
     run.make_file()
@@ -362,8 +362,8 @@ def test_commits_go_on_while_the_next_file_is_made_for_a_roll(world):
     assert len(run.replies.pop(corr).files) == 1
 
 
-def test_what_is_alive_is_told_with_its_deleted_numbers(world):
-    """LiveAsk: epoch 0 = gone; deletions that are not durable yet are made so first (RC-3)."""
+def test_a_live_reply_contains_the_deleted_seqs(world):
+    """Epoch 0 means a deleted topic. Deletions that are not durable yet are made durable before the reply."""
     fill(world)
     topic, run = world.topic("a"), world.runs[0]
     world.request(m.RecordsDelete("a", seqs=BitMap64([5, 7]).serialize()))
@@ -378,8 +378,8 @@ def test_what_is_alive_is_told_with_its_deleted_numbers(world):
 
 
 @ENDS
-def test_deleted_records_stay_deleted_whatever_a_start_is_made_from(world, how):
-    """DL-8, DL-13: before, in and behind a checkpoint."""
+def test_deleted_records_stay_deleted_after_any_start(world, how):
+    """Records are deleted before, in and after a checkpoint, and none of them returns (X3)."""
     fill(world, rounds=6)
     world.request(m.RecordsDelete("a", seqs=BitMap64([5, 7]).serialize()))
     checkpoint(world)
@@ -394,8 +394,8 @@ def test_deleted_records_stay_deleted_whatever_a_start_is_made_from(world, how):
         assert state(world) == before
 
 
-def test_ephemeral_records_end_with_their_shard_and_their_numbers_are_not_used_again(world):
-    """D-6, SN-3."""
+def test_ephemeral_records_end_with_their_shard_and_their_seqs_are_not_reused(world):
+    """The lost range is reported."""
     world.put_topic("e", durability="ephemeral")
     world.append("e", [b"1", b"2", b"3"])
     checkpoint(world)
@@ -406,8 +406,8 @@ def test_ephemeral_records_end_with_their_shard_and_their_numbers_are_not_used_a
     assert world.append("e", [b"4"]) == reserved + 1 > 4
 
 
-def test_a_topic_removed_behind_a_snapshot_that_its_shard_was_never_told_of_stays_removed(world):
-    """INV-11: the shard gives every row, and what the snapshot has beside those is no more."""
+def test_a_topic_deleted_after_an_unconfirmed_snapshot_stays_deleted(world):
+    """The shard hands over every row, and topics of the snapshot without a row are dropped."""
     fill(world)
     asking = WorldShardRequests(world)
 
@@ -429,8 +429,8 @@ def test_a_topic_removed_behind_a_snapshot_that_its_shard_was_never_told_of_stay
     assert state(world) == expected
 
 
-def test_a_log_that_lost_its_tail_is_missed_and_with_truncate_an_announced_loss_and_not_a_hole(world):
-    """SN-7: then the snapshot's state stands, what the log should have had is announced."""
+def test_a_lost_tail_of_the_log_refuses_the_start_and_with_truncate_is_a_reported_loss(world):
+    """With truncate, the state of the snapshot is served and the missing log is reported as lost (C3)."""
     fill(world)
     asking = WorldShardRequests(world)
 
@@ -460,13 +460,13 @@ def test_a_log_that_lost_its_tail_is_missed_and_with_truncate_an_announced_loss_
         assert world.topic("a").lost == [(13, head)]
 
 
-def test_a_checkpoint_is_made_while_the_disk_takes_no_new_file():
-    """CKP-8 frees what a full disk needs: what a checkpoint asks of the shard does not need a new file."""
+def test_a_checkpoint_succeeds_while_the_disk_has_no_space_for_a_new_file():
+    """A checkpoint frees space on a full disk, so its requests to the shard must not need a new file."""
     disk = FaultyDisk(SimulatedDisk(DATA))
     world = new_world(disk=disk)
     fill(world)
     run = world.runs[0]
-    world.ask(run, m.CheckpointOpen(True))  # takes the file that was made ahead
+    world.ask(run, m.CheckpointOpen(True))  # uses the file that was created ahead
     world.append("a", [b"in the last file"])
     disk.plan = [DiskFault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
     assert len(world.ask(run, m.CheckpointOpen(True)).files) == 1, "the current file cannot be closed"
@@ -479,9 +479,11 @@ def test_a_checkpoint_is_made_while_the_disk_takes_no_new_file():
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", range(6))
-def test_random_lives_with_checkpoints_are_as_if_there_had_been_none(seed):
-    """SN-11, DL-8, SH-4: writes, deletes of records and topics, configs, checkpoints whole and cut short,
-    every way to end a life, other numbers of shards; all of class `fsync`, so all of it must be there."""
+def test_random_histories_with_checkpoints_equal_histories_without_them(seed):
+    """All kinds of requests, complete and interrupted checkpoints, restarts, and other shard counts.
+
+    All topics have class `fsync`, so every record must survive.
+    """
     rng = random.Random(seed)
     world, names = new_world(rng.choice((1, 2))), [f"t{i}" for i in range(6)]
     for _ in range(120):
@@ -513,7 +515,7 @@ def test_random_lives_with_checkpoints_are_as_if_there_had_been_none(seed):
 
 
 def cut_short(world, rng):
-    """A compactor that dies before some message."""
+    """Run a checkpoint in which the compactor dies before a random message."""
     asking, left = WorldShardRequests(world), rng.randrange(1, 7)
 
     def before(message):
@@ -543,10 +545,12 @@ def end_life(world, rng):
 
 
 @pytest.mark.parametrize("how", ["kill", "power"])
-def test_segments_that_are_half_removed_hide_nothing_that_the_log_has(how, monkeypatch):
-    """A shard that cannot open a segment refuses all of a pass, and the compactor removes them. Before, one
-    that failed in the middle left the later ones; the next start took these for all there is up to their end,
-    and what the log had before them was not read, and not deleted."""
+def test_segments_that_are_half_removed_hide_no_record_of_the_log(how, monkeypatch):
+    """If a shard cannot open a segment, it refuses the whole pass, and the compactor removes its segments.
+
+    Once, a removal that failed in the middle left the later segments. The next start took them for the
+    complete state up to their end. It neither read nor deleted the log before that end.
+    """
     monkeypatch.setattr(
         CompactorShardClient, "register", lambda *_: m.SegmentsChanged(False, "it cannot be opened")
     )

@@ -1,5 +1,8 @@
-"""Crash states of histories with checkpoints: after every disk call of shard and compactor every legal
-image is recovered, twice, and judged by what was acknowledged."""
+"""Crash states of histories with checkpoints.
+
+After every disk call of shard and compactor, every legal image is recovered twice and compared with the acked
+writes.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ SHARE = Share(recoveries_every=400, recovery_cuts=4, sends_again_every=5, goes_o
         ("append", "seal", "seal_amid"),
     ],
 )
-def test_every_crash_state_of_a_checkpoint_recovers_to_what_was_acknowledged(steps):
-    """CKP-1, CKP-9, SN-5, FH-5: INV-1 to 5, 15, 18 hold whatever call was the last."""
+def test_every_crash_state_of_a_checkpoint_recovers_the_acked_writes(steps):
+    """Snapshot, segments and the later log reproduce the state after any last call (C1)."""
     tally = explore([steps], share=SHARE, seconds=50)
     assert tally.judged > 100
     assert tally.acked > 50
@@ -34,7 +37,7 @@ def test_every_crash_state_of_a_checkpoint_recovers_to_what_was_acknowledged(ste
 @pytest.mark.timeout(240)
 @pytest.mark.night
 def test_every_crash_state_of_long_histories_with_checkpoints():
-    """Three checkpoints: files are unlinked, snapshots retired; starts between them."""
+    """Three checkpoints remove log files and retire snapshots, with restarts between them."""
     chosen = [
         ("append", "seal", "append_disk", "seal", "append", "seal", "append"),
         ("append_many", "seal", "restart", "append_disk_many", "seal", "config", "seal"),
@@ -44,7 +47,7 @@ def test_every_crash_state_of_long_histories_with_checkpoints():
     assert tally.judged > 100
 
 
-# -- mutants: each is a plausible mistake, and the judge has to see it -----------------------------------
+# -- mutants: each is a plausible mistake that the judge must detect -------------------------------------
 
 
 def caught(*steps: str) -> str:
@@ -56,12 +59,12 @@ def caught(*steps: str) -> str:
 @pytest.mark.interpreted
 @pytest.mark.night
 def test_a_snapshot_ahead_of_its_log_is_caught(monkeypatch):
-    """The last page answered before what the rows speak of is synced."""
+    """The mutant answers the last page before the log that its rows describe is synced."""
     monkeypatch.setattr(ShardSide, "_await_durable", lambda self, group: None)
     assert caught("append", "seal", "append_disk", "seal_amid")
 
 
-def test_forgetting_what_lies_behind_the_snapshot_is_caught(monkeypatch):
-    """Every file taken for absorbed."""
+def test_skipping_the_log_after_the_snapshot_is_caught(monkeypatch):
+    """The mutant treats every log file as absorbed."""
     monkeypatch.setattr(recovery.Baseline, "absorbs", lambda self, file_id: bool(self.layers))
     assert caught("append", "seal", "append")

@@ -1,4 +1,4 @@
-"""Producers that have a name: one owner at a time, and nothing is acknowledged that is not stored (W11)."""
+"""Named producers: one owner at a time, and no ack of a frame that is not stored (W11)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def world() -> World:
 
 
 class Owner:
-    """One process that opened the producer by its name: claims it, then numbers on from what was settled."""
+    """One process that opens a named producer: it claims the name and continues after the last number."""
 
     def __init__(self, world: World, topic: str, owner: int, producer: int = NAMED) -> None:
         self.world, self.topic, self.owner, self.producer = world, topic, owner, producer
@@ -44,7 +44,7 @@ class Owner:
         )
 
     def send(self, payload: bytes, number: int = 0) -> bool:
-        """Send one record; was it a repeat? Raises the refusal."""
+        """Send one record and return whether it was a repeat. Raises the refusal."""
         entry = self.world.send(self.topic, [self.frame(payload, number)])[0]
         error = entry_error(entry, self.topic)
         if error is not None:
@@ -59,7 +59,7 @@ def stored(world: World, topic: str) -> list[bytes]:
 
 
 def restarts() -> Any:
-    """Everything behind which the engine has to know still who owns a name."""
+    """Parametrize a test with every event after which the engine must still know the owner of a name."""
 
     def nothing(world: World) -> None:
         pass
@@ -86,7 +86,7 @@ def restarts() -> Any:
 
 @restarts()
 @pytest.mark.parametrize("durability", ["fsync", "disk", "memory", "ephemeral"])
-def test_who_opens_a_name_later_owns_it_and_the_one_before_is_refused(restart, durability):
+def test_the_latest_claimant_of_a_name_owns_it_and_the_earlier_one_is_fenced(restart, durability):
     world = new_world()
     world.put_topic("a", durability=durability)
     first = Owner(world, "a", 1).open()
@@ -104,8 +104,8 @@ def test_who_opens_a_name_later_owns_it_and_the_one_before_is_refused(restart, d
 
 
 @restarts()
-def test_an_owner_goes_on_under_its_claim_and_its_repeats_are_known(restart):
-    """A restart of the engine takes nothing from who has the name."""
+def test_an_owner_continues_under_its_claim_and_its_repeats_are_recognised(restart):
+    """A restart of the engine does not end a claim."""
     world = new_world()
     world.put_topic("a", durability="fsync")
     owner = Owner(world, "a", 1).open()
@@ -118,15 +118,16 @@ def test_an_owner_goes_on_under_its_claim_and_its_repeats_are_known(restart):
     assert stored(world, "a") == [b"one", b"two"]
 
 
-def test_asking_again_because_the_answer_was_lost_changes_nothing(world):
+def test_repeating_a_claim_after_a_lost_reply_changes_nothing(world):
     world.put_topic("a", durability="fsync")
     owner = Owner(world, "a", 1).open()
     assert world.request(m.ProducerState("a", NAMED, 1)).claim == owner.claim
     owner.send(b"x")
 
 
-def test_what_an_earlier_owner_may_have_stored_has_an_unknown_outcome(world):
-    """Its frame came again after a crash, behind a claim: whether the stored one is its own is not known."""
+def test_a_repeat_by_an_earlier_owner_has_an_unknown_outcome(world):
+    """The frame is sent again after a crash, and after another claim. The shard cannot know whether the
+    stored frame is the same one."""
     world.put_topic("a", durability="fsync")
     first = Owner(world, "a", 1).open()
     first.send(b"stored")
@@ -137,8 +138,8 @@ def test_what_an_earlier_owner_may_have_stored_has_an_unknown_outcome(world):
 
 
 @pytest.mark.parametrize("kept", [b"owner's", b"zombie's"])
-def test_a_number_that_the_owner_used_is_no_repeat_of_one_before_it(world, kept):
-    """This is how 200 of 400 acknowledged records were lost."""
+def test_a_number_that_the_owner_used_is_no_repeat_for_an_earlier_owner(world, kept):
+    """This fault once lost 200 of 400 acked records."""
     world.put_topic("a", durability="fsync")
     first, second = Owner(world, "a", 1).open(), Owner(world, "a", 2).open()
     assert first.next == second.next == 1
@@ -149,7 +150,7 @@ def test_a_number_that_the_owner_used_is_no_repeat_of_one_before_it(world, kept)
     assert stored(world, "a") == [b"owner's"]
 
 
-def test_frames_of_two_owners_in_one_ring_have_each_their_own_fate(world):
+def test_frames_of_two_owners_in_one_ring_get_separate_results(world):
     world.put_topic("a", durability="fsync")
     first = Owner(world, "a", 1).open()
     second = Owner(world, "a", 2).open()
@@ -160,7 +161,7 @@ def test_frames_of_two_owners_in_one_ring_have_each_their_own_fate(world):
     assert [int(entries[row][S_FIRST_SEQ]) for row in (1, 3)] == [1, 2]
 
 
-def test_a_name_is_claimed_for_each_topic_and_each_life_of_it(world):
+def test_a_name_is_claimed_for_each_topic_and_epoch(world):
     world.put_topic("a", durability="fsync")
     world.put_topic("b", durability="fsync")
     on_a, on_b = Owner(world, "a", 1).open(), Owner(world, "b", 1).open()
@@ -173,7 +174,7 @@ def test_a_name_is_claimed_for_each_topic_and_each_life_of_it(world):
     assert Owner(world, "a", 3).open().claim == 1
 
 
-def test_who_holds_a_claim_that_is_over_is_told_so_and_takes_nothing_back(world):
+def test_an_outdated_claim_is_fenced_and_takes_nothing_back(world):
     world.put_topic("a", durability="fsync")
     first = Owner(world, "a", 1).open()
     second = Owner(world, "a", 2).open()
@@ -182,21 +183,21 @@ def test_who_holds_a_claim_that_is_over_is_told_so_and_takes_nothing_back(world)
     second.send(b"x")
 
 
-def test_only_a_question_claims_nothing_and_only_named_producers_are_claimed(world):
+def test_a_query_without_an_owner_claims_nothing_and_only_named_producers_are_claimed(world):
     world.put_topic("a", durability="fsync")
     owner = Owner(world, "a", 1).open()
     assert world.request(m.ProducerState("a", NAMED)).claim == owner.claim
     owner.send(b"x")
     for producer in (SESSION_BIT, SESSION_BIT | 5, 0, -1, 1 << 70):
-        with pytest.raises(InvalidRequest, match="name"):
+        with pytest.raises(InvalidRequest, match="producer_id must be that of a named producer"):
             world.request(m.ProducerState("a", producer, 5))
     checkpoint_all(world)
     world.kill()
     world.start()
 
 
-def test_frames_without_a_claim_are_refused_once_a_name_has_an_owner(world):
-    """Somebody who sends under the producer's id and knows nothing of claims."""
+def test_frames_without_a_claim_are_fenced_once_a_name_has_an_owner(world):
+    """The sender uses the producer's id and does not know claims."""
     world.put_topic("a", durability="fsync")
     world.append("a", [b"before"], producer=NAMED)
     Owner(world, "a", 1).open()
@@ -204,7 +205,7 @@ def test_frames_without_a_claim_are_refused_once_a_name_has_an_owner(world):
         world.append("a", [b"after"], producer=NAMED)
 
 
-def test_a_full_table_of_names_refuses_another_one(world):
+def test_a_full_table_of_named_producers_throttles_another_one(world):
     world.put_topic("a", durability="fsync")
     world.topic("a").producers._most = 2
     for producer in (1, 2):
@@ -213,7 +214,7 @@ def test_a_full_table_of_names_refuses_another_one(world):
         Owner(world, "a", 1, 3).open()
 
 
-def test_a_directory_that_takes_no_writes_takes_no_claims(world):
+def test_a_read_only_shard_accepts_no_claims(world):
     world.put_topic("a", durability="fsync")
     world.kill()
     world.start_shard(0, is_read_only=True)
@@ -223,8 +224,8 @@ def test_a_directory_that_takes_no_writes_takes_no_claims(world):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_whoever_claims_and_whatever_dies_what_is_acknowledged_is_stored_once(seed):
-    """Owners open, send, send again and are forgotten; shards die, checkpoint, and change their number."""
+def test_acked_frames_are_stored_once_under_any_claims_and_crashes(seed):
+    """Owners open the name, send, and send again. Shards die, make checkpoints, and change their number."""
     rng = random.Random(seed)
     world = new_world()
     world.put_topic("a", durability="fsync")

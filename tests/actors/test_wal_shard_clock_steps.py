@@ -1,4 +1,4 @@
-"""A wall clock that is set: leases and waits last as long as they were given, delays end when records say."""
+"""Steps of the wall clock: leases and delays keep their length, `not_before` follows the clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def world() -> World:
 
 
 class Work:
-    """The same for a queue, one whose leases are in the log, and a group."""
+    """The same operations for a queue, a queue with durable leases, and a group."""
 
     def __init__(self, world: World, kind: str, jobs: int) -> None:
         self.world, self.group = world, "g" if kind == "group" else ""
@@ -38,7 +38,7 @@ class Work:
             world.append("t", [b"job %d" % n for n in range(jobs)])
 
     def claim(self, node: str, most: int = 9, **options: Any) -> dict[int, int]:
-        """Number -> token of what this one is given."""
+        """Return number -> token of the claimed jobs."""
         options = {"lease_ms": LEASE_MS, **options}
         answer = self.world.request(m.Claim("t", node, most, group=self.group, **options))
         if answer.runs:
@@ -50,7 +50,7 @@ class Work:
         return (node, pack[0], pack[1])
 
     def extend(self, node: str, jobs: dict[int, int]) -> int:
-        """How many are held for another lease."""
+        """Return how many leases are extended."""
         named = self._named(node, jobs)
         return self.world.request(m.Extend("t", *named, LEASE_MS, group=self.group)).extended
 
@@ -63,8 +63,8 @@ class Work:
 
 @KINDS
 @STEPS
-def test_a_held_job_stays_with_its_worker_when_the_clock_is_set(world, kind, step_s):
-    """It was taken away from every worker, and given to another, one hour forward."""
+def test_a_leased_job_stays_with_its_worker_when_the_clock_is_stepped(world, kind, step_s):
+    """A step of one hour forward once took the jobs of every worker and gave them to others."""
     work = Work(world, kind, 3)
     held = work.claim("w", 2)
     world.clock.step(step_s)
@@ -83,8 +83,8 @@ def test_a_held_job_stays_with_its_worker_when_the_clock_is_set(world, kind, ste
 
 @pytest.mark.parametrize("kind", ["durable", "group"])
 @STEPS
-def test_leases_that_are_in_the_log_last_on_over_kills_of_shards_and_engines(world, kind, step_s):
-    """While the host runs; behind another boot the wall clock counts."""
+def test_durable_leases_keep_their_length_over_kills_of_shards_and_engine(world, kind, step_s):
+    """This holds while the host runs. After another boot the wall clock counts."""
     work = Work(world, kind, 2)
     held = work.claim("w", 1)
     world.clock.step(step_s)
@@ -102,7 +102,7 @@ def test_leases_that_are_in_the_log_last_on_over_kills_of_shards_and_engines(wor
 
 @KINDS
 @STEPS
-def test_a_job_that_was_given_back_rests_as_long_as_was_said(world, kind, step_s):
+def test_a_nacked_job_waits_for_its_delay_when_the_clock_is_stepped(world, kind, step_s):
     work = Work(world, kind, 1)
     work.nack("w", work.claim("w"), 60_000)
     world.clock.step(step_s)
@@ -112,8 +112,8 @@ def test_a_job_that_was_given_back_rests_as_long_as_was_said(world, kind, step_s
 
 
 @pytest.mark.parametrize("step_s", [10.0, -5.0, HOUR_S])
-def test_a_job_that_is_delayed_to_a_time_is_ready_when_the_clock_says_so(world, step_s):
-    """Its time is one of the wall clock by nature. A worker that waits is told at once."""
+def test_a_job_delayed_to_a_time_is_ready_at_that_wall_clock_time(world, step_s):
+    """A waiting worker receives it at once."""
     Work(world, "queue", 0)
     topic = world.topic("t")
     due_us = world.clock.now_us() + int(DELAY_S * 1e6)
@@ -140,7 +140,7 @@ def test_a_job_that_is_delayed_to_a_time_is_ready_when_the_clock_says_so(world, 
 
 @KINDS
 @STEPS
-def test_what_is_shown_of_held_jobs_is_in_times_of_the_wall_clock(world, kind, step_s):
+def test_leased_jobs_are_listed_with_wall_clock_times(world, kind, step_s):
     work = Work(world, kind, 1)
     work.claim("w")
     world.clock.step(step_s)

@@ -1,4 +1,4 @@
-"""Claims that come in together, where the topic says that they are to be served together."""
+"""Claims that arrive together are served together, if the topic is configured for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def world() -> World:
 
 
 class Claims:
-    """Claims on their way."""
+    """Claims with pending replies."""
 
     def __init__(self, world: World) -> None:
         self.world, self.run, self.corr = world, world.run_of("q"), 900
@@ -46,8 +46,8 @@ class Claims:
     ("asked", "jobs", "shares"),
     [([10] * 10, 50, [5] * 10), ([10] * 4, 20, [5] * 4), ([1, 10, 10], 12, [1, 6, 5])],
 )
-def test_shares_are_fair_and_nobody_is_answered_before_the_window_closes(world, asked, jobs, shares):
-    """QC-11, QC-12, QC-13."""
+def test_shares_are_fair_and_no_claim_is_answered_before_the_window_closes(world, asked, jobs, shares):
+    """The length of the window is `claim_jitter_ms`."""
     make(world, jobs, claim_jitter_ms=100)
     claims = Claims(world)
     corrs = claims.ask(*asked)
@@ -61,8 +61,8 @@ def test_shares_are_fair_and_nobody_is_answered_before_the_window_closes(world, 
     assert stats(world) == (max(jobs - sum(shares), 0), sum(shares), 0)
 
 
-def test_deadlines_count_from_the_pass_and_each_claim_has_its_own(world):
-    """QC-14, QC-15."""
+def test_deadlines_count_from_the_end_of_the_window_and_each_claim_has_its_own(world):
+    """Each worker can ack only the jobs of its own claim."""
     make(world, 9, claim_jitter_ms=100)
     claims = Claims(world)
     (first,) = claims.ask(2, lease_ms=1_000, node="a")
@@ -77,8 +77,8 @@ def test_deadlines_count_from_the_pass_and_each_claim_has_its_own(world):
     assert ack(world, jobs_of(two), node="b").acked == 3
 
 
-def test_what_is_not_a_claim_does_not_wait_and_a_new_claim_opens_a_new_window(world):
-    """QC-17."""
+def test_other_requests_do_not_wait_and_a_new_claim_opens_a_new_window(world):
+    """An append does not close the window either."""
     make(world, 4, claim_jitter_ms=100)
     claims = Claims(world)
     (held,) = claims.ask(1, node="a")
@@ -92,7 +92,7 @@ def test_what_is_not_a_claim_does_not_wait_and_a_new_claim_opens_a_new_window(wo
     assert claims.shares([waiting]) == [1]
 
 
-def test_an_empty_queue_is_said_when_the_window_closes_and_who_has_patience_waits_on(world):
+def test_on_an_empty_queue_a_claim_ends_with_the_window_and_one_with_wait_ms_waits(world):
     make(world, 0, claim_jitter_ms=100)
     claims = Claims(world)
     (at_once,) = claims.ask(5)
@@ -104,7 +104,7 @@ def test_an_empty_queue_is_said_when_the_window_closes_and_who_has_patience_wait
     assert claims.shares([patient]) == [1]
 
 
-def test_what_has_to_be_learned_first_is_learned_when_the_window_closes(world):
+def test_delayed_jobs_are_looked_up_when_the_window_closes(world):
     make(world, 0, claim_jitter_ms=100)
     at_us = world.clock.now_us() + 100_000
     append(world, "q", [b"a", b"b"], not_before=[at_us, at_us + 100_000_000])
@@ -117,8 +117,8 @@ def test_what_has_to_be_learned_first_is_learned_when_the_window_closes(world):
     assert claims.shares(corrs) == [1, 0]
 
 
-def test_an_error_is_everybodys(world):
-    """QC-15."""
+def test_an_error_is_the_reply_to_every_claim_of_the_window(world):
+    """The queue is deleted, or the shard drains."""
     make(world, 3, claim_jitter_ms=100)
     claims = Claims(world)
     corrs = claims.ask(1, 1)
@@ -131,7 +131,7 @@ def test_an_error_is_everybodys(world):
     assert [claims.run.replies.pop(corr).status for corr in corrs] == [Status.SHUTTING_DOWN] * 2
 
 
-def test_a_claim_that_is_sent_again_joins_once(world):
+def test_a_repeated_claim_joins_the_window_once(world):
     make(world, 5, claim_jitter_ms=100)
     claims = Claims(world)
     (first,) = claims.ask(2, call=7, node="a")
@@ -144,6 +144,6 @@ def test_a_claim_that_is_sent_again_joins_once(world):
     assert stats(world) == (3, 2, 0)
 
 
-def test_without_jitter_each_claim_is_its_own_pass(world):
+def test_without_jitter_each_claim_is_served_at_once(world):
     make(world, 3)
     assert len(jobs_of(claim(world, 3))) == 3

@@ -1,4 +1,4 @@
-"""Events in, effects out: what is written, synced, published and settled, and in which order (W1 to W8)."""
+"""Effects of the shard's core: writes, syncs, publications and settlements, and their order (W1 to W8)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 
 def world_with(**options: Any) -> World:
-    """A started world with a topic `f` of class `fsync` and one `d` of class `disk`."""
+    """Return a started world with a topic `f` of class `fsync` and a topic `d` of class `disk`."""
     world = World(SimulatedDisk(DATA), **options)
     world.start()
     world.put_topic("f", durability="fsync")
@@ -37,25 +37,25 @@ def world_with(**options: Any) -> World:
 
 
 def kinds(run: ShardRun, *events: Any) -> list[str]:
-    """Effects of one call of handle, by name; they are not performed."""
+    """Return the names of the effects of one call of `handle`, without performing them."""
     effects = run.core.handle([run._tick(), *events])
     return [type(effect).__name__ for effect in effects]
 
 
 def traced(world: World) -> list[Any]:
-    """Every effect from now on, in the order in which it was performed."""
+    """Return a list that receives every later effect, in the order of performance."""
     seen: list[Any] = []
     world.watch = lambda shard, effect: seen.append(effect)
     return seen
 
 
 def names(effects: list[Any]) -> list[str]:
-    """Without replies: finding a topic takes a request."""
+    """Return the names of effects without replies, because finding a topic takes a request."""
     return [type(effect).__name__ for effect in effects if not isinstance(effect, Reply)]
 
 
 def marks(world: World, n: int = 0, incarnation: int = 1) -> list[Any]:
-    """Marks of one WAL file, in order."""
+    """Return the chain marks of one WAL file, in order."""
     path = f"{DATA}/wal/shard-00/wal-{incarnation}-{n}.log"
     fd = world.disk.open_read(path)
     data = world.disk.read_at(fd, world.disk.size(fd), 0)
@@ -75,7 +75,8 @@ def marks(world: World, n: int = 0, incarnation: int = 1) -> list[Any]:
 
 
 def test_an_fsync_frame_is_settled_after_write_sync_and_publication():
-    """W2, W3, D-2, RD-1, S-8: the mark, under which readers may look, moves before the head."""
+    """The shard acks an fsync frame after its sync (W2) and publishes the head before the ack (W3). The
+    published mark moves before the head."""
     world = world_with()
     run = world.runs[0]
     event = run.frames(1, world.frame_for("f", [b"a"]))
@@ -93,7 +94,7 @@ def test_an_fsync_frame_is_settled_after_write_sync_and_publication():
 
 
 def test_a_disk_frame_below_its_reservation_is_settled_without_a_sync():
-    """D-9: the first one reserves, the next does not wait for the device."""
+    """The first frame reserves seqs, which needs a sync. The next frame does not wait for the device."""
     world = world_with()
     seen = traced(world)
     world.append("d", [b"a"])
@@ -103,8 +104,8 @@ def test_a_disk_frame_below_its_reservation_is_settled_without_a_sync():
     assert names(seen) == ["WriteBatch", "PublishMarks", "PublishTopics", "Settle", "BatchCommitted"]
 
 
-def test_one_fsync_frame_makes_its_whole_group_wait():
-    """D-14: the group is one write and one sync, whatever the mix."""
+def test_one_fsync_frame_makes_its_whole_commit_batch_wait():
+    """A commit batch is one write and one sync, whatever its classes."""
     world = world_with()
     world.append("d", [b"a"])
     run, seen = world.runs[0], traced(world)
@@ -116,8 +117,8 @@ def test_one_fsync_frame_makes_its_whole_group_wait():
     assert [source for source, _, _ in run.settled[-2:]] == [1, 2]
 
 
-def test_a_frame_may_ask_for_a_stronger_class_than_its_topic_has_but_not_a_weaker():
-    """The effective class is the stronger of the two; of an ephemeral topic it is always its own."""
+def test_a_frame_may_request_a_stronger_class_than_its_topic_but_not_a_weaker_one():
+    """The stronger of the two classes applies. An ephemeral topic always keeps its own class."""
     world = world_with()
     world.put_topic("m", durability="memory")
     world.put_topic("e", durability="ephemeral")
@@ -136,8 +137,8 @@ def test_a_frame_may_ask_for_a_stronger_class_than_its_topic_has_but_not_a_weake
 
 
 @pytest.mark.parametrize("durability", ["memory", "ephemeral"])
-def test_numbers_are_reserved_whatever_class_may_go_in_a_crash(durability):
-    """D-9, S-11: for these classes, too, no number is issued again."""
+def test_seqs_are_reserved_also_for_classes_that_a_crash_can_lose(durability):
+    """No seq is assigned twice, whatever the class."""
     world = world_with()
     world.put_topic("m", durability=durability)
     seen = traced(world)
@@ -153,7 +154,7 @@ def test_numbers_are_reserved_whatever_class_may_go_in_a_crash(durability):
 
 
 def test_nothing_is_settled_when_the_write_or_the_sync_fails():
-    """W7, FX-1, FX-4, D-17: the error leaves the shard, no member is acked."""
+    """After a failed write or sync the shard acks nothing more (W7). The error ends the shard."""
     for op in ("write", "data_sync"):
         disk = FaultyDisk(SimulatedDisk(DATA))
         world = World(disk)
@@ -167,8 +168,8 @@ def test_nothing_is_settled_when_the_write_or_the_sync_fails():
         assert "PublishTopics" not in names(seen)
 
 
-def test_frames_of_one_group_are_numbered_densely_in_order_and_atomically():
-    """W1, S-2, S-3, S-7: the head moves once over the whole group."""
+def test_frames_of_one_commit_batch_get_dense_seqs_in_order():
+    """Seqs of a topic are dense (W1). The head moves once for the whole batch."""
     world = world_with()
     run, seen = world.runs[0], traced(world)
     run.step(
@@ -181,8 +182,8 @@ def test_frames_of_one_group_are_numbered_densely_in_order_and_atomically():
     assert names(seen).count("PublishTopics") == 1
 
 
-def test_entries_come_in_ring_order_with_ring_positions_and_move_the_tail_behind_all():
-    """W6, INV-17."""
+def test_settlements_have_ring_order_and_positions_and_move_the_tail_past_all_frames():
+    """The tail of a ring never passes an unsettled frame (W6)."""
     world = world_with()
     run = world.runs[0]
     first = world.frame_for("f", [b"a"])
@@ -195,8 +196,8 @@ def test_entries_come_in_ring_order_with_ring_positions_and_move_the_tail_behind
     assert [tail for source, _, tail in run.settled if source == 5] == [2 * len(first), 3 * len(first)]
 
 
-def test_no_more_is_taken_in_while_a_group_is_in_flight_and_nothing_is_lost():
-    """At most one group; what comes meanwhile is held and becomes the next group."""
+def test_the_shard_takes_no_frames_while_a_commit_batch_is_in_flight_and_loses_none():
+    """At most one batch is in flight. Frames that arrive meanwhile form the next batch."""
     world = world_with()
     run = world.runs[0]
     assert run.core.wants_intake
@@ -209,17 +210,17 @@ def test_no_more_is_taken_in_while_a_group_is_in_flight_and_nothing_is_lost():
     assert run.core.wants_intake
 
 
-def test_an_unknown_event_breaks_an_invariant():
-    """RD-16."""
-    with pytest.raises(InvariantViolation, match="does not know"):
+def test_an_unknown_event_raises_an_invariant_violation():
+    """The core must not ignore an event that it does not know."""
+    with pytest.raises(InvariantViolation, match="unknown event type"):
         world_with().runs[0].core.handle([object()])
 
 
-# -- syncs that nobody waits for ---------------------------------------------------------------------------
+# -- syncs in the background -------------------------------------------------------------------------------
 
 
 def test_disk_bytes_are_synced_within_the_flush_interval():
-    """D-4."""
+    """The flush interval is 100 ms."""
     world = world_with()
     world.append("d", [b"a"])
     world.append("d", [b"b"])
@@ -237,8 +238,8 @@ def test_disk_bytes_are_synced_within_the_flush_interval():
     assert names(seen)[1:] == ["PublishMarks"]
 
 
-def test_appends_go_on_while_a_flush_runs_and_only_what_it_covers_counts_as_durable():
-    """A Flushed speaks for the bytes that were written before it began."""
+def test_appends_continue_during_a_flush_and_only_earlier_bytes_become_durable():
+    """`Flushed` covers the bytes that were written before the flush began."""
     world = world_with()
     world.append("d", [b"a"])
     world.append("d", [b"b"])
@@ -255,8 +256,8 @@ def test_appends_go_on_while_a_flush_runs_and_only_what_it_covers_counts_as_dura
     assert run.core.log.durable == run.core.log.offset
 
 
-def test_unsynced_bytes_are_bounded_whatever_the_time():
-    """D-3, D-4: beyond UNSYNCED_BYTES_MAX the group waits for a sync."""
+def test_unsynced_bytes_are_bounded():
+    """Beyond `UNSYNCED_BYTES_MAX` a commit batch waits for a sync."""
     world = world_with(file_bytes=80 * MIB)
     world.append("d", [b"reserve"])
     run = world.runs[0]
@@ -271,8 +272,8 @@ def test_unsynced_bytes_are_bounded_whatever_the_time():
     assert largest <= UNSYNCED_BYTES_MAX + 2 * MIB
 
 
-def test_an_idle_stream_says_once_how_far_it_is_durable_and_then_rests():
-    """RD-4: a mark behind the last group; and no mark behind a mark, however long nothing happens."""
+def test_an_idle_shard_writes_its_durable_end_once_and_then_sleeps():
+    """One chain mark follows the last commit batch, however long the shard is idle."""
     world = world_with()
     world.append("f", [b"a"])
     stop = world.runs[0].core.log.offset
@@ -284,8 +285,8 @@ def test_an_idle_stream_says_once_how_far_it_is_durable_and_then_rests():
     assert world.runs[0].core.next_deadline_ns() is None, "nothing is due any more: an idle shard sleeps"
 
 
-def test_recovery_itself_is_followed_by_a_mark():
-    """RD-4: the MARK_COPIED must not be the last word for long."""
+def test_a_chain_mark_follows_recovery():
+    """`MARK_COPIED` must not stay the last mark for long."""
     world = World(SimulatedDisk(DATA))
     world.start()
     stop = world.runs[0].core.log.offset
@@ -295,8 +296,8 @@ def test_recovery_itself_is_followed_by_a_mark():
     assert marks(world)[-1].durable_stop == stop
 
 
-def test_the_chain_of_marks_names_the_end_and_the_seal_before_it():
-    """RD-4."""
+def test_each_chain_mark_names_the_end_and_the_seal_of_the_previous_batch():
+    """Recovery follows this chain to find the end of the log."""
     world = world_with()
     for i in range(3):
         world.append("f", [b"%d" % i])
@@ -311,8 +312,8 @@ def test_the_chain_of_marks_names_the_end_and_the_seal_before_it():
 # -- files -------------------------------------------------------------------------------------------------
 
 
-def test_a_group_never_spans_files_and_the_old_file_is_synced_first():
-    """W8, WC-7, WC-8."""
+def test_a_commit_batch_never_spans_files_and_the_old_file_is_synced_first():
+    """Eight batches of 40,000 bytes need several files (W8)."""
     world = world_with()
     seen = traced(world)
     for i in range(8):
@@ -325,8 +326,8 @@ def test_a_group_never_spans_files_and_the_old_file_is_synced_first():
     assert [payload[:1] for _, payload in found] == [b"%d" % i for i in range(8)]
 
 
-def test_the_next_file_is_made_when_the_current_one_is_half_full():
-    """WC-7: nobody waits for it."""
+def test_the_next_file_is_created_when_the_current_one_is_half_full():
+    """No append waits for the creation."""
     world = world_with(file_bytes=256 << 10)
     world.append("f", [b"x" * 100_000])
     seen = traced(world)
@@ -339,8 +340,8 @@ def test_the_next_file_is_made_when_the_current_one_is_half_full():
     assert "PrepareFile" in names(seen)
 
 
-def test_frames_wait_when_the_next_file_is_not_ready_and_go_on_when_it_is():
-    """A slow preparer holds appends up, and loses none of them."""
+def test_frames_wait_until_the_next_file_is_ready():
+    """A slow creation delays appends and loses none of them."""
     world = world_with()
     run = world.runs[0]
     world.append("f", [b"x" * 60_000])
@@ -358,7 +359,7 @@ def test_frames_wait_when_the_next_file_is_not_ready_and_go_on_when_it_is():
 
 
 def test_a_frame_larger_than_a_file_gets_a_file_of_its_own_size():
-    """WC-7; also while a file of the usual size is ready and a small group is being gathered."""
+    """This also holds while a file of the usual size is ready and a small batch is being collected."""
     world = world_with()
     world.append("f", [b"s" * 60_000])
     run = world.runs[0]
@@ -372,8 +373,8 @@ def test_a_frame_larger_than_a_file_gets_a_file_of_its_own_size():
     assert [len(payload) for _, payload in world.records("f")] == [60_000, 60_000, 900_000, 900_000, 5]
 
 
-def test_a_full_disk_refuses_appends_keeps_requests_going_and_recovers_without_a_restart():
-    """ST-13, WC-9, FX-2, FX-19, FX-226, RF-46, RF-47."""
+def test_a_full_disk_refuses_appends_serves_other_requests_and_needs_no_restart():
+    """The file system has no room at a rotation, and later has room again (RF-46, RF-47)."""
     disk = FaultyDisk(SimulatedDisk(DATA))
     world = World(disk)
     world.start()
@@ -406,8 +407,8 @@ def test_a_full_disk_refuses_appends_keeps_requests_going_and_recovers_without_a
     assert len(world.records("f")) == 2 + accepted
 
 
-def test_a_roll_that_waits_for_a_file_that_cannot_be_made_tries_again():
-    """WC-9: a group that is staged already is written when there is room, and not before."""
+def test_a_rotation_without_disk_space_is_retried():
+    """A commit batch that is already staged is written when space is available, and not before."""
     disk = FaultyDisk(SimulatedDisk(DATA))
     world = World(disk)
     world.start()
@@ -433,8 +434,8 @@ def test_a_roll_that_waits_for_a_file_that_cannot_be_made_tries_again():
     assert len(world.records("f")) in (1, 2), "written or refused, but decided"
 
 
-def test_a_prepared_file_whose_removal_fails_is_in_nobody_s_way():
-    """RD-19: a failed try uses up its number."""
+def test_a_prepared_file_that_cannot_be_removed_does_not_block_the_next_one():
+    """A failed attempt uses up its file number."""
     disk = FaultyDisk(SimulatedDisk(DATA))
     world = World(disk)
     world.start()
@@ -452,11 +453,11 @@ def test_a_prepared_file_whose_removal_fails_is_in_nobody_s_way():
     assert world.append("f", [b"y"], producer=2) == world.topic("f").head_seq
 
 
-# -- the end -----------------------------------------------------------------------------------------------
+# -- drain -------------------------------------------------------------------------------------------------
 
 
 def test_a_drain_settles_everything_and_ends_with_an_orderly_mark():
-    """SD rules: what is held is settled first, the mark is synced, then Stop."""
+    """The shard settles held frames, then syncs the mark, then stops."""
     world = world_with()
     world.append("d", [b"a"])
     world.append("d", [b"b"])
@@ -484,8 +485,8 @@ def test_a_drain_while_a_flush_runs_waits_for_it():
     assert run.stopped == Stop(0, "drained")
 
 
-def test_the_orderly_mark_fits_into_a_file_that_is_full_to_the_brim(monkeypatch):
-    """D-19: an orderly stop must not cost numbers because a file happened to be full."""
+def test_the_orderly_mark_fits_into_a_completely_full_file(monkeypatch):
+    """An orderly stop must not skip seqs because a file happens to be full."""
     world = world_with()
     run = world.runs[0]
     room = run.core.log.capacity - run.core.log.offset
@@ -502,7 +503,7 @@ def test_the_orderly_mark_fits_into_a_file_that_is_full_to_the_brim(monkeypatch)
 
 
 def test_replies_to_changes_wait_for_the_sync_and_reads_do_not():
-    """T-5, T-18, C-9."""
+    """The created topic is published before the reply."""
     world = world_with()
     run = world.runs[0]
     put = run.request(1, m.TopicPut("new", {"durability": "disk"}))
@@ -515,8 +516,8 @@ def test_replies_to_changes_wait_for_the_sync_and_reads_do_not():
     assert [type(effect) for effect in effects] == [Reply]
 
 
-def test_a_state_asked_with_an_append_of_the_same_turn_shows_nothing_that_is_only_staged():
-    """S-9: head, count and bytes belong together."""
+def test_a_state_reply_never_shows_staged_appends():
+    """Head, count and bytes belong to the same published state."""
     world = world_with()
     world.append("f", [b"a"])
     run = world.runs[0]
@@ -529,8 +530,8 @@ def test_a_state_asked_with_an_append_of_the_same_turn_shows_nothing_that_is_onl
     assert (after.head_seq, after.count, after.bytes) == (3, 3, 3)
 
 
-def test_head_in_an_entry_is_the_head_when_the_group_is_published():
-    """W-10."""
+def test_the_head_in_a_settlement_is_the_head_after_the_commit_batch():
+    """All frames of the batch report the same head."""
     world = world_with()
     entries = world.send("f", [world.frame_for("f", [b"a"]), world.frame_for("f", [b"b"])])
     assert [int(entry[S_HEAD_SEQ]) for entry in entries] == [2, 2]
@@ -543,8 +544,8 @@ def test_a_tick_alone_does_nothing():
     assert run.core.handle([Tick(1, 1)]) == []
 
 
-def test_nothing_is_due_by_time_while_a_completion_is_waited_for():
-    """Else the shell turns in circles until a slow device answers."""
+def test_no_deadline_is_due_while_the_shard_waits_for_a_completion():
+    """Otherwise the shell would spin until a slow device answers."""
     world = World(SimulatedDisk(DATA))
     world.start()
     world.put_topic("d", durability="disk", ttl_ms=1_000)

@@ -1,7 +1,7 @@
-"""Bytes at rest that changed: detected, or provably meaningless; never a wrong answer, never silent.
+"""Changed bytes at rest are detected or provably meaningless: never a wrong answer, never silent.
 
-The checker damages a small log in every way of a list, recovers, and compares with the records that were
-acknowledged. Mutants at the end prove that it can fail.
+The checker damages a small log in every way of a list, recovers, and compares the result with the acked
+records. Mutants at the end prove that the checker can fail.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Records = dict[str, list[tuple[int, bytes]]]
 
 
 def small_log(*, marked: bool = True) -> tuple[Files, Records]:
-    """Files of a killed shard with two topics and a few groups, and what a reader must find.
+    """Return the files of a killed shard with two topics and a few commit batches, and the records to find.
 
-    With `marked` the stream went idle before, so everything that was acked lies below a mark (RD-4).
+    With `marked` the shard was idle before the kill, so that a chain mark follows every acked record.
     """
     world = World(SimulatedDisk(DATA))
     world.start()
@@ -67,7 +67,7 @@ def mounted(files: Files) -> SimulatedDisk:
 
 
 def recovered(files: Files, **options: object) -> World:
-    """A world started on these files after a reboot; raises what recovery raises."""
+    """Return a world that was started on these files after a reboot. Errors of recovery are raised."""
     world = World(mounted(files), incarnation=100, **options)  # type: ignore[arg-type]
     world.reboot()
     world.start()
@@ -79,13 +79,14 @@ def end_of(data: bytes) -> int:
 
 
 def last_mark(data: bytes) -> int:
-    """Where the last mark begins: what is damaged together with it cannot be told from a torn tail."""
+    """Return the offset of the last chain mark. Damage to it looks like a torn tail."""
     batch = frames.scan(data, WAL_HEADER_BYTES, end_of(data))
     return int(batch.offsets[frames.types_of(batch.words) == FrameType.GROUP_MARK][-1])
 
 
 def check(damages: Iterator[tuple[str, Files]], records: Records) -> dict[str, int]:
-    """Recover each damaged log: it must be refused by name, or hold everything. Returns how it went."""
+    """Recover each damaged log. It must be refused with the name of a file, or contain all records. Return
+    the count of each outcome."""
     outcomes = {"refused": 0, "harmless": 0}
     for what, files in damages:
         refused, world = None, None
@@ -111,7 +112,7 @@ def with_bytes(files: Files, offset: int, new: bytes, path: str = LOG) -> Files:
 
 
 def flips(files: Files, every: int = 1) -> Iterator[tuple[str, Files]]:
-    """One bit of each byte, another one in each byte; the header's padding and the empty end sparsely."""
+    """Yield the log with one flipped bit for each byte. Padding and the empty end are sampled."""
     data = files[LOG]
     end = end_of(data)
     used = [*range(128), *range(128, WAL_HEADER_BYTES, 97), *range(4088, end, every)]
@@ -121,7 +122,7 @@ def flips(files: Files, every: int = 1) -> Iterator[tuple[str, Files]]:
 
 
 def pages(files: Files, size: int = 512) -> Iterator[tuple[str, Files]]:
-    """Each stretch zeroed, replaced by another one, or by noise (RF-73, RF-74)."""
+    """Yield the log with each page zeroed or replaced by another page (RF-73, RF-74)."""
     data = files[LOG]
     starts = range(0, last_mark(data) - size, size)
     for start in starts:
@@ -132,7 +133,7 @@ def pages(files: Files, size: int = 512) -> Iterator[tuple[str, Files]]:
 
 
 def group_copies(files: Files) -> Iterator[tuple[str, Files]]:
-    """Each run of frames put in the place of another of the same length (RF-75): all seals verify."""
+    """Yield the log with each run of frames replaced by another one (RF-75). All seals verify."""
     data = files[LOG]
     batch = frames.scan(data, WAL_HEADER_BYTES, last_mark(data))
     offsets = [*batch.offsets.tolist(), batch.stop]
@@ -144,35 +145,35 @@ def group_copies(files: Files) -> Iterator[tuple[str, Files]]:
             yield f"frames of {a} again at {b}", with_bytes(files, b, data[a:a_stop])
 
 
-# -- below what is known to be durable --------------------------------------------------------------------
+# -- below the durable end --------------------------------------------------------------------------------
 
 
 @pytest.mark.timeout(120)
-def test_one_flipped_bit_anywhere_is_detected_or_changes_nothing():
-    """RF-70, RF-71, RF-72, FX-13, FX-14: with a mark behind it, even the last acked frame."""
+def test_a_flipped_bit_anywhere_is_detected_or_harmless():
+    """A chain mark follows every frame, so this includes the last acked frame (RF-70 to RF-72)."""
     files, records = small_log()
     outcomes = check(flips(files, every=1), records)
     assert outcomes["refused"] > 1_000
     assert outcomes["harmless"] > 5
 
 
-def test_a_page_zeroed_doubled_or_swapped_is_detected():
-    """RF-73, RF-74."""
+def test_a_zeroed_doubled_or_swapped_page_is_detected():
+    """The pages have 512 bytes (RF-73, RF-74)."""
     files, records = small_log()
     outcomes = check(pages(files), records)
     assert outcomes["refused"] > 20
 
 
-def test_a_frame_in_the_place_of_another_is_detected_although_it_verifies():
-    """RF-75, FX-21."""
+def test_a_valid_frame_in_the_wrong_place_is_detected():
+    """The seals verify, but the chain of marks does not (RF-75)."""
     files, records = small_log()
     outcomes = check(group_copies(files), records)
     assert outcomes["refused"] > 5
     assert outcomes["harmless"] == 0
 
 
-def test_damage_of_the_last_acked_frame_is_known_from_the_board_alone():
-    """RF-72, RD-4: no mark was written yet, but the board says how far a sync went."""
+def test_damage_to_the_last_acked_frame_is_detected_with_the_board_alone():
+    """No chain mark follows the frame, but the durable mark on the board covers it (RF-72)."""
     world = World(SimulatedDisk(DATA))
     world.start()
     world.put_topic("a", durability="fsync")
@@ -184,7 +185,7 @@ def test_damage_of_the_last_acked_frame_is_known_from_the_board_alone():
         after = World(disk.copy(), incarnation=100, boot_incarnation=1, boot_id=world.boot_id)
         after.marks = {**after.marks, 0: marks.get(0) or type(world.marks[0])()}
         if expected:
-            with pytest.raises(expected, match="damaged below what was durable") as refused:
+            with pytest.raises(expected, match="damaged below its durable end") as refused:
                 after.start_shard(0)
             assert refused.value.detail["file"] == "wal/shard-00/wal-1-0.log"
             assert refused.value.detail["offset"] < last
@@ -193,8 +194,8 @@ def test_damage_of_the_last_acked_frame_is_known_from_the_board_alone():
 
 
 @pytest.mark.timeout(120)
-def test_a_tail_torn_at_any_byte_of_the_last_group_is_cut_to_the_group_before():
-    """RE-6, FX-8 to FX-12, FX-218, RF-60, INV-6, INV-18: a frame of several records, whole or not at all."""
+def test_a_tail_torn_at_any_byte_of_the_last_commit_batch_is_cut_to_the_previous_one():
+    """A frame of several records is recovered completely or not at all (RF-60)."""
     world = World(SimulatedDisk(DATA))
     world.start()
     world.put_topic("a", durability="fsync")
@@ -227,15 +228,15 @@ def test_a_tail_torn_at_any_byte_of_the_last_group_is_cut_to_the_group_before():
     ],
 )
 def test_a_tail_with_an_impossible_length_is_cut_without_allocating_it(word):
-    """FX-10, FX-11, FX-12, WF-6."""
+    """Recovery must not allocate memory for a length that it has not validated."""
     files, records = small_log()
     world = recovered(with_bytes(files, end_of(files[LOG]), word))
     assert world.records("a") == records["a"]
     assert world.append("a", [b"next"], producer=9) == 7
 
 
-def test_stale_frames_of_another_file_behind_the_end_are_never_replayed():
-    """WF-9, RF-69, FX-217: they verify under another salt."""
+def test_stale_frames_of_another_file_after_the_end_are_never_replayed():
+    """They are sealed with another salt (RF-69)."""
     files, records = small_log()
     other = World(SimulatedDisk(DATA), _salt=50)
     other.start()
@@ -252,7 +253,7 @@ def test_stale_frames_of_another_file_behind_the_end_are_never_replayed():
 
 
 def two_lives() -> tuple[Files, Records]:
-    """Files of two incarnations, the first of which rolled once."""
+    """Return the files and records of two incarnations, of which the first one rotated once."""
     world = World(SimulatedDisk(DATA))
     world.start()
     world.put_topic("a", durability="fsync")
@@ -269,8 +270,8 @@ def used(files: Files) -> list[str]:
     return [path for path, data in files.items() if path != REGISTER and data.strip(b"\0")]
 
 
-def test_a_missing_file_is_detected_by_the_one_behind_it():
-    """RF-76."""
+def test_a_missing_file_is_detected_from_the_next_one():
+    """Each file but the last is removed once (RF-76)."""
     files, records = two_lives()
     named = used(files)
     assert len(named) >= 3
@@ -283,18 +284,18 @@ def test_a_missing_file_is_detected_by_the_one_behind_it():
     assert outcomes["refused"] >= len(named) - 2, "all but one, whose frames had been copied forward"
 
 
-def test_files_that_changed_places_or_names_are_refused():
-    """RF-75, RF-76: the name is part of the header."""
+def test_swapped_or_renamed_files_are_refused():
+    """The name of a file is part of its header (RF-75, RF-76)."""
     files, _ = two_lives()
     first, second, *_ = used(files)
-    with pytest.raises(CorruptData, match="another file's name"):
+    with pytest.raises(CorruptData, match="does not match its name"):
         recovered({**files, first: files[second], second: files[first]})
-    with pytest.raises(CorruptData, match="another file's name"):
+    with pytest.raises(CorruptData, match="does not match its name"):
         recovered({**files, f"{DATA}/wal/shard-00/wal-50-0.log": files[first]})
 
 
 def test_a_file_of_another_data_directory_is_refused():
-    """RF-76: even under the right name, with the right seals."""
+    """This holds even with the right name and the right seals (RF-76)."""
     files, _ = small_log()
     world = World(mounted(files), incarnation=100)
     monkey = bytes(range(16, 32))
@@ -305,8 +306,8 @@ def test_a_file_of_another_data_directory_is_refused():
     assert refused.value.detail["file"].endswith("wal-1-0.log")
 
 
-def test_a_file_restored_from_last_week_is_refused():
-    """RF-76: its frames verify, but more of them were durable when the next file was begun."""
+def test_a_file_restored_from_an_old_backup_is_refused():
+    """Its frames verify, but more of them were durable when the next file was created (RF-76)."""
     world = World(SimulatedDisk(DATA))
     world.start()
     world.put_topic("a", durability="fsync")
@@ -317,12 +318,12 @@ def test_a_file_restored_from_last_week_is_refused():
     world.kill()
     world.start()
     files = files_of(world)
-    with pytest.raises(CorruptData, match="damaged below what was durable"):
+    with pytest.raises(CorruptData, match="damaged below its durable end"):
         recovered({**files, LOG: old})
 
 
-def test_unknown_versions_are_refused_with_a_message_and_nothing_is_written():
-    """RF-81, ST-2."""
+def test_an_unknown_format_version_is_refused_and_nothing_is_written():
+    """The error names the version (RF-81)."""
     import xxhash
 
     files, _ = small_log()
@@ -348,8 +349,8 @@ def test_unknown_versions_are_refused_with_a_message_and_nothing_is_written():
         b"\xa5" * 512 + bytes(90_000),
     ],
 )
-def test_a_newest_file_that_was_never_opened_does_not_stop_a_start(newest):
-    """RF-68, CP-42: empty, short, all zeros, a torn header, or noise where zeros were being written."""
+def test_a_newest_file_that_was_never_used_does_not_prevent_a_start(newest):
+    """The file is empty, short, all zeros, has a torn header, or contains noise instead of zeros (RF-68)."""
     files, records = small_log()
     path = f"{DATA}/wal/shard-00/wal-1-1.log"
     world = recovered({**files, path: newest})
@@ -358,8 +359,8 @@ def test_a_newest_file_that_was_never_opened_does_not_stop_a_start(newest):
     assert world.append("a", [b"next"], producer=9) == 7
 
 
-def test_a_header_only_newest_file_is_fine():
-    """RF-68, CP-43."""
+def test_a_newest_file_with_only_a_header_is_accepted():
+    """The incarnation died before its first commit batch (RF-68)."""
     files, records = two_lives()
     newest = used(files)[-1]
     alone = World(SimulatedDisk(DATA), incarnation=7)
@@ -371,15 +372,15 @@ def test_a_header_only_newest_file_is_fine():
     assert newest != path
 
 
-def test_a_header_that_rotted_away_over_frames_is_damage_not_emptiness():
-    """RF-73: a zeroed first page must not make a file of acked frames look unused."""
+def test_a_destroyed_header_before_frames_is_damage_and_not_an_empty_file():
+    """A zeroed first page must not make a file of acked frames look unused (RF-73)."""
     files, _ = small_log()
     with pytest.raises(CorruptData, match="no header"):
         recovered(with_bytes(files, 0, bytes(WAL_HEADER_BYTES)))
 
 
 def test_a_read_error_is_an_error_and_never_the_end_of_the_log():
-    """RE-3, RF-51, FX-104, FX-105: at every read of a recovery."""
+    """The error is injected at every read of a recovery (RF-51)."""
     files, records = small_log()
     clean = FaultyDisk(mounted(files))
     World(clean, incarnation=100).start()
@@ -397,8 +398,8 @@ def test_a_read_error_is_an_error_and_never_the_end_of_the_log():
 # -- wal.corruption = truncate -----------------------------------------------------------------------------
 
 
-def test_truncate_cuts_at_damage_and_announces_every_topic_that_lost_something():
-    """RE-6, FX-216, TB-12: also topics whose frames all lay behind the damage."""
+def test_truncate_cuts_at_damage_and_reports_the_loss_of_every_affected_topic():
+    """This includes topics that have frames only after the damage."""
     files, records = small_log()
     data = files[LOG]
     batch = frames.scan(data, WAL_HEADER_BYTES, end_of(data))
@@ -425,8 +426,8 @@ def test_truncate_cuts_at_damage_and_announces_every_topic_that_lost_something()
         )
 
 
-def test_truncate_keeps_what_later_files_hold():
-    """Records behind a damaged file are still there; the gap is announced."""
+def test_truncate_keeps_the_records_of_later_files():
+    """Records in files after the damaged one stay readable, and the gap is reported."""
     files, records = two_lives()
     first = used(files)[0]
     batch = frames.scan(files[first], WAL_HEADER_BYTES, end_of(files[first]))
@@ -448,8 +449,8 @@ def test_truncate_keeps_what_later_files_hold():
     assert world.topic("a").lost == lost
 
 
-def test_truncate_does_not_bring_back_a_topic_whose_deletion_lies_behind_the_damage():
-    """INV-11, RE-12: creations and deletions behind the damage still count."""
+def test_truncate_does_not_restore_a_topic_that_was_deleted_after_the_damage():
+    """Creations and deletions after the damage still count."""
     from ringlog.envelope import messages as m
 
     world = World(SimulatedDisk(DATA))
@@ -483,8 +484,8 @@ def is_caught(damages: Callable[[Files], Iterator[tuple[str, Files]]]) -> bool:
     return False
 
 
-def test_a_successor_that_takes_damage_below_a_mark_for_a_torn_tail_is_caught(monkeypatch):
-    """Mutant 10: cut at the first bad frame in the middle."""
+def test_a_recovery_that_takes_damage_below_a_mark_for_a_torn_tail_is_caught(monkeypatch):
+    """The mutant cuts the log at the first damaged frame in the middle."""
     judge = recovery.classify_tail
 
     def lax(scan: FileScan, evidence: int) -> WalTailState:
@@ -496,7 +497,7 @@ def test_a_successor_that_takes_damage_below_a_mark_for_a_torn_tail_is_caught(mo
 
 
 def test_a_scan_that_does_not_check_the_chain_is_caught(monkeypatch):
-    """RD-4: frames in the place of others verify; only the chain and the numbers know."""
+    """Frames in the wrong place verify. Only the chain and the seqs detect them."""
 
     def follow(self: FileScan, buffer: bytes, batch: object, row: int) -> bool:
         return True
@@ -506,19 +507,19 @@ def test_a_scan_that_does_not_check_the_chain_is_caught(monkeypatch):
 
 
 def test_a_scan_that_does_not_check_seals_is_caught(monkeypatch):
-    """Mutant 11, RF-75."""
+    """The mutant accepts any frame header."""
     monkeypatch.setattr(frames, "first_bad_seal", lambda batch, seed: None)
     assert is_caught(flips)
 
 
 def test_a_scan_that_does_not_check_bodies_is_caught(monkeypatch):
-    """RF-71."""
+    """The mutant accepts any frame body (RF-71)."""
     monkeypatch.setattr(frames, "first_bad_body", lambda buffer, batch: None)
     assert is_caught(flips)
 
 
-def test_a_read_error_taken_for_the_end_is_caught(monkeypatch):
-    """Mutant 15."""
+def test_a_recovery_that_takes_a_read_error_for_the_end_is_caught(monkeypatch):
+    """The mutant returns no bytes if a read fails."""
     read_at = FaultyDisk.read_at
 
     def forgiving(self: FaultyDisk, fd: int, length: int, offset: int) -> bytes:

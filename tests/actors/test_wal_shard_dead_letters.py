@@ -1,4 +1,4 @@
-"""Jobs that had all their deliveries, as their shard sees it: set aside, named, deleted when moved."""
+"""Jobs that used all their deliveries, in their shard: exhausted, listed, deleted when moved."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def moved(world: World, *seqs: int, topic_id: int = 0) -> int:
     return world.request(m.ConfirmDeadLettered("q", topic_id, words(list(seqs)))).moved
 
 
-def test_a_job_is_handed_out_as_often_as_its_queue_says_and_then_set_aside(world):
-    """QD-1, QD-10, QN-5."""
+def test_a_job_is_delivered_up_to_its_maximum_and_is_then_exhausted(world):
+    """The maximum is checked at the next claim."""
     deliver(world, 2, most=2)
     assert spent(world) == m.ExhaustedReply(), "the limit is tested at the next hand-out"
     assert list(jobs_of(claim(world, 3))) == [3, 4]
@@ -54,8 +54,8 @@ def test_a_job_is_handed_out_as_often_as_its_queue_says_and_then_set_aside(world
     assert stats(world) == (2, 2, 0), "they are ready until they are moved"
 
 
-def test_what_was_moved_is_gone_for_good_and_counted(world):
-    """QD-2, QD-8."""
+def test_moved_jobs_are_deleted_and_counted(world):
+    """Only exhausted jobs can be moved. After a restart, counts of deliveries start at 0."""
     deliver(world, 2)
     assert claim(world, 9).runs == []
     assert moved(world, 3, 1) == 2
@@ -70,7 +70,7 @@ def test_what_was_moved_is_gone_for_good_and_counted(world):
     assert claim(world, 9).runs[0][:3] == (4, 1, 1), "a successor counts from 0"
 
 
-def test_a_move_for_another_life_of_the_queue_changes_nothing(world):
+def test_a_move_for_another_topic_id_changes_nothing(world):
     deliver(world, 2)
     claim(world, 9)
     with pytest.raises(TopicNotFound):
@@ -78,8 +78,8 @@ def test_a_move_for_another_life_of_the_queue_changes_nothing(world):
     assert stats(world) == (4, 0, 0)
 
 
-def test_without_dead_letters_or_who_moves_them_jobs_come_back_for_ever(world):
-    """QD-5."""
+def test_without_a_dead_letter_topic_or_a_mover_jobs_return_forever(world):
+    """The same holds if `max_deliveries` is 0."""
     deliver(world, 2)
     assert claim(world, 9).runs == []
     world.put_topic("q", mode="merge", dead_letter=None)
@@ -95,7 +95,7 @@ def test_without_dead_letters_or_who_moves_them_jobs_come_back_for_ever(world):
     assert spent(world) == m.ExhaustedReply()
 
 
-def test_a_spent_job_that_is_deleted_meanwhile_is_not_moved(world):
+def test_an_exhausted_job_that_is_deleted_meanwhile_is_not_moved(world):
     deliver(world, 2)
     claim(world, 9)
     world.request(m.RecordsDelete("q", 3))
@@ -104,8 +104,8 @@ def test_a_spent_job_that_is_deleted_meanwhile_is_not_moved(world):
     assert stats(world) == (1, 0, 0)
 
 
-def test_one_claim_sets_aside_a_bounded_number(world, monkeypatch):
-    """QD-10."""
+def test_one_claim_exhausts_a_bounded_number_of_jobs(world, monkeypatch):
+    """The bound is `DEAD_LETTERS_PER_CLAIM_MAX`."""
     monkeypatch.setattr("ringlog.leases.table.DEAD_LETTERS_PER_CLAIM_MAX", 2)
     deliver(world, 2)
     assert claim(world, 9).runs == []
@@ -114,8 +114,8 @@ def test_one_claim_sets_aside_a_bounded_number(world, monkeypatch):
     assert spent(world).runs == [(1, 2, 2), (3, 2, 2)]
 
 
-def test_a_rejected_job_is_set_aside_at_once_with_its_reason(world):
-    """L26, L27."""
+def test_a_rejected_job_is_exhausted_at_once_with_its_reason(world):
+    """A retry of the reject has the same reply. Only the first line of the reason is kept."""
     jobs = jobs_of(claim(world, 3))
     reject = m.Reject("q", "w", words([2, 9]), words([jobs[2], 1]), "no such address\nand more", 5)
     reply = world.request(reject)
@@ -130,9 +130,8 @@ def test_a_rejected_job_is_set_aside_at_once_with_its_reason(world):
     assert len(reason_of("\u00e4" * 300).encode()) <= 256
 
 
-def test_a_job_given_back_with_a_reason_keeps_it_until_it_is_done(world):
-    """L24, L26, L27: the last reason, when that was, and how often; what is given back without one says
-    nothing."""
+def test_a_nacked_job_keeps_its_last_reason_until_it_is_settled(world):
+    """The shard keeps the last reason, its time, and the number of nacks with a reason."""
     for n, reason in enumerate(("timeout", "refused\nline two")):
         jobs = jobs_of(claim(world, 3))
         if n == 0:
@@ -155,7 +154,7 @@ def test_a_job_given_back_with_a_reason_keeps_it_until_it_is_done(world):
     assert not world.run_of("q").core.requests.leases.registry._own[world.topic("q").topic_id].failures
 
 
-def test_nothing_is_rejected_where_there_are_no_dead_letters(world):
+def test_a_reject_without_a_dead_letter_topic_is_refused(world):
     world.put_topic("q", mode="merge", dead_letter=None)
     claim(world, 1)
     with pytest.raises(InvalidRequest):

@@ -1,5 +1,8 @@
-"""Any history of a queue with durable leases, kills, losses of power, checkpoints, switches and other numbers
-of shards included: who holds a job goes on holding it, and counts and rests go on."""
+"""Any history of a queue with durable leases.
+
+The histories include kills, power losses, checkpoints, switches of the setting, and other shard counts.
+Holders keep their jobs, and counts and delays continue.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ STEPS_OF = [
 
 
 class History:
-    """One queue, and what is to be true of it."""
+    """One queue, and the model of its expected state."""
 
     def __init__(self, seed: int, durability: str) -> None:
         self.rng, self.durability = random.Random(seed), durability
@@ -33,7 +36,7 @@ class History:
         self.is_on = True
         self.live = {1, 2, 3}
         self.leases: dict[int, tuple[str, int, int]] = {}
-        """Number -> node, token, deadline, as nodes know them."""
+        """Number -> node, token, deadline, as the nodes know them."""
         self.rests: dict[int, int] = {}
         self.deliveries: dict[int, int] = {}
         self.tokens: set[int] = set()
@@ -76,7 +79,7 @@ class History:
                 self.deliveries[first + n] = deliveries
                 self.leases[first + n] = node, token + n, reply.deadline
         if reply.runs and self.is_on and self.rng.random() < 0.3:
-            # The answer was lost with the shard.
+            # The reply was lost with the shard.
             self.end(call, node, chosen, has_power=True)
             again = claim(self.world, most, node, lease_ms=2_000, call=call, pid=ord(node), born=7)
             assert again.runs == reply.runs
@@ -127,7 +130,7 @@ class History:
         checkpoint_all(self.world)
 
     def end(self, call, node, chosen, *, has_power: bool | None = None) -> None:
-        """A kill, an orderly stop, or a loss of power; then a start, perhaps with more shards."""
+        """Kill, stop orderly, or lose power. Then start, possibly with another number of shards."""
         rng, world = self.rng, self.world
         if has_power is None:
             has_power = rng.random() < 0.6
@@ -142,7 +145,8 @@ class History:
             return
         self.leases, self.rests = {}, {}
         if self.is_on:
-            # What was not synced may be undone: we begin again with what there is, when all of it is ready.
+            # Changes that were not synced may be lost. The model restarts from the records when all leases
+            # have ended.
             world.clock.advance(10.0)
             self.live = {seq for seq, _ in world.records("q")}
             self.deliveries = dict.fromkeys(self.live, -1)
@@ -155,7 +159,7 @@ class History:
 @pytest.mark.parametrize("durability", ["fsync", "disk"])
 @pytest.mark.parametrize("seed", range(12))
 def test_what_is_held_stays_so_and_everything_else_is_given_out(seed: int, durability: str) -> None:
-    """QL-10, QL-15, QL-16, QL-21, QL-22, QN-6, CP-36, CP-37, FX-95, FX-98."""
+    """A queue with durable leases equals its logged changes (Q6)."""
     history = History(seed, durability)
     for call in range(1, STEPS + 1):
         history.step(call)
@@ -164,7 +168,7 @@ def test_what_is_held_stays_so_and_everything_else_is_given_out(seed: int, durab
 
 
 def test_a_release_that_is_not_replayed_is_caught(monkeypatch) -> None:
-    """The histories can fail."""
+    """The histories detect a replay that ignores released leases."""
     real = replay.replay_change
 
     def forgetful(topic, change):

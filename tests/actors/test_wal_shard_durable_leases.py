@@ -1,4 +1,4 @@
-"""Durable leases of a shard's queues: over kills, power loss, checkpoints, layouts, switches and repeats."""
+"""Durable leases of queues over kills, power losses, checkpoints, shard counts and switches."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def claim(world: World, most: int = 1, node: str = "w", name: str = "q", **optio
 
 
 def held(claimed: m.ClaimReply) -> dict[int, int]:
-    """Number -> token."""
+    """Return number -> lease token."""
     return {first + n: token + n for first, count, _, token in claimed.runs for n in range(count)}
 
 
@@ -70,13 +70,13 @@ def restart(world: World, how: str = "kill") -> None:
     world.start()
 
 
-# -- over the end of a shard ------------------------------------------------------------------------------
+# -- after the end of a shard -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["kill", "stop", "power"])
 @pytest.mark.parametrize("is_absorbed", [False, True])
 def test_leases_counts_and_delays_outlive_the_shard(how, is_absorbed):
-    """QL-15, QL-22, QN-6, FX-95, FX-152, SN-2."""
+    """Replay from the log or from a snapshot gives the same state (Q6)."""
     world = new_world()
     make(world, 12)
     jobs = held(claim(world, 6, lease_ms=60_000))
@@ -111,8 +111,8 @@ def test_leases_counts_and_delays_outlive_the_shard(how, is_absorbed):
 
 
 @pytest.mark.parametrize("durability", LOGGED)
-def test_every_class_with_a_log_keeps_leases_over_a_kill(world, durability):
-    """CP-36, CP-37: what was acked stays so."""
+def test_every_durability_class_with_a_log_keeps_leases_over_a_kill(world, durability):
+    """Acked jobs stay deleted."""
     make(world, 4, durability=durability)
     jobs = held(claim(world, 3, lease_ms=60_000))
     ask(world, m.Ack, {1: jobs[1]})
@@ -123,8 +123,8 @@ def test_every_class_with_a_log_keeps_leases_over_a_kill(world, durability):
     assert list(held(claim(world, 9))) == [4]
 
 
-def test_an_ephemeral_queue_takes_the_option_and_nothing_comes_of_it(world):
-    """QL-19."""
+def test_an_ephemeral_queue_ignores_the_setting(world):
+    """Its leases are not logged."""
     seen: list[Any] = []
     world = started(watch=lambda shard, effect: seen.append(effect))
     make(world, 3, durability="ephemeral")
@@ -134,8 +134,8 @@ def test_an_ephemeral_queue_takes_the_option_and_nothing_comes_of_it(world):
     assert world.topic("q").leases is None
 
 
-def test_what_ran_out_before_the_restart_or_during_it_is_ready(world):
-    """QL-15: and it comes first, with its count."""
+def test_leases_that_expired_before_or_during_the_restart_are_ready(world):
+    """Their jobs are delivered first and keep their delivery count."""
     make(world, 3)
     claim(world, 2, lease_ms=1_000)
     world.kill()
@@ -145,22 +145,22 @@ def test_what_ran_out_before_the_restart_or_during_it_is_ready(world):
     assert [run[:3] for run in claim(world, 9).runs] == [(1, 2, 2), (3, 1, 1)]
 
 
-def test_a_clock_that_goes_back_revives_nothing(world):
-    """QL-20, CK-4: what had run out when something was logged behind it stays so."""
+def test_a_clock_that_steps_back_revives_no_lease(world):
+    """A lease stays expired if a change was logged after its deadline."""
     make(world, 3)
     jobs = held(claim(world, 1, lease_ms=1_000))
     others = held(claim(world, 1, lease_ms=60_000))
     world.clock.advance(2.0)
     ask(world, m.Extend, others, lease_ms=60_000)
     world.kill()
-    world.reboot()  # Else the time of leases goes on as it did, whatever the clock says.
+    world.reboot()  # Otherwise the monotonic time of leases would continue.
     world.clock.step(-1.9)
     world.start()
     assert numbers(ask(world, m.Ack, {**jobs, **others}).skipped) == [1]
 
 
-def test_a_claim_is_one_record_and_answered_after_its_sync():
-    """QL-16, and what else is logged."""
+def test_a_claim_is_one_record_in_the_log_and_is_answered_after_its_sync():
+    """The same holds for every other change (Q6)."""
     seen: list[Any] = []
     world = started(watch=lambda shard, effect: seen.append(effect))
     make(world, 2_100)
@@ -190,7 +190,7 @@ def test_a_claim_is_one_record_and_answered_after_its_sync():
 
 
 def test_a_claim_that_waited_is_logged_before_it_is_answered():
-    """QL-16."""
+    """The reply follows when the change is durable (Q6)."""
     seen: list[Any] = []
     world = started(watch=lambda shard, effect: seen.append(effect))
     make(world, 0)
@@ -207,8 +207,8 @@ def test_a_claim_that_waited_is_logged_before_it_is_answered():
     assert ask(world, m.Ack, jobs).acked == 2
 
 
-def test_cohorts_are_logged_claim_by_claim(world):
-    """QC-11, QL-16."""
+def test_claims_that_are_served_together_are_logged_separately(world):
+    """After a restart each worker can ack its own jobs."""
     make(world, 6, claim_jitter_ms=100)
     run = world.run_of("q")
     for n in range(3):
@@ -222,8 +222,8 @@ def test_cohorts_are_logged_claim_by_claim(world):
         assert ask(world, m.Ack, held(each), node=f"n{n}").acked == 2
 
 
-def test_where_nothing_can_be_logged_no_lease_is_granted(world):
-    """QL-16, FX-220."""
+def test_no_lease_is_granted_if_nothing_can_be_logged(world):
+    """The error has the reason `no_log_space`."""
     make(world, 3)
     run = world.run_of("q")
     handled = run.core.requests.handle(
@@ -234,8 +234,8 @@ def test_where_nothing_can_be_logged_no_lease_is_granted(world):
     assert stats(world) == (3, 0, 0)
 
 
-def test_on_a_full_disk_a_claim_waits_without_turning_in_circles():
-    """ST-13, QL-16: it is given something when there is room again."""
+def test_on_a_full_disk_a_claim_waits_without_spinning():
+    """The claim receives jobs when space is available again."""
     disk = FaultyDisk(SimulatedDisk(DATA))
     world = World(disk)
     world.start()
@@ -259,8 +259,8 @@ def test_on_a_full_disk_a_claim_waits_without_turning_in_circles():
     assert held(run.replies[901])
 
 
-def test_what_is_called_off_stays_so_after_a_kill():
-    """Also when only the claim was logged by then, or the word comes again."""
+def test_an_undone_claim_stays_undone_after_a_kill():
+    """This also holds if only the claim was logged before the kill, and if the request is repeated."""
     world = new_world()
     make(world, 4)
     claim(world, 2, call=1, lease_ms=60_000)
@@ -277,7 +277,7 @@ def test_what_is_called_off_stays_so_after_a_kill():
 
 
 def test_a_request_that_comes_again_has_the_same_answer_also_after_a_kill():
-    """The set of a claim whose answer was lost is handed out once."""
+    """The leases of a claim with a lost reply are granted once."""
     world = new_world()
     make(world, 9)
     first = claim(world, 3, call=1, lease_ms=60_000)
@@ -318,11 +318,11 @@ def test_leases_move_with_their_topics_when_the_number_of_shards_changes(before,
             assert world.request(m.LeaseStats(name)).in_flight == len(mine)
 
 
-# -- who dies, what goes ----------------------------------------------------------------------------------
+# -- dead workers and removed jobs ------------------------------------------------------------------------
 
 
-def test_what_a_dead_worker_held_is_ready_and_stays_so(world):
-    """CL-10, QW-8: also when the shard died between its claim and its death."""
+def test_jobs_of_a_dead_worker_are_ready_and_stay_ready(world):
+    """This also holds if the shard dies between the claim and the death of the worker."""
     make(world, 6)
     claim(world, 2, pid=7, born=70, lease_ms=60_000)
     claim(world, 2, node="v", pid=8, born=80, lease_ms=60_000)
@@ -342,8 +342,8 @@ def test_what_a_dead_worker_held_is_ready_and_stays_so(world):
     assert stats(world) == (0, 6, 0)
 
 
-def test_what_leaves_the_topic_is_held_no_longer(world):
-    """QL-11, QA-9."""
+def test_a_lease_ends_when_its_job_leaves_the_topic(world):
+    """A lease ends with its job, whatever removes the job (Q5)."""
     make(world, 6)
     jobs = held(claim(world, 4, lease_ms=60_000))
     delete(world, "q", seqs=[4])
@@ -355,7 +355,7 @@ def test_what_leaves_the_topic_is_held_no_longer(world):
 
 
 def test_rejected_jobs_and_their_count_outlive_the_shard(world):
-    """QD-8, L27."""
+    """The reason of the reject survives as well."""
     make(world, 4, max_deliveries=3, dead_letter="dead")
     world.run_of("q").core.requests.leases.registry.has_dead_letter_mover = True
     jobs = held(claim(world, 3, lease_ms=60_000))
@@ -372,8 +372,8 @@ def test_rejected_jobs_and_their_count_outlive_the_shard(world):
 
 
 @pytest.mark.parametrize("is_absorbed", [False, True])
-def test_why_a_job_was_given_back_outlives_the_shard(is_absorbed):
-    """L24, L33: from the log, or from a snapshot."""
+def test_the_reason_of_a_nack_outlives_the_shard(is_absorbed):
+    """It is restored from the log or from a snapshot."""
     world = new_world()
     make(world, 2, max_deliveries=2, dead_letter="dead")
     at_ms = {}
@@ -392,8 +392,8 @@ def test_why_a_job_was_given_back_outlives_the_shard(is_absorbed):
     assert found.failed == {1: (at_ms["refused"], 2)}
 
 
-def test_priorities_and_delays_of_records_are_as_before(world):
-    """L11: marks are learned again, and nothing is handed out twice for them."""
+def test_priorities_and_delays_of_records_survive_a_restart(world):
+    """The shard reads them again and delivers no job twice."""
     make(world, 0, record_priority=True)
     for priority in (0, 2, 1, 2):
         append(world, "q", [b"x"], priorities=[priority])
@@ -408,7 +408,7 @@ def test_priorities_and_delays_of_records_are_as_before(world):
     assert claim(world, 1).runs == []
 
 
-# -- switching --------------------------------------------------------------------------------------------
+# -- switching the setting --------------------------------------------------------------------------------
 
 
 def switch(world: World, *, is_on: bool, **config: Any) -> None:
@@ -416,8 +416,8 @@ def switch(world: World, *, is_on: bool, **config: Any) -> None:
 
 
 @pytest.mark.parametrize("is_absorbed", [False, True])
-def test_switching_on_writes_what_is_known(is_absorbed, monkeypatch):
-    """QL-21."""
+def test_switching_on_logs_the_known_state(is_absorbed, monkeypatch):
+    """Leases, counts, delays and rejects that were only in memory become durable."""
     monkeypatch.setattr(group, "_WRITTEN_ROWS", 2)
     world = new_world()
     make(world, 12, leases_durable=False, max_deliveries=9, dead_letter="dead")
@@ -454,8 +454,8 @@ def test_switching_on_writes_what_is_known(is_absorbed, monkeypatch):
     assert ask(world, m.Ack, jobs).acked == 1
 
 
-def test_a_class_with_a_log_makes_leases_durable_too(world):
-    """QL-19, QL-21."""
+def test_a_change_to_a_class_with_a_log_makes_leases_durable(world):
+    """Ephemeral jobs and their leases end with the shard."""
     make(world, 3, durability="ephemeral")
     jobs = held(claim(world, 2, lease_ms=60_000))
     world.put_topic("q", type="queue", leases_durable=True, durability="fsync")
@@ -475,7 +475,7 @@ def test_a_class_with_a_log_makes_leases_durable_too(world):
         m.Extend("q", "w", words([1]), call=-1), m.Reject("q", "w", words([1]), call=-1),
     ],
 )  # fmt: skip
-def test_what_no_replay_could_read_is_refused(world, wrong):
+def test_a_request_that_replay_could_not_decode_is_refused(world, wrong):
     make(world, 2)
     claim(world, 1)
     with pytest.raises(InvalidRequest):
@@ -487,7 +487,7 @@ def test_what_no_replay_could_read_is_refused(world, wrong):
 # -- bounds -----------------------------------------------------------------------------------------------
 
 
-def test_what_is_known_is_bounded(world, monkeypatch):
+def test_the_number_of_durable_leases_is_bounded(world, monkeypatch):
     monkeypatch.setattr(group, "DURABLE_LEASES_MAX", 4)
     monkeypatch.setattr(lease_registry, "DURABLE_LEASES_MAX", 4)
     make(world, 9)
@@ -504,7 +504,7 @@ def test_what_is_known_is_bounded(world, monkeypatch):
         switch(world, is_on=True)
 
 
-def test_those_who_hold_something_are_bounded(world, monkeypatch):
+def test_the_number_of_lease_holders_is_bounded(world, monkeypatch):
     monkeypatch.setattr(group, "DURABLE_HOLDERS_MAX", 2)
     make(world, 9)
     jobs = held(claim(world, 1, "a"))

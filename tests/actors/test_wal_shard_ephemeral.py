@@ -1,4 +1,4 @@
-"""Ephemeral records: in shared memory, evicted by whole files, refused when there is no room (D-6, D-7)."""
+"""Ephemeral records: in shared memory, evicted in whole files, and refused if memory is full."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def by_message(world: World, topic: str, payload: bytes, **options: Any) -> m.Me
 
 
 def test_ephemeral_records_are_readable_and_never_touch_the_log(world):
-    """D-7."""
+    """The first append reserves seqs, which is logged. Later appends write nothing to the log."""
     run = world.runs[0]
     world.append("e", [b"a", b"b"])
     offset = run.core.log.offset
@@ -53,8 +53,8 @@ def test_ephemeral_and_durable_frames_of_one_buffer_keep_their_order(world):
     assert [int(entry[1]) for entry in entries] == [1, 1, 2, 3, 2, 4]
 
 
-def test_lone_frames_of_several_rings_share_a_group_whatever_their_class(world):
-    """A lone durable frame takes the short way through admission, beside an ephemeral one of another ring."""
+def test_single_frames_of_several_rings_share_a_commit_batch_whatever_their_class(world):
+    """The durable frame of the first ring takes a shorter path through admission."""
     run = world.runs[0]
     sent = [world.frame_for(name, [b"%d" % i]) for i, name in enumerate(["f", "e", "f", "e"])]
     run.step(*(run.frames(ring, frame) for ring, frame in enumerate(sent, 1)))
@@ -63,7 +63,7 @@ def test_lone_frames_of_several_rings_share_a_group_whatever_their_class(world):
 
 
 def test_a_restart_of_the_shard_alone_loses_the_records_and_keeps_the_topic(world):
-    """D-6, D-1: config and existence are durable."""
+    """Existence and configuration of a topic are durable."""
     world.append("e", [b"a"])
     info = world.request(m.TopicResolve("e"))
     world.kill_shard(0)
@@ -75,8 +75,8 @@ def test_a_restart_of_the_shard_alone_loses_the_records_and_keeps_the_topic(worl
 
 
 @pytest.mark.parametrize("how", ["kill", "stop", "power", "twice", "reshard"])
-def test_no_restart_gives_a_number_out_again_and_what_is_gone_is_named(world, how):
-    """S-11, D-12: who read up to some number neither misses what comes after nor takes it for older."""
+def test_no_restart_reuses_a_seq_and_the_lost_range_is_reported(world, how):
+    """A reader at any position neither misses later records nor takes them for older ones."""
     for payload in (b"a", b"b", b"c"):
         last = world.append("e", [payload])
     for _ in range(2 if how == "twice" else 1):
@@ -94,8 +94,8 @@ def test_no_restart_gives_a_number_out_again_and_what_is_gone_is_named(world, ho
     assert world.append("e", [b"d"]) == topic.head_seq == topic.earliest_seq
 
 
-def test_the_oldest_file_makes_room_and_floors_and_counts_say_so(world):
-    """VOLATILE_BYTES_DEFAULT, TB-2, X-2, INV-19."""
+def test_the_oldest_file_is_evicted_and_floors_and_counts_follow(world):
+    """The size of the volatile log is bounded."""
     payloads = [bytes([65 + i]) * 40_000 for i in range(12)]
     for payload in payloads:
         world.append("e", [payload])
@@ -111,8 +111,8 @@ def test_the_oldest_file_makes_room_and_floors_and_counts_say_so(world):
     assert (state.evict_floor, state.head_seq) == (topic.cap_floor, 12)
 
 
-def test_frames_of_other_topics_evict_nothing_however_large(world):
-    """A large durable frame has no business in the volatile log."""
+def test_frames_of_durable_topics_evict_no_ephemeral_records(world):
+    """A large durable frame must not enter the volatile log."""
     world.append("e", [b"kept"])
     opened = []
     world.watch = lambda shard, effect: opened.append(effect) if isinstance(effect, ev.OpenVolatile) else None
@@ -123,8 +123,8 @@ def test_frames_of_other_topics_evict_nothing_however_large(world):
     assert world.records("e") == [(1, b"kept")]
 
 
-def test_without_room_in_shared_memory_ephemeral_frames_are_refused_for_a_while(world):
-    """RF-46 for memory: throttled on every path, others go on, and it is tried again."""
+def test_ephemeral_frames_are_throttled_while_shared_memory_is_full(world):
+    """They are throttled on every path, and the allocation is retried later. Durable topics continue."""
     world.is_shm_full = True
     run = world.runs[0]
     error = refusals(world.send("e", [world.frame_for("e", [b"a"])]))[0]
@@ -142,16 +142,16 @@ def test_without_room_in_shared_memory_ephemeral_frames_are_refused_for_a_while(
     assert world.append("e", [b"d"]) == 1
 
 
-def test_what_fits_goes_on_when_only_a_large_frame_found_no_room(world):
-    """One refusal for want of a new file closes nothing that still fits the current one."""
+def test_small_frames_continue_if_only_a_large_frame_found_no_space(world):
+    """If a new file is not possible, the current file still accepts frames that fit."""
     world.append("e", [b"small"])
     world.is_shm_full = True
     assert refusals(world.send("e", [world.frame_for("e", [b"x" * 400_000])]))[0] is not None
     assert world.append("e", [b"fits"]) == 2
 
 
-def test_an_ephemeral_part_is_written_once_though_its_group_waits_for_a_file(world):
-    """The group grows while it waits; what was there before must not be written again."""
+def test_ephemeral_frames_are_written_once_although_their_commit_batch_waits_for_a_file(world):
+    """The batch grows while it waits. Frames that it already contained must not be written again."""
     run = world.runs[0]
     world.append("e", [b"first"])
     world.append("f", [b"x" * 60_000])
@@ -180,7 +180,7 @@ def boot(tmp_path: Path) -> ActorBoot:
     )  # fmt: skip
 
 
-def test_the_volatile_log_stays_within_its_budget_and_names_what_it_dropped(boot, tmp_path):
+def test_the_volatile_log_stays_within_its_budget_and_reports_dropped_files(boot, tmp_path):
     budget = FILES_WANTED * FILL_CHUNK_BYTES
     log = VolatileLog(boot, budget)
     opened = []
@@ -200,7 +200,7 @@ def test_the_volatile_log_stays_within_its_budget_and_names_what_it_dropped(boot
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_volatile_log_without_room_keeps_its_current_file(boot, tmp_path, monkeypatch):
+def test_a_volatile_log_without_space_keeps_its_current_file(boot, tmp_path, monkeypatch):
     log = VolatileLog(boot, 2 * FILL_CHUNK_BYTES)
     first = log.open(1_000, 5)
     assert isinstance(first, ev.VolatileOpened)
@@ -217,8 +217,8 @@ def test_a_volatile_log_without_room_keeps_its_current_file(boot, tmp_path, monk
     log.close()
 
 
-def test_leftovers_of_earlier_incarnations_are_swept(boot, tmp_path):
-    """D-6; other shards' files stay."""
+def test_files_of_earlier_incarnations_are_removed(boot, tmp_path):
+    """Files of other shards stay."""
     (tmp_path / "volatile-00-1-0.log").write_bytes(b"old")
     (tmp_path / "volatile-01-1-0.log").write_bytes(b"another shard's")
     VolatileLog(boot, FILL_CHUNK_BYTES).sweep()

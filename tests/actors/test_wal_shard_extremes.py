@@ -1,4 +1,4 @@
-"""A shard takes every field of every request at its extremes, and its successor decodes all it wrote."""
+"""A shard accepts every field of every request at its extremes, and its successor decodes the log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _encode = msgspec.msgpack.encode
 
 
 def known(world: World, topic: str) -> dict[str, Any]:
-    """What makes a request about this topic make sense."""
+    """Return field values that make a request about this topic valid."""
     topic_id = world.topic(topic).topic_id
     return {
         "topic": topic, "topic_id": topic_id, "dest_id": topic_id, "dest": topic, "source": "t", "name": "r",
@@ -33,7 +33,7 @@ def known(world: World, topic: str) -> dict[str, Any]:
 
 
 def fed(topic: str) -> World:
-    """A world in which router 1 leads to this topic."""
+    """Return a world in which router 1 leads to this topic."""
     world = prepared()
     facts = m.RouterFacts(1, "r", "dead", 1, 1, topic, world.topic(topic).topic_id, 3, "", 0)
     assert isinstance(world.ask(world.run_of("t"), m.RouterPut(facts)), m.RouterFacts)
@@ -41,7 +41,7 @@ def fed(topic: str) -> World:
 
 
 def asked(world: World, run: ShardRun, kind: type[m.Message], body: list[Any]) -> m.Message | None:
-    """What the shard answers to a body; None when it waits, or the body was refused by decoding."""
+    """Send a body and return the reply. None if the request waits, or if decoding refuses the body."""
     try:
         message = decode(_encode([PROTOCOL, kind.__name__, 7, body])).message
     except MessageInvalid:
@@ -55,13 +55,13 @@ def asked(world: World, run: ShardRun, kind: type[m.Message], body: list[Any]) -
 
 @pytest.mark.parametrize("topic", ["t", "q"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_a_shard_outlives_every_field_at_its_extremes(kind: type[m.Message], topic: str) -> None:
+def test_a_shard_survives_every_field_at_its_extremes(kind: type[m.Message], topic: str) -> None:
     world = fed(topic)
     run = world.run_of("t")
     answered = 0
     for what, body in extreme_bodies(kind, known(world, topic)):
         if run.core.directory.find(topic) is None:
-            # What removed the topic left nothing for the others to be about.
+            # The topic was removed, so later requests would have no subject.
             world = fed(topic)
             run = world.run_of("t")
         try:
@@ -84,14 +84,14 @@ def test_a_shard_outlives_every_field_at_its_extremes(kind: type[m.Message], top
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_the_greatest_numbers_that_a_message_may_hold_are_kept_and_recovered(message: m.Message) -> None:
+def test_the_greatest_numbers_of_a_message_are_kept_and_recovered(message: m.Message) -> None:
     world = prepared()
     asked(world, world.run_of("t"), type(message), msgspec.to_builtins(message))
     recovered(world)
 
 
-def test_a_router_that_no_version_can_have_made_is_refused() -> None:
-    """Its row was written, and no successor decoded it."""
+def test_invalid_router_facts_are_refused() -> None:
+    """Such a row was once logged, and no successor could decode it."""
     world = prepared()
     run = world.run_of("t")
     good = m.RouterFacts(1, "r", "t", 1, 1, "u", world.topic("u").topic_id, 3, "", 0)

@@ -1,4 +1,4 @@
-"""Members of groups whose process dies on the shard's host: what they hold is ready at once (CL-10)."""
+"""Members of consumer groups that die on the shard's host: their records are ready at once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def states(world: World) -> dict[int, int]:
     return {seq: state for seq, (state, _, _) in pending(world).items()}
 
 
-def test_what_a_dead_member_holds_is_ready_for_others(world):
+def test_records_of_a_dead_member_are_ready_for_others(world):
     make(world, 6)
     mine = claim(world, 2, "w", **US)
     others = claim(world, 2, "x", **THEM)
@@ -50,8 +50,8 @@ def test_what_a_dead_member_holds_is_ready_for_others(world):
     assert set(pending(world)) == {1, 2, 5, 6}
 
 
-def test_a_release_is_in_the_log_before_it_counts(world):
-    """Groups outlive their shard, and so does what became of a death."""
+def test_a_release_is_logged_before_it_takes_effect(world):
+    """Groups survive their shard, and so must the effect of a death."""
     make(world, 3)
     claim(world, 3, "w", **US)
     dies(world, **US)
@@ -61,7 +61,7 @@ def test_a_release_is_in_the_log_before_it_counts(world):
     assert states(world) == dict.fromkeys((1, 2, 3), RETURNED)
 
 
-def test_a_stolen_lease_is_its_thiefs(world):
+def test_a_stolen_lease_belongs_to_the_new_member(world):
     make(world, 2)
     claim(world, 2, "w", **US)
     world.request(m.Steal("t", "x", words([2]), group="g", **THEM))
@@ -72,7 +72,7 @@ def test_a_stolen_lease_is_its_thiefs(world):
 
 
 @pytest.mark.parametrize("other", [THEM, {}], ids=["another process", "one elsewhere"])
-def test_of_a_name_that_several_share_only_the_leases_of_the_dead_one_end(world, other):
+def test_if_processes_share_a_name_only_the_leases_of_the_dead_one_end(world, other):
     make(world, 2)
     claim(world, 1, "w", **US)
     claim(world, 1, "w", **other)
@@ -83,7 +83,7 @@ def test_of_a_name_that_several_share_only_the_leases_of_the_dead_one_end(world,
 
 
 @pytest.mark.parametrize("has_snapshot", [False, True])
-def test_the_process_behind_a_lease_is_known_after_a_restart(has_snapshot):
+def test_the_process_of_a_lease_is_known_after_a_restart(has_snapshot):
     world = new_world()
     make(world, 2)
     claim(world, 1, "w", **US)
@@ -97,7 +97,7 @@ def test_the_process_behind_a_lease_is_known_after_a_restart(has_snapshot):
     assert states(world) == {1: RETURNED, 2: LEASED}
 
 
-def test_a_name_that_was_used_up_is_its_next_users(world):
+def test_a_name_without_leases_belongs_to_its_next_user(world):
     make(world, 2)
     ack(world, held(claim(world, 1, "w", **US)), "w")
     claim(world, 1, "w", **THEM)
@@ -107,7 +107,7 @@ def test_a_name_that_was_used_up_is_its_next_users(world):
     assert states(world) == {2: RETURNED}
 
 
-def test_a_death_of_somebody_whose_group_went_is_nobodys(world):
+def test_a_death_after_the_deletion_of_the_group_has_no_effect(world):
     make(world, 2)
     claim(world, 1, "w", **US)
     world.request(m.GroupDelete("t", "g"))

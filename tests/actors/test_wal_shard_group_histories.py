@@ -1,5 +1,8 @@
-"""Any history of a consumer group, kills, losses of power, checkpoints and other numbers of shards included:
-what was acked is not given out again, and everything else is."""
+"""Any history of a consumer group.
+
+The histories include kills, power losses, checkpoints and other shard counts. Acked records are not delivered
+again, and all other records are.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,12 @@ STEPS_OF = [
 @pytest.mark.parametrize("durability", ["fsync", "disk"])
 @pytest.mark.parametrize("seed", range(12))
 def test_what_is_acked_stays_so_and_everything_else_is_given_out(seed: int, durability: str) -> None:
-    """INV-11, F27 to F37. Of a topic of class `disk` the last calls may be undone by a loss of power."""
+    """A group equals its logged changes (CG2). In class `disk` a power loss may undo the last ones."""
     rng, world = random.Random(seed), new_world(rng_shards(seed))
     make(world, 3, durability=durability)
     live, done = {1, 2, 3}, set[int]()
     leases: dict[int, tuple[str, int, int]] = {}
-    """Position -> member, token, deadline, as members know them."""
+    """Position -> member, token, deadline, as the members know them."""
     tokens: set[int] = set()
 
     def given(node: str, reply: m.ClaimReply) -> None:
@@ -49,7 +52,7 @@ def test_what_is_acked_stays_so_and_everything_else_is_given_out(seed: int, dura
         elif what == "ack" and chosen:
             reply = ack(world, chosen, node, call=calls)
             if rng.random() < 0.4:
-                # Its answer was lost with the shard, so it is sent again.
+                # The reply was lost with the shard, so the ack is sent again.
                 end(world, rng, has_power=True)
                 again = ack(world, chosen, node, call=calls)
                 assert (again.acked, again.skipped) == (reply.acked, reply.skipped)
@@ -88,7 +91,7 @@ def test_what_is_acked_stays_so_and_everything_else_is_given_out(seed: int, dura
             before = pending(world), stand(world).info
             end(world, rng, has_power=has_power)
             if not has_power:
-                # What was not synced may be undone: members and model begin again with what there is.
+                # Changes that were not synced may be lost. Members and model restart from the records.
                 live = {seq for seq, _ in world.records("t")}
                 world.request(m.GroupSeek("t", "g", 1))
                 done, leases = set(), {}
@@ -113,7 +116,7 @@ def words_of(seqs: list[int]) -> bytes:
 
 
 def end(world, rng, *, has_power: bool) -> None:
-    """A kill, an orderly stop, or a loss of power; then the engine starts again, perhaps with more shards."""
+    """Kill, stop orderly, or lose power. Then start the engine, possibly with another number of shards."""
     if not has_power:
         world.power_loss(seed=rng.randrange(1 << 30))
     elif rng.random() < 0.5:
@@ -126,7 +129,7 @@ def end(world, rng, *, has_power: bool) -> None:
 
 @pytest.mark.interpreted
 def test_a_change_that_is_not_replayed_is_caught(monkeypatch) -> None:
-    """The histories can fail: here acks are forgotten by replay."""
+    """The histories detect a replay that ignores acks."""
     from actors.wal_shard.recovery import replay
 
     real = replay.replay_change
@@ -145,5 +148,5 @@ def run_all() -> None:
         test_what_is_acked_stays_so_and_everything_else_is_given_out(seed, "fsync")
 
 
-def test_numbers_of_a_reply_are_read() -> None:
+def test_seqs_of_a_reply_are_decoded() -> None:
     assert numbers(words_of([5, 7])) == [5, 7]

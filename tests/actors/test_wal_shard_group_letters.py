@@ -1,4 +1,4 @@
-"""Records that a group gives up, as their shard sees it: set aside, named, done for the group when moved."""
+"""Records that a consumer group gives up, in their shard: exhausted, listed, acked when moved."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def world() -> World:
 
 
 def with_mover(world: World, has_mover: bool = True) -> World:
-    """As the shell does before recovery, of every group that is there."""
+    """Set whether a mover exists, for every group, as the shell does before recovery."""
     registry = world.run_of("t").core.requests.leases.registry
     registry.has_dead_letter_mover = has_mover
     registry.finish_recovery()
@@ -53,7 +53,7 @@ def reject(world: World, jobs: Any, **options: Any) -> m.RejectReply:
 
 
 def spent_tokens(world: World) -> dict[int, int]:
-    """Position -> token of the lease since which it is set aside."""
+    """Return position -> token of the lease with which the record became exhausted."""
     found = spent(world)
     rows = zip(found.runs, found.tokens, strict=True)
     return {first + n: token + n for (first, count, _), token in rows for n in range(count)}
@@ -65,8 +65,8 @@ def moved(world: World, number: int, *seqs: int, tokens: dict[int, int] | None =
     return world.request(m.ConfirmDeadLettered("t", topic_id, words(seqs), number, given)).moved
 
 
-def test_a_record_is_given_out_as_often_as_its_group_says_and_then_set_aside(world: World) -> None:
-    """F49, QD-1."""
+def test_a_record_is_delivered_up_to_its_maximum_and_is_then_exhausted(world: World) -> None:
+    """An exhausted record stays pending and is delivered to no member."""
     make(world)
     for _ in range(2):
         assert spent(world) == m.ExhaustedReply()
@@ -81,8 +81,8 @@ def test_a_record_is_given_out_as_often_as_its_group_says_and_then_set_aside(wor
     assert held(world.request(m.Steal("t", "w", words([1]), group="g"))) == {}
 
 
-def test_what_was_moved_is_done_for_the_group_and_stays_in_the_topic(world: World) -> None:
-    """QD-2: and only what is set aside still."""
+def test_a_moved_record_is_done_for_the_group_and_stays_in_the_topic(world: World) -> None:
+    """Only a record that is still exhausted can be moved."""
     make(world, most=1)
     nack(world, held(claim(world, 3)))
     number = spent(world).number
@@ -95,7 +95,7 @@ def test_what_was_moved_is_done_for_the_group_and_stays_in_the_topic(world: Worl
         moved(world, number + 1, 2)
 
 
-def test_a_rejected_record_is_set_aside_at_once_with_its_reason(world: World) -> None:
+def test_a_rejected_record_is_exhausted_at_once_with_its_reason(world: World) -> None:
     make(world, most=0)
     jobs = held(claim(world, 3))
     first = reject(world, {1: jobs[1], 3: jobs[3]}, reason="no address\nline two", call=5)
@@ -112,7 +112,7 @@ def test_a_rejected_record_is_set_aside_at_once_with_its_reason(world: World) ->
 
 
 @pytest.mark.parametrize("has_checkpoint", [False, True])
-def test_what_is_set_aside_outlives_its_shard(has_checkpoint: bool) -> None:
+def test_exhausted_records_survive_their_shard(has_checkpoint: bool) -> None:
     world = with_mover(new_world()) if has_checkpoint else with_mover(started())
     make(world)
     jobs = held(claim(world, 2))
@@ -139,7 +139,7 @@ def test_what_is_set_aside_outlives_its_shard(has_checkpoint: bool) -> None:
     assert stand(world).info.floor == 2
 
 
-def test_leases_that_end_and_members_that_leave_count_as_deliveries(world: World) -> None:
+def test_expired_leases_and_leaving_members_count_as_deliveries(world: World) -> None:
     make(world, most=1)
     claim(world, 1, lease_ms=1_000)
     claim(world, 1, "x")
@@ -149,7 +149,7 @@ def test_leases_that_end_and_members_that_leave_count_as_deliveries(world: World
     assert spent(world).runs == [(1, 1, 1), (2, 1, 1)]
 
 
-def test_without_somebody_who_moves_them_records_are_given_out_again(world: World) -> None:
+def test_without_a_mover_records_are_delivered_again(world: World) -> None:
     make(world, most=1)
     jobs = held(claim(world, 2))
     reject(world, {1: jobs[1]})
@@ -160,11 +160,11 @@ def test_without_somebody_who_moves_them_records_are_given_out_again(world: Worl
     given = [run[:3] for run in claim(world, 2).runs]
     assert given == [(1, 1, 2), (2, 1, 2)], "both, and their count goes on"
     assert (stand(world).in_flight, stand(world).set_aside) == (2, 0)
-    with pytest.raises(InvalidRequest, match="dead letters"):
+    with pytest.raises(InvalidRequest, match="dead-letter topic"):
         reject(world, held(claim(world, 1)))
 
 
-def test_what_leaves_the_topic_is_moved_no_more(world: World) -> None:
+def test_exhausted_records_that_leave_the_topic_are_not_moved(world: World) -> None:
     make(world, most=1)
     nack(world, held(claim(world, 3)))
     delete(world, "t", before=3)
@@ -185,25 +185,25 @@ def test_what_leaves_the_topic_is_moved_no_more(world: World) -> None:
         {"dead_letter": "dead", "mode": STREAM},
     ],
 )
-def test_dead_letters_that_make_no_sense_are_refused(world: World, wrong: dict[str, Any]) -> None:
+def test_invalid_dead_letter_settings_are_refused(world: World, wrong: dict[str, Any]) -> None:
     world.put_topic("t")
     with pytest.raises(InvalidRequest):
         world.request(m.GroupOpen("t", "g", wrong.pop("mode", QUEUE), **wrong))
 
 
-def test_a_group_without_dead_letters_rejects_nothing(world: World) -> None:
+def test_a_group_without_a_dead_letter_topic_refuses_rejects(world: World) -> None:
     make(world, most=0, dead_letter="")
-    with pytest.raises(InvalidRequest, match="dead letters"):
+    with pytest.raises(InvalidRequest, match="dead-letter topic"):
         reject(world, held(claim(world, 1)))
     for _ in range(5):
         nack(world, held(claim(world, 1)))
     assert (spent(world), stand(world).returned) == (m.ExhaustedReply(), 1)
 
 
-# -- letters that come back -------------------------------------------------------------------------------
+# -- redriven letters -------------------------------------------------------------------------------------
 
 
-def test_what_comes_back_is_given_out_as_if_it_never_had_been(world: World) -> None:
+def test_a_redriven_record_is_delivered_like_a_new_one(world: World) -> None:
     make(world, most=1)
     nack(world, held(claim(world, 3)))
     moved(world, spent(world).number, 1, 2, 3)
@@ -216,8 +216,8 @@ def test_what_comes_back_is_given_out_as_if_it_never_had_been(world: World) -> N
     assert stand(world).info.floor == 4
 
 
-def test_a_letter_comes_back_once_though_it_is_sent_again_later(world: World) -> None:
-    """Its deletion was lost with who asked for it; meanwhile the record was done, and the shard died."""
+def test_a_letter_is_redriven_once_although_it_is_sent_again_later(world: World) -> None:
+    """The deletion of the letter was lost. Meanwhile the record was acked and the shard died."""
     make(world, most=1)
     nack(world, held(claim(world, 2)))
     moved(world, spent(world).number, 1, 2)
@@ -231,8 +231,8 @@ def test_a_letter_comes_back_once_though_it_is_sent_again_later(world: World) ->
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_came_back_is_durable_whatever_the_topics_class(seed: int) -> None:
-    """Its letter is deleted then, perhaps in a topic of class fsync."""
+def test_a_redriven_record_is_durable_whatever_the_topics_class(seed: int) -> None:
+    """Its letter is deleted afterwards, possibly from a topic of class `fsync`."""
     world = with_mover(started())
     world.put_topic("t", durability="disk")
     world.append("t", [b"1", b"2", b"3"])
@@ -246,7 +246,7 @@ def test_what_came_back_is_durable_whatever_the_topics_class(seed: int) -> None:
     assert list(held(claim(world, 9))) == [2]
 
 
-def test_what_is_pending_or_was_given_to_nobody_stays_as_it_is_and_its_letter_is_remembered(
+def test_a_redrive_leaves_pending_and_undelivered_records_unchanged_and_remembers_the_letter(
     world: World,
 ) -> None:
     make(world, most=1)
@@ -259,8 +259,9 @@ def test_what_is_pending_or_was_given_to_nobody_stays_as_it_is_and_its_letter_is
     assert list(held(claim(world, 9))) == [3, 4]
 
 
-def test_a_letter_does_not_come_back_before_its_record_is_done_for_the_group(world: World) -> None:
-    """Who moves it would say that it is done behind that, and it would be lost. Found by `groups`."""
+def test_a_letter_is_not_redriven_before_its_record_is_done_for_the_group(world: World) -> None:
+    """Otherwise the late confirmation would ack the redriven record, which would be lost. Found by
+    `groups`."""
     make(world)
     reject(world, held(claim(world, 1)))
     number = spent(world).number
@@ -275,8 +276,8 @@ def test_a_letter_does_not_come_back_before_its_record_is_done_for_the_group(wor
     assert list(held(claim(world, 9))) == [1, 2, 3, 4]
 
 
-def test_a_late_word_of_a_first_letter_does_not_end_a_second_rejection(world: World) -> None:
-    """The letter of the second is not written yet: the record would be in no letter and given to nobody."""
+def test_a_late_confirmation_of_a_first_letter_does_not_end_a_second_rejection(world: World) -> None:
+    """The second letter is not written yet. Without the check the record would be lost."""
     make(world)
     reject(world, held(claim(world, 3)))
     number, first = spent(world).number, spent_tokens(world)
@@ -292,7 +293,7 @@ def test_a_late_word_of_a_first_letter_does_not_end_a_second_rejection(world: Wo
     assert stand(world).info.floor == 3
 
 
-def test_a_word_of_letters_that_names_no_leases_is_refused(world: World) -> None:
+def test_a_confirmation_without_lease_tokens_is_refused(world: World) -> None:
     make(world)
     reject(world, held(claim(world, 2)))
     number, topic_id = spent(world).number, world.topic("t").topic_id
@@ -303,7 +304,7 @@ def test_a_word_of_letters_that_names_no_leases_is_refused(world: World) -> None
     assert spent(world).runs == [(1, 2, 1)]
 
 
-def test_what_is_in_the_topic_no_longer_is_said(world: World) -> None:
+def test_a_redrive_reports_records_that_left_the_topic(world: World) -> None:
     make(world)
     ack(world, held(claim(world, 4)))
     delete(world, "t", before=2)
@@ -312,7 +313,7 @@ def test_what_is_in_the_topic_no_longer_is_said(world: World) -> None:
     assert list(held(claim(world, 9))) == [2]
 
 
-def test_a_claim_that_waits_is_given_what_comes_back(world: World) -> None:
+def test_a_waiting_claim_receives_a_redriven_record(world: World) -> None:
     make(world, most=1)
     nack(world, held(claim(world, 4)))
     moved(world, spent(world).number, 1, 2, 3, 4)
@@ -323,7 +324,7 @@ def test_a_claim_that_waits_is_given_what_comes_back(world: World) -> None:
     assert list(held(run.replies[901])) == [2]
 
 
-def test_letters_that_make_no_sense_are_refused(world: World) -> None:
+def test_invalid_redrive_requests_are_refused(world: World) -> None:
     make(world)
     topic_id = world.topic("t").topic_id
     many = range(1, GROUP_DEAD_LETTERS_PER_MOVE + 2)
@@ -340,8 +341,8 @@ def test_letters_that_make_no_sense_are_refused(world: World) -> None:
         world.request(m.Redeliver("t", topic_id, "s", words([1]), words([5])))
 
 
-def test_the_pending_list_says_why_records_came_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a queue; of so many records at once as one request names."""
+def test_the_pending_list_contains_nack_reasons(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page has at most the number of records that one request may name. Queues have the same list."""
     make(world, most=5)
     jobs = held(claim(world, 3))
     for seq, reason in ((1, "no disk"), (1, "no net"), (3, "bad")):

@@ -1,4 +1,4 @@
-"""Consumer groups hand out records when and as urgently as they say, over kills, segments and snapshots."""
+"""Consumer groups deliver records by their `not_before` and priority, over kills, segments and snapshots."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make(world: World, durability: str = "fsync", mode: int = 1, **settings: Any
 
 
 def write(world: World, delay_s: float | None = None, priority: int = 0, count: int = 1) -> int:
-    """Records that say when and how urgently; returns the first one's number."""
+    """Append records with a delay and a priority. Return the first seq."""
     at_us = None if delay_s is None else world.clock.now_us() + round(delay_s * S)
     return append(
         world, "t", [b"record"] * count, not_before=None if at_us is None else [at_us] * count,
@@ -42,14 +42,14 @@ def given(world: World, most: int = 100, **options: Any) -> list[int]:
 
 
 def counts(world: World, group: str = "g") -> tuple[int, int, int, int]:
-    """(may be given now, leased, rest, were never given)."""
+    """Return (ready, leased, delayed, undelivered)."""
     found = world.request(m.LeaseStats("t", group=group))
     world.run_of("t").core.check()
     return found.ready, found.in_flight, found.delayed, found.undelivered
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_a_record_is_not_handed_out_before_its_instant(world, durability):
+def test_a_record_is_not_delivered_before_its_time(world, durability):
     make(world, durability)
     write(world)
     write(world, 10)
@@ -63,7 +63,7 @@ def test_a_record_is_not_handed_out_before_its_instant(world, durability):
     assert counts(world) == (0, 3, 0, 0)
 
 
-def test_urgent_records_go_first_where_the_topic_says_so_and_by_number_where_the_claim_does(world):
+def test_urgent_records_are_delivered_first_if_configured_and_by_seq_if_the_claim_requests_it(world):
     make(world, record_priority=True)
     write(world, count=2)
     write(world, priority=1)
@@ -76,7 +76,7 @@ def test_urgent_records_go_first_where_the_topic_says_so_and_by_number_where_the
     assert given(world) == [2]
 
 
-def test_each_group_has_an_order_of_its_own(world):
+def test_each_group_has_its_own_order(world):
     make(world, record_priority=True)
     world.request(m.GroupOpen("t", "other", 1))
     write(world, count=3)
@@ -87,7 +87,7 @@ def test_each_group_has_an_order_of_its_own(world):
     assert given(world) == [1, 2, 3]
 
 
-def test_a_setting_changed_later_is_obeyed_from_then_on(world):
+def test_a_changed_setting_applies_to_later_claims(world):
     make(world)
     write(world, count=2)
     write(world, priority=2, count=2)
@@ -101,7 +101,7 @@ def test_a_setting_changed_later_is_obeyed_from_then_on(world):
     assert given(world) == [5]
 
 
-def test_a_group_that_reads_in_order_does_not_ask(world):
+def test_a_stream_group_ignores_times_and_priorities(world):
     make(world, mode=STREAM, record_priority=True)
     write(world, 60)
     write(world, priority=2)
@@ -110,8 +110,8 @@ def test_a_group_that_reads_in_order_does_not_ask(world):
 
 @pytest.mark.parametrize("saved", [False, True], ids=["log", "snapshot"])
 @pytest.mark.parametrize("how", ["kill", "stop"])
-def test_what_was_done_out_of_turn_is_not_handed_out_again(how, saved):
-    """Its number is larger than that of others, which were never given."""
+def test_records_acked_out_of_turn_are_not_delivered_again(how, saved):
+    """Their seqs are greater than those of records that were never delivered."""
     world = new_world()
     make(world, record_priority=True)
     write(world, 60)
@@ -134,8 +134,8 @@ def test_what_was_done_out_of_turn_is_not_handed_out_again(how, saved):
     assert counts(world)[2:] == (0, 0)
 
 
-def test_a_record_that_waits_for_its_time_is_kept_for_the_group(world):
-    """It was not acked: retention by acks leaves it where it is, with what lies behind it."""
+def test_a_delayed_record_is_kept_for_the_group(world):
+    """The record is not acked, so `retain_until_acked` keeps it and all later records."""
     make(world, retain_until_acked=True, cap_records=2)
     write(world, 60)
     write(world, count=4)
@@ -148,7 +148,7 @@ def test_a_record_that_waits_for_its_time_is_kept_for_the_group(world):
     assert state(world, "t").earliest_seq == 4
 
 
-def test_going_back_asks_the_records_once_more(world):
+def test_a_seek_back_applies_times_and_priorities_again(world):
     make(world, record_priority=True)
     write(world, count=2)
     write(world, priority=2, count=2)
@@ -163,7 +163,7 @@ def test_going_back_asks_the_records_once_more(world):
     assert given(world) == [5]
 
 
-def test_a_letter_that_comes_back_tells_done_records_from_those_never_given(world):
+def test_a_redrive_distinguishes_acked_records_from_undelivered_ones(world):
     make(world, record_priority=True)
     write(world, count=2)
     write(world, priority=2)
@@ -174,7 +174,7 @@ def test_a_letter_that_comes_back_tells_done_records_from_those_never_given(worl
     world.run_of("t").core.check()
 
 
-def test_what_is_deleted_meanwhile_is_not_counted(world):
+def test_deleted_records_are_not_counted(world):
     make(world, record_priority=True)
     write(world, count=3)
     write(world, priority=2, count=2)
@@ -199,7 +199,7 @@ def test_a_waiting_claim_is_woken_at_the_instant(world):
     assert list(held(run.replies.pop(901))) == [1]
 
 
-def test_a_claim_that_waits_learns_what_was_written_since_it_began(world):
+def test_a_waiting_claim_respects_the_delay_of_records_appended_later(world):
     make(world)
     run = world.run_of("t")
     run.step(run.request(901, m.Claim("t", "w", 5, wait_ms=20_000, group="g")))
@@ -210,7 +210,7 @@ def test_a_claim_that_waits_learns_what_was_written_since_it_began(world):
     assert list(held(run.replies.pop(901))) == [1]
 
 
-def test_a_group_whose_records_cannot_be_read_hands_out_nothing_and_another_does(world, monkeypatch):
+def test_a_group_with_unreadable_records_fails_and_another_group_continues(world, monkeypatch):
     make(world)
     world.request(m.GroupOpen("t", "other", 1))
     write(world)

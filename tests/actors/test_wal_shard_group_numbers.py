@@ -1,4 +1,4 @@
-"""What a shard's consumer groups count: sums by rounds, the floor that stands longest, and the status."""
+"""Metrics of a shard's consumer groups: sums, the age of the oldest floor, and the engine's status."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def numbers_of(world: World, topic: str = "t") -> GroupMetrics:
 
 
 def look(world: World, steady_ms: int = 0) -> tuple[int, int, int, int]:
-    """Have the shard look: groups, lag, pending, members."""
+    """Let the shard sample its groups. Return groups, lag, pending, members."""
     numbers = numbers_of(world)
     numbers.sample(world.clock.now_us() // 1_000, steady_ms)
     return len(numbers), numbers.lag, numbers.pending, numbers.members
 
 
-def test_sums_follow_what_members_do(world: World) -> None:
-    """F66: undelivered and pending; of a stream what is not committed."""
+def test_sums_follow_the_operations_of_members(world: World) -> None:
+    """Lag counts undelivered and pending records. For a stream group it counts uncommitted records."""
     make(world, 6)
     assert look(world) == (1, 6, 0, 0)
     jobs = held(claim(world, 4))
@@ -56,8 +56,8 @@ def test_sums_follow_what_members_do(world: World) -> None:
     assert look(world) == (0, 0, 0, 0)
 
 
-def test_records_that_leave_and_members_that_are_silent_count_no_more(world: World) -> None:
-    """F63."""
+def test_deleted_records_and_silent_members_are_not_counted(world: World) -> None:
+    """A member without requests for `GROUP_MEMBER_SILENT_MS` is silent."""
     make(world, 6)
     ack(world, held(claim(world, 1)))
     world.clock.advance(GROUP_MEMBER_SILENT_MS // 1_000 + 1)
@@ -65,7 +65,7 @@ def test_records_that_leave_and_members_that_are_silent_count_no_more(world: Wor
     assert look(world) == (1, 3, 0, 0)
 
 
-def test_a_floor_ages_while_something_is_to_be_done_and_it_does_not_move(world: World) -> None:
+def test_the_age_of_a_floor_grows_while_work_remains_and_the_floor_does_not_move(world: World) -> None:
     make(world, 3)
     numbers = numbers_of(world)
 
@@ -85,7 +85,7 @@ def test_a_floor_ages_while_something_is_to_be_done_and_it_does_not_move(world: 
     assert age(61_000) == 0, "nothing is to be done"
 
 
-def test_so_many_are_looked_at_at_once_and_the_oldest_floor_is_kept_for_a_round(
+def test_a_bounded_number_of_groups_is_sampled_at_once_and_the_oldest_floor_is_kept_for_a_round(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group_metrics, "GROUPS_SAMPLED_MAX", 2)
@@ -100,7 +100,7 @@ def test_so_many_are_looked_at_at_once_and_the_oldest_floor_is_kept_for_a_round(
     assert 500 <= numbers_of(world).floor_age_ms <= 800
 
 
-def test_numbers_bring_no_members_back() -> None:
+def test_forgetting_an_unknown_group_has_no_effect() -> None:
     numbers = GroupMetrics()
     numbers.forget(7)
     numbers.sample(0, 0)
@@ -108,7 +108,7 @@ def test_numbers_bring_no_members_back() -> None:
 
 
 @pytest.mark.slow
-def test_a_status_says_how_groups_stand() -> None:
+def test_the_status_contains_the_metrics_of_groups() -> None:
     with engine(wal={"shards": 2}) as running, ringlog.connect(running.url, wait=10) as client:
         for name in ("a", "b", "c"):
             client.append_many(name, [b"record"] * 5)

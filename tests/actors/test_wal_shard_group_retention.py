@@ -1,4 +1,4 @@
-"""Retention that waits for groups: how long, for whom, and what says so (F20, L46)."""
+"""Retention that waits for the acks of consumer groups (CG5)."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def earliest(world: World) -> int:
     return state(world, "t").earliest_seq
 
 
-def test_without_groups_caps_take_what_they_take_and_nothing_more(world):
-    """A topic without queue-mode groups is one like others; a stream group holds nothing back."""
+def test_without_queue_mode_groups_caps_apply_as_usual(world):
+    """A stream-mode group retains no records."""
     make(world, 5, cap_records=3)
     assert earliest(world) == 3
     group(world, "s", STREAM)
@@ -41,7 +41,7 @@ def test_without_groups_caps_take_what_they_take_and_nothing_more(world):
     assert (earliest(world), state(world, "t").held_by) == (4, "")
 
 
-def test_caps_wait_for_the_group_that_is_furthest_behind(world):
+def test_caps_wait_for_the_group_with_the_lowest_floor(world):
     make(world, 0, cap_records=3)
     group(world, "fast")
     group(world, "slow")
@@ -63,7 +63,7 @@ def test_caps_wait_for_the_group_that_is_furthest_behind(world):
     assert state(world, "t").count == 3
 
 
-def test_the_hard_cap_waits_for_nobody(world):
+def test_the_hard_cap_waits_for_no_group(world):
     make(world, 0, cap_records=2, hard_cap_records=5)
     group(world, "g")
     for n in range(4):
@@ -81,7 +81,7 @@ def test_the_hard_cap_waits_for_nobody(world):
     assert list(held(claim(world, 9))) == [4, 5, 6, 7, 8]
 
 
-def test_bytes_are_capped_the_same_way(world):
+def test_caps_in_bytes_wait_as_well(world):
     make(world, 0, cap_bytes=200, hard_cap_bytes=600)
     group(world, "g")
     for _ in range(30):
@@ -92,7 +92,7 @@ def test_bytes_are_capped_the_same_way(world):
     assert state(world, "t").bytes <= 200
 
 
-def test_a_ttl_waits_too_and_what_waits_is_seen(world):
+def test_a_ttl_waits_as_well_and_readers_see_the_waiting_records(world):
     make(world, 3, ttl_ms=1_000)
     group(world, "g")
     world.clock.advance(0.5)
@@ -110,7 +110,7 @@ def test_a_ttl_waits_too_and_what_waits_is_seen(world):
     assert (earliest(world), state(world, "t").count) == (5, 0)
 
 
-def test_what_expires_later_goes_when_its_group_is_done_with_it(world):
+def test_an_expired_record_is_removed_when_its_group_acked_it(world):
     make(world, 2, ttl_ms=1_000)
     group(world, "g")
     jobs = held(claim(world, 1))
@@ -123,7 +123,7 @@ def test_what_expires_later_goes_when_its_group_is_done_with_it(world):
     assert state(world, "t").count == 1
 
 
-def test_a_group_that_goes_or_moves_lets_go(world):
+def test_a_group_that_is_deleted_or_moved_retains_nothing_more(world):
     make(world, 0, cap_records=2)
     group(world, "g")
     group(world, "h")
@@ -136,7 +136,7 @@ def test_a_group_that_goes_or_moves_lets_go(world):
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-def test_what_waits_goes_on_waiting_after_a_restart(world, how):
+def test_retention_still_waits_after_a_restart(world, how):
     make(world, 0, cap_records=2, ttl_ms=500)
     group(world, "g")
     for n in range(6):

@@ -1,4 +1,4 @@
-"""Consumer groups of a shard: leases and positions over kills, checkpoints, layouts, deletes and repeats."""
+"""Consumer groups of a shard: leases and positions over kills, checkpoints, deletes and repeats."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def refused(world: World, message: m.Message, error: type[Exception]) -> None:
         world.request(message)
 
 
-# -- the life of a group ----------------------------------------------------------------------------------
+# -- lifetime of a group ----------------------------------------------------------------------------------
 
 
-def test_a_group_is_made_on_use_and_is_there_afterwards(world):
-    """F25, F40."""
+def test_a_group_is_created_on_use_and_exists_afterwards(world):
+    """Opening the group again does not move its cursor."""
     made = make(world, 5)
     assert (made.created, made.cursor, made.floor, made.group) == (True, 1, 0, "g")
     again = world.request(m.GroupOpen("t", "g", QUEUE, start=4))
@@ -72,13 +72,13 @@ def test_a_group_is_made_on_use_and_is_there_afterwards(world):
 
 
 @pytest.mark.parametrize(("start", "cursor"), [(1, 1), (3, 3), (6, 6), (99, 6)])
-def test_a_group_begins_where_it_is_told_to_within_what_there_is(world, start, cursor):
-    """F42."""
+def test_a_group_starts_at_the_requested_seq_within_the_existing_records(world, start, cursor):
+    """A start beyond the head becomes the next seq."""
     assert make(world, 5, start=start).cursor == cursor
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_records_are_claimed_acked_and_stay_for_others(world, durability):
+def test_a_group_claims_and_acks_records_that_stay_for_others(world, durability):
     make(world, 3, durability=durability)
     world.request(m.GroupOpen("t", "other", QUEUE))
     claimed = claim(world, 2)
@@ -92,8 +92,8 @@ def test_records_are_claimed_acked_and_stay_for_others(world, durability):
     assert numbers(ack(world, held(claimed)).skipped) == [1, 2], "they are done"
 
 
-def test_the_floor_is_exact_from_the_first_record_whatever_the_order_of_acks(world):
-    """F27: acked in the middle and at the end, the floor stays; with the first it goes over all of them."""
+def test_the_floor_is_exact_whatever_the_order_of_acks(world):
+    """The floor moves only when the first gap is acked, and then past all acked records."""
     make(world, 6)
     jobs = held(claim(world, 6))
     for done, floor in (((4,), 0), ((6, 2), 0), ((1,), 2), ((3,), 4), ((5,), 6)):
@@ -101,7 +101,7 @@ def test_the_floor_is_exact_from_the_first_record_whatever_the_order_of_acks(wor
         assert stand(world).info.floor == floor, done
 
 
-def test_one_frame_a_call_and_the_answer_after_its_sync():
+def test_each_call_is_one_frame_and_is_answered_after_its_sync():
     seen: list[Any] = []
     world = started(watch=lambda shard, effect: seen.append(effect))
     make(world, 9)
@@ -126,8 +126,8 @@ def test_one_frame_a_call_and_the_answer_after_its_sync():
 # -- redelivery -------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_acked_in_time_comes_back_first_and_counts(world):
-    """F33, F45, QL-9."""
+def test_records_with_expired_leases_are_delivered_first_and_counted(world):
+    """The old tokens are not valid any more."""
     make(world, 3)
     first = held(claim(world, 2, lease_ms=1_000))
     world.clock.advance(1.0)
@@ -140,7 +140,7 @@ def test_what_is_not_acked_in_time_comes_back_first_and_counts(world):
     assert ack(world, held(again), node="v").acked == 2
 
 
-def test_given_back_now_or_after_a_rest(world):
+def test_a_nack_returns_a_record_at_once_or_after_a_delay(world):
     make(world, 2)
     jobs = held(claim(world, 2))
     nack(world, {1: jobs[1]})
@@ -152,7 +152,7 @@ def test_given_back_now_or_after_a_rest(world):
 
 
 def test_a_claim_that_is_called_off_is_as_if_it_had_never_been_made(world):
-    """By its number, before it is given anything and after; a theft too; also after a kill."""
+    """A claim or a steal is undone by its call number, at any time, also after a kill."""
     make(world, 3)
     claim(world, 2, call=1)
     assert nack(world, [], node="v", undo=True, call=1).nacked == 0
@@ -169,8 +169,8 @@ def test_a_claim_that_is_called_off_is_as_if_it_had_never_been_made(world):
     assert pending(world) == {1: (1, "w", 1), 2: (3, "", 1), 3: (3, "", 0)}
 
 
-def test_stealing_fences_the_holder_before(world):
-    """F32: what was extended lately is not idle."""
+def test_a_steal_fences_the_previous_holder(world):
+    """A lease that was extended recently is not idle."""
     make(world, 4)
     jobs = held(claim(world, 4, node="a"))
     world.clock.advance(2.0)
@@ -188,7 +188,7 @@ def ack_and_claim(world: World, jobs: dict[int, int], call: int) -> Any:
 
 
 def test_what_is_done_and_the_next_claim_in_one_request(world):
-    """Both are in the log when it is answered, so a repeat has the same answer, also of the next shard."""
+    """The reply follows when both are logged, so a repeat has the same reply, also from the next shard."""
     make(world, 5)
     given = ack_and_claim(world, held(claim(world, 2)), call=5)
     assert list(held(given)) == [3, 4]
@@ -205,7 +205,7 @@ def test_what_is_done_and_the_next_claim_in_one_request(world):
     assert stand(world).info.floor == 5
 
 
-def test_nothing_is_done_of_an_ack_and_claim_unless_all_is_held(world):
+def test_an_ack_and_claim_changes_nothing_unless_every_lease_is_held(world):
     make(world, 4)
     jobs = held(claim(world, 2))
     nack(world, {2: jobs[2]})
@@ -215,8 +215,8 @@ def test_nothing_is_done_of_an_ack_and_claim_unless_all_is_held(world):
     assert (stand(world).info.floor, pending(world)) == before
 
 
-def test_a_claim_may_ask_for_what_others_left_lying(world):
-    """F43, F45: only when there is nothing else."""
+def test_a_claim_may_take_over_idle_leases_of_other_members(world):
+    """This happens only if no other record is ready."""
     make(world, 2)
     claim(world, 1, node="a")
     world.clock.advance(1.0)
@@ -228,8 +228,8 @@ def test_a_claim_may_ask_for_what_others_left_lying(world):
     assert pending(world, node="b", min_deliveries=2) == {1: (LEASED, "b", 2)}
 
 
-def test_leaving_gives_back_at_once_and_members_are_known(world):
-    """F63, F64."""
+def test_leaving_returns_leases_at_once_and_members_are_listed(world):
+    """A member without requests for two minutes is not listed."""
     make(world, 3, node="w")
     claim(world, 2)
     claim(world, 1, node="v")
@@ -242,8 +242,8 @@ def test_leaving_gives_back_at_once_and_members_are_known(world):
     assert [name for name, _, _ in stand(world).members] == ["v"], "silent for two minutes"
 
 
-def test_what_is_in_flight_is_bounded_for_the_group_and_for_each_member(world):
-    """F47: nothing new until some are done; what came back is given out all the same."""
+def test_records_in_flight_are_bounded_for_the_group_and_for_each_member(world):
+    """At the bound no new record is leased. Returned records still are."""
     make(world, 10, pending_max=5, member_max=3)
     jobs = held(claim(world, 9, node="a"))
     assert list(jobs) == [1, 2, 3]
@@ -256,7 +256,7 @@ def test_what_is_in_flight_is_bounded_for_the_group_and_for_each_member(world):
     assert list(held(claim(world, 9, node="c"))) == [6]
 
 
-def test_bounds_of_a_topic_and_a_shard(world, monkeypatch):
+def test_the_bounds_of_a_topic_and_of_a_shard_are_enforced(world, monkeypatch):
     monkeypatch.setattr(consumer_groups, "GROUPS_PER_TOPIC_MAX", 2)
     make(world, 5)
     world.request(m.GroupOpen("t", "h", QUEUE))
@@ -271,11 +271,11 @@ def test_bounds_of_a_topic_and_a_shard(world, monkeypatch):
     refused(world, m.Claim("t", "w", wait_ms=1_000, group="g"), Throttled)
 
 
-# -- seeking, lag -----------------------------------------------------------------------------------------
+# -- seek and lag -----------------------------------------------------------------------------------------
 
 
-def test_seeking_goes_both_ways_and_ends_every_lease(world):
-    """F26, L19."""
+def test_a_seek_moves_in_both_directions_and_ends_every_lease(world):
+    """The old tokens are not valid any more."""
     make(world, 9)
     jobs = held(claim(world, 6))
     assert world.request(m.GroupSeek("t", "g", 3)).cursor == 3
@@ -287,8 +287,8 @@ def test_seeking_goes_both_ways_and_ends_every_lease(world):
     assert claim(world, 2).runs == []
 
 
-def test_lag_counts_what_there_is(world):
-    """F66: undelivered and pending apart; records that are gone are none."""
+def test_lag_counts_only_existing_records(world):
+    """Undelivered and pending records are counted separately."""
     make(world, 9)
     claim(world, 3)
     delete(world, "t", seqs=[2, 5])
@@ -299,8 +299,8 @@ def test_lag_counts_what_there_is(world):
     assert (found.undelivered, found.in_flight, found.info.floor) == (5, 0, 3)
 
 
-def test_what_leaves_the_topic_leaves_the_pending_list_and_its_ack_counts(world):
-    """QL-11, QA-9, F55."""
+def test_a_record_that_left_the_topic_is_not_pending_and_its_ack_succeeds(world):
+    """One record is deleted, and others are evicted by a cap."""
     make(world, 6)
     jobs = held(claim(world, 4))
     delete(world, "t", seqs=[2])
@@ -310,11 +310,11 @@ def test_what_leaves_the_topic_leaves_the_pending_list_and_its_ack_counts(world)
     assert list(held(claim(world, 9))) == [5, 6]
 
 
-# -- streams ----------------------------------------------------------------------------------------------
+# -- stream mode ------------------------------------------------------------------------------------------
 
 
 def test_a_stream_group_is_read_by_one_member_at_a_time(world):
-    """F41, F67."""
+    """The latest member owns the group. A commit of the previous owner has no effect."""
     make(world, 9, STREAM)
     refused(world, m.Claim("t", "w", group="g"), GroupIncompatible)
     taken = world.request(m.GroupTake("t", "g", "a"))
@@ -334,8 +334,8 @@ def test_a_stream_group_is_read_by_one_member_at_a_time(world):
 
 
 @pytest.mark.parametrize("is_absorbed", [False, True])
-def test_a_group_tells_how_old_its_oldest_record_is_and_how_long_records_waited(is_absorbed):
-    """As a queue does."""
+def test_a_group_reports_the_age_of_its_oldest_record_and_the_waiting_time(is_absorbed):
+    """Queues report the same metrics."""
     world = new_world()
     make(world)
     world.request(m.GroupOpen("t", "s", STREAM))
@@ -360,13 +360,13 @@ def test_a_group_tells_how_old_its_oldest_record_is_and_how_long_records_waited(
     assert stand(world).wait_p99_ms == 0, "put before the start"
 
 
-# -- when things die --------------------------------------------------------------------------------------
+# -- restarts ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["kill", "stop", "power"])
 @pytest.mark.parametrize("is_absorbed", [False, True])
-def test_everything_outlives_the_shard(how, is_absorbed):
-    """Leases, counts, delays and places, from the log or from a snapshot (F36, F37)."""
+def test_the_state_of_a_group_outlives_the_shard(how, is_absorbed):
+    """Leases, counts, delays and positions are restored from the log or from a snapshot (CG2)."""
     world = new_world()
     make(world, 9, pending_max=50)
     world.request(m.GroupOpen("t", "s", STREAM))
@@ -434,7 +434,7 @@ def test_a_request_that_comes_again_has_the_same_answer_also_after_a_kill(world)
 
 
 def test_a_claim_that_comes_again_is_not_told_of_leases_that_are_others_by_now(world):
-    """F32, QC-8: a gateway gives back what it cannot pass on; a member without an answer asks again."""
+    """A gateway nacks records that it cannot forward. A member without a reply repeats its claim."""
     make(world, 6)
     first = held(claim(world, 4, call=1))
     nack(world, {seq: first[seq] for seq in (3, 4)}, tokens=words([first[3], first[4]]))
@@ -451,7 +451,7 @@ def test_a_claim_that_comes_again_is_not_told_of_leases_that_are_others_by_now(w
 
 @pytest.mark.parametrize("is_theft", [False, True])
 def test_a_claim_that_is_taken_back_is_made_anew_when_it_comes_again(world, is_theft):
-    """QC-8: under its own number nothing is left of it, also for a shard that comes after."""
+    """Nothing remains under the call number of the claim, also for the next shard."""
     make(world, 3)
     if is_theft:
         claim(world, 3, "x")
@@ -474,7 +474,7 @@ def test_a_claim_that_is_taken_back_is_made_anew_when_it_comes_again(world, is_t
     assert (ack(world, first).acked, ack(world, second).acked) == (0, 2)
 
 
-def test_a_deleted_group_stays_so_and_a_new_one_begins_anew(world):
+def test_a_deleted_group_stays_deleted_and_a_new_one_starts_empty(world):
     make(world, 5)
     claim(world, 3)
     world.request(m.GroupDelete("t", "g"))
@@ -487,7 +487,7 @@ def test_a_deleted_group_stays_so_and_a_new_one_begins_anew(world):
     assert world.request(m.GroupList("t")).groups == []
 
 
-# -- waiting ----------------------------------------------------------------------------------------------
+# -- waiting claims ---------------------------------------------------------------------------------------
 
 
 def ask(world: World, corr: int, message: Any) -> None:
@@ -499,7 +499,7 @@ def answers(world: World) -> dict[int, Any]:
     return {corr: message for corr, (message, _) in world.run_of("t").replies.items()}
 
 
-def test_a_claim_waits_for_a_record_a_lease_that_ends_or_its_own_end(world):
+def test_a_waiting_claim_ends_with_a_record_an_expired_lease_its_timeout_or_a_drain(world):
     make(world, 0)
     run = world.run_of("t")
     replies = run.replies
@@ -522,8 +522,8 @@ def test_a_claim_waits_for_a_record_a_lease_that_ends_or_its_own_end(world):
     assert replies[905].status == int(Status.SHUTTING_DOWN)
 
 
-def test_claims_that_waited_are_served_group_by_group_commit(world, monkeypatch):
-    """A group of the log does not grow beyond its bound for them; none is forgotten."""
+def test_waiting_claims_are_served_in_several_commit_batches(world, monkeypatch):
+    """A commit batch does not exceed its size for waiting claims, and no claim is forgotten."""
     monkeypatch.setattr(shard_leases, "COMMIT_BATCH_BYTES_MAX", 200)
     make(world, 0)
     for n in range(6):
@@ -535,15 +535,15 @@ def test_claims_that_waited_are_served_group_by_group_commit(world, monkeypatch)
     assert sorted(given) == [1, 2, 3, 4, 5, 6]
 
 
-def test_who_waits_for_a_group_that_goes_is_told(world):
+def test_a_waiting_claim_fails_when_its_group_is_deleted(world):
     make(world, 0)
     ask(world, 901, m.Claim("t", "a", 1, wait_ms=20_000, group="g"))
     world.request(m.GroupDelete("t", "g"))
     assert world.run_of("t").replies[901].status == int(Status.GROUP_NOT_FOUND)
 
 
-def test_on_a_full_disk_claims_wait_without_turning_in_circles():
-    """ST-13: they are given something when there is room again."""
+def test_on_a_full_disk_claims_wait_without_spinning():
+    """They receive records when space is available again."""
     disk = FaultyDisk(SimulatedDisk(DATA))
     world = World(disk)
     world.start()
@@ -557,7 +557,7 @@ def test_on_a_full_disk_claims_wait_without_turning_in_circles():
         world.send("f", [world.frame_for("f", [b"x" * 30_000])])
     for _ in range(3):
         for number in run.core.requests.leases.registry._topic_of:
-            run.core.requests.leases.waiting_claims.wake(number)  # As when somebody's lease ends.
+            run.core.requests.leases.waiting_claims.wake(number)  # As at the end of a lease.
         world.tick(0.3)
         assert 901 not in run.replies
         assert run.core.next_deadline_ns() > world.clock.monotonic_ns(), "it does not spin"

@@ -1,6 +1,6 @@
-"""Random lives of an engine: four classes, several producers, every way to end a life, against a model.
+"""Random lives of an engine with four classes, several producers and every kind of end, against a model.
 
-What the model holds the shard to is said in scenarios/story.py.
+The module scenarios/story.py states what the model requires of the shard.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ringlog.testing.shard_world import ShardRunEnded
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.timeout(120)
-def test_random_lives_of_one_shard_keep_every_promise(seed):
-    """FX-121, FX-122, FX-133, FX-139, RF-66: INV-1 to 6, 15, 17, 18."""
+def test_random_lives_of_one_shard_satisfy_the_model(seed):
+    """They include the loss of the end of a disk-class topic after readers saw it (RF-66)."""
     story = Story(seed)
     story.run(100)
     assert story.ends > 8
@@ -24,8 +24,8 @@ def test_random_lives_of_one_shard_keep_every_promise(seed):
 
 @pytest.mark.parametrize("seed", range(1_000, 1_006))
 @pytest.mark.timeout(120)
-def test_random_lives_with_changing_shard_counts_keep_every_promise(seed):
-    """SH-4, SH-5, FX-175, FX-211, FX-232, RF-67: names, epochs and deletions too."""
+def test_random_lives_with_changing_shard_counts_satisfy_the_model(seed):
+    """The number of shards changes at restarts (RF-67). Names, epochs and deletions are checked as well."""
     story = Story(seed, shards=3, changes_layout=True)
     story.run(100)
     assert story.ends > 8
@@ -35,7 +35,7 @@ def test_random_lives_with_changing_shard_counts_keep_every_promise(seed):
 @pytest.mark.timeout(300)
 @pytest.mark.night
 def test_more_random_lives():
-    """The same, seeds of failures found so far among them."""
+    """The same tests with other seeds, including those of earlier failures."""
     for seed in (27, 1005, 1041, 2007, 2035, 2090, 2132, 8167):
         Story(
             seed, shards={27: 1, 8167: 4}.get(seed, 2 if seed >= 2_000 else 3), changes_layout=seed > 1_000
@@ -45,7 +45,7 @@ def test_more_random_lives():
 
 
 def is_noticed() -> bool:
-    """Does one of a few stories fail?"""
+    """Return whether one of eight stories fails."""
     for seed in range(8):
         try:
             Story(seed).run(100)
@@ -55,16 +55,16 @@ def is_noticed() -> bool:
 
 
 @pytest.mark.interpreted
-def test_the_model_notices_an_ack_before_the_sync(monkeypatch):
-    """A model that is satisfied by anything is none."""
+def test_the_model_detects_an_ack_before_the_sync(monkeypatch):
+    """A model that accepts everything proves nothing."""
     from actors.wal_shard.core import ShardCore
 
     monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_batch)
     assert is_noticed()
 
 
-def test_the_model_notices_a_forgotten_deletion(monkeypatch):
-    """INV-11."""
+def test_the_model_detects_a_forgotten_deletion(monkeypatch):
+    """The mutant ignores the deletion of topics in replay."""
     from actors.wal_shard.recovery.replay import Replay
 
     apply_control = Replay._apply_control

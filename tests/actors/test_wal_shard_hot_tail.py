@@ -1,4 +1,4 @@
-"""The newest records of queues in memory: the same as in the log, nothing is read for them, and bounded."""
+"""The newest records of queues in memory equal those of the log, need no reads, and are bounded."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def newest(world: World) -> HotTail:
 
 
 def payloads_in(tail: HotTail, topic: ShardTopic, first: int, count: int) -> tuple[list[bytes], bytes] | None:
-    """Payloads and stamps that these jobs bring along; None where they do not, or not by themselves."""
+    """Return payloads and stamps of these jobs. None if they are not in memory, or need their frame."""
     parts = tail.find_parts(topic, first, count)
     found = None if parts is None else contents_of(parts)
     return None if found is None or found.frames else (found.payloads, found.stamps)
 
 
 def sizes(world: World, first: int, last: int) -> list[int]:
-    """What storage says of these jobs."""
+    """Return the sizes of these jobs according to storage."""
     run = world.run_of("q")
     ledger = StoredRecordIndex(run.disk, DATA, SHM, run._published)
     found = ledger.positions(run.core.requests.locate_records(world.topic("q"), first - 1), first, last)
@@ -56,7 +56,7 @@ def send(world: World, jobs: list[bytes], seq: int, **columns: Any) -> bytearray
 
 
 def records(tail: HotTail, topic: ShardTopic, first: int, count: int) -> list[Record] | None:
-    """These jobs, as whoever claimed them sees them; None where they do not travel with the answer."""
+    """Return these jobs as their worker receives them. None if they are not sent with the reply."""
     parts = tail.find_parts(topic, first, count)
     found = None if parts is None else contents_of(parts)
     if found is None:
@@ -73,7 +73,7 @@ def records(tail: HotTail, topic: ShardTopic, first: int, count: int) -> list[Re
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_what_is_kept_is_what_lies_in_the_log(world: World, seed: int) -> None:
+def test_a_kept_record_equals_the_one_that_lies_in_the_log(world: World, seed: int) -> None:
     chance = random.Random(seed)
     jobs: list[tuple[bytes, str | None, dict[str, int]]] = []
     world.put_topic("other", durability="disk")
@@ -121,7 +121,7 @@ def test_stamps_are_those_of_the_commits(world: World) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 10])
-def test_a_job_is_put_claimed_and_acked_without_a_look_at_the_log(
+def test_a_job_is_put_claimed_and_acked_without_a_read_of_the_log(
     world: World, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = world.run_of("q")
@@ -144,7 +144,7 @@ def test_a_job_is_put_claimed_and_acked_without_a_look_at_the_log(
     assert world.topic("q").count == 0
 
 
-def test_what_is_over_leaves_with_the_next_job(world: World) -> None:
+def test_settled_jobs_are_dropped_with_the_next_append(world: World) -> None:
     tail = newest(world)
     for n in range(200):
         world.append("q", [b"%d" % n])
@@ -155,7 +155,7 @@ def test_what_is_over_leaves_with_the_next_job(world: World) -> None:
 
 
 @pytest.mark.parametrize("each", [1, 3])
-def test_beyond_the_bound_the_oldest_leave(world: World, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bound_drops_oldest_records(world: World, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tail = HotTail(10_000)
     monkeypatch.setattr(world.run_of("q").core.requests.leases, "newest", tail)
     monkeypatch.setattr(hot_tail, "_TIDY_AT", 7)
@@ -166,7 +166,7 @@ def test_beyond_the_bound_the_oldest_leave(world: World, each: int, monkeypatch:
         assert len(tail) >= min(n + 1, 10)
     for name in ("q", "p"):
         topic = world.topic(name)
-        # From the end: what is cut takes more room, and the oldest make it.
+        # From the end: a split frame needs more memory, for which the oldest records are dropped.
         there = [tail.total_of(topic, seq, 1) for seq in range(topic.head_seq, 0, -1)][::-1]
         assert there[-1] == 4
         assert there == sorted(there, key=lambda size: size is not None)
@@ -176,8 +176,8 @@ def test_beyond_the_bound_the_oldest_leave(world: World, each: int, monkeypatch:
     assert (tail.bytes, len(tail)) == (0, 0)
 
 
-def test_what_small_jobs_take_when_they_are_cut_counts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A byte takes five in its frame, and ten times that as an object."""
+def test_memory_of_split_small_jobs_is_counted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A payload of one byte takes 5 bytes in its frame, and ten times that as an object."""
     tail = HotTail(30_000)
     monkeypatch.setattr(world.run_of("q").core.requests.leases, "newest", tail)
     for _ in range(10):
@@ -204,7 +204,7 @@ def test_frames_larger_than_the_bound_are_not_kept(world: World, monkeypatch: py
     assert tail.total_of(world.topic("q"), 22, 1) == 5
 
 
-def test_a_large_job_travels_alone_and_large_claims_do_not(world: World) -> None:
+def test_a_large_job_is_sent_alone_with_its_claim_and_large_claims_are_not(world: World) -> None:
     for size in (INLINE_BYTES_MAX + 1, INLINE_BYTES_MAX, 1):
         world.append("q", [bytes(size)])
     world.append("q", [b"a", bytes(2 * INLINE_BYTES_MAX)])
@@ -213,16 +213,16 @@ def test_a_large_job_travels_alone_and_large_claims_do_not(world: World) -> None
         (record,) = records(tail, topic, seq, 1) or ()
         assert (record.seq, record.data) == (seq, bytes(size))
         assert tail.total_of(topic, seq, 1) == size
-    # Whoever claims one job of a large frame would be given all of it, for each.
+    # A claim of one job in a large frame would receive the whole frame, once for each job.
     assert records(tail, topic, 4, 1) is records(tail, topic, 5, 1) is None
     assert (tail.total_of(topic, 4, 1), tail.total_of(topic, 5, 1)) == (1, 2 * INLINE_BYTES_MAX)
     assert records(tail, topic, 1, 2) is None
     assert records(tail, topic, 2, 2) is None
     assert records(tail, topic, 3, 3) is None
-    assert records(tail, topic, 3, 2) is None  # They lie in a frame with a large one.
+    assert records(tail, topic, 3, 2) is None  # They are in one frame with a large job.
 
 
-def test_a_frame_that_holds_jobs_of_two_leases_travels_once(world: World) -> None:
+def test_a_frame_with_jobs_of_two_leases_is_sent_once(world: World) -> None:
     world.send("q", [send(world, [b"%d" % n for n in range(9)], 1, tags=["t"] * 9)])
     topic, tail = world.topic("q"), newest(world)
     parts = [*(tail.find_parts(topic, 2, 2) or ()), *(tail.find_parts(topic, 6, 1) or ())]
@@ -231,7 +231,7 @@ def test_a_frame_that_holds_jobs_of_two_leases_travels_once(world: World) -> Non
     assert found.frames == 1
 
 
-def test_another_life_of_the_topic_has_other_jobs(world: World) -> None:
+def test_a_recreated_topic_has_none_of_the_old_jobs(world: World) -> None:
     world.append("q", [b"old"])
     world.request(m.TopicDelete("q"))
     world.put_topic("q", type="queue", durability="disk")
@@ -242,8 +242,8 @@ def test_another_life_of_the_topic_has_other_jobs(world: World) -> None:
     assert found[0] == [b"of the new life"]
 
 
-def test_jobs_that_were_committed_with_the_end_of_their_queue_are_not_the_next_one_s(world: World) -> None:
-    """They come behind the word that it is no more."""
+def test_jobs_committed_with_the_deletion_of_their_queue_do_not_belong_to_the_next_one(world: World) -> None:
+    """The hot tail receives them after the notice of the deletion."""
     run = world.run_of("q")
     run.step(run.frames(1, send(world, [b"old"], 1)), run.request(99, m.TopicDelete("q")))
     world.put_topic("q", type="queue", durability="disk")
@@ -255,7 +255,7 @@ def test_jobs_that_were_committed_with_the_end_of_their_queue_are_not_the_next_o
     assert found[0] == [b"of the new life"]
 
 
-def test_logs_are_kept_only_when_they_have_groups(world: World) -> None:
+def test_records_of_log_topics_are_kept_only_for_groups(world: World) -> None:
     world.put_topic("log", durability="disk")
     world.append("log", [b"record"])
     assert len(newest(world)) == 0

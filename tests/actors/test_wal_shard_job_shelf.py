@@ -1,4 +1,4 @@
-"""Jobs that are read ahead for claims: those that lie in the log, or none; and little is read in vain."""
+"""Jobs that a shard reads ahead for claims: exactly those of the log or none, with few unneeded reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Run = tuple[int, int, int, int]
 
 
 class CountingDisk:
-    """A disk that counts what is read."""
+    """A disk that counts reads and open files."""
 
     def __init__(self, disk: Any) -> None:
         self._disk = disk
@@ -78,7 +78,7 @@ def named(first: int, stop: int) -> list[bytes]:
 
 @pytest.mark.parametrize("each", [1, 7, 100])
 @pytest.mark.parametrize("claimed", [1, 3, 64])
-def test_every_job_is_the_one_that_lies_in_the_log(world: World, each: int, claimed: int) -> None:
+def test_every_prefetched_job_equals_the_one_in_the_log(world: World, each: int, claimed: int) -> None:
     world.put_topic("other", durability="disk")
     jobs = named(1, 701)
     for at in range(0, 700, each):
@@ -124,7 +124,7 @@ def test_no_file_stays_open(world: World) -> None:
     assert disk.open == 0
 
 
-def test_what_came_back_costs_nothing(world: World) -> None:
+def test_returned_jobs_cause_no_reads(world: World) -> None:
     for _ in range(50):
         world.append("q", [bytes(1_000)] * 10)
     shelf, disk = shelf_of(world)
@@ -136,7 +136,7 @@ def test_what_came_back_costs_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("kind", ["few", "large", "tagged", "apart"])
-def test_where_reading_ahead_is_of_no_use_little_is_read(world: World, kind: str) -> None:
+def test_few_reads_happen_where_prefetching_does_not_help(world: World, kind: str) -> None:
     world.put_topic("other", durability="disk")
     topic_id = world.topic("q").topic_id
     for n in range(120):
@@ -156,7 +156,7 @@ def test_where_reading_ahead_is_of_no_use_little_is_read(world: World, kind: str
     assert disk.reads <= 4 * INLINE_WINDOWS_PER_CLAIM
 
 
-def test_damage_is_left_to_who_reads_the_job(world: World) -> None:
+def test_damage_is_left_to_the_reader_of_the_job(world: World) -> None:
     world.append("q", named(1, 100))
     run = world.run_of("q")
     (path,) = run.core.log_files.paths.values()
@@ -182,7 +182,7 @@ def test_damage_is_left_to_who_reads_the_job(world: World) -> None:
     assert payloads(shelf, world, run_of(2)) is None
 
 
-def test_another_life_of_the_topic_is_read_anew(world: World) -> None:
+def test_a_recreated_topic_is_read_again(world: World) -> None:
     world.append("q", named(1, 100))
     shelf, _ = shelf_of(world)
     assert payloads(shelf, world, run_of(1, 2)) == named(1, 3)
@@ -192,7 +192,7 @@ def test_another_life_of_the_topic_is_read_anew(world: World) -> None:
     assert payloads(shelf, world, run_of(1, 2)) == named(501, 503)
 
 
-def test_it_keeps_a_bounded_number_of_queues(world: World) -> None:
+def test_prefetching_covers_a_bounded_number_of_queues(world: World) -> None:
     shelf, _ = shelf_of(world)
     names = [f"q{n}" for n in range(INLINE_QUEUES_MAX + 3)]
     for name in names:

@@ -1,4 +1,4 @@
-"""Checkpoints and recoveries behind changes of the number of shards (SH-4 to SH-7)."""
+"""Checkpoints and recoveries after changes of the number of shards."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ringlog.testing.disk import Halted
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (4, 2), (2, 5)])
-def test_another_number_of_shards_finds_every_topic_where_it_was(before, after):
-    """SH-4 to SH-7: rows from the snapshot that owned the topic; then back again."""
+def test_a_different_number_of_shards_recovers_every_topic(before, after):
+    """Rows come from the snapshot of the topic's owner (C5). The test also changes the number back."""
     world = new_world(before)
     names = [f"t{i}" for i in range(12)]
     fill(world, names)
@@ -48,9 +48,9 @@ def test_another_number_of_shards_finds_every_topic_where_it_was(before, after):
         expected = state(world)
 
 
-def test_an_earlier_life_in_the_log_does_not_end_the_one_that_another_layout_s_snapshot_tells_of():
-    """INV-11, SH-6: one shard of the other layout looks after this life and has a snapshot, another one after
-    the life before and has none, so that the log of that one is replayed behind the row of this one."""
+def test_an_earlier_epoch_in_the_log_does_not_end_the_epoch_of_another_layouts_snapshot():
+    """One shard of the other layout owns the current epoch and has a snapshot. Another shard owned the
+    earlier epoch and has none, so its log is replayed after the row of the current epoch."""
     world = new_world(3)
     first = world.put_topic("d", durability="fsync")
     last = first
@@ -71,16 +71,16 @@ def test_an_earlier_life_in_the_log_does_not_end_the_one_that_another_layout_s_s
 
 
 @pytest.mark.parametrize("before", [1, 3, 4])
-def test_a_name_whose_topic_a_sibling_copied_is_not_forgotten_by_its_home(before):
-    """SH-6: the last word under another number of shards was in doubt, so the owner under this one
-    copied it into its own log, which the home does not read; and then they are started again."""
+def test_a_home_shard_knows_a_topic_that_only_its_sibling_recorded(before):
+    """The last entry under another number of shards was unsynced. The owner under this number copied it into
+    its own log, which the home shard does not read (C6)."""
     for n in range(8):
         world = new_world(before)
         name = f"t{n}"
         made = world.put_topic(name, durability="fsync")
         world.power_loss(seed=n)
         world.shards, world.boot_incarnation = 2, world.incarnation + 1
-        world.start_shard(shard_of(made.topic_id, 2))  # and its home dies at once
+        world.start_shard(shard_of(made.topic_id, 2))  # and its home shard dies at once
         for shards in (before, 2, before, 2):
             world.power_loss(seed=n)
             world.start(shards)
@@ -92,9 +92,9 @@ def test_a_name_whose_topic_a_sibling_copied_is_not_forgotten_by_its_home(before
         assert world.records(name) == [(1, b"1")]
 
 
-def test_what_an_unfinished_checkpoint_of_another_layout_replaced_is_not_lost_with_it():
-    """INV-1: it had all of the log to absorb, so that older segments are superseded and go out of force.
-    Under the number of shards of before only the rest of the log is there to make its records anew."""
+def test_an_unfinished_checkpoint_of_another_layout_loses_no_replaced_segment():
+    """The checkpoint had the complete log to absorb, so older segments are superseded (C7). Under the
+    previous number of shards, only the rest of the log exists to recreate their records."""
     world = new_world(3)
     made = world.put_topic("d", durability="fsync")
     world.append("d", [b"%d" % n for n in range(15)])
@@ -116,7 +116,7 @@ def test_what_an_unfinished_checkpoint_of_another_layout_replaced_is_not_lost_wi
     for shards in (1, 3):
         world.kill()
         world.start(shards)
-        # As the reclaimer does: all that it holds lies in a segment with a greater number.
+        # As the reclaimer does: a segment with a greater number contains everything of it.
         assert world.ask(owner_of(world, made), m.SegmentsChange([], [first])).accepted
     for _ in range(2):
         checkpoint_all(world)
@@ -125,8 +125,8 @@ def test_what_an_unfinished_checkpoint_of_another_layout_replaced_is_not_lost_wi
     assert world.records("d") == [(n + 1, b"%d" % n) for n in range(20)]
 
 
-def test_files_of_an_old_layout_go_when_every_shard_has_absorbed_them_twice():
-    """SH-6, SN-5: nobody's previous snapshot needs them any more."""
+def test_files_of_an_old_layout_are_deleted_when_every_shard_absorbed_them_twice():
+    """Then no kept snapshot needs them any more (C4)."""
     world = new_world(3)
     names = [f"t{i}" for i in range(9)]
     fill(world, names)

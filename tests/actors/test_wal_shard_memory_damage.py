@@ -1,5 +1,8 @@
-"""Damage in records of class memory: what promises nothing keeps nobody from starting. It is given up with a
-tombstone; everything else in the log is there, and no number comes twice."""
+"""Damage in records of class `memory` does not prevent a start.
+
+The damaged records are lost with a tombstone. All other records of the log stay, and no seq is assigned
+twice.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def read(world: World, name: str) -> list[int]:
 
 
 def damage(world: World, nths: list[int], name: str = "quick", at: int = 90) -> None:
-    """Change a byte of some of a topic's appends in the newest log file that was begun."""
+    """Change a byte of some appends of a topic, in the first log file that contains any."""
     paths = [f"{DATA}/wal/shard-00/{each}" for each in wal_files(world)]
     topic_id = world.topic(name).topic_id if world.runs else TOPICS[name]
     for path in paths:
@@ -64,7 +67,7 @@ TOPICS = {"kept": 1, "quick": 2}
 
 @pytest.mark.parametrize("nths", [[0], [2], [1, 2], [4], [0, 1, 2, 3, 4]])
 @pytest.mark.parametrize("how", ["kill", "stop", "power"])
-def test_a_damaged_record_of_class_memory_is_given_up_with_a_tombstone(world, nths, how, tmp_path: Path):
+def test_damaged_records_of_class_memory_are_lost_with_a_tombstone(world, nths, how, tmp_path: Path):
     filled(world)
     world.stop() if how == "stop" else world.kill()
     if how == "power":
@@ -90,8 +93,8 @@ def test_a_damaged_record_of_class_memory_is_given_up_with_a_tombstone(world, nt
     assert world.append("kept", [b"next"], producer=9) == 6
 
 
-def test_what_lies_in_doubt_is_copied_around_what_is_given_up(world):
-    """Behind the last mark, and known to be durable from the board alone."""
+def test_unsynced_frames_around_a_damaged_record_are_copied(world):
+    """They follow the last chain mark, and only the durable mark on the board covers them."""
     world.put_topic("kept", durability="fsync")
     world.put_topic("quick", durability="memory")
     for i in range(4):
@@ -112,16 +115,16 @@ def test_what_lies_in_doubt_is_copied_around_what_is_given_up(world):
 
 
 @pytest.mark.parametrize(("name", "at"), [("kept", 90), ("quick", 20)])
-def test_damage_that_may_concern_more_than_class_memory_stops_the_shard(world, name, at):
-    """A record of class fsync; a header that does not verify, of which nobody knows whose it was."""
+def test_damage_that_may_affect_other_classes_stops_the_shard(world, name, at):
+    """The cases are a record of class `fsync`, and an invalid header with an unknown topic."""
     filled(world)
     world.kill()
     damage(world, [2], name, at)
-    with pytest.raises(CorruptData, match="damaged below what was durable"):
+    with pytest.raises(CorruptData, match="damaged below its durable end"):
         world.start()
 
 
-def test_a_torn_end_of_class_memory_is_cut_as_before(world):
+def test_a_torn_end_of_class_memory_is_cut(world):
     world.put_topic("quick", durability="memory")
     world.append("quick", [b"a"])
     for _ in range(3):

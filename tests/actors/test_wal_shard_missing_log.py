@@ -1,6 +1,7 @@
-"""Log files that are away at a start: known from the register, also for the newest one (RF-76).
+"""Log files that are missing at a start are known from the register, including the newest file (RF-76).
 
-What is missing stops its shard, with the file's name; when it is put back everything is there.
+A missing file stops its shard, and the error names the file. When the file is restored, all records are
+there.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def world():
 
 
 def take_away(world: World, paths: list[str]) -> dict[str, bytes]:
-    """Remove files; returns what they held, to be put back."""
+    """Remove files. Return their contents, so that they can be restored."""
     held = {path: world.disk.contents()[path] for path in paths}
     for path in paths:
         world.disk.unlink(path)
@@ -50,7 +51,7 @@ def logs(world: World, shard: int = 0) -> list[str]:
 
 
 def newest(world: World, shard: int = 0) -> str:
-    """The newest log file that was begun."""
+    """Return the newest log file that contains data."""
     used = [path for path in logs(world, shard) if world.disk.contents()[path].strip(b"\0")]
     return max(used, key=lambda path: [int(part) for part in path[:-4].split("-")[-2:]])
 
@@ -58,7 +59,7 @@ def newest(world: World, shard: int = 0) -> str:
 @pytest.mark.parametrize("how", ["kill", "stop"])
 @pytest.mark.parametrize("what", ["the newest", "all"])
 @pytest.mark.parametrize("snapshots", [0, 1, 3])
-def test_a_log_that_is_away_stops_its_shard_and_nothing_is_lost_when_it_is_put_back(
+def test_a_missing_log_file_stops_its_shard_and_nothing_is_lost_when_it_is_restored(
     world, how, what, snapshots, tmp_path
 ):
     for _ in range(snapshots):
@@ -71,12 +72,12 @@ def test_a_log_that_is_away_stops_its_shard_and_nothing_is_lost_when_it_is_put_b
     assert findings(world, tmp_path / "whole") == []
     held = take_away(world, gone)
     assert any("WAL file" in each and "missing" in each for each in findings(world, tmp_path / "damaged"))
-    for _ in range(2):  # a try changes nothing
+    for _ in range(2):  # an attempt changes nothing
         with pytest.raises(CorruptData, match="WAL file is missing") as refused:
             world.start()
         world.kill()
     assert f"{DATA}/{refused.value.detail['file']}" in gone
-    assert "put it back" in refused.value.detail["do"]
+    assert "restore the file" in refused.value.detail["do"]
     for path in [path for path in logs(world) if path not in held]:
         assert not world.disk.contents()[path].strip(b"\0") or path not in gone
     put_back(world, held)
@@ -85,7 +86,7 @@ def test_a_log_that_is_away_stops_its_shard_and_nothing_is_lost_when_it_is_put_b
     assert state(world) == before
 
 
-def test_a_directory_without_a_log_is_new_only_if_none_was_ever_begun(world):
+def test_a_directory_without_log_is_new_only_if_no_log_was_ever_written(world):
     fresh = new_world()
     assert (
         fresh.put_topic("a", durability="fsync").topic_id == world.put_topic("a", durability="fsync").topic_id
@@ -96,7 +97,7 @@ def test_a_directory_without_a_log_is_new_only_if_none_was_ever_begun(world):
         world.start()
 
 
-def test_other_shards_go_on_without_the_log_of_one():
+def test_other_shards_continue_when_the_log_of_one_is_missing():
     world = new_world(shards=2)
     fill(world, topics="abcdef")
     names = {shard: {t.name for t in run.core.directory.by_id.values()} for shard, run in world.runs.items()}
@@ -112,7 +113,7 @@ def test_other_shards_go_on_without_the_log_of_one():
 
 
 @pytest.mark.parametrize(("old", "new"), [(2, 1), (2, 3), (3, 2)])
-def test_the_log_of_another_number_of_shards_is_missed_by_all_until_all_have_absorbed_it(old, new):
+def test_the_log_of_another_number_of_shards_is_required_until_all_absorbed_it(old, new):
     world = new_world(shards=old)
     fill(world, topics="abcdef")
     world.kill()
@@ -140,8 +141,8 @@ def test_the_log_of_another_number_of_shards_is_missed_by_all_until_all_have_abs
         assert state(world) == before
 
 
-def test_a_start_that_died_at_any_call_for_the_disk_is_no_damage(world):
-    """Header, register, groups: the register never names a file that may not be there."""
+def test_a_start_that_dies_at_any_disk_call_causes_no_damage(world):
+    """The register never names a file that may not exist."""
     fill(world)
     before = {name: world.records(name) for name in "abc"}
     world.kill()
@@ -169,7 +170,7 @@ def test_a_start_that_died_at_any_call_for_the_disk_is_no_damage(world):
 
 
 def old_directory(world: World) -> SimulatedDisk:
-    """The same data as an engine from before there were registers left it."""
+    """Return the same data as an engine without registers left it."""
     kept = {path: data for path, data in world.disk.contents().items() if path != REGISTER}
     disk = SimulatedDisk(DATA, f"{DATA}/meta", *sorted({path.rpartition("/")[0] for path in kept}))
     for path, data in kept.items():
@@ -184,7 +185,7 @@ def old_directory(world: World) -> SimulatedDisk:
 
 
 def without_flag(data: bytes) -> bytes:
-    """A log file as it was before its header said that there is a register."""
+    """Return a log file without the header flag that a register exists."""
     import xxhash
 
     head = bytearray(data[:4088])
@@ -192,7 +193,7 @@ def without_flag(data: bytes) -> bytes:
     return bytes(head) + xxhash.xxh3_64_intdigest(bytes(head)).to_bytes(8, "little") + data[4096:]
 
 
-def test_a_directory_from_before_registers_opens_and_has_one_from_then_on(world, tmp_path):
+def test_a_directory_without_register_opens_and_gets_one(world, tmp_path):
     fill(world)
     checkpoint(world)
     fill(world)
@@ -209,7 +210,7 @@ def test_a_directory_from_before_registers_opens_and_has_one_from_then_on(world,
         again.start()
 
 
-def test_a_register_that_is_missing_is_noticed_by_the_log_that_it_belongs_to(world, tmp_path):
+def test_a_missing_register_is_detected_from_its_log(world, tmp_path):
     fill(world)
     before = state(world)
     world.kill()
@@ -225,9 +226,9 @@ def test_a_register_that_is_missing_is_noticed_by_the_log_that_it_belongs_to(wor
 
 
 @pytest.mark.parametrize("entries", [[0], [0, 1]])
-def test_of_a_damaged_register_the_entry_that_verifies_counts(world, entries, tmp_path):
+def test_a_damaged_register_needs_one_valid_entry(world, entries, tmp_path):
     fill(world)
-    checkpoint(world)  # rolls
+    checkpoint(world)  # rotates the log
     before = state(world)
     world.kill()
     fd = world.disk.open_marks(REGISTER)
@@ -236,7 +237,7 @@ def test_of_a_damaged_register_the_entry_that_verifies_counts(world, entries, tm
     world.disk.close(fd)
     assert bool(findings(world, tmp_path / "damaged")) is (len(entries) == 2)
     if len(entries) == 2:
-        with pytest.raises(CorruptData, match="register does not verify"):
+        with pytest.raises(CorruptData, match="log register has no valid entry"):
             world.start()
         return
     world.start()

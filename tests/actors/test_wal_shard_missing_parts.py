@@ -1,4 +1,4 @@
-"""Parts of topics that are missing or unreadable at one start: the topic waits, and nothing is lost."""
+"""Segment parts that are missing or unreadable at a start: their topic is halted, and no record is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ OWN = {"own_segment_bytes": 0}
 
 
 def sealed_world(**storage: Any) -> World:
-    """Topics a, b and c in three segments each, or in three packs, and more of each in the log."""
+    """Return a world with topics a, b and c in segments and in the log.
+
+    Each topic has three segments of its own, or all topics share three.
+    """
     world = new_world()
     fill(world)
     for _ in range(3):
@@ -33,14 +36,14 @@ def sealed_world(**storage: Any) -> World:
 
 
 def segments_of(world: World, name: str) -> list[str]:
-    """Stems of a topic's segments, the oldest records first."""
+    """Return the stems of a topic's segments, the oldest records first."""
     run = world.run_of(name)
     return [each.path.removesuffix(DATA_SUFFIX)
             for each in run.core.checkpoint.sealed.ranges(world.topic(name).topic_id, 0)]  # fmt: skip
 
 
 def take_away(world: World, *paths: str) -> dict[str, bytes]:
-    """Remove files of the data directory; returns what they held."""
+    """Remove files of the data directory. Return their contents."""
     held = {}
     for path in paths:
         fd = world.disk.open_read(f"{DATA}/{path}")
@@ -51,7 +54,7 @@ def take_away(world: World, *paths: str) -> dict[str, bytes]:
 
 
 def put_back(world: World, held: dict[str, bytes]) -> None:
-    """Make the files again."""
+    """Create the files again."""
     for path, data in held.items():
         fd = world.disk.create(f"{DATA}/{path}")
         world.disk.write_at(fd, [data], 0)
@@ -60,7 +63,7 @@ def put_back(world: World, held: dict[str, bytes]) -> None:
 
 
 def require_halted(world: World, name: str, stem: str) -> None:
-    """Every request about the topic is answered with the one error that names the part."""
+    """Check that every request about the topic fails with the error that names the part."""
     for message in (
         m.Locate(name, 0), m.TopicPut(name, {"ttl_ms": 5}, "merge"),
         m.TopicPut(name, {}, "create"), m.TopicDelete(name), m.RecordsDelete(name, before_seq=5),
@@ -78,7 +81,7 @@ def require_halted(world: World, name: str, stem: str) -> None:
 
 
 def ring_refusal(world: World, name: str, topic_id: int, seq: int) -> Refused | None:
-    """What a producer is told of one frame."""
+    """Return the refusal that a producer receives for one frame."""
     frame = world.frame_for("b", [b"x"], seq=seq)
     frame[8:16] = topic_id.to_bytes(8, "little")
     run = world.runs[0]
@@ -88,7 +91,7 @@ def ring_refusal(world: World, name: str, topic_id: int, seq: int) -> Refused | 
 
 @pytest.mark.parametrize("at", [0, 1, -1], ids=["first", "middle", "newest"])
 @pytest.mark.parametrize("suffixes", [(DATA_SUFFIX,), (DATA_SUFFIX, IDX)], ids=["data", "data and index"])
-def test_a_topic_waits_for_its_missing_segment(at, suffixes):
+def test_a_topic_is_halted_while_its_segment_is_missing(at, suffixes):
     world = sealed_world(**OWN)
     before = state(world)
     stem, topic_id = segments_of(world, "a")[at], world.topic("a").topic_id
@@ -107,7 +110,7 @@ def test_a_topic_waits_for_its_missing_segment(at, suffixes):
         assert not any(run.found.announced for run in world.runs.values())
         world.append("b", [b"goes on"])
         world.put_topic("new", durability="fsync")
-        # Snapshots made meanwhile know the topic, and the segment that is not there.
+        # Snapshots made meanwhile contain the topic and the missing segment.
         for _ in range(4):
             checkpoint(world, **OWN)
             world.append("b", [b"goes on"])
@@ -122,7 +125,7 @@ def test_a_topic_waits_for_its_missing_segment(at, suffixes):
     assert world.append("a", [b"the next"], producer=9) == head + 1
 
 
-def test_topics_of_a_missing_pack_wait_and_others_do_not():
+def test_topics_of_a_missing_shared_segment_are_halted_and_others_are_not():
     world = sealed_world()
     world.put_topic("young", durability="fsync")
     world.append("young", [b"in the log"])
@@ -150,7 +153,7 @@ def test_topics_of_a_missing_pack_wait_and_others_do_not():
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
 @pytest.mark.parametrize("suffix", [DATA_SUFFIX, IDX])
-def test_a_part_that_cannot_be_opened_halts_its_topic_alone(code, suffix):
+def test_a_part_that_cannot_be_opened_halts_only_its_topic(code, suffix):
     world = sealed_world(**OWN)
     before = state(world)
     stem = segments_of(world, "a")[0]
@@ -176,7 +179,7 @@ def test_a_part_that_cannot_be_opened_halts_its_topic_alone(code, suffix):
     assert state(world)["a"] == before["a"]
 
 
-def test_a_halted_topic_is_served_by_no_read_only_shard():
+def test_a_read_only_shard_does_not_serve_a_halted_topic():
     world = sealed_world(**OWN)
     stem = segments_of(world, "a")[-1]
     world.kill()
@@ -188,7 +191,7 @@ def test_a_halted_topic_is_served_by_no_read_only_shard():
     assert len(world.records("b")) > 0
 
 
-def test_records_that_nobody_needs_any_more_halt_nothing():
+def test_a_missing_segment_with_only_deleted_records_halts_no_topic():
     world = sealed_world(**OWN)
     stem = segments_of(world, "a")[0]
     world.request(m.RecordsDelete("a", before_seq=20))
@@ -198,7 +201,7 @@ def test_records_that_nobody_needs_any_more_halt_nothing():
     assert world.append("a", [b"goes on"], producer=3)
 
 
-def test_truncate_gives_up_what_is_missing_and_announces_it():
+def test_truncate_gives_up_missing_records_and_reports_them():
     world = sealed_world(**OWN)
     stem = segments_of(world, "a")[-1]
     before = world.records("a")
@@ -218,8 +221,10 @@ def test_truncate_gives_up_what_is_missing_and_announces_it():
 
 
 def relocated_world() -> tuple[World, str, Any]:
-    """A world whose segments of one topic were moved to the cold tier after the last snapshot; also the stem
-    of the moved segment, and the state before."""
+    """Return a world with one cold segment, the stem of this segment, and the state before.
+
+    The segment moved to the cold tier after the last snapshot.
+    """
     world = sealed_world(**OWN)
     world.has_cold, world.cold = True, f"{DATA}/cold"
     before = state(world)
@@ -239,8 +244,8 @@ def relocated_world() -> tuple[World, str, Any]:
 
 
 @pytest.mark.parametrize("is_lenient", [False, True], ids=["halt", "truncate"])
-def test_a_start_without_the_cold_tier_gives_up_no_record(is_lenient):
-    """Nor is the topic halted: only reads of what lies there fail."""
+def test_a_start_without_the_cold_tier_loses_no_record(is_lenient):
+    """The topic is not halted either. Only reads of cold records fail."""
     world, stem, before = relocated_world()
     world.kill()
     world.has_cold, world.is_lenient = False, is_lenient
@@ -264,7 +269,7 @@ def test_a_start_without_the_cold_tier_gives_up_no_record(is_lenient):
 
 @pytest.mark.parametrize("is_lenient", [False, True], ids=["halt", "truncate"])
 def test_a_missing_index_of_a_cold_segment_halts_its_topic(is_lenient):
-    """Without it nothing leads to the records in the cold tier, which are never given up."""
+    """Without the index no reader finds the records in the cold tier, and these are never given up."""
     world, stem, before = relocated_world()
     checkpoint(world, **OWN)
     world.kill()
@@ -279,8 +284,8 @@ def test_a_missing_index_of_a_cold_segment_halts_its_topic(is_lenient):
     assert state(world)["a"][9] == before["a"][9]
 
 
-def test_a_data_part_that_is_here_is_read_here_whatever_a_snapshot_says():
-    """A start without it, with a cold tier, takes it for moved; the store never had it, and it is back."""
+def test_a_local_data_part_is_used_whatever_a_snapshot_says():
+    """A start without the part takes it for moved, because there is a cold tier. Then the part is back."""
     world = sealed_world(**OWN)
     world.has_cold, world.cold = True, f"{DATA}/cold"
     before = state(world)

@@ -1,4 +1,4 @@
-"""What a shard tells of what it published: the truth, and where it lies, once it is on the board (N)."""
+"""News of a shard: exactly the published records and their positions, after they are on the board."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def world() -> World:
 
 
 def news_of(world: World) -> list[News]:
-    """Everything told from now on."""
+    """Return a list that receives all later news."""
     told: list[News] = []
 
     def watch(shard: int, effect: Any) -> None:
@@ -65,7 +65,7 @@ def news_of(world: World) -> list[News]:
 
 
 def frames_at(world: World, piece: News) -> list[FrameView]:
-    """What lies where a piece of news says, every checksum verified."""
+    """Return the frames at the position of a piece of news, with every checksum verified."""
     topic, first_seq, last_seq, file_id, offset, stop, is_volatile = piece
     run = world.runs[0]
     path = run.core.log_files.paths[file_id]
@@ -87,8 +87,8 @@ def frames_in(
     return found
 
 
-def test_each_stretch_of_a_group_is_told_with_its_place(world):
-    """N1: topics and classes mixed in one buffer, a lone frame and one of several records beside it."""
+def test_each_seq_range_of_a_commit_batch_is_announced_with_its_position(world):
+    """Topics and classes are mixed in one buffer, next to frames of other rings (N1)."""
     told, run = news_of(world), world.runs[0]
     sent = [
         world.frame_for(name, [b"%d" % i] * (i + 1)) for i, name in enumerate(["e", "f", "f", "e", "d", "f"])
@@ -111,7 +111,7 @@ def test_each_stretch_of_a_group_is_told_with_its_place(world):
 
 
 def test_the_frames_of_all_producers_of_a_topic_are_one_piece_of_news(world):
-    """N1: a scheduler's work does not grow with the producers, nor with the frames."""
+    """The work of a scheduler does not grow with the number of producers or frames (N1)."""
     told, run = news_of(world), world.runs[0]
     for name in "fe":
         frames = [world.frame_for(name, [b"%d" % n], producer=n) for n in range(1, 10)]
@@ -120,7 +120,7 @@ def test_the_frames_of_all_producers_of_a_topic_are_one_piece_of_news(world):
     assert [len(frames_at(world, piece)) for piece in told] == [9, 9]
 
 
-def test_appends_by_message_are_told_like_others(world):
+def test_appends_by_message_are_announced_as_well(world):
     told = news_of(world)
     sent = frame(encode_records([b"a", b"b"]), topic_id=0, producer_id=7, producer_seq=1)
     world.request(m.Append("f", 1), sent)
@@ -129,8 +129,8 @@ def test_appends_by_message_are_told_like_others(world):
     frames_at(world, piece)
 
 
-def test_what_publishes_nothing_tells_nothing(world):
-    """Repeats, refusals, configurations, deletions and idle marks."""
+def test_requests_that_publish_nothing_announce_nothing(world):
+    """Repeats, refusals, configurations, deletions, and chain marks of an idle shard."""
     world.append("f", [b"a"], seq=1)
     told = news_of(world)
     world.append("f", [b"a"], seq=1)
@@ -141,8 +141,8 @@ def test_what_publishes_nothing_tells_nothing(world):
     assert told == []
 
 
-def test_recovery_tells_nothing_and_what_follows_is_told(world):
-    """N4: readers look at everything behind a restart anyway."""
+def test_recovery_announces_nothing_and_later_appends_are_announced(world):
+    """After a restart of the shard, readers rescan every topic (N4)."""
     world.append("f", [b"a"])
     world.append("d", [b"b"])
     told = news_of(world)
@@ -155,8 +155,8 @@ def test_recovery_tells_nothing_and_what_follows_is_told(world):
     frames_at(world, piece)
 
 
-def test_news_follow_heads_and_marks_and_come_before_acks(world):
-    """N2, W3."""
+def test_news_follows_heads_and_marks_and_precedes_acks(world):
+    """A row is written after marks and heads are on the board, and before the ack (N2, W3)."""
     seen: list[Any] = []
     world.watch = lambda shard, effect: seen.append(effect)
     world.append("f", [b"a"])
@@ -166,7 +166,7 @@ def test_news_follow_heads_and_marks_and_come_before_acks(world):
     assert [piece[0] for piece in published.news] == published.topics
 
 
-def test_news_go_on_in_the_next_file(world):
+def test_news_continues_in_the_next_file(world):
     world.append("f", [b"a"])
     told = news_of(world)
     world.append("f", [b"b"])
@@ -181,7 +181,7 @@ def test_news_go_on_in_the_next_file(world):
         frames_at(world, piece)
 
 
-# -- the announcer ----------------------------------------------------------------------------------------
+# -- the notifier -----------------------------------------------------------------------------------------
 
 
 SHARDS = 2
@@ -228,7 +228,7 @@ def rows_of(taken: RowsRead) -> list[NewsRow]:
     return [NewsRow(*row) for row in taken.rows.tolist()]
 
 
-def test_news_become_rows_with_the_slot_of_the_topic(announcer, shm_dir):
+def test_news_becomes_rows_with_the_slot_of_the_topic(announcer, shm_dir):
     one = announcer(1)
     one.begin()
     reader = NewsReader(shm_dir, 1)
@@ -248,8 +248,8 @@ def test_news_become_rows_with_the_slot_of_the_topic(announcer, shm_dir):
     reader.close()
 
 
-def test_nothing_is_told_before_recovery_is_on_the_board_nor_without_schedulers(announcer, shm_dir):
-    """N4."""
+def test_nothing_is_announced_before_recovery_is_on_the_board_or_without_schedulers(announcer, shm_dir):
+    """The notifier starts after recovery (N4)."""
     for schedulers in (1, 0):
         one = announcer(schedulers)
         if not schedulers:
@@ -261,8 +261,8 @@ def test_nothing_is_told_before_recovery_is_on_the_board_nor_without_schedulers(
         assert not (shm_dir / news_name(1)).exists()
 
 
-def test_the_bells_of_schedulers_that_sleep_are_rung_once_for_what_was_told(announcer, shm_dir, board):
-    """N5: those that are awake, dead or not there cost nothing."""
+def test_the_bells_of_sleeping_schedulers_are_rung_once(announcer, shm_dir, board):
+    """Schedulers that are awake, dead or missing cause no work (N5)."""
     bells = []
     for n in range(2):
         make_bell(scheduler_bell(str(shm_dir), n))
@@ -296,7 +296,7 @@ LOOK_NS = spin_wait.SPIN_REPLY_NS
 
 @pytest.fixture
 def sleeper(shm_dir: Path, board: Board) -> Iterator[BellListener]:
-    """The bell of a scheduler that sleeps."""
+    """Yield the bell of a sleeping scheduler."""
     make_bell(scheduler_bell(str(shm_dir), 0))
     page = board.process(scheduler_slot(SHARDS, 0))
     page.set(ProcessField.ASLEEP, 1)
@@ -307,13 +307,13 @@ def sleeper(shm_dir: Path, board: Board) -> Iterator[BellListener]:
 
 
 def commit(one: SchedulerNotifier, at_ns: int, took_ns: int) -> None:
-    """Frames are taken, and told of."""
+    """Take frames, announce them, and ring the bells."""
     one.wake_early(128, at_ns)
     one.publish_news([(topic_at(5), 8, 9, 1 << 24, 4096, 5000, False)])
     one.ring_bells(at_ns + took_ns)
 
 
-def test_a_scheduler_that_sleeps_is_woken_when_frames_are_taken_while_commits_are_quick(announcer, sleeper):
+def test_a_sleeping_scheduler_is_woken_early_while_commits_are_fast(announcer, sleeper):
     one = announcer(1)
     one.begin()
     one.wake_early(EARLY_WAKEUP_BYTES_MAX + 1, 1)
@@ -337,8 +337,8 @@ def test_a_scheduler_that_sleeps_is_woken_when_frames_are_taken_while_commits_ar
     assert sleeper.drain() == 1, "it became quick"
 
 
-def test_none_is_woken_ahead_for_frames_that_lead_to_no_news(announcer, sleeper):
-    """A producer of which everything is refused."""
+def test_no_scheduler_is_woken_early_for_frames_without_news(announcer, sleeper):
+    """All frames of the producer are refused."""
     one = announcer(1)
     one.begin()
     for turn in range(1, 40):
@@ -348,7 +348,7 @@ def test_none_is_woken_ahead_for_frames_that_lead_to_no_news(announcer, sleeper)
     assert sleeper.drain() == 0
 
 
-def test_a_reader_of_news_shows_the_word_to_look_at(announcer, shm_dir):
+def test_a_news_reader_returns_the_word_to_spin_on(announcer, shm_dir):
     one = announcer(1)
     one.begin()
     reader = NewsReader(shm_dir, 1)
@@ -368,7 +368,7 @@ def test_a_reader_of_news_shows_the_word_to_look_at(announcer, shm_dir):
 
 
 class Watched:
-    """One shard of an engine, as a scheduler sees it."""
+    """One shard of an engine, from the view of a scheduler."""
 
     def __init__(self, host: Any) -> None:
         self.info = host.info
@@ -392,7 +392,7 @@ class Watched:
         return self.board.process(shard_slot(0)).get(ProcessField.TOPICS_CHANGED)
 
     def verified(self, row: NewsRow, name: str) -> list[Any]:
-        """What a reader finds where a row says."""
+        """Return the payloads that a reader finds at the position of a row."""
         facts = self.table.read(row.slot & SLOT_MASK)
         assert (facts.topic_id, facts.epoch) == (row.topic_id, row.epoch)
         assert facts.head_seq >= row.last_seq, "news are told behind the board"
@@ -419,7 +419,7 @@ def watched(host: Any) -> Iterator[Watched]:
 
 
 def until_told(watched: Watched, last_seqs: dict[int, int]) -> list[NewsRow]:
-    """Rows until each topic was told up to a number."""
+    """Return all rows until each topic was announced up to its seq."""
     found: list[NewsRow] = []
 
     def is_told() -> bool:
@@ -431,8 +431,8 @@ def until_told(watched: Watched, last_seqs: dict[int, int]) -> list[NewsRow]:
     return found
 
 
-def test_rows_say_what_a_reader_finds_there(host, watched):
-    """N1, N2: every acked record is told of by exactly one row, which is right to the byte."""
+def test_rows_give_the_exact_position_of_every_acked_record(host, watched):
+    """Every acked record is in exactly one row, which gives the exact bytes of its frames (N1, N2)."""
     with ringlog.connect(host.url, wait=10) as client:
         before = watched.changes()
         orders = {
@@ -462,8 +462,8 @@ def test_rows_say_what_a_reader_finds_there(host, watched):
         }  # fmt: skip
 
 
-def test_a_deleted_topic_wakes_those_who_watch_it_and_a_restart_everybody(host, watched):
-    """N3, N4."""
+def test_a_deleted_topic_is_announced_and_a_restart_makes_readers_rescan(host, watched):
+    """The deletion is announced without a position (N3). After a restart readers rescan every topic (N4)."""
     with ringlog.connect(host.url, wait=10) as client:
         client.topics.create("t", durability="fsync")
         client.topics.create("u", durability="fsync")
@@ -486,7 +486,7 @@ def test_a_deleted_topic_wakes_those_who_watch_it_and_a_restart_everybody(host, 
         assert [payload for row in rows[-1:] for payload in watched.verified(row, "u")] == [b"c"]
 
 
-def test_without_schedulers_there_are_no_news():
+def test_without_schedulers_there_is_no_news():
     with engine(wal={"shards": 1}, delivery={"schedulers": 0}) as host:
         with ringlog.connect(host.url, wait=10) as client:
             client.append("t", b"a")

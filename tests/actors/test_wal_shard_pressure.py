@@ -1,4 +1,4 @@
-"""A shard under pressure: how long a group gathers, what is measured, what is refused."""
+"""A shard under pressure: the batch window, the measurements, and the refusals."""
 
 from __future__ import annotations
 
@@ -44,26 +44,26 @@ SAMPLE_NS = GOVERNOR_SAMPLE_MS * MS
 ENGINE = "e" * 32
 
 
-# -- how long a group gathers -----------------------------------------------------------------------------
+# -- batch window -----------------------------------------------------------------------------------------
 
 
 def gathering(window_ms: float = 10, rings: int = BATCH_WINDOW_RINGS_MIN) -> BatchWindow:
-    """A window whose group before came out of so many rings, at 0."""
+    """Return a window with a previous batch from this many rings, at time 0."""
     window = BatchWindow()
     window.set_window(round(window_ms * MS))
     window.record_drain(0, rings)
     return window
 
 
-def test_without_pressure_nothing_waits() -> None:
-    """G-7."""
+def test_without_pressure_no_frame_waits() -> None:
+    """The window is 0."""
     window = gathering(0)
     assert window.may_drain(1, 1, 100)
     assert (window.is_holding, window.waited_ns) == (False, 0)
 
 
-def test_a_group_waits_until_as_many_are_back_as_were_in_the_one_before() -> None:
-    """G-3, WC-2."""
+def test_a_commit_batch_waits_for_as_many_rings_as_the_previous_one_had() -> None:
+    """The waiting time is measured."""
     window = gathering(rings=5)
     assert not window.may_drain(1 * MS, 1, 100)
     assert window.is_holding
@@ -72,8 +72,8 @@ def test_a_group_waits_until_as_many_are_back_as_were_in_the_one_before() -> Non
     assert (window.is_holding, window.waited_ns) == (False, 2 * MS)
 
 
-def test_a_lone_write_waits_for_nobody() -> None:
-    """G-7, WC-3: not even at the top of the ladder."""
+def test_a_single_write_never_waits() -> None:
+    """This holds even at the highest pressure step (L2)."""
     for few in range(1, BATCH_WINDOW_RINGS_MIN):
         assert gathering(rings=few).may_drain(1, 1, 100)
     quiet = gathering(rings=50)
@@ -81,26 +81,26 @@ def test_a_lone_write_waits_for_nobody() -> None:
     assert quiet.waited_ns == 0
 
 
-def test_a_group_waits_for_no_longer_than_the_window() -> None:
-    """WC-4."""
+def test_a_commit_batch_waits_no_longer_than_the_window() -> None:
+    """Frames wait in rings no longer than the window (L2)."""
     window = gathering(4)
     assert not window.may_drain(4 * MS - 1, 2, 100)
     assert window.may_drain(4 * MS, 2, 100)
 
 
-def test_a_share_of_a_ring_is_reason_enough() -> None:
+def test_a_large_part_of_a_ring_ends_the_wait() -> None:
     assert gathering().may_drain(1, 1, DRAIN_BYTES_PER_RING_MAX)
 
 
-def test_who_asks_not_to_be_gathered_is_not_and_neither_is_who_waits_beside_it() -> None:
-    """G-12."""
+def test_a_frame_that_must_not_wait_ends_the_wait_of_all_frames() -> None:
+    """Its ring has the flag `NO_BATCH_WINDOW`."""
     window = gathering()
     assert not window.may_drain(1, 1, 100)
     assert window.may_drain(2, 1, 100, True)
     assert not window.is_holding
 
 
-def test_a_window_that_opens_knows_nothing_of_what_was_before() -> None:
+def test_a_new_window_ignores_earlier_batches() -> None:
     window = BatchWindow()
     window.record_drain(0, 2 * BATCH_WINDOW_RINGS_MIN)
     window.set_window(10 * MS)
@@ -118,13 +118,13 @@ LOOKS = st.lists(
 
 
 @given(LOOKS)
-def test_frames_are_held_no_longer_than_the_longest_window(looks: list[tuple[int, int, int]]) -> None:
-    """WC-4: whatever the window does meanwhile, and who comes."""
+def test_frames_wait_no_longer_than_the_longest_window(looks: list[tuple[int, int, int]]) -> None:
+    """This holds for any change of the window and any arrivals (L2)."""
     window, now, since = BatchWindow(), 0, None
     for passed, rings, window_ns in looks:
         now += passed
         window.set_window(window_ns)
-        # A look comes in time: the shell looks several times in the shortest window.
+        # A poll comes in time: the shell polls several times in the shortest window.
         if window.may_drain(now, rings, rings * 100):
             if rings:
                 window.record_drain(now, rings)
@@ -135,11 +135,11 @@ def test_frames_are_held_no_longer_than_the_longest_window(looks: list[tuple[int
         assert window.is_holding == (since is not None)
 
 
-# -- what is measured -------------------------------------------------------------------------------------
+# -- measurements -----------------------------------------------------------------------------------------
 
 
 class Place:
-    """A board, rings of 64 KiB, and a governor at their shard."""
+    """A board, rings of 64 KiB, and the load monitor of their shard."""
 
     def __init__(self, shm_dir: Path) -> None:
         self.dir = str(shm_dir)
@@ -152,7 +152,7 @@ class Place:
         self.bells: list[BellListener] = []
 
     def ring(self) -> RingProducer:
-        """One more producer."""
+        """Attach one more producer."""
         name = f"r{len(self.producers)}"
         create_ring(
             f"{self.dir}/{name}", ring_bytes=65_536, settle_entries=1_024, shard=0, engine_id=ENGINE,
@@ -165,7 +165,7 @@ class Place:
         return self.producers[-1]
 
     def sample(self, *, rested_ns: int = SAMPLE_NS) -> pressure.Pressure:
-        """A tenth of a second later."""
+        """Take a sample one sample interval later."""
         self.now += SAMPLE_NS
         assert self.now >= self.governing.due_ns
         self.governing.rested_ns = rested_ns
@@ -197,15 +197,15 @@ def one_frame(size: int) -> bytearray:
 
 
 def fill(producer: RingProducer, share: float = 1.0) -> int:
-    """Push frames until the ring is so full; returns how many."""
+    """Push frames until this share of the ring is full. Return their number."""
     data, count = one_frame(900), 0
     while (count + 1) * len(data) <= share * producer.capacity and producer.push_one(data) is not None:
         count += 1
     return count
 
 
-def test_the_fullest_ring_is_the_pressure(place: Place) -> None:
-    """G-2."""
+def test_the_pressure_is_the_fill_of_the_fullest_ring(place: Place) -> None:
+    """A quieter ring has no effect."""
     quiet, busy = place.ring(), place.ring()
     assert place.sample().pressure == 0
     fill(quiet, 0.25)
@@ -216,8 +216,8 @@ def test_the_fullest_ring_is_the_pressure(place: Place) -> None:
     assert place.governing.window.window_ns > 0
 
 
-def test_what_waits_in_rings_and_who_asks_not_to_be_gathered(place: Place) -> None:
-    """G-12: it counts while something of theirs waits."""
+def test_pending_frames_and_the_flag_against_waiting_are_reported(place: Place) -> None:
+    """The flag of a ring counts while the ring contains frames."""
     quiet, busy = place.ring(), place.ring()
     busy.set_wakeup_flags(WakeupFlags.SETTLEMENTS)
     quiet.set_wakeup_flags(WakeupFlags.NO_BATCH_WINDOW)
@@ -227,15 +227,15 @@ def test_what_waits_in_rings_and_who_asks_not_to_be_gathered(place: Place) -> No
     assert place.rings.pending_totals() == (2, (count + 1) * len(one_frame(900)), True)
 
 
-def test_a_ring_that_takes_no_more_is_full(place: Place) -> None:
+def test_a_ring_that_accepts_no_more_frames_is_full(place: Place) -> None:
     fill(place.ring())
     seen = place.sample()
     assert (seen.fill, seen.pressure, seen.step) == (1.0, 1.0, PressureStep.REFUSE)
     assert place.governing.is_refusing
 
 
-def test_pressure_goes_when_the_rings_are_drained(place: Place) -> None:
-    """G-4: and the steps with it."""
+def test_pressure_ends_when_the_rings_are_drained(place: Place) -> None:
+    """The pressure step and the window end as well."""
     producer = place.ring()
     fill(producer)
     place.sample()
@@ -248,22 +248,22 @@ def test_pressure_goes_when_the_rings_are_drained(place: Place) -> None:
     assert place.governing.window.window_ns == 0
 
 
-def test_work_is_pressure_and_waiting_for_the_device_is_none(place: Place) -> None:
-    """G-2."""
+def test_work_is_pressure_and_waiting_for_the_device_is_not(place: Place) -> None:
+    """Time in syncs does not count as busy."""
     assert place.sample(rested_ns=0).busy == pytest.approx(0.2)
     place.page.add(ProcessField.SYNC_NS, SAMPLE_NS)
     assert place.sample(rested_ns=0).busy == pytest.approx(0.16)
     assert place.page.get(ProcessField.BUSY_NS) == 2 * SAMPLE_NS
 
 
-def test_while_there_is_pressure_it_wakes_for_each_sample(place: Place) -> None:
-    """G-1: and sleeps on when there is none."""
+def test_under_pressure_the_shard_wakes_up_for_each_sample(place: Place) -> None:
+    """Without pressure it may sleep longer."""
     assert place.governing.wait_ms(1_000) == 1_000
     place.sample(rested_ns=0)
     assert place.governing.wait_ms(1_000) == GOVERNOR_SAMPLE_MS
 
 
-def test_a_governor_that_may_not_react_says_how_it_is_all_the_same(place: Place) -> None:
+def test_a_load_monitor_that_must_not_react_still_publishes(place: Place) -> None:
     place.governing = ShardLoadMonitor(place.page, place.now, is_reacting=False)
     fill(place.ring())
     assert place.sample().step is PressureStep.REFUSE
@@ -271,7 +271,7 @@ def test_a_governor_that_may_not_react_says_how_it_is_all_the_same(place: Place)
     assert place.governing.window.window_ns == 0
 
 
-def test_what_a_dead_process_said_last_does_not_hold(place: Place) -> None:
+def test_the_last_pressure_of_a_dead_process_expires(place: Place) -> None:
     fill(place.ring())
     place.sample()
     later = place.now + GOVERNOR_STALE_MS * MS
@@ -284,7 +284,7 @@ def test_what_a_dead_process_said_last_does_not_hold(place: Place) -> None:
     assert place.page.get(GovernorField.THROTTLED) == 7, "counters go on (M-10)"
 
 
-# -- what is refused --------------------------------------------------------------------------------------
+# -- refusals ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -300,8 +300,8 @@ def append(world: World, number: int, topic: str = "a", **options: Any) -> Any:
     return world.request(m.Append(topic, 1, **options), data)
 
 
-def test_new_writes_are_refused_and_nothing_else(world: World) -> None:
-    """G-3, G-6, G-8, ERR-4, WC-12."""
+def test_under_pressure_only_new_writes_are_refused(world: World) -> None:
+    """A refusal changes nothing (L5)."""
     append(world, 1)
     run = world.runs[0]
     offset, run.core.requests.is_overloaded = run.core.log.offset, True
@@ -322,16 +322,16 @@ def test_new_writes_are_refused_and_nothing_else(world: World) -> None:
     assert world.topic("a").next_seq == 3
 
 
-def test_a_refused_write_makes_no_topic(world: World) -> None:
-    """ERR-4, W-7."""
+def test_a_refused_append_creates_no_topic(world: World) -> None:
+    """A refusal changes nothing (L5)."""
     world.runs[0].core.requests.is_overloaded = True
     with pytest.raises(Throttled):
         append(world, 1, "new", create=True)
     assert world.runs[0].core.directory.find("new") is None
 
 
-def test_a_repeat_is_answered_under_pressure_too(world: World) -> None:
-    """W4: who was told that it was refused would send it again under another number."""
+def test_a_repeat_is_answered_under_pressure(world: World) -> None:
+    """A producer that receives a refusal would send the frame again under another number (W4)."""
     append(world, 1)
     append(world, 2, idempotency_key="k")
     world.runs[0].core.requests.is_overloaded = True
@@ -341,15 +341,15 @@ def test_a_repeat_is_answered_under_pressure_too(world: World) -> None:
     assert world.topic("a").next_seq == 3
 
 
-def test_who_asks_for_no_backpressure_gets_none(world: World) -> None:
-    """G-12."""
+def test_an_append_with_disable_backpressure_is_not_refused(world: World) -> None:
+    """The shard is overloaded."""
     world.runs[0].core.requests.is_overloaded = True
     append(world, 1, disable_backpressure=True)
     assert world.topic("a").next_seq == 2
 
 
-def test_it_skips_no_limit(world: World) -> None:
-    """G-12: caps hold."""
+def test_disable_backpressure_skips_no_cap(world: World) -> None:
+    """It skips only the refusal for pressure."""
     world.put_topic("a", cap_records=1, discard="reject")
     append(world, 1, disable_backpressure=True)
     refused = append(world, 2, disable_backpressure=True)

@@ -1,4 +1,4 @@
-"""The short way of claims and acks decides what the long way does, and takes only what it may."""
+"""The fast path for claims and acks has the results of the general path (Q4)."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def make(*, is_quick: bool = True, **config: Any) -> tuple[World, ShardRun]:
 
 
 def refuse(run: ShardRun) -> None:
-    """Everything goes the long way."""
+    """Disable the fast path, so that every request takes the general path."""
     quick: Any = run.core.requests.leases.fast_path
     quick.claim = lambda message, now_us: None
     quick.ack = quick.ack_and_claim = lambda message, event, now_us: False
 
 
 class Counting:
-    """How many requests went the short way."""
+    """Counts the requests that take the fast path."""
 
     def __init__(self, run: ShardRun) -> None:
         self.claims = self.acks = 0
@@ -79,7 +79,7 @@ def next_of(
 
 
 Step = tuple[str, int, int, bool]
-"""(what, which node, how many, is it put together with the next one)"""
+"""(operation, node number, count, whether it is sent together with the next one)"""
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["put", "claim", "claim", "ack", "ack", "nack", "again", "part", "wait", "delete"]),
@@ -92,7 +92,7 @@ STEPS = st.lists(
 
 
 class History:
-    """Carries out steps and notes what was answered."""
+    """Performs steps and records the replies."""
 
     def __init__(self, is_quick: bool, **config: Any) -> None:
         self.world, self.run = make(is_quick=is_quick, **config)
@@ -170,7 +170,7 @@ class History:
 @pytest.mark.parametrize("backoff_ms", [0, 1_500])
 @settings(max_examples=40, deadline=None)
 @given(steps=STEPS)
-def test_both_ways_answer_and_leave_the_same(durability: str, backoff_ms: int, steps: list[Step]) -> None:
+def test_both_paths_reply_and_leave_the_same(durability: str, backoff_ms: int, steps: list[Step]) -> None:
     config = {"durability": durability, "backoff_ms": backoff_ms}
     quick, slow = History(True, **config), History(False, **config)
     for step in steps:
@@ -181,7 +181,7 @@ def test_both_ways_answer_and_leave_the_same(durability: str, backoff_ms: int, s
 
 @settings(max_examples=40, deadline=None)
 @given(steps=STEPS)
-def test_what_is_acked_by_the_short_way_stays_acked_over_a_loss_of_power(steps: list[Step]) -> None:
+def test_acks_by_the_fast_path_survive_a_power_loss(steps: list[Step]) -> None:
     history = History(True, durability="fsync")
     for step in steps:
         history.do(step)
@@ -194,7 +194,7 @@ def test_what_is_acked_by_the_short_way_stays_acked_over_a_loss_of_power(steps: 
 
 
 @pytest.mark.interpreted
-def test_one_job_after_the_other_goes_the_short_way() -> None:
+def test_one_job_after_another_takes_the_fast_path() -> None:
     world, run = make()
     world.append("q", [b"x"] * 50)
     world.request(m.Claim("q", "ann"))
@@ -203,11 +203,11 @@ def test_one_job_after_the_other_goes_the_short_way() -> None:
         (job,) = jobs_of(world.request(m.Claim("q", "ann", call=call)))
         assert world.request(ack_of([job], "ann", call + 1)).acked == 1
     assert counting.claims == 20
-    assert counting.acks >= 19  # Before the first one it was asked how large jobs are.
+    assert counting.acks >= 19  # Before the first ack, the sizes of the jobs are looked up.
 
 
 @pytest.mark.interpreted
-def test_why_a_job_failed_is_forgotten_with_its_ack() -> None:
+def test_the_failure_of_a_job_is_forgotten_with_its_ack() -> None:
     world, run = make()
     world.append("q", [b"x"] * 3)
     jobs = jobs_of(world.request(m.Claim("q", "ann", 3)))
@@ -223,7 +223,7 @@ def test_why_a_job_failed_is_forgotten_with_its_ack() -> None:
     assert [seq for seq, _ in queue.failures] == [3]
 
 
-def test_acks_of_a_turn_are_one_record_of_the_log() -> None:
+def test_acks_of_a_pass_are_one_record_of_the_log() -> None:
     world, run = make(durability="fsync")
     world.append("q", [b"x"] * 40)
     claims = [world.request(m.Claim("q", "ann", 2, call=n)) for n in range(1, 20)]
@@ -240,7 +240,7 @@ def test_acks_of_a_turn_are_one_record_of_the_log() -> None:
 
 
 @pytest.mark.parametrize(("acked", "left"), [((0, 1), [3, 4, 5]), ((0, 2), [2, 4, 5]), ((3, 1), [1, 3, 5])])
-def test_acks_of_a_turn_end_the_jobs_they_name_and_no_other(acked: tuple[int, ...], left: list[int]) -> None:
+def test_acks_of_a_pass_end_the_jobs_they_name_and_no_other(acked: tuple[int, ...], left: list[int]) -> None:
     world, run = make(durability="fsync")
     world.append("q", [b"x"] * 5)
     claims = [world.request(m.Claim("q", "ann", 1, call=n)) for n in range(1, 6)]
@@ -251,7 +251,7 @@ def test_acks_of_a_turn_end_the_jobs_they_name_and_no_other(acked: tuple[int, ..
     assert [seq for seq, *_ in world.records("q")] == left
 
 
-def test_a_claim_is_answered_ahead_of_what_its_turn_stages() -> None:
+def test_a_claim_is_answered_before_changes_staged_in_its_pass() -> None:
     world, run = make(durability="fsync")
     world.append("q", [b"x"] * 9)
     first = world.request(m.Claim("q", "ann", 1, call=1))
@@ -275,7 +275,7 @@ def test_a_claim_is_answered_ahead_of_what_its_turn_stages() -> None:
         {"durability": "ephemeral"},
     ],
 )  # fmt: skip
-def test_queues_of_another_kind_go_the_long_way(config: dict[str, Any]) -> None:
+def test_queues_with_other_settings_take_the_general_path(config: dict[str, Any]) -> None:
     world, run = make(**config)
     world.append("q", [b"x"] * 9)
     counting = Counting(run)
@@ -286,7 +286,7 @@ def test_queues_of_another_kind_go_the_long_way(config: dict[str, Any]) -> None:
     assert counting.claims == 0 or config == {"durability": "ephemeral"}
 
 
-def test_requests_that_come_again_have_the_answer_they_had() -> None:
+def test_a_repeated_request_has_the_same_reply() -> None:
     world, _ = make()
     world.append("q", [b"x"] * 9)
     claimed = world.request(m.Claim("q", "ann", 2, call=7))
@@ -297,7 +297,7 @@ def test_requests_that_come_again_have_the_answer_they_had() -> None:
     assert world.topic("q").count == 7
 
 
-def test_a_token_of_somebody_else_acks_nothing() -> None:
+def test_a_wrong_token_or_node_acks_nothing() -> None:
     world, _ = make()
     world.append("q", [b"x"] * 9)
     claimed = world.request(m.Claim("q", "ann", 2, call=7))
@@ -308,7 +308,7 @@ def test_a_token_of_somebody_else_acks_nothing() -> None:
 
 
 class InOne(History):
-    """Acks and claims in one request, as far as it is taken; else, or `apart`, one after the other."""
+    """Acks and claims in one request where this is possible, or, with `apart`, one after the other."""
 
     def __init__(self, *, apart: bool, **config: Any) -> None:
         super().__init__(True, **config)
@@ -342,7 +342,7 @@ class InOne(History):
 @pytest.mark.parametrize("durability", ["disk", "fsync"])
 @settings(max_examples=60, deadline=None)
 @given(steps=STEPS)
-def test_ack_and_claim_in_one_do_what_both_do_apart(durability: str, steps: list[Step]) -> None:
+def test_ack_and_claim_in_one_request_equal_two_requests(durability: str, steps: list[Step]) -> None:
     config = {"durability": durability, "backoff_ms": 1_500}
     one, two = InOne(apart=False, **config), InOne(apart=True, **config)
     for step in steps:
@@ -350,11 +350,11 @@ def test_ack_and_claim_in_one_do_what_both_do_apart(durability: str, steps: list
         two.do(step)
         assert one.moves == two.moves
         assert one.held == two.held
-    # Their answers to all else, and what there is in the end.
+    # Compare the other replies and the final state.
     assert one.facts()[1:] == two.facts()[1:]
 
 
-def test_ack_and_claim_in_one_are_taken_and_answered_once_the_ack_is_durable() -> None:
+def test_ack_and_claim_in_one_request_are_answered_when_the_ack_is_durable() -> None:
     world, run = make(durability="fsync")
     world.append("q", [b"x"] * 30)
     claimed = world.request(m.Claim("q", "ann", call=1))
@@ -373,7 +373,7 @@ def test_ack_and_claim_in_one_are_taken_and_answered_once_the_ack_is_durable() -
     assert queues.registry.queue_metrics.outcomes["acked"] - done["acked"] == 16
 
 
-def test_what_is_done_is_acked_where_there_is_nothing_to_claim() -> None:
+def test_an_ack_and_claim_acks_even_if_no_job_is_ready() -> None:
     world, _ = make()
     world.append("q", [b"x"] * 2)
     world.request(ack_of(jobs_of(world.request(m.Claim("q", "ann", call=1))), "ann", 2))
@@ -384,7 +384,7 @@ def test_what_is_done_is_acked_where_there_is_nothing_to_claim() -> None:
     assert world.request(next_of([job], "ann", 4)) == answer
 
 
-def test_asked_again_ack_and_claim_have_the_answer_they_had_as_far_as_it_holds() -> None:
+def test_a_repeated_ack_and_claim_returns_the_leases_that_are_still_valid() -> None:
     world, _ = make()
     world.append("q", [b"x"] * 9)
     world.request(ack_of(jobs_of(world.request(m.Claim("q", "ann", call=1))), "ann", 2))
@@ -401,7 +401,7 @@ def test_asked_again_ack_and_claim_have_the_answer_they_had_as_far_as_it_holds()
     assert world.topic("q").count == 7
 
 
-def test_apart_nothing_was_done() -> None:
+def test_an_ack_and_claim_that_cannot_be_combined_changes_nothing() -> None:
     world, run = make()
     world.append("q", [b"x"] * 9)
     held = jobs_of(world.request(m.Claim("q", "ann", 2, call=1)))
@@ -423,8 +423,8 @@ def test_apart_nothing_was_done() -> None:
     assert isinstance(world.request(next_of(held[1:], "ann", 90)), m.ClaimReply)
 
 
-def test_how_large_jobs_are_is_asked_once_for_acks_that_come_with_claims() -> None:
-    """Also of many in one turn, whose acks are still one record of the log."""
+def test_job_sizes_are_looked_up_once_for_acks_that_come_with_claims() -> None:
+    """This includes many requests in one pass. Their acks are still one record of the log."""
     world, run = make(durability="fsync")
     world.append("q", [b"x"] * 60)
     claims = [world.request(m.Claim("q", "ann", 1, call=n)) for n in range(1, 21)]
@@ -440,7 +440,7 @@ def test_how_large_jobs_are_is_asked_once_for_acks_that_come_with_claims() -> No
     assert run.core.log.offset - offset < 512
 
 
-def test_jobs_that_are_not_there_are_not_asked_about() -> None:
+def test_sizes_of_missing_jobs_are_not_looked_up() -> None:
     world, run = make()
     world.append("q", [b"x"] * 3)
     world.request(m.Claim("q", "ann", 1, call=1))

@@ -1,4 +1,4 @@
-"""Any history of a queue's shard, kills and losses of power included: every job is there or was acked."""
+"""Any history of a queue, including kills and power losses: every job exists or was acked."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ STEPS = 60
 
 @pytest.mark.parametrize("durability", ["fsync", "disk"])
 @pytest.mark.parametrize("seed", range(12))
-def test_every_job_is_there_or_was_acked(seed: int, durability: str) -> None:
-    """INV-11, INV-14, FX-136, FX-153, QA-8, QL-14. What was acked on `disk` may come back after a loss of
-    power, and only then."""
+def test_every_job_exists_or_was_acked(seed: int, durability: str) -> None:
+    """With class `disk`, acked jobs may return after a power loss, and only then."""
     rng, world = random.Random(seed), started()
     world.put_topic("q", type="queue", durability=durability, lease_ms=2_000)
     live: set[int] = set()
@@ -47,7 +46,7 @@ def test_every_job_is_there_or_was_acked(seed: int, durability: str) -> None:
                 continue
             message = {"in_time": True, "call": calls}
             if rng.random() < 0.3:
-                # It was applied, and its answer was lost with the shard: so it is sent again.
+                # The ack was applied and its reply was lost with the shard, so it is sent again.
                 before = ack(world, jobs, **message)
                 end(world, rng, durability, has_power=True)
                 held.clear()
@@ -71,7 +70,7 @@ def test_every_job_is_there_or_was_acked(seed: int, durability: str) -> None:
             end(world, rng, durability, has_power=has_power)
             held.clear()
             if durability == "disk" and not has_power:
-                live = there(world)  # What was not synced may be undone, appends and acks alike (D-3, DL-14).
+                live = there(world)  # Unsynced appends and acks may be lost.
             assert there(world) == live
             assert stats(world) == (len(live), 0, 0)
             now = world.run_of("q").incarnation
@@ -83,12 +82,12 @@ def test_every_job_is_there_or_was_acked(seed: int, durability: str) -> None:
 
 
 def there(world) -> set[int]:
-    """Every job that can be read."""
+    """Return every job that can be read."""
     return {seq for seq, _ in world.records("q")}
 
 
 def end(world, rng, durability: str, *, has_power: bool) -> None:
-    """A kill, an orderly stop, or a loss of power; then the engine starts again."""
+    """Kill, stop orderly, or lose power. Then start the engine again."""
     if not has_power:
         world.power_loss(seed=rng.randrange(1 << 30))
     elif rng.random() < 0.5:

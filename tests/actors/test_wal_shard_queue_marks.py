@@ -1,4 +1,4 @@
-"""What jobs' records say of when and how urgently: a shard learns it, over kills and segments."""
+"""`not_before` and priority of jobs: the shard reads them from the records, over kills and segments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def world() -> World:
 def put(
     world: World, delay_s: float | None = None, priority: int = 0, count: int = 1, name: str = "q"
 ) -> int:
-    """Put jobs that say when and how urgently; returns the first one's number."""
+    """Put jobs with a delay and a priority. Return the first seq."""
     at_us = None if delay_s is None else world.clock.now_us() + round(delay_s * S)
     return append(
         world, name, [b"job"] * count, not_before=None if at_us is None else [at_us] * count,
@@ -44,7 +44,7 @@ def taken(world: World, most: int = 100, **options: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_a_delayed_job_is_not_handed_out_before_its_instant(world, durability):
+def test_a_delayed_job_is_not_delivered_before_its_time(world, durability):
     make(world, 1, durability=durability)
     put(world, 10)
     put(world)
@@ -57,7 +57,7 @@ def test_a_delayed_job_is_not_handed_out_before_its_instant(world, durability):
     assert stats(world) == (0, 3, 0)
 
 
-def test_an_instant_within_a_millisecond_is_never_early(world):
+def test_a_time_within_a_millisecond_is_never_early(world):
     make(world, 0)
     world.clock.advance(1 - world.clock.now_us() % S / S)
     append(world, "q", [b"x"], not_before=[world.clock.now_us() + 1_500])
@@ -68,7 +68,7 @@ def test_an_instant_within_a_millisecond_is_never_early(world):
 
 
 @pytest.mark.parametrize("how", ["kill", "stop", "power"])
-def test_a_delay_survives_a_restart_because_the_record_says_it(world, how):
+def test_a_delay_survives_a_restart_because_it_is_in_the_record(world, how):
     make(world, 1, durability="fsync")
     put(world, 10)
     put(world, 0.5)
@@ -85,8 +85,8 @@ def test_a_delay_survives_a_restart_because_the_record_says_it(world, how):
     assert taken(world) == [2]
 
 
-def test_segments_say_it_too(world):
-    """The log files are absorbed, and with a restart nobody remembers the marks but the segments' indexes."""
+def test_times_and_priorities_are_read_from_segments(world):
+    """After a restart, only the indexes of the segments contain times and priorities."""
     world = new_world()
     world.put_topic("q", type="queue", durability="fsync", record_priority=True, lease_ms=600_000)
     world.append("q", [b"plain"] * 3)
@@ -126,7 +126,7 @@ def test_a_waiting_claim_is_woken_at_the_instant(world):
     assert list(jobs_of(run.replies.pop(901))) == [1]
 
 
-def test_a_waiting_claim_learns_what_was_put_since_it_began(world):
+def test_a_waiting_claim_respects_the_delay_of_jobs_put_later(world):
     make(world, 0)
     run = world.run_of("q")
     run.step(run.request(901, m.Claim("q", "w", 5, wait_ms=20_000)))
@@ -137,7 +137,7 @@ def test_a_waiting_claim_learns_what_was_put_since_it_began(world):
     assert list(jobs_of(run.replies.pop(901))) == [1]
 
 
-def test_the_more_urgent_goes_first_where_the_topic_says_so(world):
+def test_jobs_of_higher_priority_are_delivered_first_if_configured(world):
     make(world, 2, record_priority=True)
     put(world, priority=1)
     put(world, priority=2)
@@ -149,8 +149,8 @@ def test_the_more_urgent_goes_first_where_the_topic_says_so(world):
     assert taken(world, 9) == [1, 2, 6]
 
 
-def test_without_record_priority_it_is_stored_and_ignored(world):
-    """L10."""
+def test_without_record_priority_the_priority_is_stored_and_ignored(world):
+    """The setting can be changed at any time."""
     make(world, 1)
     put(world, priority=2)
     assert taken(world, 1) == [1]
@@ -165,8 +165,8 @@ def test_without_record_priority_it_is_stored_and_ignored(world):
     assert taken(world, 1) == [5]
 
 
-def test_what_came_back_goes_before_what_nobody_had(world):
-    """QL-5, L11."""
+def test_a_returned_job_is_delivered_before_new_jobs(world):
+    """This holds even if a new job has a higher priority."""
     make(world, 1, record_priority=True)
     jobs = jobs_of(claim(world, 1))
     put(world, priority=2)
@@ -176,7 +176,7 @@ def test_what_came_back_goes_before_what_nobody_had(world):
 
 
 def test_a_job_that_waited_too_long_is_promoted(world):
-    """L12."""
+    """The limit is `starvation_ms`."""
     make(world, 1, record_priority=True, starvation_ms=5_000)
     world.clock.advance(3)
     put(world, priority=2)
@@ -188,7 +188,7 @@ def test_a_job_that_waited_too_long_is_promoted(world):
     assert taken(world, 1) == [3]
 
 
-def test_priorities_never_stop_an_ack(world):
+def test_priorities_never_prevent_an_ack(world):
     make(world, 3, record_priority=True, durability="fsync")
     put(world, priority=2, count=3)
     jobs = jobs_of(claim(world, 2))
@@ -200,8 +200,8 @@ def test_priorities_never_stop_an_ack(world):
     assert taken(world, 2) == [1, 6]
 
 
-def test_deletes_and_caps_take_delayed_jobs_too(world):
-    """QL-11."""
+def test_deletes_and_caps_remove_delayed_jobs(world):
+    """Delayed jobs count for the cap."""
     make(world, 0, cap_records=4)
     put(world, 10, count=3)
     delete(world, "q", seqs=[2])
@@ -212,7 +212,7 @@ def test_deletes_and_caps_take_delayed_jobs_too(world):
     assert taken(world) == [3, 4, 5, 6]
 
 
-def test_queues_without_marks_ask_storage_nothing():
+def test_queues_without_times_and_priorities_need_no_reads():
     seen: list[Any] = []
     world = started(watch=lambda shard, effect: seen.append(effect))
     make(world, 5)
@@ -221,7 +221,7 @@ def test_queues_without_marks_ask_storage_nothing():
     assert not [effect for effect in seen if isinstance(effect, ev.QueryLedger)]
 
 
-def test_a_queue_whose_marks_are_damaged_hands_out_nothing(world, monkeypatch):
+def test_a_queue_with_unreadable_records_delivers_nothing(world, monkeypatch):
     make(world, 1)
     put(world, 10)
     queues = world.run_of("q").core.requests.leases
@@ -243,8 +243,8 @@ def test_a_queue_whose_marks_are_damaged_hands_out_nothing(world, monkeypatch):
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_what_a_router_copies_into_a_queue_keeps_its_time(ends):
-    """Copies of one frame in two queues; a restart finds them in the one frame of the log."""
+def test_a_job_copied_by_a_router_keeps_its_time(ends):
+    """One frame contains the copies for two queues, also after a restart."""
     world = Routed(SimulatedDisk(DATA))
     world.start()
     for number, name in enumerate(("q", "r"), 1):
@@ -266,7 +266,7 @@ def test_what_a_router_copies_into_a_queue_keeps_its_time(ends):
 # -- statistics -------------------------------------------------------------------------------------------
 
 
-def test_statistics_say_how_old_the_oldest_ready_job_is(world):
+def test_statistics_contain_the_age_of_the_oldest_ready_job(world):
     make(world, 0)
     assert world.request(m.LeaseStats("q")).oldest_ready_ms == -1
     world.append("q", [b"a"])
@@ -286,7 +286,7 @@ def test_statistics_say_how_old_the_oldest_ready_job_is(world):
     assert world.request(m.LeaseStats("q")).oldest_ready_ms == -1
 
 
-def test_statistics_say_how_long_jobs_waited(world):
+def test_statistics_contain_the_waiting_time_of_jobs(world):
     make(world, 100)
     assert world.request(m.LeaseStats("q")).wait_p99_ms == 0
     taken(world)
@@ -306,12 +306,12 @@ def test_statistics_say_how_long_jobs_waited(world):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_no_history_hands_out_a_job_too_early_or_loses_one(seed):
+def test_no_history_delivers_a_job_too_early_or_loses_one(seed):
     rng, world = random.Random(seed), new_world()
     levels = rng.choice([False, True])
     world.put_topic("q", type="queue", durability="fsync", lease_ms=2_000, record_priority=levels)
     live: dict[int, int] = {}
-    """Job -> its not_before, microseconds."""
+    """Job -> its `not_before` in microseconds."""
     held: dict[int, int] = {}
     for _ in range(50):
         what = rng.choice(["put", "put", "claim", "claim", "ack", "time", "delete", "end", "checkpoint"])

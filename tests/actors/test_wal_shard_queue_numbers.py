@@ -1,4 +1,4 @@
-"""What a shard's queues count: sums by rounds, counters by answers, and both of them in the status."""
+"""Metrics of a shard's queues: sums by samples, counters by replies, and both in the engine's status."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringlog.testing.real_engine import engine, wait_until
 
 
 class Standing:
-    """A queue that counts what it is told to."""
+    """A queue with counts that the test sets."""
 
     def __init__(self, in_flight: int = 0, delayed: int = 0) -> None:
         self.in_flight, self.delayed = in_flight, delayed
@@ -53,7 +53,7 @@ def test_sums_follow_their_queues() -> None:
 
 
 @pytest.mark.interpreted
-def test_a_look_is_bounded_and_a_round_sees_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_is_bounded_and_a_round_covers_all_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_metrics, "QUEUES_SAMPLED_MAX", 3)
     numbers = QueueMetrics()
     for number in range(7):
@@ -66,14 +66,14 @@ def test_a_look_is_bounded_and_a_round_sees_all(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.interpreted
-def test_records_that_are_staged_are_no_jobs_yet() -> None:
+def test_staged_records_are_not_counted_as_jobs() -> None:
     numbers = QueueMetrics()
     numbers.add_queue(SimpleNamespace(topic_id=1, staged_count=5, next_seq=6, head_seq=3), Standing())
     numbers.sample()
     assert numbers.ready == 3
 
 
-def test_answers_are_counted_by_their_jobs() -> None:
+def test_replies_are_counted_by_their_jobs() -> None:
     numbers = QueueMetrics()
     for answer in (
         m.ClaimReply("q", 1, 1, 0, 0, [(1, 3, 1, 7), (9, 2, 1, 10)]), m.AckReply("q", 4, b"", 0, 0),
@@ -84,7 +84,7 @@ def test_answers_are_counted_by_their_jobs() -> None:
 
 
 @pytest.mark.slow
-def test_a_status_says_how_queues_stand() -> None:
+def test_the_status_contains_the_metrics_of_queues() -> None:
     with (
         engine(wal={"shards": 2}, delivery={"schedulers": 1}) as running,
         ringlog.connect(running.url, wait=10) as client,

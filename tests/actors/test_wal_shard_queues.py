@@ -1,4 +1,4 @@
-"""Queues of a shard: claims, acks and what becomes of them over groups, kills, retention and repeats."""
+"""Queues of a shard: claims, acks and their effects over commit batches, kills, retention and repeats."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def claim(world: World, most: int = 1, node: str = "w", **options: Any) -> m.Cla
 
 
 def jobs_of(claimed: m.ClaimReply) -> dict[int, int]:
-    """Number -> token."""
+    """Return number -> lease token."""
     return {first + n: token + n for first, count, _, token in claimed.runs for n in range(count)}
 
 
@@ -65,12 +65,12 @@ def stats(world: World) -> tuple[int, int, int]:
     return found.ready, found.in_flight, found.delayed
 
 
-# -- the life of a job ------------------------------------------------------------------------------------
+# -- lifetime of a job ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_a_job_is_claimed_acked_and_gone(world, durability):
-    """QC-3, QA-5, QA-6, QC-7."""
+def test_a_job_is_claimed_acked_and_deleted(world, durability):
+    """The deletion leaves no tombstone."""
     make(world, 3, durability=durability)
     claimed = claim(world, 2)
     assert (list(jobs_of(claimed)), claimed.ready) == ([1, 2], 1)
@@ -83,8 +83,8 @@ def test_a_job_is_claimed_acked_and_gone(world, durability):
 
 
 @pytest.mark.parametrize("durability", CLASSES[:3])
-def test_what_was_acked_stays_so_over_a_kill_and_leases_do_not(world, durability):
-    """QL-14, QA-8, FX-96, FX-98."""
+def test_acks_survive_a_kill_and_leases_do_not(world, durability):
+    """After the kill, counts of deliveries start at 0."""
     make(world, 4, durability=durability)
     jobs = jobs_of(claim(world, 3))
     ack(world, {2: jobs[2]})
@@ -97,7 +97,7 @@ def test_what_was_acked_stays_so_over_a_kill_and_leases_do_not(world, durability
 
 
 def test_an_ack_is_one_record_of_the_log_and_answered_after_its_sync():
-    """QA-7, QA-8."""
+    """The reply follows when the record is as durable as its class requires (Q4)."""
     seen: list[Any] = []
     world = started(watch=lambda shard, effect: seen.append(effect))
     make(world, 9, durability="fsync")
@@ -111,8 +111,8 @@ def test_an_ack_is_one_record_of_the_log_and_answered_after_its_sync():
     assert len(seen[kinds.index(ev.WriteBatch)].buffers) == 2, "the group's mark and one frame"
 
 
-def test_what_a_dead_worker_holds_is_ready_at_once(world):
-    """CL-10, QC-16: what it had through others, and what others have under its name, is not its own."""
+def test_jobs_of_a_dead_worker_are_ready_at_once(world):
+    """Leases of other processes under the same node name are not affected (Q10)."""
     make(world, 6)
     mine = claim(world, 2, pid=7, born=70)
     other = claim(world, 2, pid=7, born=71)
@@ -133,7 +133,7 @@ def test_what_a_dead_worker_holds_is_ready_at_once(world):
     assert stats(world) == (0, 4, 0)
 
 
-def test_acks_that_come_together_share_one_sync():
+def test_acks_that_arrive_together_share_one_sync():
     seen: list[Any] = []
     world = started(watch=lambda shard, effect: seen.append(effect))
     make(world, 8, durability="fsync")
@@ -150,8 +150,8 @@ def test_acks_that_come_together_share_one_sync():
     assert stats(world) == (0, 0, 0)
 
 
-def test_claims_show_only_what_is_published(world):
-    """S-9."""
+def test_claims_lease_only_published_jobs(world):
+    """An append in the same pass is only staged."""
     make(world, 0, durability="fsync")
     run = world.run_of("q")
     frame = world.frame_for("q", [b"one"])
@@ -160,8 +160,8 @@ def test_claims_show_only_what_is_published(world):
     assert list(jobs_of(claim(world, 5))) == [1]
 
 
-def test_a_lease_that_expires_gives_the_job_to_who_asks_next(world):
-    """QL-8, QL-9, QL-12, QL-10."""
+def test_an_expired_lease_gives_the_job_to_the_next_claim(world):
+    """The old token is not valid any more, and the delivery count grows."""
     make(world, 2)
     first = jobs_of(claim(world))
     world.clock.advance(LEASE_S)
@@ -173,7 +173,7 @@ def test_a_lease_that_expires_gives_the_job_to_who_asks_next(world):
 
 
 def test_nack_and_extend(world):
-    """QN-1..QN-4, QE-1..QE-3."""
+    """Jobs without a lease of the node are skipped."""
     make(world, 3)
     jobs = jobs_of(claim(world, 3))
     reply = nack(world, [1, 7])
@@ -189,8 +189,8 @@ def test_nack_and_extend(world):
     assert stats(world) == (2, 1, 0)
 
 
-def test_lengths_and_names_are_held_to_their_bounds(world):
-    """QC-1, QA-2, QN-1, N-6d."""
+def test_lengths_and_names_are_validated(world):
+    """A request with too many seqs is refused with the maximum."""
     make(world, 2)
     assert claim(world, 0, lease_ms=LEASE_MS_MIN).deadline == world.clock.now_us() // 1_000 + LEASE_MS_MIN
     with pytest.raises(BatchTooLarge) as large:
@@ -212,8 +212,8 @@ def test_lengths_and_names_are_held_to_their_bounds(world):
 
 
 @pytest.mark.parametrize("kind", [m.Claim, m.Ack, m.Nack, m.Extend, m.LeaseStats])
-def test_a_log_is_no_queue_and_nothing_is_made(world, kind):
-    """QL-2."""
+def test_a_log_topic_is_no_queue_and_no_topic_is_created(world, kind):
+    """Every request about jobs is refused."""
     world.put_topic("log")
     fields = {m.Claim: ("w",), m.LeaseStats: ()}.get(kind, ("w", b""))
     with pytest.raises(NotAQueue) as refused:
@@ -223,15 +223,15 @@ def test_a_log_is_no_queue_and_nothing_is_made(world, kind):
         world.request(kind("absent", *fields))
 
 
-# -- what takes jobs away ---------------------------------------------------------------------------------
+# -- removal of jobs --------------------------------------------------------------------------------------
 
 
-def test_a_deleted_jobs_ack_counts_and_an_evicted_ones_does_not(world):
-    """QA-9, QL-11, DL-23, DL-25."""
+def test_the_ack_of_a_deleted_job_succeeds_and_of_an_evicted_job_does_not(world):
+    """A lease ends with its job, whatever removes the job (Q5)."""
     make(world, 6, cap_records=6)
     jobs = jobs_of(claim(world, 5))
     delete(world, "q", seqs=[3])
-    world.append("q", [b"more", b"more"])  # seven are alive: the cap takes one
+    world.append("q", [b"more", b"more"])  # seven exist: the cap evicts one
     assert read(world, "q")[0].gap_to == 1
     assert stats(world) == (3, 3, 0)
     reply = ack(world, jobs)
@@ -239,8 +239,8 @@ def test_a_deleted_jobs_ack_counts_and_an_evicted_ones_does_not(world):
     assert stats(world) == (3, 0, 0)
 
 
-def test_a_job_that_expires_by_ttl_is_no_job_any_more(world):
-    """QL-11, QS-1."""
+def test_a_job_with_an_expired_ttl_is_not_leased_any_more(world):
+    """Its ack is skipped."""
     make(world, 2, ttl_ms=1_000)
     jobs = jobs_of(claim(world))
     world.clock.advance(1.002)
@@ -249,7 +249,7 @@ def test_a_job_that_expires_by_ttl_is_no_job_any_more(world):
     assert claim(world, 9).runs == []
 
 
-def test_an_expired_record_between_others_is_passed_over(world):
+def test_an_expired_record_between_others_is_skipped(world):
     world.put_topic("q", type="queue")
     soon = world.clock.now_us() + 1_000_000
     append(world, "q", [b"a", b"b", b"c"], expires_at=[0, soon, 0])
@@ -257,8 +257,8 @@ def test_an_expired_record_between_others_is_passed_over(world):
     assert list(jobs_of(claim(world, 9))) == [1, 3]
 
 
-def test_deleting_by_a_bound_takes_ready_leased_and_delayed_jobs(world):
-    """DL-25, QL-3."""
+def test_a_delete_up_to_a_seq_removes_ready_leased_and_delayed_jobs(world):
+    """The counts follow (Q2)."""
     make(world, 6)
     claim(world, 3)
     nack(world, [2], delay_ms=60_000)
@@ -267,7 +267,7 @@ def test_deleting_by_a_bound_takes_ready_leased_and_delayed_jobs(world):
     assert stats(world) == (2, 0, 0)
 
 
-def test_a_topic_made_anew_knows_nothing_of_the_old_ones_leases(world):
+def test_a_recreated_queue_has_no_old_leases(world):
     make(world, 2)
     old = jobs_of(claim(world, 2))
     world.request(m.TopicDelete("q"))
@@ -276,10 +276,10 @@ def test_a_topic_made_anew_knows_nothing_of_the_old_ones_leases(world):
     assert stats(world) == (2, 0, 0)
 
 
-# -- asked again ------------------------------------------------------------------------------------------
+# -- repeated requests ------------------------------------------------------------------------------------
 
 
-def test_a_request_that_comes_again_has_the_answer_it_had(world):
+def test_a_repeated_request_has_the_same_reply(world):
     make(world, 4)
     first = claim(world, 2, call=1)
     assert claim(world, 2, call=1) == first
@@ -294,7 +294,7 @@ def test_a_request_that_comes_again_has_the_answer_it_had(world):
 
 
 def test_a_claim_that_comes_again_is_not_told_of_leases_that_are_others_by_now(world):
-    """QC-8: a gateway gives back what it cannot pass on, and the worker that got no answer asks again."""
+    """A gateway nacks jobs that it cannot forward, and a worker without a reply repeats its claim."""
     make(world, 4)
     first = jobs_of(claim(world, 3, call=1))
     nack(world, {3: first[3]})
@@ -303,7 +303,7 @@ def test_a_claim_that_comes_again_is_not_told_of_leases_that_are_others_by_now(w
 
 
 def test_a_claim_that_is_taken_back_is_made_anew_when_it_comes_again(world):
-    """QC-8: under its own number nothing is left of it."""
+    """Nothing remains under the call number of the claim."""
     make(world, 2)
     first = jobs_of(claim(world, 2, call=1))
     for _ in range(2):
@@ -315,7 +315,7 @@ def test_a_claim_that_is_taken_back_is_made_anew_when_it_comes_again(world):
     assert jobs_of(claim(world, 2, call=1)) == second
 
 
-def test_a_claim_that_comes_again_after_its_lease_is_a_new_one(world):
+def test_a_claim_repeated_after_its_lease_is_a_new_claim(world):
     make(world, 1)
     old = claim(world, call=1)
     world.clock.advance(LEASE_S + 1)
@@ -323,8 +323,8 @@ def test_a_claim_that_comes_again_after_its_lease_is_a_new_one(world):
     assert stats(world) == (0, 1, 0)
 
 
-def test_an_ack_sent_again_to_a_successor_counts_when_its_deletion_is_there(world):
-    """CL-9: not told that it was skipped, since it is done; what was not logged is."""
+def test_a_repeated_ack_after_a_restart_succeeds_if_its_deletion_was_logged(world):
+    """A job without a logged deletion is skipped."""
     make(world, 4, durability="fsync", cap_records=4)
     claimed = claim(world, 4)
     jobs = jobs_of(claimed)
@@ -332,7 +332,7 @@ def test_an_ack_sent_again_to_a_successor_counts_when_its_deletion_is_there(worl
     world.append("q", [b"new"] * 3)  # evicts the first
     world.kill()
     world.start()
-    world.clock.advance(LEASE_S + 1)  # The shard was away for long.
+    world.clock.advance(LEASE_S + 1)  # The shard was down for long.
     reply = ack(world, jobs, in_time=True)
     assert (reply.acked, numbers(reply.skipped)) == (2, [1, 3])
     assert ack(world, [2, 4], in_time=True).acked == 0, "without a token nothing is known"
@@ -343,7 +343,7 @@ def test_an_ack_sent_again_to_a_successor_counts_when_its_deletion_is_there(worl
     assert ack(world, {seq: token}, in_time=True).acked == 0, "of this life its own answers are known"
 
 
-def test_answers_are_kept_for_a_bounded_number_of_requests(world, monkeypatch):
+def test_a_bounded_number_of_replies_is_kept(world, monkeypatch):
     monkeypatch.setattr(reply_cache, "REPLY_CACHE_REPLIES_MAX", 2)
     monkeypatch.setattr(reply_cache, "REPLY_CACHE_ROWS_MAX", 8)
     make(world, 9)
@@ -355,7 +355,7 @@ def test_answers_are_kept_for_a_bounded_number_of_requests(world, monkeypatch):
     assert ([call for call in range(1, 8) if call in kept], kept._rows) == ([], 0)
 
 
-# -- claims that wait -------------------------------------------------------------------------------------
+# -- waiting claims ---------------------------------------------------------------------------------------
 
 
 def park(world: World, corr: int, most: int = 1, wait_ms: int = 5_000, node: str = "w", call: int = 0) -> Any:
@@ -365,7 +365,7 @@ def park(world: World, corr: int, most: int = 1, wait_ms: int = 5_000, node: str
 
 
 def test_a_claim_that_is_called_off_is_as_if_it_had_never_been_made(world):
-    """By its number, before it is given anything and after; and what it was given, by name."""
+    """A claim is undone by its call number, before and after it leased jobs, or by the seqs of its jobs."""
     make(world, 0)
     run = park(world, 900, wait_ms=20_000, call=7)
     assert nack(world, [], undo=True, call=7).nacked == 0
@@ -392,7 +392,7 @@ def test_a_claim_that_is_called_off_is_as_if_it_had_never_been_made(world):
     assert stats(world) == (1, 0, 0)
 
 
-def test_a_waiting_claim_is_given_what_is_appended(world):
+def test_a_waiting_claim_receives_appended_jobs(world):
     make(world, 0, durability="fsync")
     run = park(world, 900, most=2)
     assert not run.replies
@@ -400,7 +400,7 @@ def test_a_waiting_claim_is_given_what_is_appended(world):
     assert list(jobs_of(run.replies.pop(900))) == [1, 2]
 
 
-def test_who_waits_longest_is_served_first(world):
+def test_the_claim_that_waits_longest_is_served_first(world):
     make(world, 0)
     run = park(world, 900)
     park(world, 901, most=5)
@@ -411,8 +411,8 @@ def test_who_waits_longest_is_served_first(world):
     assert world.request(m.LeaseStats("q")).waiting == 1
 
 
-def test_waits_end_with_what_comes_back(world):
-    """QL-9: by a nack, a delay that is over, a lease that expires; by timers that the shard asks for."""
+def test_a_wait_ends_with_a_returned_job(world):
+    """The job returns by a nack, after a delay, or from an expired lease. The shard sets a timer."""
     make(world, 1)
     jobs = jobs_of(claim(world))
     run = park(world, 900, wait_ms=30_000, node="v")
@@ -433,7 +433,7 @@ def test_waits_end_with_what_comes_back(world):
 
 
 def wakes_in_s(world: World) -> float:
-    """When the shard has to look after its waiting claims."""
+    """Return the seconds until the shard must check its waiting claims."""
     core = world.run_of("q").core
     deadline = core.requests.leases.waiting_claims.next_deadline_ns(world.clock.now_us())
     assert deadline is not None
@@ -441,7 +441,7 @@ def wakes_in_s(world: World) -> float:
     return (deadline - world.clock.monotonic_ns()) / 1e9
 
 
-def test_a_wait_that_is_over_is_answered_empty(world):
+def test_a_claim_with_an_expired_wait_returns_no_job(world):
     make(world, 0)
     run = park(world, 900, wait_ms=1_000)
     world.tick(0.9)
@@ -452,7 +452,7 @@ def test_a_wait_that_is_over_is_answered_empty(world):
     assert not run.core.requests.leases.waiting_claims
 
 
-def test_a_waiting_claim_sent_again_waits_once(world):
+def test_a_repeated_waiting_claim_waits_once(world):
     make(world, 0)
     run = park(world, 900, call=77)
     park(world, 901, call=77)
@@ -473,7 +473,7 @@ def test_waiting_claims_end_with_their_topic_and_with_their_shard(world):
     assert run.replies.pop(901).status == Status.SHUTTING_DOWN
 
 
-def test_too_many_waiting_claims_are_turned_away(world, monkeypatch):
+def test_too_many_waiting_claims_are_refused(world, monkeypatch):
     monkeypatch.setattr(waiting_claims, "WAITING_CLAIMS_MAX", 1)
     make(world, 0)
     run = park(world, 900)
@@ -481,7 +481,7 @@ def test_too_many_waiting_claims_are_turned_away(world, monkeypatch):
     assert run.replies.pop(901).detail["limit"] == "waiting_claims"
 
 
-def test_what_was_noted_of_waits_stays_as_small_as_they_are(world):
+def test_the_bookkeeping_of_waiting_claims_stays_small(world):
     make(world, 1)
     claim(world)
     run = world.run_of("q")
@@ -494,7 +494,7 @@ def test_what_was_noted_of_waits_stays_as_small_as_they_are(world):
     assert len(claims._ends) <= 1_024 + 2
 
 
-def test_a_waiting_claim_is_not_given_what_has_expired(world):
+def test_a_waiting_claim_receives_no_expired_job(world):
     make(world, 1, ttl_ms=40_000)
     claim(world)
     run = park(world, 900, wait_ms=30_000, node="v")
@@ -507,12 +507,12 @@ def test_a_waiting_claim_is_not_given_what_has_expired(world):
     assert answer.runs == [], "its lease and its time ended together"
 
 
-# -- jobs that another worker holds -----------------------------------------------------------------------
+# -- leases of other workers ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("leases_durable", [False, True])
-def test_a_job_that_its_worker_left_lying_may_be_leased_to_another(world, leases_durable):
-    """As of groups (F32, F43): by its number, or by a claim when nothing else is there."""
+def test_an_idle_lease_may_be_taken_over_by_another_worker(world, leases_durable):
+    """As in consumer groups: by a steal of its seq, or by a claim when no other job is ready."""
     make(world, 3, durability="fsync", leases_durable=leases_durable)
     held = jobs_of(claim(world, 3, node="a"))
     steal = m.Steal("q", "b", words([1, 9]), min_idle_ms=1_000, call=7)

@@ -1,4 +1,4 @@
-"""A shard whose directory takes no writes: questions are answered, nothing is written or invented."""
+"""A shard with a directory that is not writable: it serves reads, and writes and invents nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHANGING = ("create", "write_at", "allocate", "zero_fill", "truncate", "rename",
 
 
 class ReadOnlyDisk:
-    """Another disk, of which nothing can be changed."""
+    """A disk that refuses every change."""
 
     def __init__(self, inner: Disk) -> None:
         self.inner = inner
@@ -41,14 +41,14 @@ class ReadOnlyDisk:
 
 
 class ReadOnlyDirectory(ReadOnlyDisk):
-    """One that takes nothing new, on a device that works: what was written before can be synced."""
+    """A directory that refuses new data on a working device: data that was written before can be synced."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name) if name == "sync_file" else super().__getattr__(name)
 
 
 def latched(durability: str = "fsync", unsynced: Sequence[bytes] = ()) -> World:
-    """A world whose only shard came back on a disk that takes no writes and no syncs."""
+    """Return a world in which the only shard restarted on a disk without writes and syncs."""
     world = World(SimulatedDisk(DATA))
     world.start()
     world.put_topic("f", durability="fsync")
@@ -61,21 +61,21 @@ def latched(durability: str = "fsync", unsynced: Sequence[bytes] = ()) -> World:
 
 
 def relatched(world: World, kind: type[ReadOnlyDisk] = ReadOnlyDisk) -> World:
-    """Start the shard of a world without writing."""
+    """Start the shard of a world in read-only mode."""
     world.disk_of = lambda incarnation: kind(world.disk)  # type: ignore[assignment, return-value]
     world.start_shard(0, is_read_only=True)
     return world
 
 
 def writable(world: World) -> World:
-    """The next life, when the directory takes writes again."""
+    """Restart the shard after its directory became writable again."""
     world.kill_shard(0)
     world.disk_of = None
     world.start_shard(0)
     return world
 
 
-def test_what_is_durable_can_be_read_and_found():
+def test_durable_records_can_be_read_and_located():
     world = latched()
     assert world.records("f") == [(1, b"a"), (2, b"b")]
     assert world.request(m.TopicState("f")).head_seq == 2
@@ -95,7 +95,7 @@ def test_what_is_durable_can_be_read_and_found():
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_what_would_change_something_is_refused_and_says_where(message):
+def test_a_request_that_changes_something_is_refused_with_the_directory(message):
     world = latched()
     answer = world.ask(world.runs[0], message)
     assert answer.status == Status.STORAGE_READ_ONLY
@@ -104,7 +104,7 @@ def test_what_would_change_something_is_refused_and_says_where(message):
     assert world.records("f") == [(1, b"a"), (2, b"b")]
 
 
-def test_frames_are_refused_with_a_type_that_may_be_tried_again():
+def test_frames_are_refused_with_a_retriable_error():
     world = latched()
     with pytest.raises(StorageReadOnly) as caught:
         world.append("f", [b"c"])
@@ -115,15 +115,15 @@ def test_frames_are_refused_with_a_type_that_may_be_tried_again():
     assert world.append("f", [b"c"], producer=2) == 3
 
 
-def test_a_frame_that_is_stored_is_a_repeat_all_the_same():
-    """W4: its producer, told that it was refused, would send it again under another number."""
+def test_a_stored_frame_is_settled_as_a_repeat():
+    """A producer that receives a refusal would send the frame again under another number (W4)."""
     world = latched()
     found = refusals(world.send("f", [world.frame_for("f", [b"a", b"b"], seq=1)]))
     assert found == [None]
 
 
-def test_what_is_in_doubt_is_not_shown_and_not_denied():
-    """RD-2: neither read nor refused for certain, since the next life that writes finds it again."""
+def test_unsynced_records_are_not_shown_and_their_outcome_is_unknown():
+    """The next writable incarnation finds them again, so they are not refused for certain."""
     world = latched("disk", [b"x", b"y"])
     assert world.records("d") == [(1, b"x")], "synced with the reservation of its number"
     error = refusals(world.send("d", [world.frame_for("d", [b"y"], seq=2)]))[0]
@@ -135,7 +135,7 @@ def test_what_is_in_doubt_is_not_shown_and_not_denied():
     assert writable(world).records("d") == [(1, b"x"), (2, b"y")]
 
 
-def test_a_reader_that_is_further_than_what_is_shown_does_not_start_over():
+def test_a_reader_beyond_the_shown_head_does_not_start_over():
     world = latched("disk", [b"x", b"y"])
     located = world.request(m.Locate("d", 2, world.topic("d").epoch))
     assert (located.head_seq, located.recreated, located.is_behind) == (1, False, True)
@@ -144,9 +144,8 @@ def test_a_reader_that_is_further_than_what_is_shown_does_not_start_over():
 
 
 @pytest.mark.parametrize("is_board_kept", [True, False], ids=["shard killed", "everything killed"])
-def test_what_the_log_says_is_shown_where_it_can_be_synced(is_board_kept):
-    """An acknowledged delete and the last acknowledged append of each class hold for readers; the mark on the
-    board lets them go that far."""
+def test_the_complete_log_is_shown_if_it_can_be_synced(is_board_kept):
+    """Readers see acked deletes and the last append of each class. The published mark permits it."""
     world = World(SimulatedDisk(DATA))
     world.start()
     for name, durability in (("f", "fsync"), ("d", "disk")):
@@ -173,7 +172,7 @@ def test_what_the_log_says_is_shown_where_it_can_be_synced(is_board_kept):
     assert world.append("f", [b"next"]) == 5
 
 
-def test_the_boards_marks_stay_those_of_the_last_life_that_wrote():
+def test_the_marks_on_the_board_stay_those_of_the_last_writable_incarnation():
     world = latched("disk", [b"x", b"y"])
     before = (world.marks[0].published, world.marks[0].durable)
     refusals(world.send("f", [world.frame_for("f", [b"c"])]))
@@ -183,7 +182,7 @@ def test_the_boards_marks_stay_those_of_the_last_life_that_wrote():
     assert before[0][1] > before[1][1] > 0, "the world has nothing in doubt"
 
 
-def test_it_stops_in_order_and_can_be_latched_again():
+def test_a_read_only_shard_stops_in_order_and_can_start_read_only_again():
     world = latched("disk", [b"x"])
     world.runs[0].step(DrainRequested())
     assert world.runs[0].stopped is not None
@@ -193,7 +192,7 @@ def test_it_stops_in_order_and_can_be_latched_again():
     assert writable(world).records("d") == [(1, b"x")]
 
 
-def test_expired_records_wake_nobody_who_could_not_remove_them():
+def test_expired_records_cause_no_wakeup_of_a_read_only_shard():
     world = World(SimulatedDisk(DATA))
     world.start()
     world.put_topic("t", durability="fsync", ttl_ms=1_000)
@@ -205,7 +204,7 @@ def test_expired_records_wake_nobody_who_could_not_remove_them():
     assert world.request(m.TopicState("t")).head_seq == 1
 
 
-def test_it_looks_now_and_then_whether_it_could_write():
+def test_a_read_only_shard_probes_at_bounded_intervals_whether_it_can_write():
     clock, disk = ManualClock(), SimulatedDisk(DATA)
     disk.make_dir(f"{DATA}/s")
     closed, looks = [True], []
@@ -236,7 +235,7 @@ def test_it_looks_now_and_then_whether_it_could_write():
     assert read_only_probe_ms(99) == READ_ONLY_PROBE_MS_MAX
 
 
-def test_only_what_refuses_bytes_is_a_reason():
+def test_only_errors_that_refuse_writes_are_a_reason_for_read_only_mode():
     assert disk_error("create", "x", errno.EROFS).is_unwritable
     assert disk_error("create", "x", errno.ENOSPC).is_unwritable
     assert not disk_error("sync_data", "x", errno.EIO).is_unwritable

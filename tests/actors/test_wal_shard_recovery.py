@@ -1,4 +1,4 @@
-"""Recovery: what is in doubt is copied, crashes inside it converge, reservations, changed shard counts."""
+"""Recovery: unsynced records are copied, crashes converge, seqs stay reserved, shard counts change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ringlog.topic.reservation import Reservation
 
 
 def dump(world: World) -> dict[str, Any]:
-    """Everything a client can see, and which shard shows it."""
+    """Return everything that a client can observe, with the shard of each topic."""
     found = {}
     for shard, run in world.runs.items():
         for topic in run.core.directory.by_id.values():
@@ -33,7 +33,7 @@ def dump(world: World) -> dict[str, Any]:
 
 
 def filled(disk: Any = None, **options: Any) -> World:
-    """A world with some of everything, killed while parts of it are unsynced or unmarked."""
+    """Return a world with topics of several classes, and with some unsynced or unmarked appends."""
     world = World(disk or SimulatedDisk(DATA), **options)
     world.start()
     for name, durability in (("f", "fsync"), ("d", "disk"), ("gone", "disk"), ("m", "memory")):
@@ -50,11 +50,11 @@ def filled(disk: Any = None, **options: Any) -> World:
     return world
 
 
-# -- copying forward (RD-2) --------------------------------------------------------------------------------
+# -- copying forward ---------------------------------------------------------------------------------------
 
 
-def test_records_that_only_the_page_cache_holds_are_copied_before_they_are_shown():
-    """RF-42: a sync fails, the process is replaced, its successor reads the cache; then power goes."""
+def test_records_that_exist_only_in_the_page_cache_are_copied_before_they_are_shown():
+    """A sync fails, the successor reads the cache, and then the power fails (RF-42)."""
     disk = FaultyDisk(SimulatedDisk(DATA))
     world = World(disk)
     world.start()
@@ -76,8 +76,8 @@ def test_records_that_only_the_page_cache_holds_are_copied_before_they_are_shown
     assert world.records("f") == shown
 
 
-def test_the_trap_is_real_without_the_copy_the_records_are_gone():
-    """What the test above relies on: the disk forgets what a failed sync should have written."""
+def test_without_the_copy_the_simulated_disk_loses_the_records():
+    """The test above relies on this: the disk drops the data of a failed sync."""
     disk = SimulatedDisk(DATA)
     world = World(disk)
     world.start()
@@ -105,8 +105,8 @@ def _file(disk: Any, name: str = "wal-1-0.log") -> bytes:
         disk.close(fd)
 
 
-def test_a_successor_never_writes_into_its_predecessor_s_files():
-    """RD-3, FH-4, mutant 8: the monitor watches every incarnation, through drains, kills and cuts."""
+def test_a_successor_never_writes_into_files_of_its_predecessor():
+    """Only the creating incarnation writes a file (D3). A monitor observes every incarnation."""
     monitor, inner = Monitor(), SimulatedDisk(DATA)
     world = World(inner, disk_of=lambda incarnation: monitor.watch(inner, incarnation))  # type: ignore[arg-type,return-value]
     for end in ("kill", "stop", "power", "kill"):
@@ -120,8 +120,8 @@ def test_a_successor_never_writes_into_its_predecessor_s_files():
     assert len(world.records("f")) == 16
 
 
-def test_an_ack_of_class_fsync_is_always_covered_by_a_sync_of_a_file_with_a_durable_name():
-    """FX-30: asked of the monitor at every settlement."""
+def test_every_fsync_ack_is_covered_by_a_sync_of_a_file_with_a_durable_name():
+    """The monitor is queried at every settlement."""
     monitor, inner = Monitor(), SimulatedDisk(DATA)
     checked = []
 
@@ -139,12 +139,12 @@ def test_an_ack_of_class_fsync_is_always_covered_by_a_sync_of_a_file_with_a_dura
     assert len(checked) == 8
 
 
-# -- converging --------------------------------------------------------------------------------------------
+# -- convergence -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_recovering_again_and_again_changes_nothing(shards):
-    """RE-10, INV-5, FX-111: after a kill and after a power loss."""
+def test_repeated_recovery_changes_nothing(shards):
+    """This holds after a kill, an orderly stop and a power loss."""
     for end in (World.kill, World.stop, lambda world: world.power_loss(4)):
         world = filled(shards=shards)
         end(world)
@@ -158,7 +158,7 @@ def test_recovering_again_and_again_changes_nothing(shards):
 
 
 def test_a_crash_at_every_disk_call_of_recovery_converges():
-    """CP-56 to CP-60, FX-106, RE-21: by kill and by power loss."""
+    """The crash is a kill or a power loss."""
     world = filled()
     world.kill()
     base = world.disk.copy()  # type: ignore[attr-defined]
@@ -191,8 +191,8 @@ def _continued(world: World, disk: Any) -> World:
 
 
 @pytest.mark.parametrize("crashes", [1, 2, 5, 20])
-def test_many_crashes_inside_recovery_lose_and_multiply_nothing(crashes):
-    """RD-2: what is copied does not grow with each crash, and the index stays in order."""
+def test_many_crashes_in_recovery_lose_and_duplicate_nothing(crashes):
+    """The copied data does not grow with each crash, and the index stays in order."""
     world = filled(FaultyDisk(SimulatedDisk(DATA)))
     disk: Any = world.disk
     expected = {name: facts[-1] for name, facts in dump(world).items()}
@@ -217,7 +217,7 @@ def test_many_crashes_inside_recovery_lose_and_multiply_nothing(crashes):
     assert len(used) <= 3 + crashes
 
 
-def test_an_incarnation_that_never_served_is_passed_over_and_its_space_given_back():
+def test_an_incarnation_that_never_served_is_skipped_and_its_space_is_freed():
     disk = FaultyDisk(SimulatedDisk(DATA))
     world = filled(disk)
     world.kill()
@@ -232,8 +232,8 @@ def test_an_incarnation_that_never_served_is_passed_over_and_its_space_given_bac
     assert len(world.records("d")) == 7
 
 
-def test_an_error_while_giving_space_back_fails_the_start_and_the_next_one_converges():
-    """RE-8, FX-108, FX-109."""
+def test_a_disk_error_while_space_is_freed_fails_the_start_and_the_next_start_converges():
+    """The errors are injected into `size` and `full_sync` calls."""
     for fault in (DiskFault("size", 0, "EIO"), DiskFault("full_sync", 0, "EIO")):
         disk = FaultyDisk(SimulatedDisk(DATA))
         world = filled(disk)
@@ -241,7 +241,7 @@ def test_an_error_while_giving_space_back_fails_the_start_and_the_next_one_conve
         world.kill()
         counting = FaultyDisk(disk.inner.copy())  # type: ignore[attr-defined]
         _continued(world, counting).start()
-        # The last such call is for the next file, whose making may fail.
+        # The last such call is for the next file, and its creation may fail.
         disk.plan = [DiskFault(fault.op, disk.calls[fault.op] + counting.calls[fault.op] - 1, "EIO")]
         with pytest.raises(DiskError):
             world.start()
@@ -251,8 +251,8 @@ def test_an_error_while_giving_space_back_fails_the_start_and_the_next_one_conve
         assert world.records("f") == expected
 
 
-def test_every_disk_error_of_a_life_leaves_a_directory_that_recovers():
-    """RF-37, FX-119: each mutating call once, EIO, ENOSPC and short writes; acked is there, and no more."""
+def test_every_disk_error_leaves_a_directory_that_recovers():
+    """Each mutating call fails once (RF-37). All acked records exist, and at most one other."""
     probe = FaultyDisk(SimulatedDisk(DATA))
     filled(probe)
     for op in ("write", "data_sync", "full_sync", "dir_sync", "size", "make_dir"):
@@ -283,11 +283,11 @@ def _live_through(fault: DiskFault) -> None:
     assert len(found) <= len(acked) + 1, fault
 
 
-# -- numbers (D-9 to D-12, D-19) ---------------------------------------------------------------------------
+# -- seqs and reservations ---------------------------------------------------------------------------------
 
 
-def test_worked_case_h():
-    """TB-17 H: 40 acked, power loss keeps 33, the next gets 258, 34 to 257 are announced."""
+def test_a_power_loss_skips_the_reserved_seqs_and_reports_them():
+    """40 records are acked, and a power loss keeps 33. Seqs 34 to 257 are reported as lost."""
     world = World(SimulatedDisk(DATA))
     world.start()
     world.put_topic("d", durability="disk")
@@ -327,8 +327,8 @@ def _write_over(disk: Any, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("end", ["kill", "shard", "stop", "stop and reboot"])
-def test_a_kill_or_an_orderly_stop_costs_no_numbers(end):
-    """D-19, FX-161, FX-167, CP-8, CP-10: also long after an earlier boot."""
+def test_a_kill_or_an_orderly_stop_skips_no_seqs(end):
+    """This holds also long after an earlier boot."""
     world = World(SimulatedDisk(DATA))
     world.start()
     world.put_topic("d", durability="disk")
@@ -349,8 +349,8 @@ def test_a_kill_or_an_orderly_stop_costs_no_numbers(end):
         assert len(world.records("d")) == head
 
 
-def test_an_orderly_life_on_another_boot_does_not_turn_a_kill_into_a_loss():
-    """D-19: only the stream's last end matters."""
+def test_an_orderly_stop_on_another_boot_does_not_turn_a_kill_into_a_loss():
+    """Only the last end of the log counts."""
     world = World(SimulatedDisk(DATA))
     world.start()
     world.put_topic("d", durability="disk")
@@ -365,8 +365,8 @@ def test_an_orderly_life_on_another_boot_does_not_turn_a_kill_into_a_loss():
     assert world.append("d", [b"c"], producer=2) == 3
 
 
-def test_a_cache_that_was_dropped_after_a_failed_sync_reissues_no_number():
-    """D-9, S-11: the kernel stayed up, but the acked tail is gone; the board knows how far it went."""
+def test_a_page_cache_dropped_after_a_failed_sync_causes_no_reuse_of_seqs():
+    """The kernel keeps running, but the acked tail is lost. The board contains the published position."""
     disk = FaultyDisk(SimulatedDisk(DATA))
     world = World(disk)
     world.start()
@@ -389,8 +389,8 @@ def test_a_cache_that_was_dropped_after_a_failed_sync_reissues_no_number():
     assert world.append("d", [b"new"], producer=2) == 258
 
 
-def test_reservations_grow_with_the_stream_and_never_lag_behind_what_is_acked():
-    """D-9, D-10: checked at every settlement, for single frames and for large ones."""
+def test_reservations_grow_with_the_log_and_always_cover_acked_seqs():
+    """Every settlement is checked, for single frames and for large ones."""
     world = World(SimulatedDisk(DATA), file_bytes=4 << 20)
     durable: list[int] = [0]
     pending: list[int] = []
@@ -420,7 +420,7 @@ def test_reservations_grow_with_the_stream_and_never_lag_behind_what_is_acked():
     assert 2 < syncs < 110
 
 
-def test_a_reservation_step_grows_only_while_it_is_used_up_quickly():
+def test_the_reservation_step_grows_only_while_it_is_used_up_quickly():
     reservation = Reservation()
     first = reservation.extend(1, 0, 100_000)
     assert first == 1 + HEAD_RESERVATION_MIN
@@ -432,7 +432,7 @@ def test_a_reservation_step_grows_only_while_it_is_used_up_quickly():
     assert reservation.extend(slow, 10_000_000, 100_000) == slow + HEAD_RESERVATION_MIN
 
 
-# -- another shard count -----------------------------------------------------------------------------------
+# -- other shard counts ------------------------------------------------------------------------------------
 
 NAMES = [f"topic-{i}" for i in range(12)]
 
@@ -446,8 +446,8 @@ def _write_all(world: World, tag: bytes) -> None:
 
 @pytest.mark.parametrize("counts", [(1, 3, 4, 2, 1), (4, 1, 8, 3, 8), (2, 3, 2, 3, 2)])
 @pytest.mark.parametrize("end", ["kill", "stop", "power"])
-def test_everything_is_there_under_every_shard_count(counts, end):
-    """SH-4, SH-5, FX-175, FX-177, FX-232, RF-67."""
+def test_everything_exists_under_every_shard_count(counts, end):
+    """The number of shards changes at each restart (RF-67)."""
     world = World(SimulatedDisk(DATA), shards=counts[0])
     expected: list[bytes] = []
     epochs: dict[str, int] = {}
@@ -466,10 +466,9 @@ def test_everything_is_there_under_every_shard_count(counts, end):
         {"kill": world.kill, "stop": world.stop, "power": lambda: world.power_loss(7)}[end]()
 
 
-def test_a_crash_between_the_shards_recoveries_loses_nobody_s_tail():
-    """SH-5, FX-232: one shard has copied its part of an old file, another has not; then the count changes
-    again. Each shard speaks for its own topics only.
-    """
+def test_a_crash_between_the_recoveries_of_two_shards_loses_no_tail():
+    """One shard has copied its part of an old file, and another shard has not. Then the number of shards
+    changes again. Each shard reports only its own topics."""
     for stops in ((3, 4), (3, 3), (3, 1), (3, 2), (4, 3, 4)):
         disk = FaultyDisk(SimulatedDisk(DATA))
         world = World(disk, shards=1)
@@ -492,8 +491,8 @@ def test_a_crash_between_the_shards_recoveries_loses_nobody_s_tail():
             assert [payload for _, payload in world.records(name)] == [name.encode()], (stops, name)
 
 
-def test_a_name_made_under_one_count_is_looked_after_by_one_shard_under_the_next():
-    """FX-211, T-6, E-6: found where its home points, deleted and made again there, never twice."""
+def test_a_topic_has_one_owner_after_a_change_of_the_shard_count():
+    """Its home shard points to it. It can be deleted and created again there, and never exists twice."""
     world = World(SimulatedDisk(DATA), shards=1)
     world.start()
     _write_all(world, b"")
@@ -528,7 +527,7 @@ def test_a_name_made_under_one_count_is_looked_after_by_one_shard_under_the_next
 
 
 def test_a_deleted_topic_stays_deleted_under_every_later_count():
-    """FX-211, INV-11."""
+    """Half of the topics are deleted under three shards."""
     world = World(SimulatedDisk(DATA), shards=3)
     world.start()
     _write_all(world, b"")
@@ -541,8 +540,8 @@ def test_a_deleted_topic_stays_deleted_under_every_later_count():
         assert live == set(NAMES[6:])
 
 
-def test_a_topic_s_appends_lie_in_one_stream():
-    """SH-1, SH-2, FX-174: and ids of a shard map to it."""
+def test_the_appends_of_a_topic_are_in_the_log_of_one_shard():
+    """The topic ids of a shard hash to this shard."""
     world = World(SimulatedDisk(DATA), shards=3)
     world.start()
     _write_all(world, b"")
@@ -553,11 +552,11 @@ def test_a_topic_s_appends_lie_in_one_stream():
             assert {extent.path.split("/")[1] for extent in located.extents} == {f"shard-{shard:02d}"}
 
 
-# -- what the predecessor said -----------------------------------------------------------------------------
+# -- evidence from the predecessor -------------------------------------------------------------------------
 
 
-def test_a_header_names_what_of_its_predecessor_was_durable_and_only_that():
-    """RD-3: it is taken for evidence later."""
+def test_a_file_header_contains_exactly_the_durable_end_of_its_predecessor():
+    """A later recovery uses it as evidence."""
     world = filled()
     durable = world.runs[0].core.log.marked_durable
     world.kill()
@@ -570,8 +569,8 @@ def test_a_header_names_what_of_its_predecessor_was_durable_and_only_that():
     assert header.prev_stop == durable
 
 
-def test_a_shard_refuses_to_start_on_damage_and_names_file_and_offset():
-    """RE-6, RE-12."""
+def test_damage_refuses_the_start_with_file_and_offset():
+    """The offset is not behind the damaged byte."""
     world = filled()
     world.tick(0.2)
     world.tick(0.2)
@@ -585,8 +584,8 @@ def test_a_shard_refuses_to_start_on_damage_and_names_file_and_offset():
     assert 4_096 <= refused.value.detail["offset"] <= 5_000
 
 
-def test_recovery_tells_of_its_progress_within_a_file(monkeypatch):
-    """RD-18: who recovers a large file is judged by beats, and the whole file may take long."""
+def test_recovery_sends_heartbeats_within_a_file(monkeypatch):
+    """The supervisor judges recovery by its heartbeats, and a large file may take long."""
     monkeypatch.setattr("ringlog.storage.recovery.RECOVERY_READ_BYTES", 4096)
     world = World(SimulatedDisk(DATA), file_bytes=256 << 10)
     world.start()

@@ -1,4 +1,4 @@
-"""Deletes, caps and TTL of a shard: the worked cases of tombstones, and what survives which end of a life."""
+"""Deletes, caps and TTL of a shard: tombstones case by case, and the state after each kind of restart."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ def world() -> World:
 
 
 def write(world: World, name: str, *numbers: int) -> None:
-    """One record a write, each of one byte, so that the numbers come out as given."""
+    """Append records of one byte, one in each write, and check their seqs."""
     for number in numbers:
         assert world.append(name, [b"x"]) == number
 
 
 def again(world: World) -> World:
-    """The same data after kill -9."""
+    """Restart after kill -9 with the same data."""
     world.kill()
     world.start()
     return world
 
 
-# -- TB-17, case by case; each holds after a restart, too ------------------------------------------------
+# -- tombstones, case by case; each holds after a restart as well ----------------------------------------
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_case_a_a_delete_of_the_front_is_silent(world, durability):
-    """TB-17 A, DL-10, DL-7."""
+def test_a_delete_of_the_oldest_records_leaves_no_tombstone(world, durability):
+    """A delete moves no floor of involuntary loss (X5)."""
     world.put_topic("t", durability=durability)
     write(world, "t", 1, 2, 3, 4, 5)
     reply = delete(world, "t", before=4)
@@ -56,8 +56,8 @@ def test_case_a_a_delete_of_the_front_is_silent(world, durability):
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_cases_b_and_c_a_cap_is_announced_and_a_later_delete_is_not(world, durability):
-    """TB-17 B, C."""
+def test_an_eviction_by_a_cap_leaves_a_tombstone_and_a_later_delete_does_not(world, durability):
+    """The tombstone covers exactly the evicted seqs."""
     world.put_topic("t", durability=durability, cap_records=3)
     write(world, "t", 1, 2, 3, 4, 5)
     assert read(world, "t", 0) == (Gap(1, 2, "cap"), [3, 4, 5])
@@ -71,8 +71,8 @@ def test_cases_b_and_c_a_cap_is_announced_and_a_later_delete_is_not(world, durab
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_case_d_caps_count_live_records_only(world, durability):
-    """TB-17 D, X-6, X-7: what was deleted costs nothing, and passing over it announces nothing."""
+def test_caps_count_live_records_only(world, durability):
+    """Deleted records do not count, and a reader passes them without a tombstone."""
     world.put_topic("t", durability=durability, cap_records=4)
     write(world, "t", 1, 2, 3, 4)
     delete(world, "t", before=3)
@@ -83,8 +83,8 @@ def test_case_d_caps_count_live_records_only(world, durability):
     assert state(world, "t").evict_floor == state(world, "t").earliest_seq == 4
 
 
-def test_case_e_both_reasons_are_told_apart(world):
-    """TB-17 E, TB-7, X-3: across a restart, too."""
+def test_a_tombstone_distinguishes_cap_and_ttl(world):
+    """A gap with both reasons is `mixed`. This holds across a restart."""
     world.put_topic("t", durability="fsync", ttl_ms=1_000)
     write(world, "t", 1, 2)
     world.clock.advance(1.5)
@@ -98,8 +98,8 @@ def test_case_e_both_reasons_are_told_apart(world):
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_case_f_everything_expires(world, durability):
-    """TB-17 F, X-18: the head and its numbers stay."""
+def test_when_every_record_expires_the_head_stays(world, durability):
+    """The next append gets the next seq."""
     world.put_topic("t", durability=durability, ttl_ms=1_000)
     write(world, "t", 1, 2, 3, 4, 5)
     world.clock.advance(1.000_001)
@@ -110,8 +110,8 @@ def test_case_f_everything_expires(world, durability):
     write(world, "t", 6)
 
 
-def test_case_g_a_recreated_topic_starts_over(world):
-    """TB-17 G."""
+def test_a_recreated_topic_starts_at_seq_1(world):
+    """A reader with an old cursor gets a tombstone with the reason `recreated`."""
     world.put_topic("t", durability="fsync")
     write(world, "t", 1)
     epoch = world.topic("t").epoch
@@ -123,8 +123,8 @@ def test_case_g_a_recreated_topic_starts_over(world):
     assert read(world, "t", 9) == (Gap(1, 5, "recreated"), [1, 2, 3, 4, 5])
 
 
-def test_case_h_a_lost_range_is_announced_between_what_is_left(world):
-    """TB-17 H, D-19: with a cap in force its positions count for nothing."""
+def test_a_lost_range_is_reported_between_the_remaining_records(world):
+    """Lost positions do not count for a cap."""
     world.put_topic("t", durability="disk", cap_records=34)
     for number in range(1, 34):
         write(world, "t", number)
@@ -146,8 +146,8 @@ def test_case_h_a_lost_range_is_announced_between_what_is_left(world):
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_case_i_everything_deleted_by_tag_is_silent(world, durability):
-    """TB-17 I."""
+def test_a_delete_of_everything_by_tag_leaves_no_tombstone(world, durability):
+    """The earliest seq becomes the next seq."""
     world.put_topic("t", durability=durability)
     for _ in range(5):
         append(world, "t", [b"x"], tags=["a"])
@@ -157,8 +157,8 @@ def test_case_i_everything_deleted_by_tag_is_silent(world, durability):
     assert read(world, "t") == (None, [])
 
 
-def test_case_j_a_cap_that_is_lifted_brings_nothing_back(world):
-    """TB-17 J, C-12, X-13."""
+def test_a_lifted_cap_restores_no_records(world):
+    """No removed record returns with a laxer configuration (X3)."""
     world.put_topic("t", durability="fsync", cap_records=2)
     write(world, "t", 1, 2, 3)
     world.put_topic("t", mode="merge", cap_records=0)
@@ -171,7 +171,7 @@ def test_case_j_a_cap_that_is_lifted_brings_nothing_back(world):
 
 @pytest.fixture
 def tagged(world) -> World:
-    """1 a, 2 b, 3 -, 4 ab, 5 a*, 6 a, in frames of three."""
+    """Append six records in frames of three, with the tags: 1 a, 2 b, 3 none, 4 ab, 5 a*, 6 a."""
     world.put_topic("t", durability="fsync")
     append(world, "t", [b"1", b"22", b"333"], tags=["a", "b", None])
     append(world, "t", [b"4444", b"55555", b"666666"], tags=["ab", "a*", "a"], metas=[b"{}", None, None])
@@ -193,8 +193,8 @@ def tagged(world) -> World:
         ("a", 6, [2, 3, 4, 5, 6]),
     ],
 )
-def test_a_filter_selects_exactly_what_it_says_and_untagged_records_never(tagged, match, before, left):
-    """DL-2, DL-3, DL-4, DL-6, DL-7: a repeat deletes nothing."""
+def test_a_filter_selects_exactly_its_records_and_never_untagged_ones(tagged, match, before, left):
+    """A repeated delete removes nothing."""
     sizes = [1, 2, 3, 6, 5, 6]
     reply = delete(tagged, "t", before, match)
     assert reply.deleted == 6 - len(left)
@@ -210,14 +210,14 @@ def test_a_filter_selects_exactly_what_it_says_and_untagged_records_never(tagged
     "match",
     [["tag", "Eq"], ["node", "Eq", "a"], ["tag", "Ne", "a"], ["tag", "Glob", "a"], 7, ["tag", "Eq", 1]],
 )
-def test_a_filter_that_is_none_is_refused(tagged, match):
-    """DL-2, DL-3."""
+def test_an_invalid_filter_is_refused(tagged, match):
+    """Only `Eq` and `Glob` of tags are valid."""
     with pytest.raises(InvalidRequest):
         delete(tagged, "t", match=match)
 
 
-def test_a_delete_without_a_bound_or_of_nothing_known_is_refused(tagged):
-    """DL-1."""
+def test_an_invalid_delete_is_refused(tagged):
+    """A delete needs a bound, an existing topic, one kind of selection, and the current epoch."""
     with pytest.raises(InvalidRequest):
         delete(tagged, "t")
     with pytest.raises(TopicNotFound):
@@ -230,8 +230,8 @@ def test_a_delete_without_a_bound_or_of_nothing_known_is_refused(tagged):
         tagged.request(m.RecordsDelete("t", before_seq=3, epoch=77))
 
 
-def test_a_bound_beyond_the_head_means_everything_and_one_below_the_front_nothing(tagged):
-    """DL-5, DL-24: no record of a delete that selects nothing."""
+def test_a_bound_beyond_the_head_deletes_everything_and_one_below_the_first_record_nothing(tagged):
+    """A delete that selects nothing is not logged."""
     assert delete(tagged, "t", before=3).deleted == 2
     offset, version = tagged.runs[0].core.log.offset, tagged.topic("t").version
     assert delete(tagged, "t", before=3).deleted == 0
@@ -243,8 +243,8 @@ def test_a_bound_beyond_the_head_means_everything_and_one_below_the_front_nothin
     assert read(tagged, "t") == (None, [7])
 
 
-def test_a_delete_covers_what_was_ordered_before_it_and_nothing_else(world):
-    """DL-11, DL-13: staged records included, later ones under the tag not, also after a crash."""
+def test_a_delete_removes_earlier_records_and_no_later_ones(world):
+    """This includes staged records, and holds after a crash (X4)."""
     world.put_topic("t", durability="fsync")
     run = world.runs[0]
     first = world.frame_for("t", [b"1", b"2"])
@@ -257,8 +257,8 @@ def test_a_delete_covers_what_was_ordered_before_it_and_nothing_else(world):
     assert read(again(world), "t") == (None, [3])
 
 
-def test_a_deletes_frame_is_synced_before_its_answer_on_a_durable_topic_only(world):
-    """DL-12, DL-14."""
+def test_a_delete_is_synced_before_its_reply_only_in_an_fsync_topic(world):
+    """In other classes a kill of processes does not undo the delete."""
     for durability in ("fsync", "disk", "memory"):
         world.put_topic(durability, durability=durability)
         write(world, durability, 1, 2, 3)
@@ -268,8 +268,8 @@ def test_a_deletes_frame_is_synced_before_its_answer_on_a_durable_topic_only(wor
         assert read(again(world), durability)[1] == [2, 3], "never undone by killing processes"
 
 
-def test_every_removal_grows_the_topics_version_and_a_later_incarnations_are_greater(world):
-    """A reader that compares versions sees every removal."""
+def test_every_removal_increases_the_version_of_its_topic(world):
+    """A later incarnation has greater versions (X7)."""
     world.put_topic("t", durability="fsync", cap_records=5)
     seen = [world.topic("t").version]
     for number in range(1, 8):
@@ -285,7 +285,7 @@ def test_every_removal_grows_the_topics_version_and_a_later_incarnations_are_gre
     assert seen[-1] >> 32 > seen[-2] >> 32
 
 
-def test_located_names_what_was_deleted_one_by_one(tagged):
+def test_located_contains_the_seqs_of_single_deletes(tagged):
     delete(tagged, "t", match="a")
     located = tagged.request(m.Locate("t", 0))
     assert located.version == tagged.topic("t").version
@@ -294,8 +294,8 @@ def test_located_names_what_was_deleted_one_by_one(tagged):
     assert tagged.request(m.Locate("t", 6)).deleted == b""
 
 
-def test_deletes_go_through_on_a_full_disk(world):
-    """ST-13."""
+def test_deletes_succeed_on_a_full_disk(world):
+    """A delete frees space, so it must not need free space."""
     world.put_topic("t", durability="fsync")
     write(world, "t", 1, 2, 3)
     world.runs[0].core._file_failed = "no space"
@@ -309,8 +309,8 @@ def test_deletes_go_through_on_a_full_disk(world):
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_one_write_larger_than_the_cap_leaves_its_newest_records(world, durability):
-    """X-7: records may be evicted by the very write that brings them."""
+def test_one_write_larger_than_the_cap_keeps_its_newest_records(world, durability):
+    """A write may evict records that it appends."""
     world.put_topic("t", durability=durability, cap_records=3)
     world.append("t", [b"1", b"22", b"333", b"4444", b"55555"])
     assert read(world, "t") == (Gap(1, 2, "cap"), [3, 4, 5])
@@ -320,8 +320,8 @@ def test_one_write_larger_than_the_cap_leaves_its_newest_records(world, durabili
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_a_byte_cap_takes_the_fewest_records_that_make_it_hold(world, durability):
-    """X-6, X-7, R-10."""
+def test_a_byte_cap_evicts_the_fewest_records(world, durability):
+    """A record that is larger than the cap is evicted as well."""
     world.put_topic("t", durability=durability, cap_bytes=10)
     world.append("t", [b"4444", b"", b"333", b"22"])
     assert state(world, "t").count == 4
@@ -331,8 +331,8 @@ def test_a_byte_cap_takes_the_fewest_records_that_make_it_hold(world, durability
     assert (state(world, "t").count, state(world, "t").bytes) == (0, 0)
 
 
-def test_tags_of_records_that_came_with_an_eviction_are_known(world):
-    """DL-9: such records reach the ledger from memory, not from the file."""
+def test_tags_of_records_that_arrive_with_an_eviction_are_known(world):
+    """The ledger reads such records from memory, not from the file."""
     world.put_topic("t", durability="fsync", cap_records=3)
     append(world, "t", [b"1"], tags=["a"])
     assert delete(world, "t", match="none").deleted == 0
@@ -342,8 +342,8 @@ def test_tags_of_records_that_came_with_an_eviction_are_known(world):
     assert read(world, "t") == (Gap(1, 2, "cap"), [3])
 
 
-def test_damage_does_not_keep_a_topic_from_being_written(world):
-    """What cannot be decided is tried again later, and not with every write."""
+def test_damaged_records_do_not_prevent_appends(world):
+    """A cap that cannot be applied is retried later, and not with every append."""
     world.put_topic("t", durability="fsync")
     append(world, "t", [b"precious"])
     run = world.runs[0]
@@ -361,8 +361,8 @@ def test_damage_does_not_keep_a_topic_from_being_written(world):
     assert state(world, "t").count == 5
 
 
-def test_an_eviction_is_synced_with_the_append_that_made_it_necessary(world):
-    """X-9: on a topic whose records are not, too."""
+def test_an_eviction_is_synced_with_the_append_that_causes_it(world):
+    """An eviction is synced, whatever the class (X2)."""
     world.put_topic("t", durability="memory", cap_records=2)
     write(world, "t", 1, 2)
     log = world.runs[0].core.log
@@ -374,8 +374,8 @@ def test_an_eviction_is_synced_with_the_append_that_made_it_necessary(world):
     assert world.topic("t").cap_floor == 2
 
 
-def test_a_tighter_cap_evicts_at_once_and_for_good(world):
-    """C-8, C-9, C-12."""
+def test_a_tighter_cap_evicts_at_once_and_permanently(world):
+    """No removed record returns with a laxer configuration (X3)."""
     world.put_topic("t", durability="fsync")
     write(world, "t", 1, 2, 3, 4)
     world.put_topic("t", mode="merge", cap_records=1)
@@ -385,8 +385,8 @@ def test_a_tighter_cap_evicts_at_once_and_for_good(world):
 
 
 @pytest.mark.interpreted
-def test_a_cap_that_was_tightened_just_before_a_crash_is_applied_at_the_start(world, monkeypatch):
-    """C-9: its frame is durable, its evictions were not."""
+def test_a_cap_tightened_just_before_a_crash_is_applied_at_the_start(world, monkeypatch):
+    """Its control frame is durable, and its evictions are not."""
     world.put_topic("t", durability="fsync")
     write(world, "t", 1, 2, 3, 4)
     removals = world.runs[0].core.removals
@@ -397,8 +397,8 @@ def test_a_cap_that_was_tightened_just_before_a_crash_is_applied_at_the_start(wo
     assert read(world, "t") == (Gap(1, 3, "cap"), [4])
 
 
-def test_a_topic_that_refuses_never_evicts_and_has_room_again_after_a_delete(world):
-    """W-12, W-13, W-15."""
+def test_a_topic_with_discard_reject_never_evicts_and_has_space_after_a_delete(world):
+    """A tighter cap evicts nothing either."""
     world.put_topic("t", durability="fsync", cap_records=2, discard="reject")
     write(world, "t", 1, 2)
     with pytest.raises(TopicFull):
@@ -412,8 +412,8 @@ def test_a_topic_that_refuses_never_evicts_and_has_room_again_after_a_delete(wor
 
 
 @pytest.mark.parametrize("by_message", [False, True])
-def test_expired_records_make_room_in_a_topic_that_refuses(world, by_message):
-    """W-2 (7), W-15: pending retention comes first."""
+def test_expired_records_make_space_in_a_topic_with_discard_reject(world, by_message):
+    """Due removals are applied before the cap is checked."""
     world.put_topic("t", durability="fsync", cap_records=2, discard="reject", ttl_ms=1_000)
     write(world, "t", 1, 2)
     world.clock.advance(1.1)
@@ -430,7 +430,7 @@ def test_expired_records_make_room_in_a_topic_that_refuses(world, by_message):
 
 @pytest.mark.parametrize("durability", CLASSES)
 def test_a_record_lives_as_long_as_its_ttl_and_not_a_microsecond_longer(world, durability):
-    """X-4, X-8, X-10: every operation that shows contents or counts sees it at once."""
+    """No view of contents or counts shows an expired record (X6)."""
     world.put_topic("t", durability=durability, ttl_ms=1_000)
     write(world, "t", 1)
     world.clock.advance(0.5)
@@ -446,15 +446,15 @@ def test_a_record_lives_as_long_as_its_ttl_and_not_a_microsecond_longer(world, d
     assert world.request(m.TopicDelete("t", if_empty=True)).deleted
 
 
-def test_a_topic_that_is_not_empty_is_not_deleted_as_empty(world):
+def test_delete_if_empty_refuses_a_topic_with_records(world):
     world.put_topic("t", durability="fsync", ttl_ms=1_000)
     write(world, "t", 1)
     with pytest.raises(TopicNotEmpty):
         world.request(m.TopicDelete("t", if_empty=True))
 
 
-def test_time_alone_lets_records_expire(world):
-    """TTL by a deadline: nobody has to ask, and the board says when to look again."""
+def test_records_expire_without_a_request(world):
+    """The shard sets a deadline for it, and the topic has the time of its next expiry."""
     world.put_topic("t", durability="fsync", ttl_ms=1_000)
     write(world, "t", 1)
     topic, core = world.topic("t"), world.runs[0].core
@@ -467,8 +467,8 @@ def test_time_alone_lets_records_expire(world):
     assert core.next_deadline_ns() is None
 
 
-def test_what_expired_stays_expired_with_an_earlier_clock_and_a_longer_ttl(world):
-    """X-13, C-12."""
+def test_expired_records_stay_expired_with_an_earlier_clock_and_a_longer_ttl(world):
+    """Floors only rise, also with an earlier clock or a laxer configuration (X3)."""
     world.put_topic("t", durability="fsync", ttl_ms=1_000)
     write(world, "t", 1, 2)
     world.clock.advance(2)
@@ -478,8 +478,8 @@ def test_what_expired_stays_expired_with_an_earlier_clock_and_a_longer_ttl(world
     assert read(again(world), "t") == (Gap(1, 2, "ttl"), [])
 
 
-def test_a_ttl_that_is_lifted_brings_nothing_back_that_expired_under_it(world):
-    """C-12: even if nothing had removed it yet."""
+def test_lifting_a_ttl_restores_no_expired_records(world):
+    """This holds even if the records were not removed yet."""
     world.put_topic("t", durability="fsync", ttl_ms=1_000)
     write(world, "t", 1)
     world.runs[0].core._retain_at_ns = None
@@ -488,8 +488,8 @@ def test_a_ttl_that_is_lifted_brings_nothing_back_that_expired_under_it(world):
     assert read(world, "t") == (Gap(1, 1, "ttl"), [])
 
 
-def test_a_ttl_set_later_takes_the_old_records(world):
-    """C-8."""
+def test_a_ttl_that_is_set_later_applies_to_old_records(world):
+    """Records that are older than the TTL expire at once."""
     world.put_topic("t", durability="fsync")
     write(world, "t", 1)
     world.clock.advance(10)
@@ -498,8 +498,8 @@ def test_a_ttl_set_later_takes_the_old_records(world):
     assert read(world, "t") == (Gap(1, 1, "ttl"), [2])
 
 
-def test_a_record_is_due_by_ttl_although_a_later_time_was_known(world):
-    """X-10: the time that was known may be the own expiry of a record that is gone."""
+def test_a_record_expires_by_ttl_although_a_later_expiry_was_stored(world):
+    """The stored time may be the own expiry of a record that was removed."""
     world.put_topic("t", durability="fsync", ttl_ms=1_000)
     append(world, "t", [b"1"], expires_at=[world.clock.now_us() + 9_000_000])
     world.clock.advance(2)
@@ -509,7 +509,7 @@ def test_a_record_is_due_by_ttl_although_a_later_time_was_known(world):
     assert state(world, "t").count == 0
 
 
-def test_ttl_is_known_again_after_a_restart(world):
+def test_the_ttl_is_applied_after_a_restart(world):
     world.put_topic("t", durability="fsync", ttl_ms=1_000)
     write(world, "t", 1)
     again(world)
@@ -518,8 +518,8 @@ def test_ttl_is_known_again_after_a_restart(world):
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_a_record_expires_at_its_own_time_between_others_that_do_not(world, durability):
-    """R-14: silently there, announced when the prefix comes to it."""
+def test_a_record_expires_at_its_own_time_between_others(world, durability):
+    """A tombstone covers it only when the expired prefix reaches it."""
     world.put_topic("t", durability=durability)
     now = world.clock.now_us()
     append(world, "t", [b"1", b"22", b"333"], expires_at=[None, now + 1_000_000, now + 3_000_000])
@@ -537,8 +537,8 @@ def test_a_record_expires_at_its_own_time_between_others_that_do_not(world, dura
     assert world.topic("t").due_us == 0
 
 
-def test_own_expiry_at_the_front_is_announced_as_ttl(world):
-    """R-14, X-8."""
+def test_own_expiry_of_the_oldest_records_is_reported_as_ttl(world):
+    """The second record expires before the first one."""
     world.put_topic("t", durability="fsync")
     now = world.clock.now_us()
     append(world, "t", [b"1", b"2"], expires_at=[now + 2_000_000, now + 1_000_000])
@@ -549,8 +549,8 @@ def test_own_expiry_at_the_front_is_announced_as_ttl(world):
     assert read(world, "t") == (Gap(1, 2, "ttl"), [3])
 
 
-def test_damage_refuses_the_delete_and_nothing_else(world):
-    """A stored record that does not verify is told of; the shard goes on."""
+def test_damage_refuses_a_delete_by_tag_and_nothing_else(world):
+    """The error reports the damaged record, and the shard continues."""
     disk: SimulatedDisk = world.disk
     world.put_topic("t", durability="fsync")
     append(world, "t", [b"precious"], tags=["a"])
@@ -566,8 +566,8 @@ def test_damage_refuses_the_delete_and_nothing_else(world):
 
 
 @pytest.mark.interpreted
-def test_what_a_delete_takes_is_found_anew_when_retention_came_between(world, monkeypatch):
-    """DL-24, X-9: while there was no room for it some of the same expired, and would be taken away twice."""
+def test_the_records_of_a_delete_are_selected_again_after_retention(world, monkeypatch):
+    """Some of them expired while the delete waited for space in the log. They must not be removed twice."""
     world.put_topic("t", ttl_ms=10_000)
     write(world, "t", 1, 2, 3)
     world.clock.advance(8.0)
@@ -578,7 +578,7 @@ def test_what_a_delete_takes_is_found_anew_when_retention_came_between(world, mo
     def no_room_at_first(event):
         room = find_room(event)
         if room is Room.NOW and isinstance(event.message, m.RecordsDelete) and not kept:
-            # It is decided, and has to wait for a file; meanwhile the first three expire.
+            # The delete is decided and waits for a file. Meanwhile the first three records expire.
             kept.append(room)
             world.clock.advance(4.0)
             core.removals.request_retention(core.directory.find("t"))

@@ -1,4 +1,4 @@
-"""Deletes and retention in a real engine: over the log and over segments, through restarts and kills."""
+"""Deletes and retention in a real engine, over the log and over segments, through restarts and kills."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def facts(client, topic):
 
 
 def checkpoint(host):
-    """Have everything in the log sealed; asked again while an actor is being replaced."""
+    """Request a checkpoint of the complete log. Repeat the request while an actor restarts."""
     requester = Requester("compactor", f"ipc://{host.info.shm_dir}/compactor.sock")
 
     def is_made():
@@ -49,7 +49,7 @@ def checkpoint(host):
 
 @pytest.mark.timeout(120)
 def test_removals_are_exact_in_the_log_in_segments_and_after_a_kill(host):
-    """X-13, X-19, DL-8, DL-9, DL-17: with ephemeral topics among them."""
+    """One of the topics is ephemeral."""
     with ringlog.connect(host.url, wait=10) as client:
         for kind in CLASSES:
             client.topics.create(kind, durability=kind, cap_records=50)
@@ -82,8 +82,8 @@ def test_removals_are_exact_in_the_log_in_segments_and_after_a_kill(host):
             assert seqs(client, kind) == left[-5:]
 
 
-def test_records_expire_by_themselves(host):
-    """X-4, X-8: nobody has to ask, and the space is accounted for."""
+def test_records_expire_without_a_request(host):
+    """The count of the topic follows."""
     with ringlog.connect(host.url, wait=10) as client:
         client.topics.create("t", durability="fsync", ttl_ms=300)
         client.append("t", b"1")

@@ -1,4 +1,4 @@
-"""Any history of appends, deletes, caps, expiry, config changes and restarts, against plain Python."""
+"""Any history of appends, deletes, caps, expiry, configurations and restarts, against a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ringlog.topic.tombstone import Gap
 
 @dataclass
 class Kept:
-    """One record as the model knows it; times in microseconds."""
+    """One record in the model. Times are in microseconds."""
 
     size: int
     tag: str
@@ -33,7 +33,7 @@ class Kept:
 
 @dataclass
 class Model:
-    """What a topic must hold. Every rule is written out, record by record."""
+    """The expected content of a topic. Every rule is applied record by record."""
 
     config: dict[str, int] = field(default_factory=lambda: {"cap_records": 0, "cap_bytes": 0, "ttl_ms": 0})
     records: dict[int, Kept] = field(default_factory=dict)
@@ -41,8 +41,11 @@ class Model:
     cap_floor: int = 1
     ttl_floor: int = 1
     ttl_floor_least: int = 1
-    """Where it is at least: a record that was deleted before its own expiry came may or may not be announced
-    with those before it, since nobody keeps why a number is dead (TB-5: an upper bound)."""
+    """The lower bound of the TTL floor.
+
+    A record that was deleted before its own expiry may or may not be in the tombstone: the reason of a
+    removal is not stored.
+    """
     has_deleted_before_expiry: bool = False
 
     @property
@@ -58,7 +61,7 @@ class Model:
         return sum(self.records[seq].size for seq in self.live)
 
     def _is_expired(self, seq: int, now: int) -> bool:
-        """X-4, R-14."""
+        """Return whether the TTL or the own expiry of the record has passed."""
         record, ttl = self.records[seq], self.config["ttl_ms"] * 1_000
         return bool((ttl and now - record.stamp > ttl) or self._is_own_expired(seq, now))
 
@@ -66,7 +69,7 @@ class Model:
         return 0 < self.records[seq].expires <= now
 
     def expire(self, now: int) -> None:
-        """X-8, R-14."""
+        """Remove expired records, and move the TTL floor past the expired prefix."""
         last = 0
         for seq in sorted(self.live):
             if not self._is_expired(seq, now):
@@ -81,7 +84,7 @@ class Model:
         self.live = {seq for seq in self.live if not self._is_own_expired(seq, now)}
 
     def evict(self) -> None:
-        """X-6, X-7."""
+        """Remove the oldest records until the caps hold."""
         records, size = self.config["cap_records"], self.config["cap_bytes"]
         while self.live and ((records and len(self.live) > records) or (size and self.bytes > size)):
             lowest = min(self.live)
@@ -89,7 +92,7 @@ class Model:
             self.cap_floor = lowest + 1
 
     def delete(self, before: int, tag: str | None, seqs: list[int] | None) -> int:
-        """DL-2 to DL-7."""
+        """Remove the selected records and return their number."""
         chosen = {
             seq
             for seq in self.live
@@ -102,7 +105,7 @@ class Model:
         return len(chosen)
 
     def gap(self, cursor: int) -> Gap | None:
-        """TB-2, TB-4, TB-7."""
+        """Return the tombstone that a reader at this cursor must get."""
         floor = max(self.cap_floor, self.ttl_floor)
         if cursor + 1 >= floor:
             return None
@@ -127,7 +130,7 @@ rows = st.lists(st.tuples(sizes, tags, expiries), min_size=1, max_size=6)
 
 
 class Histories(RuleBasedStateMachine):
-    """One topic `t` of a class; `n` is a neighbour whose frames lie between."""
+    """One topic `t` of a class, and a neighbour `n` with frames between those of `t`."""
 
     durability = "fsync"
 
@@ -145,7 +148,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(rows=rows)
     def append(self, rows: list[tuple[int, str, int]]) -> None:
-        """Some records in one frame; what expired before comes not back by it."""
+        """Append some records in one frame. Records that expired before must not return."""
         due = [self.now + seconds * 1_000_000 if seconds else 0 for _, _, seconds in rows]
         columns: dict[str, Any] = {}
         if any(tag for _, tag, _ in rows):
@@ -156,7 +159,7 @@ class Histories(RuleBasedStateMachine):
         for (size, tag, _), expires in zip(rows, due, strict=True):
             self.model.records[self.model.head + 1] = Kept(size, tag, self.now, expires)
             self.model.live.add(self.model.head)
-        # Caps are looked at with the write. What expired in the meantime goes first.
+        # Caps are applied with the write. Records that expired meanwhile are removed first.
         if self.is_over():
             self.model.expire(self.now)
             self.model.evict()
@@ -169,7 +172,7 @@ class Histories(RuleBasedStateMachine):
     def append_twice_and_delete(
         self, rows: list[tuple[int, str, int]], others: list[tuple[int, str, int]], tag: str
     ) -> None:
-        """What one write brought may have evicted before it was in a file; the delete must find it there."""
+        """One write may evict before its records are in a file. The delete must find them there."""
         self.append(rows)
         self.append(others)
         self.delete_some(0, tag)
@@ -184,7 +187,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.3, 2.0]))
     def tick(self, seconds: float) -> None:
-        """Time passes and the shard has a turn: it may apply what is due, or later."""
+        """Advance the clock and run one pass. The shard may apply due removals now or later."""
         self.world.tick(seconds)
 
     @rule(back=st.integers(0, 8), tag=st.sampled_from([None, "a", "a*", "b*", "*"]))
@@ -207,7 +210,7 @@ class Histories(RuleBasedStateMachine):
         ttl_ms=st.sampled_from([0, 0, 1_000, 2_500]),
     )
     def configure(self, **config: int) -> None:
-        """C-8, C-12."""
+        """Change the configuration, which applies at once."""
         self.model.expire(self.now)
         self.world.put_topic("t", mode="merge", **config)
         self.model.config = config
@@ -217,7 +220,7 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.durability != "ephemeral")
     @rule(how=st.sampled_from(["kill", "stop", "shard"]))
     def restart(self, how: str) -> None:
-        """X-13, DL-8."""
+        """Restart the shard or the engine."""
         if how == "shard":
             self.world.kill_shard(0)
             self.world.start_shard(0)
@@ -227,7 +230,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def counts_are_what_a_recount_says(self) -> None:
-        """X-19, INV-19: before retention that is due as well as after it."""
+        """Count and bytes are those of the live records (X1), before and after retention that is due."""
         topic = self.world.topic("t")
         dead = topic.dead if topic.dead is not None else ()
         lively = [seq for seq in range(topic.earliest_seq, topic.head_seq + 1) if seq not in dead]
@@ -238,9 +241,9 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def a_reader_sees_what_the_model_says(self) -> None:
-        """X-5, X-10, DL-9, TB-2 to TB-7, INV-11."""
+        """No view shows an expired record (X6), and tombstones are exact."""
         if (len(self.model.records) + self.neighbour) % 2:
-            return  # Not looked at each time, so that retention which nobody waits for comes late sometimes.
+            return  # Not checked each time, so that retention sometimes happens late.
         self.model.expire(self.now)
         state(self.world, "t")
         found_floor = self.world.topic("t").ttl_floor
@@ -258,7 +261,7 @@ class Histories(RuleBasedStateMachine):
 
 
 class EphemeralHistories(Histories):
-    """X-14: the same in memory only."""
+    """The same histories in memory only."""
 
     durability = "ephemeral"
 
@@ -266,7 +269,7 @@ class EphemeralHistories(Histories):
 @pytest.mark.parametrize("machine", [Histories, EphemeralHistories])
 @pytest.mark.timeout(120)
 def test_any_history_agrees_with_the_model(machine):
-    """X-5 to X-14, X-18, X-19, DL-2 to DL-10, DL-24, C-8, C-12, R-14, TB-2 to TB-7."""
+    """X1, X3 and X6 hold for any history."""
     run_state_machine_as_test(
         machine,
         settings=settings(

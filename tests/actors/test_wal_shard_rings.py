@@ -1,4 +1,4 @@
-"""What a shard makes of ring names that came by message: files of one directory, or a refusal."""
+"""Ring names from messages: a shard accepts only file names of one directory."""
 
 import pytest
 
@@ -14,8 +14,8 @@ from ringlog.errors import RingError
     ],
 )  # fmt: skip
 def test_a_name_that_is_no_file_of_the_directory_is_refused(tmp_path, ring, bell):
-    """SEC-24, SEC-25: a NUL in it ended the shard."""
+    """A NUL character in a name once ended the shard."""
     rings = Rings(str(tmp_path), 0, "0" * 32)
-    with pytest.raises(RingError, match="not the name of a file"):
+    with pytest.raises(RingError, match="invalid ring or bell file name"):
         rings.attach(ring, bell)
     assert len(rings) == 0

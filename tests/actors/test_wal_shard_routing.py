@@ -1,4 +1,4 @@
-"""Routers at the shard of their destinations: passes, and what becomes of them whatever happens next."""
+"""Routers at the shard of their destinations: forward requests, and their effects over crashes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PLAIN = int(RouterFlag.PRESERVE_NODE | RouterFlag.PRESERVE_TAG)
 
 
 class Routed(World):
-    """A world whose routers a test drives by hand."""
+    """A world with routers that a test drives manually."""
 
     def route_to(self, number: int, dest: str, *, cursor: int = 0, flags: int = PLAIN) -> int:
-        """Make a router; returns its number."""
+        """Create a router and return its number."""
         topic = self.topic(dest)
         facts = m.RouterFacts(number, f"r{number}", "source", 1, 1, dest, topic.topic_id, flags, "", cursor)
         found = self.answer(dest, m.RouterPut(facts))
@@ -43,7 +43,7 @@ class Routed(World):
     def forward(
         self, rows: Sequence[m.RouteRow], *payloads: Sequence[bytes], by: str = "d", hops: int = 1
     ) -> list[m.RoutedRow]:
-        """One pass: a frame for each list of payloads; sent to the shard of topic `by`."""
+        """Send one forward request to the shard of topic `by`, with one frame for each list of payloads."""
         attached = bytearray().join(frame(encode_records(list(each)), topic_id=0) for each in payloads)
         found: m.Routed = self.answer(by, m.Route(list(rows), len(payloads), hops), attached)
         return found.rows
@@ -53,7 +53,7 @@ class Routed(World):
 
 
 def world_with(*dests: str, durability: str = "disk", **options: Any) -> Routed:
-    """One shard; router n leads to the n-th destination, from 1."""
+    """Return a world with one shard. Router n leads to the n-th destination, counted from 1."""
     world = Routed(SimulatedDisk(DATA), **options)
     world.start()
     for number, dest in enumerate(dests, 1):
@@ -67,7 +67,7 @@ def fates(rows: Sequence[m.RoutedRow]) -> list[int]:
 
 
 def appended(world: World) -> list[tuple[int, int]]:
-    """(type, bytes) of every frame with payload that lies in the log."""
+    """Return (type, bytes) of every frame with payload in the log."""
     found = []
     for run in world.runs.values():
         for file_id, path in run.core.log_files.paths.items():
@@ -82,11 +82,11 @@ def appended(world: World) -> list[tuple[int, int]]:
     return found
 
 
-# -- what a pass does --------------------------------------------------------------------------------------
+# -- forward requests --------------------------------------------------------------------------------------
 
 
-def test_copies_of_one_pass_are_records_of_their_topics_and_one_frame_of_the_log():
-    """RT-16, RT-17, RT-18: numbers of its own in each destination, payload once."""
+def test_copies_of_one_forward_request_are_one_frame_of_the_log():
+    """Each destination assigns its own seqs, and the payload is stored once."""
     world = world_with("d", "e", "f")
     world.append("e", [b"direct"])
     rows = [world.row(n, dest, 0, 2, frame=0) for n, dest in enumerate("def", 1)]
@@ -101,8 +101,8 @@ def test_copies_of_one_pass_are_records_of_their_topics_and_one_frame_of_the_log
     assert world.topic("d").bytes == 1_001
 
 
-def test_a_pass_is_applied_once_whatever_is_sent_again():
-    """RT-19, RT-30."""
+def test_a_forward_request_is_applied_once():
+    """It is applied only if the router is at its start (F2)."""
     world = world_with("d")
     row = world.row(1, "d", 0, 2, frame=0)
     assert fates(world.forward([row], [b"a", b"b"])) == [RouterPassOutcome.DONE]
@@ -114,15 +114,15 @@ def test_a_pass_is_applied_once_whatever_is_sent_again():
     assert world.router("d").forwarded == 2
 
 
-def test_a_pass_without_copies_moves_the_cursor():
-    """RT-13, RT-21: consumed silently."""
+def test_a_forward_request_without_copies_moves_the_cursor():
+    """The cursor moves with a frame that states that there are no copies (F1)."""
     world = world_with("d")
     assert fates(world.forward([world.row(1, "d", 0, 50)])) == [RouterPassOutcome.DONE]
     assert (world.router("d").cursor, world.router("d").forwarded) == (50, 0)
     assert world.records("d") == []
 
 
-def test_copies_of_different_frames_in_one_topic_are_in_the_order_of_the_frames():
+def test_copies_of_several_frames_in_one_topic_keep_the_order_of_the_frames():
     world = world_with("d", "e")
     world.route_to(3, "d")
     rows = [
@@ -136,8 +136,8 @@ def test_copies_of_different_frames_in_one_topic_are_in_the_order_of_the_frames(
     assert world.records("d") == [(1, b"one"), (2, b"two"), (3, b"three")]
 
 
-def test_a_router_that_is_gone_gets_nothing_while_others_do():
-    """RT-32."""
+def test_a_deleted_router_receives_nothing_while_others_do():
+    """No copy appears behind the deletion of its router (F3)."""
     world = world_with("d", "e")
     rows = [world.row(n, dest, 0, 1, frame=0) for n, dest in enumerate("de", 1)]
     dropped = world.answer("d", m.RouterDrop(world.topic("d").topic_id, 1))
@@ -150,8 +150,8 @@ def test_a_router_that_is_gone_gets_nothing_while_others_do():
     assert not world.topic("d").routers
 
 
-def test_a_deleted_destination_takes_its_routers_with_it():
-    """RT-33."""
+def test_deleting_a_destination_deletes_its_routers():
+    """Routers are deleted with their topic (F3)."""
     world = world_with("d", "e")
     world.request(m.TopicDelete("d"))
     listed = world.answer("e", m.RoutersAsk())
@@ -162,7 +162,7 @@ def test_a_deleted_destination_takes_its_routers_with_it():
         world.answer("d", m.RouterPut(m.RouterFacts(9, "r9", "s", 1, 1, "gone", 12_345, PLAIN, "", 0)))
 
 
-def test_the_same_name_twice_is_one_router():
+def test_creating_a_router_twice_creates_one():
     world = world_with("d")
     topic = world.topic("d")
     facts = m.RouterFacts(77, "r1", "source", 1, 1, "d", topic.topic_id, PLAIN, "=tag", 5)
@@ -173,8 +173,8 @@ def test_the_same_name_twice_is_one_router():
 @pytest.mark.parametrize(
     ("cap", "room"), [({"cap_records": 3}, (1, 0)), ({"cap_bytes": 12}, (0, 2))], ids=["records", "bytes"]
 )
-def test_a_full_destination_says_how_much_it_takes(cap: dict[str, int], room: tuple[int, int]):
-    """RT-22: refused as a whole; the cursor stays, and other routers go on."""
+def test_a_full_destination_replies_how_much_it_accepts(cap: dict[str, int], room: tuple[int, int]):
+    """The request is refused as a whole for this router. Its cursor stays, and other routers continue."""
     world = world_with("d", "e")
     world.put_topic("d", "merge", discard="reject", **cap)
     world.append("d", [b"12345", b"67890"])
@@ -188,8 +188,8 @@ def test_a_full_destination_says_how_much_it_takes(cap: dict[str, int], room: tu
     assert world.records("d") == [(3, b"abc"), (4, b"d")]
 
 
-def test_caps_and_ttl_of_the_destination_count_copies_as_its_own():
-    """RT-16, X-15."""
+def test_caps_and_ttl_of_the_destination_apply_to_copies():
+    """They are applied in operation and in replay."""
     world = world_with("d", "e")
     world.put_topic("d", "merge", cap_records=3)
     world.put_topic("e", "merge", ttl_ms=1_000)
@@ -203,8 +203,8 @@ def test_caps_and_ttl_of_the_destination_count_copies_as_its_own():
     assert [seq for seq, _ in world.records("d")] == [3, 4, 5]
 
 
-def test_positions_of_a_trimmed_source_are_announced():
-    """RT-23: one dead position for each, durable before it is visible."""
+def test_lost_positions_of_the_source_are_reported():
+    """Each of them becomes a dead position, which is durable before it is visible."""
     world = world_with("d", durability="fsync")
     world.forward([world.row(1, "d", 0, 2, frame=0)], [b"a", b"b"])
     assert fates(world.forward([world.row(1, "d", 2, 7, lost=5)])) == [RouterPassOutcome.DONE]
@@ -224,7 +224,7 @@ def test_positions_of_a_trimmed_source_are_announced():
         [{"frame": 1}], [{"frame": 0, "lost": 1}], [{"frame": -2}], [{"start": 3, "stop": 3}], [{"lost": -1}],
     ],
 )  # fmt: skip
-def test_a_pass_that_makes_no_sense_is_refused_whole(rows: list[dict[str, int]]):
+def test_an_invalid_forward_request_is_refused_as_a_whole(rows: list[dict[str, int]]):
     world = world_with("d")
     bad = [world.row(1, "d", each.pop("start", 0), each.pop("stop", 1), **each) for each in rows]
     with pytest.raises(InvalidRequest):
@@ -232,12 +232,12 @@ def test_a_pass_that_makes_no_sense_is_refused_whole(rows: list[dict[str, int]])
     assert world.records("d") == []
 
 
-# -- afterwards --------------------------------------------------------------------------------------------
+# -- restarts ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("durability", ["fsync", "disk"])
-def test_cursor_and_copies_survive_a_kill_and_a_loss_of_power_together(durability: str):
-    """RT-28, CP-33: a pass that is sent again finds its copies, or makes them; never twice, never none."""
+def test_cursor_and_copies_survive_a_kill_and_a_power_loss_together(durability: str):
+    """A repeated request finds its copies or creates them: never twice, never none (F1)."""
     for seed in range(8):
         world = world_with("d", "e", durability=durability)
         done = 0
@@ -262,8 +262,8 @@ def test_cursor_and_copies_survive_a_kill_and_a_loss_of_power_together(durabilit
             assert world.router(dest).forwarded == done
 
 
-def test_what_is_in_doubt_is_copied_with_its_cursors():
-    """RD-2: the copy is one routed frame again, and the next life knows of no other."""
+def test_unsynced_copies_are_recovered_with_their_cursors():
+    """Recovery copies them as one routed frame."""
     world = world_with("d", "e")
     rows = [world.row(n, dest, 0, 2, frame=0) for n, dest in enumerate("de", 1)]
     world.forward(rows, [b"a" * 500, b"b"], hops=3)
@@ -277,7 +277,7 @@ def test_what_is_in_doubt_is_copied_with_its_cursors():
     assert {kind for kind, _ in appended(world)} == {layout.FrameType.ROUTED}
 
 
-def test_other_numbers_of_shards_deal_the_copies_of_one_frame_to_their_owners():
+def test_other_shard_counts_assign_the_copies_of_one_frame_to_their_owners():
     world = world_with(*"defgh")
     rows = [world.row(n, dest, 0, 2, frame=0) for n, dest in enumerate("defgh", 1)]
     world.forward(rows, [b"a", b"b"])
@@ -291,8 +291,8 @@ def test_other_numbers_of_shards_deal_the_copies_of_one_frame_to_their_owners():
 
 
 @pytest.mark.parametrize("with_more", [False, True], ids=["segments", "segments and log"])
-def test_copies_are_sealed_into_segments_of_their_topics_and_snapshots_know_the_cursors(with_more: bool):
-    """RT-25, RT-34."""
+def test_copies_are_sealed_into_segments_and_snapshots_contain_the_cursors(with_more: bool):
+    """The cases are segments alone, and segments with a later log."""
     world = world_with("d", "e")
     rows = [world.row(n, dest, 0, 3, frame=0) for n, dest in enumerate("de", 1)]
     world.forward(rows, [b"a", b"b", b"c"])
@@ -313,7 +313,7 @@ def test_copies_are_sealed_into_segments_of_their_topics_and_snapshots_know_the_
         world.start()
 
 
-def test_deletes_among_copies_are_found_by_what_lies_in_the_log():
+def test_deletes_by_tag_select_copies_in_the_log():
     world = world_with("d", "e")
     columns = encode_records([b"a", b"b", b"c"], tags=["x", "y", "x"])
     rows = [world.row(n, dest, 0, 3, frame=0) for n, dest in enumerate("de", 1)]
@@ -327,8 +327,8 @@ def test_deletes_among_copies_are_found_by_what_lies_in_the_log():
     assert [data for _, data in world.records("e")] == [b"b"]
 
 
-def test_copies_in_memory_go_with_their_shard_and_their_cursor_stays():
-    """RT-26: the class of a copy is the destination's."""
+def test_ephemeral_copies_end_with_their_shard_and_their_cursor_stays():
+    """A copy has the class of its destination."""
     world = world_with("d", "e")
     world.put_topic("v", durability="ephemeral")
     world.route_to(3, "v")
@@ -349,7 +349,7 @@ def test_copies_in_memory_go_with_their_shard_and_their_cursor_stays():
 
 
 class Story:
-    """A source that exists in our head alone, its routers, and everything that may happen to their shards."""
+    """A source that exists only in the test, its routers, and all kinds of faults of their shards."""
 
     DESTS = ("a", "b", "c", "d")
 
@@ -368,7 +368,7 @@ class Story:
         return int(self.world.router(dest).cursor)
 
     def forward(self) -> None:
-        """A pass from where some router is, to all that are there; or one that was sent before."""
+        """Send forward requests from the cursor of one router, or repeat an earlier request."""
         if self.sent and self.random.random() < 0.3:
             message, attached, shard = self.random.choice(self.sent)
             if shard in self.world.runs:
@@ -419,7 +419,7 @@ class Story:
         else:
             world.kill()
             world.start(self.random.randint(1, 3))
-            self.sent.clear()  # Messages find their shards by the number there are.
+            self.sent.clear()  # The shard of a message depends on the number of shards.
 
     def judge(self) -> None:
         for dest in self.DESTS:
@@ -433,8 +433,8 @@ class Story:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_whatever_happens_each_record_is_there_once_and_in_order(seed: int):
-    """INV-20, RT-18, RT-28, RT-34: repeats, crashes, losses of power, checkpoints, other shard counts."""
+def test_every_record_is_copied_once_and_in_order_under_any_history(seed: int):
+    """The histories contain repeats, crashes, power losses, checkpoints and other shard counts."""
     story = Story(seed)
     for _ in range(60):
         story.random.choices([story.forward, story.write, story.hurt], [6, 2, 1])[0]()

@@ -1,8 +1,8 @@
-"""Every accepted value of every setting can be lived with: each is refused by name, or works forever.
+"""Every value of every setting works, or is refused with an error that names the setting.
 
-For each row of ringlog/settings.py and each extreme value a shard lives through create, append, claim, kill,
-recovery, snapshot and an orderly restart. A value that a shard refuses is refused with the setting, the value
-and the limit in the text; after that the shard goes on.
+For each row of ringlog/settings.py and each extreme value, a shard performs create, append, claim, kill,
+recovery, snapshot and an orderly restart. If the shard refuses a value, the error contains the setting, the
+value and the limit, and the shard continues.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WRONG = (float("nan"), float("inf"), 1.5, "1", "", True, None, [], {}, b"1")
 
 
 def extremes(row: Setting) -> list[Any]:
-    """Values at and beyond the limits of a setting, and of other types."""
+    """Return values at and beyond the limits of a setting. Settings that are no integers get 0, 1 and -1."""
     edges = [row.low - 1, row.low, row.low + 1, row.high - 1, row.high, row.high + 1]
     return list(dict.fromkeys([0, 1, -1, *edges, -(2**63), *HUGE])) if row.kind == WHOLE else [0, 1, -1]
 
@@ -43,7 +43,7 @@ CASES = [
 
 
 def live(world: World, config: dict[str, Any]) -> None:
-    """One life of a topic with this configuration: all kinds of requests, every kind of death."""
+    """Use a topic with this configuration, with all kinds of requests and restarts."""
     world.put_topic("t", **config)
     world.append("t", [b"a", b"b", b"c"])
     world.request(
@@ -70,7 +70,7 @@ def live(world: World, config: dict[str, Any]) -> None:
 
 
 def use(world: World, config: dict[str, Any]) -> None:
-    """What clients do with a topic, now and a day later."""
+    """Send the requests of typical clients, now and one day later."""
     is_queue = config.get("type") == QUEUE
     for _ in range(2):
         world.append("t", [b"more"])
@@ -85,11 +85,11 @@ def use(world: World, config: dict[str, Any]) -> None:
             world.request(m.LeaseStats("t"))
         world.tick(86_400.0)
         if world.run_of("t").core.directory.find("t") is None:
-            world.put_topic("t", **config)  # It went unused (expire_unused_ms).
+            world.put_topic("t", **config)  # The topic was idle (expire_unused_ms).
 
 
 def claimed_runs(world: World) -> list[tuple[int, int, int, int]]:
-    """Runs of a claim; one that waits for its cohort is answered when that is over (claim_jitter_ms)."""
+    """Return the runs of a claim. With `claim_jitter_ms` the claim is answered after its window."""
     run = world.run_of("t")
     try:
         return world.ask(run, m.Claim("t", "w", 2)).runs
@@ -118,7 +118,7 @@ def test_a_topic_setting_is_refused_by_name_or_works_forever(row: Setting, value
 
 
 def is_legal(row: Setting, value: Any) -> bool:
-    """May this setting have this value, as its row reads?"""
+    """Return whether this setting may have this value, according to its row."""
     if value is None:
         return row.is_nullable
     if row.kind == WHOLE:
@@ -130,7 +130,7 @@ def is_legal(row: Setting, value: Any) -> bool:
 
 
 def require_told(error: InvalidRequest, row: Setting, value: Any) -> None:
-    """The text names the setting, the value and the limit."""
+    """Check that the error names the setting, the value and the limit."""
     assert error.detail["field"] == row.name
     assert row.name in str(error)
     if row.kind == WHOLE and type(value) is int:
@@ -139,11 +139,11 @@ def require_told(error: InvalidRequest, row: Setting, value: Any) -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in TOPIC_SETTINGS.values() if row.kind == WHOLE])
-def test_a_number_that_an_earlier_version_stored_is_moved_into_the_range(row: Setting) -> None:
-    """In the log and in a snapshot: neither keeps the shard from starting, whatever it holds."""
+def test_a_number_from_an_earlier_version_is_moved_into_the_range(row: Setting) -> None:
+    """The number is in the log or in a snapshot, and prevents no start."""
     for stored in (max(row.low - 1, 0), row.high + 1, 2**64 - 1):
         kind = QUEUE if row.topic_type_only else "log"
-        old = TopicConfig(**{"type": kind, row.name: stored})  # As `parse` of that version let it be.
+        old = TopicConfig(**{"type": kind, row.name: stored})  # As `parse` of that version allowed it.
         kept = TopicConfig.from_bytes(old.to_bytes()).to_dict()[row.name]
         assert kept == min(max(stored, row.low), row.high) or (stored == 0 and row.zero)
         world = new_world()
@@ -169,13 +169,13 @@ PLACEHOLDER = 0x1122334455667788
 @pytest.mark.parametrize("value", [0, 1, -1, 2**31, 2**53, 2**63 - 1, -(2**63)])
 @pytest.mark.parametrize("field", ["event_ts", "expires_at", "not_before"])
 @pytest.mark.parametrize("config", [{}, {"ttl_ms": DURATION_MS_MAX}, {"type": QUEUE}], ids=str)
-def test_a_record_lives_with_any_time_of_its_own(config: dict[str, Any], field: str, value: int) -> None:
+def test_a_record_may_contain_any_time(config: dict[str, Any], field: str, value: int) -> None:
     world = new_world()
     world.put_topic("t", **config)
     topic_id = world.topic("t").topic_id
     for number in range(1, 3):
         columns = encode_records([b"a", b"b"], **{field: [PLACEHOLDER, PLACEHOLDER]})
-        # As a client of another make may send it: ours refuses what is negative, by name.
+        # Another client may send this. Ours refuses negative values with an error that names the field.
         data = frame(columns, topic_id=topic_id, producer_id=5, producer_seq=number)
         placeholder, given = PLACEHOLDER.to_bytes(8, "little"), value.to_bytes(8, "little", signed=True)
         data[HEADER_BYTES:] = bytes(data[HEADER_BYTES:]).replace(placeholder, given)
@@ -279,10 +279,10 @@ def test_a_setting_of_a_group_is_refused_by_name_or_works_forever(row: Setting) 
         (True, None, True), (True, {"auto_create": False}, True),
     ],
 )  # fmt: skip
-def test_a_write_makes_its_topic_as_it_and_its_configuration_say(
+def test_a_write_creates_its_topic_according_to_its_option_and_configuration(
     create: bool | None, config: dict[str, Any] | None, is_made: bool
 ) -> None:
-    """W-5."""
+    """The option `create` of the request takes precedence over `auto_create` of the configuration."""
     world = new_world()
     write = m.Append("t", 1, create=create, config=config)
     data = frame(encode_records([b"a"]), topic_id=0, producer_id=7, producer_seq=1)

@@ -1,4 +1,4 @@
-"""A shard with nothing to do sleeps, whatever rang late; one at work asks for no more threads."""
+"""An idle shard sleeps, although a bell rings late. A busy shard starts no further threads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WAIT_S = 10.0
 
 @pytest.fixture
 def shard(tmp_path):
-    """A shard that serves, in a thread of this process."""
+    """Run a shard in a thread of this process."""
     shm_dir = tmp_path / "s"
     shm_dir.mkdir(mode=0o700)
     (tmp_path / "d").mkdir(mode=0o700)
@@ -58,10 +58,10 @@ def shard(tmp_path):
 
 
 @pytest.mark.parametrize("worker", ["_preparer", "_flusher"])
-def test_a_bell_that_rings_behind_its_result_wakes_the_shard_once(shard, worker):
-    """What a thread of the shard has done may be taken before the thread comes to ring. The shard then found
-    the bell ringing each time it went to sleep, and used all of a processor until the next result."""
-    # The file that a start asks for: after it nothing is under way, and no result will come.
+def test_a_bell_that_rings_after_its_result_wakes_the_shard_once(shard, worker):
+    """The shard may take the result of a thread before the thread rings its bell. Once, the shard then found
+    the bell ringing at each sleep, and used a whole CPU until the next result."""
+    # The start requests one file. After it no request is pending, and no result will arrive.
     wait_until(lambda: shard._log._prepared is not None, WAIT_S, "the next file")
     bell = getattr(shard._log, worker).bell
     bell.ring()
@@ -71,7 +71,7 @@ def test_a_bell_that_rings_behind_its_result_wakes_the_shard_once(shard, worker)
 
 
 class Writer:
-    """Notes which threads worked for it."""
+    """Records the threads that worked for it."""
 
     def __init__(self):
         self.threads = []
@@ -90,8 +90,8 @@ def take(worker):
     return found[-1]
 
 
-def test_each_file_is_made_by_the_thread_that_made_the_first():
-    """There may be no other to have: the shard would end when its file is half full."""
+def test_every_file_is_created_by_the_same_thread():
+    """A new thread may not be available. The shard would then end when its file is half full."""
     writer = Writer()
     preparer = Preparer(writer)
     for _ in range(3):
@@ -102,8 +102,8 @@ def test_each_file_is_made_by_the_thread_that_made_the_first():
     assert len(set(writer.threads)) == 1
 
 
-def test_the_first_sync_beside_the_work_needs_no_new_thread():
-    """As above, at the first record of class `disk`."""
+def test_the_first_background_sync_starts_no_thread():
+    """The same holds for the first record of class `disk`."""
     writer = Writer()
     flusher = Flusher(writer)
     there = {thread.native_id for thread in threading.enumerate()}

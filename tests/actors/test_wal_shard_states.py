@@ -1,4 +1,4 @@
-"""Crash states of the shard: all of them for short histories, and mutants that the judge must catch.
+"""Crash states of the shard: all of them for short histories, and mutants that the judge must detect.
 
 The exhaustive run is `python -m chaos run states`.
 """
@@ -21,7 +21,7 @@ from ringlog.topic.reservation import Reservation
 
 @pytest.mark.timeout(120)
 def test_every_crash_state_of_every_single_step_recovers_twice_to_the_same_state():
-    """RF-57, RF-59, FH-5: after each disk call every legal image; INV-1 to 5, 15, 18."""
+    """Every legal image after each disk call, and crash states of recovery itself (RF-57, RF-59)."""
     steps = ("append", "append_many", "append_disk", "append_disk_many", "delete_topic", "idle", "restart")
     share = Share(recoveries_every=40, recovery_cuts=4, sends_again_every=2, goes_on_every=1 << 30)
     tally = explore(histories(1, steps), share=share)
@@ -35,7 +35,7 @@ def test_every_crash_state_of_every_single_step_recovers_twice_to_the_same_state
 @pytest.mark.timeout(240)
 @pytest.mark.night
 def test_crash_states_of_two_steps_recover_twice_to_the_same_state():
-    """RF-58, in an order drawn from a seed, as many as fit into ten seconds; `make chaos` tries them all."""
+    """Sequences of two operations (RF-58) in a seeded order, for 10 s. `make chaos` runs all of them."""
     pairs = [each for each in histories(2) if len(each) == 2]
     random.Random(20).shuffle(pairs)
     share = Share(recoveries_every=1 << 30, sends_again_every=4, goes_on_every=100)
@@ -44,11 +44,11 @@ def test_crash_states_of_two_steps_recover_twice_to_the_same_state():
     assert tally.judged >= 100
 
 
-# -- mutants: each is a plausible mistake, and the judge has to see it -----------------------------------
+# -- mutants: each is a plausible mistake that the judge must detect -------------------------------------
 
 
 def caught(*steps: str) -> str:
-    """What the judge says of these histories under a mutant; fails when it says nothing."""
+    """Return the judge's message about these histories under a mutant. Fail if there is none."""
     with pytest.raises(Broken) as broken:
         explore([steps], share=Share(recoveries_every=1 << 30))
     return str(broken.value)
@@ -56,39 +56,39 @@ def caught(*steps: str) -> str:
 
 @pytest.mark.interpreted
 def test_an_ack_before_the_sync_is_caught(monkeypatch):
-    """Mutant 1."""
+    """The mutant settles frames when they are written."""
     monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_batch)
     assert caught("append")
 
 
 def test_a_sync_that_is_not_done_is_caught(monkeypatch):
-    """Mutant 1, below the core."""
+    """The mutant does not sync WAL files."""
     monkeypatch.setattr(WalWriter, "sync", lambda self: None)
     assert "power loss" in caught("append")
 
 
 @pytest.mark.interpreted
 def test_a_reservation_acked_before_it_is_durable_is_caught(monkeypatch):
-    """Mutant 18: numbers of a `disk` topic are issued twice, or their loss is not announced."""
+    """Seqs of a `disk` topic are issued twice, or their loss is not reported."""
     monkeypatch.setattr(ShardCore, "_reserve_heads", lambda self, group: None)
     assert "power loss" in caught("append_disk")
 
 
 def test_settling_the_recovered_tail_without_copying_it_is_caught(monkeypatch):
-    """Mutant 6, RF-42."""
+    """The mutant settles frames that exist only in the page cache (RF-42)."""
     monkeypatch.setattr(replay.Replay, "copy", lambda self, *given, **named: None)
     monkeypatch.setattr(recovery.Recovery, "_doubt", lambda self, file, stop: None)
     assert caught("append")
 
 
-def test_dropping_the_doubtful_tail_is_caught(monkeypatch):
-    """The other half of mutant 6: what was acknowledged and not marked must be copied, not cut."""
+def test_dropping_the_unsynced_tail_is_caught(monkeypatch):
+    """Acked frames without a chain mark must be copied, not cut."""
     monkeypatch.setattr(replay.Replay, "copy", lambda self, *given, **named: None)
     assert "is gone" in caught("append") or "changes the state" in caught("append")
 
 
 def test_a_directory_that_is_not_synced_is_caught(monkeypatch):
-    """Mutant 3."""
+    """The mutant creates the log directories without syncing them."""
 
     def make_stream(disk: Disk, data_dir: str, shard: int) -> str:
         disk.make_dir(f"{data_dir}/wal")
@@ -100,19 +100,19 @@ def test_a_directory_that_is_not_synced_is_caught(monkeypatch):
 
 
 def test_a_forgotten_dedup_table_is_caught(monkeypatch):
-    """Mutant 19."""
+    """The mutant does not restore producers in replay."""
     monkeypatch.setattr(replay.Replay, "_remember", staticmethod(lambda topic, words: None))
     assert "sent again" in caught("append")
 
 
 def test_a_reservation_that_is_not_restored_is_caught(monkeypatch):
-    """D-9: after power loss the head jumps to what was reserved."""
+    """After a power loss the head must move to the reserved seq."""
     monkeypatch.setattr(Reservation, "restore", lambda self, value: None)
     assert "power loss" in caught("append_disk", "append_disk_many")
 
 
 @pytest.mark.interpreted
 def test_a_dedup_that_admits_repeats_is_caught(monkeypatch):
-    """W4."""
+    """A pair of producer and number is appended at most once (W4)."""
     monkeypatch.setattr(ProducerTable, "get", lambda self, producer_id: None)
     assert "sent again" in caught("append")

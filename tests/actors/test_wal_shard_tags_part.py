@@ -1,4 +1,4 @@
-"""A tags part that is missing or damaged is made anew from the data at the next start (SG-5)."""
+"""A missing or damaged tags part is rebuilt from the data at the next start (S2)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringlog.testing.shard_world import DATA
 
 
 def sealed():
-    """Records with tags of one topic in a segment; returns the world and the segment's stem."""
+    """Seal records with tags of one topic into a segment. Return the world and the segment's stem."""
     world = new_world()
     world.put_topic("t", durability="fsync")
     columns = encode_records([b"%d" % i for i in range(6)], tags=["a", "b"] * 3)
@@ -42,8 +42,8 @@ def harm(disk, path: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["missing", "truncated", "zeroed"])
-def test_a_tags_part_that_is_of_no_use_is_made_anew_at_the_start(how: str) -> None:
-    """Deletes by tag were refused, and every backup, until somebody removed the index by hand."""
+def test_an_unusable_tags_part_is_rebuilt_at_the_start(how: str) -> None:
+    """Once, deletes by tag and every backup were refused until an operator removed the index."""
     world, stem = sealed()
     world.stop()
     harm(world.disk, f"{DATA}/{stem}{TAGS}", how)
@@ -54,7 +54,7 @@ def test_a_tags_part_that_is_of_no_use_is_made_anew_at_the_start(how: str) -> No
     assert [seq for seq, _ in world.records("t")] == [2, 4, 6]
 
 
-def test_without_its_data_to_make_them_from_a_segment_without_tags_is_used_all_the_same() -> None:
+def test_a_segment_without_tags_is_used_if_they_cannot_be_rebuilt() -> None:
     world, stem = sealed()
     world.stop()
     harm(world.disk, f"{DATA}/{stem}{TAGS}", "missing")

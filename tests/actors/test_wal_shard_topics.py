@@ -1,4 +1,4 @@
-"""Requests by socket: topics made, configured, listed and deleted; appends with keys (I-1 to I-12)."""
+"""Requests by socket: topics are created, configured, listed and deleted; appends have keys and dedup ids."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def world() -> World:
 
 
 class Producer:
-    """Sends frames by message, each under a number of its own."""
+    """Sends frames by message, each under its own number."""
 
     def __init__(self, world: World, producer: int = 9) -> None:
         self.world, self.producer, self.number = world, producer, 0
@@ -53,13 +53,13 @@ class Producer:
         return frame(encode_records(list(payloads)), **options)
 
     def append(self, topic: str, *payloads: bytes, key: str = "", **options: Any) -> Any:
-        """The Appended of one frame."""
+        """Send one frame and return its Appended reply."""
         message = m.Append(topic, 1, idempotency_key=key, **options)
         return self.world.request(message, self.frame(*payloads))
 
 
 def numbers(appended: Any) -> tuple[int, int, bool]:
-    """(first_seq, count, deduped) of the only entry."""
+    """Return (first_seq, count, deduped) of the only entry."""
     entry = [int.from_bytes(appended.entries[i * 8 : i * 8 + 8], "little") for i in range(WORDS)]
     assert entry_error(entry, "") is None
     count_status = entry[S_COUNT_STATUS]
@@ -69,8 +69,8 @@ def numbers(appended: Any) -> tuple[int, int, bool]:
 # -- topics ------------------------------------------------------------------------------------------------
 
 
-def test_a_topic_is_made_once_and_survives_power_loss(world):
-    """T-2, T-5, FX-171, CP-22."""
+def test_a_topic_is_created_once_and_survives_a_power_loss(world):
+    """A repeated creation returns the same topic."""
     first = world.put_topic("a", durability="fsync", ttl_ms=5)
     again = world.put_topic("a", durability="fsync", ttl_ms=5)
     assert (first.created, again.created) == (True, False)
@@ -83,8 +83,8 @@ def test_a_topic_is_made_once_and_survives_power_loss(world):
     assert (info.topic_id, info.epoch, info.config) == (first.topic_id, first.epoch, first.config)
 
 
-def test_racing_creations_make_one_instance_and_leave_no_orphan(world):
-    """T-6, FX-190: in one turn."""
+def test_concurrent_creations_create_one_topic(world):
+    """All requests are in one pass."""
     run = world.runs[0]
     run.step(*[run.request(500 + n, m.TopicPut("a", {"ttl_ms": n})) for n in range(5)])
     answers = [run.replies[500 + n] for n in range(5)]
@@ -96,8 +96,8 @@ def test_racing_creations_make_one_instance_and_leave_no_orphan(world):
     assert world.topic("a").config.ttl_ms == 4
 
 
-def test_upsert_resets_what_it_omits_merge_keeps_it_create_changes_nothing(world):
-    """T-3, C-1 to C-7, FX-159."""
+def test_upsert_resets_omitted_settings_merge_keeps_them_and_create_changes_nothing(world):
+    """The type of a topic cannot be changed."""
     world.put_topic("a", durability="fsync", ttl_ms=7, cap_records=3)
     assert world.put_topic("a", "merge", ttl_ms=8).config["cap_records"] == 3
     assert world.put_topic("a", "create", ttl_ms=9, type="queue").config["ttl_ms"] == 8
@@ -113,8 +113,8 @@ def test_upsert_resets_what_it_omits_merge_keeps_it_create_changes_nothing(world
     assert world.topic("a").config.ttl_ms == 0
 
 
-def test_illegal_names_and_configs_are_refused_before_anything_is_logged(world):
-    """W-4, ERR-4."""
+def test_invalid_names_and_configurations_are_refused_before_they_are_logged(world):
+    """A refusal creates no topic."""
     run, offset = world.runs[0], world.runs[0].core.log.offset
     for message in (
         m.TopicPut("../x"), m.TopicPut(""), m.TopicPut("a" * 256), m.TopicPut("a", {"ttl_ms": "x"}),
@@ -127,8 +127,8 @@ def test_illegal_names_and_configs_are_refused_before_anything_is_logged(world):
     assert not run.core.directory.by_id
 
 
-def test_topics_are_bounded_and_room_comes_back(world):
-    """T-7, LIM-2, FX-142."""
+def test_the_number_of_topics_is_bounded(world):
+    """The deletion of a topic makes room for another one."""
     world = World(SimulatedDisk(DATA), topics_max=2)
     world.start()
     world.put_topic("a")
@@ -142,7 +142,7 @@ def test_topics_are_bounded_and_room_comes_back(world):
     assert world.put_topic("c").created
 
 
-def test_a_topic_that_shared_memory_has_no_room_for_is_refused_before_it_is_logged(world):
+def test_a_topic_without_a_slot_in_shared_memory_is_refused_before_it_is_logged(world):
     world.put_topic("a")
     core = world.runs[0].core
     core.requests.free_slots = 1
@@ -155,8 +155,8 @@ def test_a_topic_that_shared_memory_has_no_room_for_is_refused_before_it_is_logg
     assert world.put_topic("c").created
 
 
-def test_a_deleted_topic_is_gone_for_good_and_its_name_free(world):
-    """T-15 to T-18, T-22, INV-11, CP-26, ST-15."""
+def test_a_deleted_topic_stays_deleted_and_its_name_is_free(world):
+    """A recreated topic has a greater id and a greater epoch."""
     first = world.put_topic("a", durability="fsync")
     world.append("a", [b"x"])
     assert world.request(m.TopicDelete("a")).deleted
@@ -178,7 +178,7 @@ def test_a_deleted_topic_is_gone_for_good_and_its_name_free(world):
 
 
 def test_delete_if_empty_sees_staged_records(world):
-    """T-17: the test and the removal are one step."""
+    """The check and the deletion are one step."""
     world.put_topic("a", durability="fsync")
     run = world.runs[0]
     run.step(
@@ -194,8 +194,8 @@ def test_delete_if_empty_sees_staged_records(world):
     assert world.request(m.TopicDelete("b", if_empty=True)).deleted
 
 
-def test_delete_and_make_again_in_one_group_keeps_the_lives_apart(world):
-    """T-19, FX-211: frames of both lives in one group, then a replay."""
+def test_delete_and_create_in_one_commit_batch_keep_the_epochs_separate(world):
+    """The batch contains frames of both epochs, and replay must distinguish them."""
     world.put_topic("a", durability="fsync")
     run = world.runs[0]
     run.step(
@@ -211,8 +211,8 @@ def test_delete_and_make_again_in_one_group_keeps_the_lives_apart(world):
         world.start()
 
 
-def test_lists_go_by_name_in_pages(world):
-    """T-10 to T-13."""
+def test_lists_are_paged_in_name_order(world):
+    """The order is that of the bytes of the names."""
     for name in ("b", "a", "ab", "abc", "c", "A", "a.1"):
         world.put_topic(name)
     run = world.runs[0]
@@ -232,8 +232,8 @@ def test_lists_go_by_name_in_pages(world):
     assert names_of(page_size=-3)[0] == ["A"]
 
 
-def test_a_topic_turned_from_ephemeral_to_fsync_keeps_what_comes_after(world):
-    """C-11, FX-210: numbers go on above the ephemeral ones, whose loss is announced after a restart."""
+def test_a_topic_changed_from_ephemeral_to_fsync_keeps_later_records(world):
+    """Seqs continue above the ephemeral ones. Their loss is reported after a restart."""
     world.put_topic("a", durability="ephemeral")
     world.append("a", [b"e1", b"e2"])
     world.put_topic("a", durability="fsync")
@@ -247,8 +247,8 @@ def test_a_topic_turned_from_ephemeral_to_fsync_keeps_what_comes_after(world):
     assert world.append("a", [b"g"], producer=3) == 4
 
 
-def test_a_topic_turned_to_fsync_needs_no_reservation_any_more(world):
-    """D-12: no false alarm for a topic of which nothing can be lost."""
+def test_a_topic_changed_to_fsync_needs_no_reservation(world):
+    """No loss is reported for a topic that can lose nothing."""
     world.put_topic("a", durability="disk")
     world.append("a", [b"x"])
     world.put_topic("a", durability="fsync")
@@ -259,8 +259,8 @@ def test_a_topic_turned_to_fsync_needs_no_reservation_any_more(world):
     assert world.append("a", [b"z"], producer=2) == 3
 
 
-def test_what_a_shard_does_not_know_is_refused_not_fatal(world):
-    """RF: hostile or misguided requests."""
+def test_unknown_and_invalid_requests_are_refused_and_end_no_shard(world):
+    """The requests are hostile or malformed."""
     run = world.runs[0]
     for message, attachment in (
         (m.RingOpen("c", 1, 0), None),
@@ -278,8 +278,8 @@ def test_what_a_shard_does_not_know_is_refused_not_fatal(world):
     assert not run.core.directory.by_id, "nothing of a refused write is stored, not even its topic (W-2)"
 
 
-def test_a_write_that_is_refused_by_itself_makes_no_topic(world):
-    """W-2: limits come before creation; with one sound frame the topic is made (W-7)."""
+def test_a_refused_write_creates_no_topic(world):
+    """Limits are checked before the creation. With one valid frame the topic is created."""
     producer = Producer(world)
     corrupt = producer.frame(b"x" * 40)
     corrupt[-1] ^= 1
@@ -296,8 +296,8 @@ def test_a_write_that_is_refused_by_itself_makes_no_topic(world):
     assert world.records("a") == [(1, b"sound")]
 
 
-def test_an_append_creates_only_when_it_may(world):
-    """W-5, W-6, W-8."""
+def test_an_append_creates_a_topic_only_if_requested(world):
+    """The configuration in a request applies only to a topic that it creates."""
     producer = Producer(world)
     with pytest.raises(TopicNotFound):
         producer.append("a", b"x")
@@ -311,8 +311,8 @@ def test_an_append_creates_only_when_it_may(world):
         producer.append("a", b"z", config={"ttl_ms": "bad"})
 
 
-def test_producer_state_says_what_was_settled_last(world):
-    """I-13."""
+def test_producer_state_returns_the_last_settled_frame(world):
+    """The state survives a kill."""
     world.put_topic("a", durability="fsync")
     assert world.request(m.ProducerState("a", 9)).producer_seq == 0
     Producer(world).append("a", b"x", b"y")
@@ -324,8 +324,8 @@ def test_producer_state_says_what_was_settled_last(world):
         assert (state.producer_seq, state.first_seq, state.count) == (1, 1, 2)
 
 
-def test_locate_never_ends_a_list_that_is_cut_short_with_the_open_file(world, monkeypatch):
-    """A reader of such a list would go on behind records it has not seen."""
+def test_a_truncated_list_of_extents_does_not_end_with_the_open_file(world, monkeypatch):
+    """A reader of such a list would skip records."""
     world.put_topic("a", durability="fsync")
     for i in range(8):
         world.append("a", [b"%d" % i * 40_000])
@@ -346,8 +346,8 @@ def keyed(world: World) -> World:
     return world
 
 
-def test_a_key_is_one_write_inside_its_window(keyed):
-    """I-1, I-4, I-5: original numbers, other content or not."""
+def test_a_key_is_one_write_within_its_window(keyed):
+    """Within its window one key is one write (W10). A repeat returns the original seqs."""
     producer = Producer(keyed)
     assert numbers(producer.append("a", b"x", b"y", key="k")) == (1, 2, False)
     assert numbers(producer.append("a", b"other", key="k")) == (1, 2, True)
@@ -360,7 +360,7 @@ def test_a_key_is_one_write_inside_its_window(keyed):
     ("elapsed_us", "is_repeat"), [(1_000_000, True), (1_000_999, True), (1_001_000, False), (999_999, True)]
 )
 def test_the_window_ends_after_its_last_millisecond(keyed, elapsed_us, is_repeat):
-    """I-3, CV-3: valid while now - created <= window, both floored to milliseconds."""
+    """A key is valid while now - created <= window, with both times rounded down to milliseconds."""
     assert keyed.clock.now_us() % 1_000 == 0
     producer = Producer(keyed)
     producer.append("a", b"x", key="k")
@@ -368,8 +368,8 @@ def test_the_window_ends_after_its_last_millisecond(keyed, elapsed_us, is_repeat
     assert numbers(producer.append("a", b"x", key="k"))[2] is is_repeat
 
 
-def test_a_window_of_zero_switches_keys_off(world):
-    """I-3."""
+def test_a_window_of_zero_disables_keys(world):
+    """Every append is a new write."""
     world.put_topic("a", durability="fsync", idempotency_window_ms=0)
     producer = Producer(world)
     assert [numbers(producer.append("a", b"x", key="k"))[0] for _ in range(3)] == [1, 2, 3]
@@ -378,8 +378,8 @@ def test_a_window_of_zero_switches_keys_off(world):
     assert numbers(producer.append("a", b"x", key="k"))[0] == 4
 
 
-def test_keys_belong_to_one_instance(keyed):
-    """I-2."""
+def test_keys_belong_to_one_topic_and_epoch(keyed):
+    """A recreated topic has no old keys."""
     keyed.put_topic("b", durability="fsync")
     producer = Producer(keyed)
     producer.append("a", b"x", key="k")
@@ -390,7 +390,7 @@ def test_keys_belong_to_one_instance(keyed):
 
 
 def test_concurrent_writes_of_one_key_are_one_write(keyed):
-    """I-6, FX-103: in one group; and the answer names a head at which the record is there."""
+    """The writes are in one commit batch. Each reply has a head that includes the record."""
     run, producer = keyed.runs[0], Producer(keyed)
     requests = [
         run.request(500 + n, m.Append("a", 1, idempotency_key="k"), producer.frame(b"%d" % n))
@@ -405,8 +405,8 @@ def test_concurrent_writes_of_one_key_are_one_write(keyed):
     assert keyed.records("a") == [(1, b"0")]
 
 
-def test_a_write_that_failed_leaves_its_key_unused(keyed):
-    """I-8."""
+def test_a_failed_write_leaves_its_key_unused(keyed):
+    """The key can be used when the topic has space again."""
     keyed.put_topic("a", "merge", cap_records=1, discard="reject")
     producer = Producer(keyed)
     producer.append("a", b"x")
@@ -418,7 +418,7 @@ def test_a_write_that_failed_leaves_its_key_unused(keyed):
 
 
 def test_keys_survive_restarts_with_their_age(keyed):
-    """I-10, FX-101, FX-102: restored, and neither longer nor shorter valid than before."""
+    """A restart makes keys valid neither longer nor shorter."""
     producer = Producer(keyed)
     producer.append("a", b"x", key="old")
     keyed.clock.advance(0.6)
@@ -435,8 +435,8 @@ def test_keys_survive_restarts_with_their_age(keyed):
     assert numbers(producer.append("a", b"y", key="young")) == (2, 1, True)
 
 
-def test_a_key_without_its_append_is_not_believed(keyed):
-    """I-8, I-10: power loss takes the append and leaves the key; the number goes to somebody else."""
+def test_a_key_without_its_append_is_ignored(keyed):
+    """A power loss takes the append and leaves the key. Another write then gets the seq."""
     producer = Producer(keyed)
     producer.append("a", b"first")
     run = keyed.runs[0]
@@ -466,7 +466,7 @@ def test_a_key_without_its_append_is_not_believed(keyed):
 
 
 def test_a_shorter_window_applies_at_once_and_a_backward_clock_extends_nothing(keyed):
-    """I-12, CK-5."""
+    """A write with a key that has expired is a new write."""
     producer = Producer(keyed)
     producer.append("a", b"x", key="k")
     keyed.clock.advance(0.5)
@@ -493,17 +493,17 @@ def test_a_key_covers_exactly_one_frame(keyed):
 
 
 def ids_of(*names: str) -> bytes:
-    """As a message carries them; "" is none."""
+    """Return dedup ids as a message contains them. An empty name means no id."""
     return b"".join(digest_of_id(name) if name else bytes(DIGEST_BYTES) for name in names)
 
 
 def known(appended: Any) -> list[int]:
-    """The numbers of records that were there already."""
+    """Return the seqs of records that existed already."""
     return [int.from_bytes(appended.known[at : at + 8], "little") for at in range(0, len(appended.known), 8)]
 
 
-def test_records_with_ids_are_one_write_and_each_is_known_afterwards(keyed):
-    """L38, W-3: hits name the record's number; a write with some of them appends nothing."""
+def test_records_with_ids_are_one_write_and_each_is_known_later(keyed):
+    """A hit returns the seq of the record. A write with some known ids appends nothing."""
     producer = Producer(keyed)
     first = producer.append("a", b"x", b"y", b"z", ids=ids_of("1", "", "3"))
     assert (numbers(first), known(first)) == ((1, 3, False), [])
@@ -516,8 +516,8 @@ def test_records_with_ids_are_one_write_and_each_is_known_afterwards(keyed):
     assert numbers(producer.append("a", b"x", key="1")) == (6, 1, False), "a key is no id"
 
 
-def test_a_write_whose_answer_was_lost_is_known_whole_whether_its_records_have_ids_or_not(keyed):
-    """I-13: records without an id were there twice, when answers to writes with both kinds were lost."""
+def test_a_repeated_write_is_recognised_as_a_whole_with_and_without_ids(keyed):
+    """Once, records without an id were appended twice when the reply to a mixed write was lost."""
     producer = Producer(keyed)
     producer.append("a", b"old", ids=ids_of("old"))
     mixed, ids = producer.frame(b"x", b"y", b"z"), ids_of("1", "", "3")
@@ -536,7 +536,7 @@ def test_a_write_whose_answer_was_lost_is_known_whole_whether_its_records_have_i
 
 
 def test_ids_survive_restarts_and_checkpoints_do_not_lengthen_their_windows(keyed):
-    """L38, L40, I-10: known after any restart, each for its own window, and no longer."""
+    """Each id is known after any restart, for its own window and no longer."""
     producer = Producer(keyed)
     producer.append("a", b"x", ids=ids_of("usual"))
     producer.append("a", b"y", ids=ids_of("short"), window_ms=500)
@@ -556,7 +556,7 @@ def test_ids_survive_restarts_and_checkpoints_do_not_lengthen_their_windows(keye
 
 
 def test_concurrent_writes_of_one_id_are_one_record(keyed):
-    """I-6, FX-103: in one group, the later ones are told the number that the first is about to get."""
+    """The writes are in one commit batch. Later writes return the seq that the first one will get."""
     run, producer = keyed.runs[0], Producer(keyed)
     requests = [
         run.request(500 + n, m.Append("a", 1, ids=ids_of("k")), producer.frame(b"%d" % n)) for n in range(3)
@@ -566,8 +566,8 @@ def test_concurrent_writes_of_one_id_are_one_record(keyed):
     assert keyed.records("a") == [(1, b"0")]
 
 
-def test_ids_of_a_write_that_failed_are_unused_and_without_a_window_all_are(keyed):
-    """I-3, I-8."""
+def test_ids_of_a_failed_write_stay_unused_and_a_window_of_zero_disables_ids(keyed):
+    """The failure is `TOPIC_FULL`."""
     keyed.put_topic("a", "merge", cap_records=1, discard="reject")
     producer = Producer(keyed)
     producer.append("a", b"x")
@@ -580,8 +580,8 @@ def test_ids_of_a_write_that_failed_are_unused_and_without_a_window_all_are(keye
     assert [numbers(producer.append("a", b"y", ids=ids_of("k")))[0] for _ in range(2)] == [3, 4]
 
 
-def test_a_table_that_is_full_forgets_what_would_expire_first_and_says_how_many(keyed):
-    """L39: bounded by `idempotency_max`, which may change."""
+def test_a_full_table_forgets_the_ids_that_expire_first_and_counts_them(keyed):
+    """The table is bounded by `idempotency_max`, which can be changed."""
     keyed.put_topic("a", "merge", idempotency_max=2)
     producer = Producer(keyed)
     for each in ("1", "2", "3"):
@@ -603,8 +603,8 @@ def test_a_table_that_is_full_forgets_what_would_expire_first_and_says_how_many(
         ((b"x",) * 1_001, ids_of(*map(str, range(1_001))), ""),
     ],
 )
-def test_ids_that_do_not_fit_their_records_are_refused_and_nothing_is_written(keyed, payloads, ids, key):
-    """ERR-4, N-6."""
+def test_ids_that_do_not_match_their_records_are_refused_and_nothing_is_written(keyed, payloads, ids, key):
+    """Wrong counts, wrong lengths, repeated ids, an additional key, and too many records."""
     producer = Producer(keyed)
     answer = keyed.ask(
         keyed.runs[0], m.Append("a", 1, ids=ids, idempotency_key=key), producer.frame(*payloads)
@@ -614,8 +614,8 @@ def test_ids_that_do_not_fit_their_records_are_refused_and_nothing_is_written(ke
     assert keyed.records("a") == []
 
 
-def test_ids_and_keys_outlive_the_log_they_were_written_in():
-    """L40, I-10: from a snapshot, once the log's files are absorbed; each for what is left of its window."""
+def test_ids_and_keys_are_restored_from_a_snapshot():
+    """The log files are absorbed. Each id and key keeps the rest of its window."""
     world = new_world()
     world.put_topic("a", durability="fsync", idempotency_window_ms=WINDOW_MS)
     producer = Producer(world)

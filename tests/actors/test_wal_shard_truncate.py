@@ -1,5 +1,7 @@
-"""`wal.corruption = truncate`: what it gives up is announced, what is whole is kept, and no number, topic id
-or epoch is given out a second time."""
+"""`wal.corruption = truncate`: losses are reported, intact data is kept, and no identity is reused.
+
+No seq, topic id or epoch is assigned a second time.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def damage(world: World, path: str, at: int, data: bytes = b"\xee") -> None:
 
 
 def log_of(world: World) -> str:
-    """The newest log file that was begun."""
+    """Return the newest log file that contains data."""
     paths = [f"{DATA}/wal/shard-00/{name}" for name in wal_files(world)]
     used = [path for path in paths if world.disk.contents()[path].strip(b"\0")]
     return max(used, key=lambda path: [int(part) for part in path[:-4].split("-")[-2:]])
@@ -56,7 +58,7 @@ def start(world: World, *, is_lenient: bool) -> None:
 
 
 def settles(world: World, root: Path) -> None:
-    """What a lenient start decided holds at later ones, which need it no more, and through a checkpoint."""
+    """Check that the result of a lenient start survives strict starts and checkpoints."""
     before = state(world)
     for how in ("kill", "stop", "power"):
         world.is_lenient = False
@@ -73,7 +75,7 @@ def settles(world: World, root: Path) -> None:
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_with_both_snapshots_rotten_what_segments_hold_is_kept_and_no_identity_comes_twice(
+def test_with_damaged_snapshots_the_records_of_segments_are_kept_and_no_identity_is_reused(
     world, own, tmp_path
 ):
     storage = {"own_segment_bytes": 0 if own else 1 << 30}
@@ -107,7 +109,7 @@ def test_with_both_snapshots_rotten_what_segments_hold_is_kept_and_no_identity_c
 
 
 @pytest.mark.parametrize("place", ["body", "header"])
-def test_a_damaged_creation_leaves_a_topic_whose_loss_is_announced_and_its_identity_is_not_used_again(
+def test_a_damaged_creation_leaves_a_topic_with_a_reported_loss_and_its_identity_is_not_reused(
     world, place, tmp_path
 ):
     world.put_topic("before", durability="fsync")
@@ -139,7 +141,7 @@ def test_a_damaged_creation_leaves_a_topic_whose_loss_is_announced_and_its_ident
     settles(world, tmp_path)
 
 
-def test_records_of_a_topic_made_in_a_lost_file_are_read_under_another_name(world, tmp_path):
+def test_records_of_a_topic_created_in_a_lost_file_are_read_under_another_name(world, tmp_path):
     world.put_topic("a", durability="fsync")
     world.append("a", [b"lost"])
     world.tick(0.2)
@@ -157,8 +159,8 @@ def test_records_of_a_topic_made_in_a_lost_file_are_read_under_another_name(worl
     settles(world, tmp_path)
 
 
-def test_numbers_that_may_lie_in_bytes_that_nobody_can_read_are_not_given_out_again(world, tmp_path):
-    """The last frames of two topics are zeros; one topic wrote again behind them."""
+def test_seqs_in_unreadable_bytes_are_not_reused(world, tmp_path):
+    """The last frames of two topics are zeroed. One of the topics has a later append."""
     for name in "abc":
         world.put_topic(name, durability="fsync")
         world.append(name, [b"first"])
@@ -180,7 +182,7 @@ def test_numbers_that_may_lie_in_bytes_that_nobody_can_read_are_not_given_out_ag
     settles(world, tmp_path)
 
 
-def test_a_missing_newest_file_with_truncate_gives_no_number_out_again(world, tmp_path):
+def test_a_missing_newest_file_with_truncate_reuses_no_seq(world, tmp_path):
     fill(world)
     checkpoint(world)
     fill(world)
@@ -196,7 +198,7 @@ def test_a_missing_newest_file_with_truncate_gives_no_number_out_again(world, tm
     settles(world, tmp_path)
 
 
-def test_a_sound_directory_starts_with_truncate_as_without(world):
+def test_an_intact_directory_starts_with_truncate_as_without(world):
     fill(world)
     checkpoint(world)
     fill(world)

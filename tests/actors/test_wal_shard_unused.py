@@ -1,4 +1,4 @@
-"""Topics that go when nobody uses them (F39), and what of that a restart knows (F69)."""
+"""Topics that are deleted after an idle time, and the effect of restarts (X8)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from ringlog.topic.routers import RouterFlag
 PERIOD_MS = 10_000
 PERIOD_S = PERIOD_MS / 1_000
 LATE_S = 2 * PERIOD_S / IDLE_CHECKS_PER_PERIOD + 0.2
-"""A topic goes so much later than its period at most."""
+"""Maximum delay of the deletion after the idle time, in seconds."""
 
 
 class Crash(RuntimeError):
-    """The process ended here."""
+    """The process ends here."""
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def make(world: World, name: str = "t", **config: Any) -> None:
 
 
 def is_there(world: World, name: str = "t") -> bool:
-    """Asking for it would be a use."""
+    """Return whether the topic exists, without a request that would count as a use."""
     return any(run.core.directory.find(name) is not None for run in world.runs.values())
 
 
@@ -50,7 +50,7 @@ def wait(world: World, seconds: float, step_s: float = 0.1) -> None:
 
 
 def goes_in(world: World, name: str = "t", most_s: float = 4 * PERIOD_S) -> float:
-    """Seconds from now until the topic is gone."""
+    """Return the seconds from now until the topic is deleted."""
     for n in range(round(most_s * 10)):
         if not is_there(world, name):
             return n / 10
@@ -59,7 +59,7 @@ def goes_in(world: World, name: str = "t", most_s: float = 4 * PERIOD_S) -> floa
 
 
 def require_period(world: World, name: str = "t") -> None:
-    """From now on nobody uses it: it goes after a period, not before, and not much later."""
+    """Check that the unused topic is deleted after its period, not earlier and not much later."""
     seconds = goes_in(world, name)
     assert PERIOD_S <= seconds <= PERIOD_S + LATE_S, f"gone after {seconds} s"
 
@@ -72,13 +72,13 @@ def of_group(kind: type[m.Message], *fields: Any, **options: Any) -> Callable[[W
     return lambda world: world.request(kind("t", "g", *fields, **options))
 
 
-# -- silence ------------------------------------------------------------------------------------------------
+# -- idle topics --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("durability", ["fsync", "disk", "memory", "ephemeral"])
 @pytest.mark.parametrize("kind", ["log", "queue"])
-def test_a_topic_that_nobody_uses_goes_after_its_period(world, kind, durability):
-    """F39."""
+def test_an_unused_topic_is_deleted_after_its_period(world, kind, durability):
+    """A topic is deleted only after its idle time (X8)."""
     make(world, type=kind, durability=durability)
     world.append("t", [b"left behind"])
     require_period(world)
@@ -87,15 +87,15 @@ def test_a_topic_that_nobody_uses_goes_after_its_period(world, kind, durability)
 
 
 def test_a_topic_without_the_setting_stays(world):
-    """F39: and nobody looks at it."""
+    """The shard does not check it."""
     world.put_topic("t")
     wait(world, 3 * PERIOD_S, 1.0)
     assert is_there(world)
     assert world.runs[0].core.requests.idle_topic_expiry.next_deadline_ns() is None
 
 
-def test_the_shard_wakes_by_itself_for_it(world):
-    """F39: an idle shard's next deadline leads to the removal, without a request."""
+def test_the_shard_wakes_up_for_the_deletion(world):
+    """The next deadline of an idle shard leads to the deletion, without a request."""
     make(world)
     core, turns = world.runs[0].core, 0
     while is_there(world):
@@ -107,8 +107,8 @@ def test_the_shard_wakes_by_itself_for_it(world):
     assert core.next_deadline_ns() is None or core.requests.idle_topic_expiry.next_deadline_ns() is None
 
 
-def test_it_goes_as_by_a_delete_and_says_why(world):
-    """F39, T-15: the slot is retired, its place free for another life of the name."""
+def test_the_deletion_is_like_a_requested_one_and_contains_its_reason(world):
+    """The slot is released, so that the name can be used again."""
     seen: list[ev.RetireTopic] = []
     world.watch = lambda _, effect: seen.append(effect) if isinstance(effect, ev.RetireTopic) else None
     make(world)
@@ -122,8 +122,8 @@ def test_it_goes_as_by_a_delete_and_says_why(world):
     assert seen[-1].unused_ms == 0
 
 
-def test_a_full_shard_takes_away_many_in_several_looks(world):
-    """F39: what one look does is bounded."""
+def test_many_topics_are_deleted_in_several_checks(world):
+    """The work of one check is bounded."""
     count = IDLE_CHECKS_MAX + 40
     for n in range(count):
         make(world, f"t{n}")
@@ -159,8 +159,8 @@ USED: dict[str, tuple[str, Callable[[World], Any]]] = {
 
 
 @pytest.mark.parametrize("use", USED)
-def test_each_use_begins_the_period_anew(world, use):
-    """F39."""
+def test_each_use_restarts_the_period(world, use):
+    """The idle time starts at the first check after the last use (X8)."""
     kind, use_it = USED[use]
     make(world, type=kind)
     for _ in range(3):
@@ -172,8 +172,8 @@ def test_each_use_begins_the_period_anew(world, use):
     require_period(world)
 
 
-def test_what_only_looks_at_it_is_no_use(world):
-    """F39: or what watches over all topics would keep them."""
+def test_monitoring_is_no_use(world):
+    """Otherwise a monitor of all topics would keep them."""
     make(world, type="queue")
     run = world.runs[0]
     looks = 0
@@ -188,8 +188,8 @@ def test_what_only_looks_at_it_is_no_use(world):
     assert m.Locate in USING_REQUESTS & set(CONTENT_REQUESTS)
 
 
-def test_a_claim_that_waits_keeps_it_until_it_ends(world):
-    """F39."""
+def test_a_waiting_claim_keeps_its_topic(world):
+    """The period starts when the claim ends."""
     make(world, type="queue")
     run = world.runs[0]
     run.step(run.request(9_000, m.Claim("t", "w", 1, wait_ms=25_000)))
@@ -201,8 +201,8 @@ def test_a_claim_that_waits_keeps_it_until_it_ends(world):
     require_period(world)
 
 
-def test_a_claim_of_a_group_that_waits_keeps_it(world):
-    """F39."""
+def test_a_waiting_claim_of_a_group_keeps_its_topic(world):
+    """The period starts when the claim ends."""
     make(world)
     world.request(m.GroupOpen("t", "g", QUEUE))
     run = world.runs[0]
@@ -213,25 +213,25 @@ def test_a_claim_of_a_group_that_waits_keeps_it(world):
     require_period(world)
 
 
-def test_a_leased_job_keeps_it_until_its_ack(world):
-    """F39: and the period begins with the ack, however short before that the last look was."""
+def test_a_leased_job_keeps_its_topic_until_its_ack(world):
+    """The period starts with the ack, however recent the last check was."""
     make(world, type="queue")
     world.append("t", [b"job"])
     ((first, _, _, token),) = claim(world, lease_ms=60_000, call=77).runs
     wait(world, 3 * PERIOD_S + 0.7)
     assert is_there(world)
-    # By its shard alone, without a look for the topic.
+    # The ack goes directly to the shard, without a request that resolves the topic.
     ack = m.Ack("t", "w", words([first]), words([token]), call=78)
     assert world.ask(world.runs[0], ack).acked == 1
     require_period(world)
 
 
-def test_the_short_way_of_claims_and_acks_is_a_use(world):
-    """F39: it leaves a trace for the look behind it, whether a look fell between claim and ack or not."""
+def test_the_fast_path_of_claims_and_acks_is_a_use(world):
+    """It leaves a trace for the next check, also if no check falls between claim and ack."""
     make(world, type="queue")
     world.append("t", [b"job %d" % n for n in range(60)])
     run, call = world.runs[0], 1
-    # The first one goes the long way, and has sizes learned.
+    # The first claim takes the general path and looks up the sizes of jobs.
     for pause_s in (0.1, 0.3, 1.3, 2.6, 3.1, 7.7, 0.4):
         ((first, _, _, token),) = world.ask(run, m.Claim("t", "w", 1, lease_ms=60_000, call=call)).runs
         wait(world, pause_s)
@@ -240,8 +240,8 @@ def test_the_short_way_of_claims_and_acks_is_a_use(world):
     require_period(world)
 
 
-def test_a_lease_that_ends_unacked_keeps_it_no_longer(world):
-    """F39."""
+def test_an_expired_lease_does_not_keep_its_topic(world):
+    """The job was not acked."""
     make(world, type="queue")
     world.append("t", [b"job"])
     claim(world, lease_ms=15_000)
@@ -250,8 +250,8 @@ def test_a_lease_that_ends_unacked_keeps_it_no_longer(world):
     assert goes_in(world) <= PERIOD_S + LATE_S
 
 
-def test_a_delayed_job_keeps_it_until_its_time(world):
-    """F39: also when nobody has ever claimed, and after a restart, when nothing is known of it yet."""
+def test_a_delayed_job_keeps_its_topic_until_its_time(world):
+    """This holds without any claim, and after a restart before the shard has read the records."""
     make(world, type="queue")
     append(world, "t", [b"later"], not_before=[world.clock.now_us() + 60_000_000])
     wait(world, 30.0)
@@ -263,8 +263,8 @@ def test_a_delayed_job_keeps_it_until_its_time(world):
     assert PERIOD_S <= goes_in(world) <= 1.0 + PERIOD_S + LATE_S
 
 
-def test_a_record_that_a_group_leased_keeps_it(world):
-    """F39."""
+def test_a_record_leased_by_a_group_keeps_its_topic(world):
+    """The period starts with the ack."""
     make(world)
     world.append("t", [b"record"])
     world.request(m.GroupOpen("t", "g", QUEUE))
@@ -275,8 +275,8 @@ def test_a_record_that_a_group_leased_keeps_it(world):
     require_period(world)
 
 
-def test_a_router_that_leads_to_it_keeps_it(world):
-    """F39, RT-33."""
+def test_a_router_into_a_topic_keeps_it(world):
+    """The period starts when the router is deleted."""
     make(world)
     topic = world.topic("t")
     facts = m.RouterFacts(5, "r", "source", 1, 1, "t", topic.topic_id, int(RouterFlag.PRESERVE_NODE), "", 0)
@@ -287,9 +287,8 @@ def test_a_router_that_leads_to_it_keeps_it(world):
     assert PERIOD_S <= goes_in(world) <= PERIOD_S + LATE_S
 
 
-def test_who_waits_is_told_that_it_is_gone(world):
-    """F39: a claim keeps a topic, so it can only be removed on request under one; one that comes behind the
-    removal is told."""
+def test_a_claim_after_the_deletion_fails(world):
+    """A waiting claim keeps its topic, so only a request can delete the topic under it."""
     make(world, type="queue")
     wait(world, PERIOD_S + LATE_S)
     answer = world.ask(world.runs[0], m.Claim("t", "w", 1, wait_ms=1_000))
@@ -299,8 +298,8 @@ def test_who_waits_is_told_that_it_is_gone(world):
 # -- time ---------------------------------------------------------------------------------------------------
 
 
-def test_a_wall_clock_that_jumps_takes_no_topic_away(world):
-    """F39: periods are counted on the monotonic clock."""
+def test_a_step_of_the_wall_clock_deletes_no_topic(world):
+    """Idle times are measured on the monotonic clock (X8)."""
     make(world)
     wait(world, 1.0)
     world.clock.step(3_600)
@@ -309,8 +308,8 @@ def test_a_wall_clock_that_jumps_takes_no_topic_away(world):
     assert goes_in(world) <= 0.5 + LATE_S
 
 
-def test_a_shard_that_was_held_up_takes_no_topic_away(world):
-    """F39: words of who uses a topic may lie in front of it."""
+def test_a_paused_shard_deletes_no_topic(world):
+    """Requests that use a topic may be pending (X8)."""
     make(world)
     wait(world, 1.0)
     world.tick(10 * PERIOD_S)
@@ -323,8 +322,8 @@ def test_a_shard_that_was_held_up_takes_no_topic_away(world):
 
 
 @pytest.mark.parametrize("has_snapshot", [False, True])
-def test_after_a_restart_a_topic_has_a_period_of_its_own(world, has_snapshot):
-    """F69: uses are not logged, so nobody is taken for gone who could not say a word meanwhile."""
+def test_after_a_restart_a_topic_has_a_full_period(world, has_snapshot):
+    """Uses are not logged, and clients could not send requests meanwhile (X8)."""
     make(world)
     world.append("t", [b"r"])
     if has_snapshot:
@@ -337,8 +336,8 @@ def test_after_a_restart_a_topic_has_a_period_of_its_own(world, has_snapshot):
     require_period(world)
 
 
-def test_what_went_stays_gone_after_any_restart(world):
-    """F39, T-15: the control frame is in the log."""
+def test_a_deleted_idle_topic_stays_deleted_after_any_restart(world):
+    """The control frame is in the log."""
     make(world)
     world.append("t", [b"r"])
     wait(world, PERIOD_S + LATE_S)
@@ -351,8 +350,8 @@ def test_what_went_stays_gone_after_any_restart(world):
 
 
 @pytest.mark.parametrize("crash", ["before", "after"])
-def test_a_crash_around_the_control_frame_leaves_the_topic_whole_or_gone(world, crash):
-    """F39: nobody is told before the frame is there; what was not written did not happen."""
+def test_a_crash_around_the_control_frame_keeps_or_deletes_the_whole_topic(world, crash):
+    """The deletion is logged before any process learns of it (X8)."""
     make(world)
     world.append("t", [b"r"])
     wait(world, PERIOD_S - 0.3)
@@ -381,8 +380,8 @@ def test_a_crash_around_the_control_frame_leaves_the_topic_whole_or_gone(world, 
         require_period(world)
 
 
-def test_a_shard_that_may_not_write_takes_nothing_away(world):
-    """F39."""
+def test_a_read_only_shard_deletes_no_topic(world):
+    """It cannot log the deletion."""
     make(world)
     world.kill()
     world.start_shard(0, is_read_only=True)
@@ -393,8 +392,8 @@ def test_a_shard_that_may_not_write_takes_nothing_away(world):
 # -- the setting --------------------------------------------------------------------------------------------
 
 
-def test_the_setting_is_said_when_a_topic_is_made(world):
-    """F39: who follows it already would not know that he has to say so. Longer, or none, harms nobody."""
+def test_the_setting_must_be_given_at_creation_and_can_only_grow(world):
+    """Existing readers would not know that they must renew. A longer period, or none, harms no reader."""
     world.put_topic("t")
     make(world, "u")
     for name, unused_ms in (("t", PERIOD_MS), ("u", PERIOD_MS - 1)):

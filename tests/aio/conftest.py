@@ -1,4 +1,4 @@
-"""The shared engine for the asyncio tests."""
+"""Fixtures of the asyncio tests: the shared engine."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ def transport(request):
     return request.param
 
 
-async def test_a_program_of_everything(ringlog_engine, ringlog_topic, transport):
-    """The names of the synchronous client, awaited (ZC-1)."""
+async def test_a_program_can_use_every_operation(ringlog_engine, ringlog_topic, transport):
+    """The asyncio client has the method names of the synchronous one."""
     topic = ringlog_topic()
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         assert client.state is ClientState.READY
@@ -45,16 +45,16 @@ async def test_a_program_of_everything(ringlog_engine, ringlog_topic, transport)
         assert (await client.close()).is_clean
 
 
-async def test_many_appends_at_once_get_numbers_of_their_own(ringlog_engine, ringlog_topic, transport):
-    """Pipelining is the default."""
+async def test_concurrent_appends_get_consecutive_seqs(ringlog_engine, ringlog_topic, transport):
+    """The client pipelines requests by default."""
     topic = ringlog_topic()
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         results = await asyncio.gather(*(client.append(topic, b"%d" % n) for n in range(500)))
         assert [result.first_seq for result in results] == list(range(1, 501))
 
 
-async def test_a_ticket_resolves_by_itself_and_calls_back(ringlog_engine, ringlog_topic):
-    """CL-3."""
+async def test_a_ticket_resolves_without_another_call_and_runs_its_callback(ringlog_engine, ringlog_topic):
+    """The test sends nothing after the record."""
     called = asyncio.Event()
     async with ringlog.aio.connect(ringlog_engine.url) as client:
         ticket = await client.producer(ringlog_topic(), linger_ms=1).send(b"x")
@@ -63,7 +63,7 @@ async def test_a_ticket_resolves_by_itself_and_calls_back(ringlog_engine, ringlo
         assert ticket.done()
 
 
-async def test_a_tailer_follows(ringlog_engine, ringlog_topic):
+async def test_a_tailer_follows_new_records(ringlog_engine, ringlog_topic):
     topic = ringlog_topic()
     async with ringlog.aio.connect(ringlog_engine.url) as client:
         await client.append(topic, b"0")
@@ -82,7 +82,7 @@ async def test_a_tailer_follows(ringlog_engine, ringlog_topic):
         assert found == [b"0", b"1", b"2"]
 
 
-async def test_who_stops_waiting_does_not_stop_the_work(ringlog_engine, ringlog_topic):
+async def test_a_timeout_of_the_wait_does_not_cancel_the_send(ringlog_engine, ringlog_topic):
     topic = ringlog_topic()
     async with ringlog.aio.connect(ringlog_engine.url) as client:
         producer = client.producer(topic, linger_ms=60_000)
@@ -93,8 +93,8 @@ async def test_who_stops_waiting_does_not_stop_the_work(ringlog_engine, ringlog_
         assert (await ticket).first_seq == 1
 
 
-async def test_another_loop_is_refused(ringlog_engine, ringlog_topic):
-    """CL-12."""
+async def test_a_client_refuses_calls_from_another_event_loop(ringlog_engine, ringlog_topic):
+    """The error is `WrongLoop`, and the client continues to work in its own loop."""
     topic, raised = ringlog_topic(), []
     async with ringlog.aio.connect(ringlog_engine.url) as client:
         await client.append(topic, b"x")
@@ -112,15 +112,15 @@ async def test_another_loop_is_refused(ringlog_engine, ringlog_topic):
         assert (await client.append(topic, b"z")).first_seq == 2
 
 
-def test_outside_of_a_loop_it_is_refused(ringlog_engine):
-    """CL-12."""
+def test_a_client_refuses_calls_outside_an_event_loop(ringlog_engine):
+    """The error is `WrongLoop`."""
     client = ringlog.aio.connect(ringlog_engine.url)
     with pytest.raises(WrongLoop):
         client.health()
 
 
-async def test_without_an_engine_waiting_ends(tmp_path):
-    """CL-1, CL-4, CL-14."""
+async def test_waits_end_without_an_engine(tmp_path):
+    """Connecting, sending to a full buffer and closing are bounded."""
     with pytest.raises(NotConnected):
         await ringlog.aio.connect(f"ringlog://{tmp_path}", wait=0.05)
     client = ringlog.aio.connect(f"ringlog://{tmp_path}", timeout_ms=200)
@@ -132,8 +132,8 @@ async def test_without_an_engine_waiting_ends(tmp_path):
     assert (await client.close(0.01)).unsent == 3
 
 
-async def test_deletes_and_times_are_there_too(ringlog_engine, ringlog_topic, transport):
-    """DL-9: the same operations, awaited."""
+async def test_deletes_and_seeking_by_time_work(ringlog_engine, ringlog_topic, transport):
+    """A delete is effective for all readers when it is acknowledged."""
     topic = ringlog_topic()
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         for n in range(1, 11):
@@ -152,7 +152,7 @@ async def test_deletes_and_times_are_there_too(ringlog_engine, ringlog_topic, tr
 
 
 async def test_a_watch_follows_topics_and_patterns(ringlog_engine, ringlog_topic):
-    """SSE-16, SSE-19, SSE-26 with asyncio: the same events, awaited."""
+    """The events are those of the synchronous client."""
     from ringlog.client import CaughtUp, Page, TopicDeleted
 
     stem = ringlog_topic("watched")
@@ -181,7 +181,7 @@ async def test_a_watch_follows_topics_and_patterns(ringlog_engine, ringlog_topic
         await client.topics.delete(f"{stem}.b")
 
 
-async def test_a_closed_watch_ends_who_waits_for_it(ringlog_engine, ringlog_topic):
+async def test_closing_a_watch_ends_a_waiting_call(ringlog_engine, ringlog_topic):
     topic = ringlog_topic("closed")
     async with ringlog.aio.connect(ringlog_engine.url, wait=10) as client:
         await client.topics.create(topic)
@@ -194,8 +194,11 @@ async def test_a_closed_watch_ends_who_waits_for_it(ringlog_engine, ringlog_topi
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-async def test_whoever_is_cancelled_while_he_waits_misses_nothing(ringlog_engine, ringlog_topic, transport):
-    """CL-2: `wait_for(watch.next(), ...)` is how people write it; a turn that was taken is not forgotten."""
+async def test_a_cancelled_wait_loses_no_event(ringlog_engine, ringlog_topic, transport):
+    """Programs use `wait_for(watch.next(), ...)`.
+
+    A grant that the cancelled call took must not be forgotten.
+    """
     topic, got = ringlog_topic("cancelled"), []
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         await client.topics.create(topic)
@@ -216,8 +219,8 @@ async def test_whoever_is_cancelled_while_he_waits_misses_nothing(ringlog_engine
     assert data == [b"%d" % n for n in range(60)]
 
 
-async def test_who_is_cancelled_while_he_subscribes_leaves_no_file_open(ringlog_engine, ringlog_topic):
-    """CL-14: the search for the topics goes on without him, and lets go of what it has opened."""
+async def test_a_cancelled_open_leaves_no_file_open(ringlog_engine, ringlog_topic):
+    """The lookup of the topics continues without its caller and closes the files that it opened."""
     topic = ringlog_topic("begun")
     async with ringlog.aio.connect(ringlog_engine.url, wait=10) as client:
         await client.append_many(topic, [b"1", b"2"])
@@ -233,5 +236,5 @@ async def test_who_is_cancelled_while_he_subscribes_leaves_no_file_open(ringlog_
             with contextlib.suppress(asyncio.CancelledError):
                 await task
             watch.close()
-        assert (await client.topics.state(topic)).head_seq == 2  # Behind everything that was asked before.
+        assert (await client.topics.state(topic)).head_seq == 2  # Replies keep their order.
         assert len(os.listdir("/proc/self/fd")) <= before + 3

@@ -1,4 +1,4 @@
-"""What is cancelled gives back at once what it was given, and counts no delivery (D4)."""
+"""A cancelled call returns its leases at once, and these do not count as deliveries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
 
 @pytest.fixture(params=["queue", "durable", "group"])
 async def client(request, ringlog_engine, ringlog_topic, transport):
-    """A client and what it claims from: three jobs that nobody has had."""
+    """A client, and a queue or group with three jobs that were never delivered."""
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         topic = ringlog_topic()
         if request.param == "group":
@@ -46,8 +46,8 @@ async def in_flight(queue) -> int:
     return found.in_flight if hasattr(found, "in_flight") else found.leased
 
 
-async def test_cancelled_claims_count_no_delivery_wherever_they_are_hit(client):
-    """Every job that is given to anybody is given for the first time."""
+async def test_cancelled_claims_count_no_delivery_at_any_moment(client):
+    """Every delivered job has its first delivery."""
     client, queue = client
     chance, given, cancelled, longest_s = random.Random(4), 0, 0, 0.001
     for _ in range(200):
@@ -79,8 +79,8 @@ async def is_idle(queue) -> bool:
     return not await in_flight(queue)
 
 
-async def test_a_worker_that_looks_around_briefly_loses_no_delivery(client):
-    """It waits under a timeout, and a job comes while it goes."""
+async def test_a_claim_that_times_out_loses_no_delivery(client):
+    """A job arrives while the timeout cancels the waiting claim."""
     client, queue = client
     await queue.ack(await queue.claim(3))
     chance = random.Random(5)
@@ -99,7 +99,7 @@ async def test_a_worker_that_looks_around_briefly_loses_no_delivery(client):
         await queue.ack(jobs)
 
 
-async def test_a_client_that_is_closed_behind_a_cancelled_claim_leaves_nothing_leased(
+async def test_a_client_closed_after_a_cancelled_claim_leaves_no_lease(
     ringlog_engine, ringlog_topic, transport
 ):
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as watcher:
@@ -112,9 +112,9 @@ async def test_a_client_that_is_closed_behind_a_cancelled_claim_leaves_nothing_l
             async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(0):
-                        # The queue is forgotten at once: what it owes is the client's.
+                        # The queue object is dropped at once. The client returns its leases.
                         jobs = await client.queue(ringlog_topic()).claim(lease_ms=600_000)
-                for job in jobs:  # It was faster: then the program has it.
+                for job in jobs:  # The claim was faster than its cancellation, so the program has the job.
                     given += 1
                     await job.nack(delay_ms=0)
         await until(lambda: is_idle(other))
@@ -122,8 +122,8 @@ async def test_a_client_that_is_closed_behind_a_cancelled_claim_leaves_nothing_l
         assert [job.deliveries for job in await other.claim(wait_ms=10_000)] == [given + 1]
 
 
-async def test_what_a_loop_had_claimed_and_not_begun_counts_no_delivery(client):
-    """Leaving by a break or by being cancelled, over and over."""
+async def test_jobs_that_a_loop_did_not_start_count_no_delivery(client):
+    """The loop is left repeatedly, with the first job returned each time."""
     _, queue = client
     for _ in range(6):
         async with aclosing(queue.jobs(max_in_flight=3)) as jobs:
@@ -133,8 +133,8 @@ async def test_what_a_loop_had_claimed_and_not_begun_counts_no_delivery(client):
     assert (deliveries[2], deliveries[3]) == (1, 1)
 
 
-async def test_a_cancelled_settlement_leaves_its_loop_in_order(client):
-    """The ack goes on; the loop has room for the next job when it is done."""
+async def test_a_cancelled_ack_leaves_its_loop_usable(client):
+    """The ack continues. The slot is free for the next job when the ack is done."""
     _, queue = client
     async with aclosing(queue.jobs()) as jobs:
         for _ in range(3):
@@ -167,7 +167,7 @@ async def test_cancelled_reads_keep_no_file_and_no_wait(ringlog_engine, ringlog_
         reader.close()
 
 
-async def test_a_claim_that_waits_holds_up_no_other_one_of_its_queue(client):
+async def test_a_waiting_claim_does_not_block_other_claims(client):
     client, queue = client
     await queue.ack(await queue.claim(3))
     waiting = asyncio.ensure_future(queue.claim(wait_ms=60_000))

@@ -1,4 +1,4 @@
-"""Consumer groups for asyncio, on rings and through a gateway."""
+"""Consumer groups with asyncio, over rings and over the gateway."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_members_share_records(ringlog_engine, ringlog_topic, transport):
             await ann.commit()
 
 
-async def test_a_stream_is_read_and_committed(ringlog_engine, ringlog_topic, transport):
+async def test_a_stream_can_be_read_and_committed(ringlog_engine, ringlog_topic, transport):
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         topic = ringlog_topic()
         await client.topics.create(topic, durability="fsync")

@@ -1,4 +1,4 @@
-"""Queues for asyncio, on rings and through a gateway."""
+"""Queues with asyncio, over rings and over the gateway."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ async def test_jobs_are_put_claimed_and_acked(ringlog_engine, ringlog_topic, tra
                 await wrong
 
 
-async def test_an_iteration_waits_keeps_and_gives_back(ringlog_engine, ringlog_topic, transport):
-    """CL-9, CL-10."""
+async def test_an_iteration_extends_leases_and_returns_jobs(ringlog_engine, ringlog_topic, transport):
+    """It also waits while the queue is empty."""
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         await client.topics.create(ringlog_topic(), type="queue", lease_ms=1_200)
         queue = client.queue(ringlog_topic())
@@ -87,7 +87,7 @@ async def test_an_iteration_waits_keeps_and_gives_back(ringlog_engine, ringlog_t
         assert await counts(queue) == (4, 0, 0)
 
 
-async def test_the_clients_end_gives_back_what_was_not_begun(ringlog_engine, ringlog_topic, transport):
+async def test_closing_the_client_returns_unstarted_jobs(ringlog_engine, ringlog_topic, transport):
     async with ringlog.aio.connect(ringlog_engine.url, wait=10) as looking:
         await looking.topics.create(ringlog_topic(), type="queue")
         queue = looking.queue(ringlog_topic())
@@ -102,8 +102,8 @@ async def test_the_clients_end_gives_back_what_was_not_begun(ringlog_engine, rin
         assert first.seq == 1
 
 
-async def test_a_claim_that_is_called_off_keeps_no_job(ringlog_engine, ringlog_topic, transport):
-    """CL-10: what its last request is given goes back at once."""
+async def test_a_cancelled_claim_keeps_no_job(ringlog_engine, ringlog_topic, transport):
+    """The client returns a job at once if its last request still got one."""
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         await client.topics.create(ringlog_topic(), type="queue")
         queue = client.queue(ringlog_topic())
@@ -122,8 +122,8 @@ async def test_a_claim_that_is_called_off_keeps_no_job(ringlog_engine, ringlog_t
         assert await counts(queue) == (0, 0, 0)
 
 
-async def test_acks_that_a_loop_does_not_wait_for(ringlog_engine, ringlog_topic, transport):
-    """See tests/client/test_queue_behind.py."""
+async def test_pipelined_acks_are_complete_when_the_loop_ends(ringlog_engine, ringlog_topic, transport):
+    """`tests/client/test_queue_behind.py` tests the same in the synchronous client."""
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         await client.topics.create(ringlog_topic(), type="queue", durability="fsync")
         queue = client.queue(ringlog_topic(), node="w")
@@ -145,7 +145,7 @@ async def test_acks_that_a_loop_does_not_wait_for(ringlog_engine, ringlog_topic,
 
 
 async def test_what_is_done_and_the_next_claim_in_one_request(ringlog_engine, ringlog_topic, transport):
-    """See tests/client/test_queue_next.py."""
+    """`tests/client/test_queue_next.py` tests the same in the synchronous client."""
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         await client.topics.create(ringlog_topic(), type="queue", durability="fsync")
         queue = client.queue(ringlog_topic(), node="w")
@@ -171,10 +171,8 @@ async def test_what_is_done_and_the_next_claim_in_one_request(ringlog_engine, ri
         assert await counts(queue) == (0, 0, 0)
 
 
-async def test_who_is_cancelled_in_a_loop_of_one_has_acked_what_was_done(
-    ringlog_engine, ringlog_topic, transport
-):
-    """Whatever was on its way then."""
+async def test_a_cancelled_loop_has_acked_its_finished_jobs(ringlog_engine, ringlog_topic, transport):
+    """This holds at any moment of the cancellation."""
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         await client.topics.create(ringlog_topic(), type="queue", durability="fsync")
         queue = client.queue(ringlog_topic(), node="w")
@@ -197,12 +195,12 @@ async def test_who_is_cancelled_in_a_loop_of_one_has_acked_what_was_done(
             ready, in_flight, _ = await counts(queue)
             assert 200 - len(done) - 1 <= ready + in_flight <= 200 - len(done)
             while (await counts(queue))[1] > 1:
-                await asyncio.sleep(0)  # What was claimed and nobody waited for is on its way back.
+                await asyncio.sleep(0)  # Leases of the abandoned claim are being returned.
         assert len(set(done)) == len(done)
 
 
 async def test_batches(ringlog_engine, ringlog_topic, transport):
-    """See tests/client/test_queue_behind.py."""
+    """`tests/client/test_queue_behind.py` tests the same in the synchronous client."""
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         await client.topics.create(ringlog_topic(), type="queue", durability="fsync")
         queue = client.queue(ringlog_topic(), node="w")
@@ -216,7 +214,7 @@ async def test_batches(ringlog_engine, ringlog_topic, transport):
         assert await counts(queue) == (10, 0, 0)
 
 
-async def test_several_batches_of_one_claim(ringlog_engine, ringlog_topic, transport):
+async def test_finished_batches_of_a_claim_are_acked_after_a_moment(ringlog_engine, ringlog_topic, transport):
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         await client.topics.create(ringlog_topic(), type="queue", durability="fsync")
         queue = client.queue(ringlog_topic(), node="w")
@@ -226,14 +224,14 @@ async def test_several_batches_of_one_claim(ringlog_engine, ringlog_topic, trans
                 assert (await anext(batches)).payloads() == [b"%d" % n for n in range(first, first + 10)]
             async with asyncio.timeout(20):
                 while await counts(queue) != (10, 30, 0):
-                    """What is done is acked while the next batch takes long."""
+                    """Finished batches are acked while the next batch takes long."""
         assert await counts(queue) == (40, 0, 0)
         with pytest.raises(UsageError):
             await anext(queue.batches(10, max_in_flight=5))
 
 
-async def test_a_claim_may_be_by_number(ringlog_engine, ringlog_topic, transport):
-    """L14."""
+async def test_a_claim_in_seq_order_ignores_priorities(ringlog_engine, ringlog_topic, transport):
+    """`order="seq"` is the only order besides the default."""
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         await client.topics.create(ringlog_topic(), type="queue", record_priority=True)
         queue = client.queue(ringlog_topic())
@@ -244,8 +242,8 @@ async def test_a_claim_may_be_by_number(ringlog_engine, ringlog_topic, transport
             await queue.claim(order="")
 
 
-async def test_jobs_with_a_dedup_id_are_put_once(ringlog_engine, ringlog_topic, transport):
-    """L38."""
+async def test_an_asyncio_job_with_a_dedup_id_is_put_once(ringlog_engine, ringlog_topic, transport):
+    """A batch reports the seqs of first writes for repeated ids."""
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         await client.topics.create(ringlog_topic(), type="queue")
         queue = client.queue(ringlog_topic())

@@ -1,4 +1,4 @@
-"""ringlog.aio under other event loops: it works with uvloop, and says at once that it cannot with trio."""
+"""ringlog.aio with other event loops: it works with uvloop and fails at once with trio."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ CALLS: dict[str, Callable[[ringlog.aio.Client], Awaitable[Any]]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_without_a_loop_of_asyncio_each_call_says_what_it_needs(call):
-    """Under trio there is none. A bare coroutine is the same: before, a watch failed with RuntimeError."""
+def test_calls_without_an_asyncio_loop_fail_with_wrong_loop(call):
+    """Under trio no asyncio loop runs. The test awaits a bare coroutine, which is the same situation."""
     client = ringlog.aio.connect("ringlog:///nowhere")
     with pytest.raises(WrongLoop, match=r"needs a running asyncio event loop.*trio\.to_thread"):
         CALLS[call](client).__await__().send(None)  # type: ignore[attr-defined]
 
 
 @pytest.mark.timeout(60)
-def test_under_trio_it_says_so_and_ends():
+def test_connecting_under_trio_fails_with_wrong_loop():
     trio = pytest.importorskip("trio")
 
     async def main() -> None:
@@ -46,7 +46,7 @@ def test_under_trio_it_says_so_and_ends():
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_uvloop(ringlog_engine, ringlog_topic, transport):
+def test_the_client_works_with_uvloop(ringlog_engine, ringlog_topic, transport):
     uvloop = pytest.importorskip("uvloop")
     topic = ringlog_topic()
 

@@ -1,4 +1,4 @@
-"""Two revisions in pairs: gains, intervals and verdicts on numbers that were made up."""
+"""Paired comparisons of two revisions: gains, intervals and verdicts on made-up numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def verdict_on(new: list[float], old: list[float], unit: str = "acks/s") -> Comp
     ("count", "low", "high", "confidence"),
     [(1, 1, 1, 0.0), (5, 1, 5, 0.9375), (6, 1, 6, 0.96875), (7, 1, 7, 0.984375), (9, 2, 8, 0.9609375)],
 )
-def test_an_interval_ends_at_the_values_that_the_sign_test_allows(
+def test_the_interval_ends_at_the_values_of_the_sign_test(
     count: int, low: float, high: float, confidence: float
 ) -> None:
     found = interval_of_median([float(n) for n in range(count, 0, -1)])
@@ -32,20 +32,20 @@ def test_an_interval_ends_at_the_values_that_the_sign_test_allows(
     assert found.confidence == pytest.approx(confidence)
 
 
-def test_more_pairs_leave_more_values_outside_the_interval() -> None:
+def test_more_pairs_exclude_more_values_from_the_interval() -> None:
     cuts = [interval_of_median([float(n) for n in range(count)]).low for count in range(6, 60)]
     assert all(before <= after for before, after in pairwise(cuts))
     assert cuts[-1] > 15
 
 
-def test_each_pair_has_a_ratio_and_the_median_of_them_is_shown() -> None:
+def test_each_pair_has_a_ratio_and_the_result_is_their_median() -> None:
     found = verdict_on([100, 120, 90, 100, 100, 100, 110], [100, 100, 100, 50, 100, 100, 100])
     assert found.gains == pytest.approx([1, 1.2, 0.9, 2, 1, 1, 1.1])
     assert found.gain == 1
     assert not found.is_below
 
 
-def test_a_latency_that_grows_is_a_loss() -> None:
+def test_a_higher_latency_is_a_loss() -> None:
     found = verdict_on([110.0] * 7, [100.0] * 7, unit="us")
     assert found.gain == pytest.approx(100 / 110)
     assert found.is_below
@@ -57,19 +57,19 @@ def test_the_bound_is_five_percent(value: float, is_below: bool) -> None:
     assert verdict_on([value] * 7, [100.0] * 7).is_below is is_below
 
 
-def test_an_interval_over_both_sides_of_the_bound_is_unsure() -> None:
+def test_an_interval_on_both_sides_of_the_bound_is_uncertain() -> None:
     assert not verdict_on([90, 90, 90, 90, 90, 90, 101], [100.0] * 7).is_certain
     assert verdict_on([90, 90, 90, 90, 90, 90, 94], [100.0] * 7).is_certain
 
 
-def test_what_a_row_should_reach_says_in_which_direction_it_is_better() -> None:
+def test_the_reach_of_a_row_determines_which_direction_is_better() -> None:
     assert is_rate(row("a", "frames", [1], reach={"min": 1}))
     assert not is_rate(row("a", "acks/s", [1], reach={"max": 1}))
     assert is_rate(row("a", "bytes/s", [1]))
     assert not is_rate(row("a", "MiB", [1]))
 
 
-def test_values_that_are_not_above_zero_have_no_ratio() -> None:
+def test_values_that_are_not_positive_have_no_ratio() -> None:
     grown = row("memory", "KiB", [-3])
     assert gain(grown, -3, 5) is None
     assert gain(grown, 0, 0) == 1
@@ -79,7 +79,7 @@ def test_values_that_are_not_above_zero_have_no_ratio() -> None:
     assert not found.is_certain
 
 
-def test_rows_of_one_revision_alone_are_named_and_not_compared(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_of_only_one_revision_are_named_and_not_compared(capsys: pytest.CaptureFixture[str]) -> None:
     new = [row("both", "s", [1.0]), row("added", "s", [1.0]), skipped("absent", "s", "no program")]
     old = [row("both", "s", [1.0]), row("removed", "s", [1.0]), row("absent", "s", [1.0])]
     found = compare([(new, old)] * 7)
@@ -91,7 +91,7 @@ def test_rows_of_one_revision_alone_are_named_and_not_compared(capsys: pytest.Ca
     assert "there alone, not compared: removed, absent" in said
 
 
-def test_the_table_has_the_ratio_its_interval_and_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_shows_ratio_interval_and_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     new = [[row("loss", "acks/s", [80.0]), row("gain", "us", [50.0])]] * 7
     old = [[row("loss", "acks/s", [100.0]), row("gain", "us", [100.0])]] * 7
     show(compare(list(zip(new, old, strict=True))), "here", "there")

@@ -1,4 +1,4 @@
-"""Rows beside peers: what each is held against and should reach, and how systems take turns."""
+"""Benchmark rows against peer systems: references, required ratios, and the rotation of systems."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def table(figure: Figure, **found: list[Found]) -> dict[str, Row]:
         ({}, 1.0, True),
     ],
 )
-def test_a_row_is_met_when_its_ratio_to_redis_or_its_value_is(
+def test_a_row_is_met_if_its_ratio_or_value_reaches_the_target(
     reach: dict[str, float], ours: float, is_opened: bool
 ) -> None:
     found = table(Figure("figure", "us", "", reach), ringlog=rounds(ours), redis=rounds(100.0))
@@ -59,7 +59,7 @@ def test_the_ratio_is_the_median_of_the_rounds() -> None:
     assert found["figure"]["spread"] == [2.0, 9.0]
 
 
-def test_another_peer_has_a_row_and_a_reach_of_its_own() -> None:
+def test_another_peer_has_its_own_row_and_target() -> None:
     figure = Figure("figure", "cycles/s", "", reach_to={"beanstalkd": {"ratio": 1.0}})
     found = table(figure, ringlog=rounds(5.0), redis=rounds(2.0), beanstalkd=rounds(10.0))
     assert list(found) == ["figure", "figure_to_beanstalkd"]
@@ -68,7 +68,7 @@ def test_another_peer_has_a_row_and_a_reach_of_its_own() -> None:
     assert found["figure_to_beanstalkd"]["ratio"] == 0.5
 
 
-def test_parts_that_were_not_chosen_make_no_rows() -> None:
+def test_parts_that_were_not_selected_make_no_rows() -> None:
     assert table(Figure("other", "us", ""), ringlog=rounds(1.0), redis=rounds(1.0)) == {}
 
 
@@ -92,14 +92,14 @@ REACHES = {
 }
 
 
-def test_every_figure_has_the_reach_it_was_given() -> None:
+def test_every_figure_has_its_target() -> None:
     assert {figure.id: figure.reach for figure in figures()} == REACHES
     assert {figure.id: figure.reach_to for figure in figures() if figure.reach_to} == {
         "cycle_1_worker_page": {"beanstalkd": {"ratio": 1.0}}
     }
 
 
-def test_on_busy_processors_only_deliveries_have_a_reach() -> None:
+def test_only_deliveries_have_a_target_on_busy_cpus() -> None:
     found = {figure.id: figure.reach for figure in map(peers_busy.busy, figures()) if figure.reach}
     expected = {
         f"delivery_{way}_{kind}_p50": {"ratio_max": 2.0} for way in Way for kind in ("page", "synced")
@@ -107,13 +107,13 @@ def test_on_busy_processors_only_deliveries_have_a_reach() -> None:
     assert found == expected
 
 
-def test_kafka_has_rows_under_its_name() -> None:
+def test_kafka_has_rows_with_its_name() -> None:
     found = {"ringlog": rounds(1.0, id="first_ack"), "kafka": rounds(2.0, id="first_ack")}
     made = table_of(figures(), found, peers_more.PEERS, is_first_plain=False)
     assert [(row["id"], row["reach"]) for row in made] == [("first_ack_to_kafka", None)]
 
 
-def test_each_system_is_the_first_once() -> None:
+def test_each_system_is_first_in_one_round() -> None:
     systems = ("ringlog", *PEERS)
     orders = [rotated(systems, turn) for turn in range(len(systems))]
     assert [order[0] for order in orders] == list(systems)
@@ -160,13 +160,13 @@ def test_a_missing_peer_is_an_error_that_names_make_peers(
     assert not said.out
 
 
-def test_burners_end_with_their_block() -> None:
+def test_burners_end_with_their_context() -> None:
     with peers_busy.burners(2) as pids:
         assert all(psutil.pid_exists(pid) for pid in pids)
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_a_client_that_blocks_runs_coroutines_without_an_event_loop() -> None:
+def test_a_blocking_client_runs_coroutines_without_an_event_loop() -> None:
     class Fake(Blocking):
         async def claim(self) -> Batch:
             return Batch((b"a",), ())
@@ -180,12 +180,12 @@ def test_a_client_that_blocks_runs_coroutines_without_an_event_loop() -> None:
         client.run(asyncio.sleep(0))
 
 
-def test_a_rate_counts_from_the_first_begin_to_the_last_end() -> None:
+def test_a_rate_spans_the_first_start_to_the_last_end() -> None:
     assert rate([Span(10, 0.0, 1.0), Span(30, 0.5, 2.0)]) == 20.0
 
 
-def test_the_queue_area_has_the_rows_that_it_had() -> None:
-    """Those that the parts build; ids with a peer's name come from one place."""
+def test_the_queue_area_keeps_the_ids_of_its_rows() -> None:
+    """One function builds the ids with the name of a peer. The test compares them with the stored results."""
     saved = {row["id"] for row in json.loads((RESULTS / "queue.json").read_text())["rows"]}
     found = {"ringlog": [1.0], "redis": [1.0], "beanstalkd": [1.0]}
     for id in ("queue_fair_100_workers", "queue_wake_up_p50", "queue_single_disk_1_worker_apart"):
@@ -196,8 +196,8 @@ def test_the_queue_area_has_the_rows_that_it_had() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_our_own_engine_is_measured_in_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With little of everything: each part finds its values, and no process or ring stays."""
+def test_every_part_measures_our_own_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts run at a small scale. Each returns its values, and no process or ring remains."""
     monkeypatch.setenv("RINGLOG_BENCH_SCALE", "0.01")
     monkeypatch.setattr(peers, "WORKERS", 2)
     monkeypatch.setattr(peers, "UNTIMED", 2)

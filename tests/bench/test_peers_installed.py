@@ -1,4 +1,4 @@
-"""The peers' servers: what is fetched for them, how they are found, and what is said when one is missing."""
+"""Servers of peer systems: their packages, how they are found, and the error for a missing one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Conf libjemalloc2 (5.3.0-1 Debian:12.15/oldstable [amd64])
 """
 
 
-def test_packages_are_those_that_apt_would_install_with_their_versions() -> None:
+def test_packages_are_the_ones_that_apt_would_install() -> None:
     assert packages_of(PLANNED) == ["libjemalloc2=5.3.0-1", "redis-server=5:7.0.15-1~deb12u10"]
 
 
@@ -40,7 +40,7 @@ def test_a_script_finds_its_files_through_a_symbolic_link(tmp_path: Path) -> Non
     assert done.stdout == f"{tmp_path / 'peers'} a b\n"
 
 
-def test_a_program_of_make_peers_comes_before_that_of_the_machine(tmp_path: Path) -> None:
+def test_a_program_of_make_peers_takes_precedence_over_the_system(tmp_path: Path) -> None:
     assert program("sh", tmp_path).endswith("/sh")
     (tmp_path / "bin").mkdir()
     write_script(tmp_path / "bin" / "sh", "true")
@@ -63,18 +63,18 @@ def test_a_missing_client_is_an_error_that_names_make_peers() -> None:
         module("no_such_client")
 
 
-def test_a_step_that_fails_is_reported_with_what_it_printed(tmp_path: Path) -> None:
+def test_a_failed_step_is_reported_with_its_output(tmp_path: Path) -> None:
     with pytest.raises(InstallFailed, match="no luck"):
         install.run(["sh", "-c", "echo no luck; exit 3"], tmp_path)
 
 
-def test_a_tool_that_the_machine_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tool_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InstallFailed, match="NATS cannot be installed: go is missing"):
         install.install_nats(tmp_path, tmp_path)
 
 
-def test_what_is_installed_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_programs_are_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin").mkdir()
     for name in (*install.DEBIAN, "nats-server", "kafka-server"):
         write_script(tmp_path / "bin" / name, "true")

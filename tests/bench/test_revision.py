@@ -1,4 +1,4 @@
-"""The other revision: its worktree, and what must not be left of a run, also of one that is interrupted."""
+"""Benchmarks of another revision: its worktree, and the cleanup after complete and interrupted runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ except KeyboardInterrupt:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository of two commits, in place of this one."""
+    """A repository with two commits that replaces this one."""
     root = tmp_path / "repository"
     root.mkdir()
     for arguments in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
@@ -67,7 +67,7 @@ def worktrees(root: Path) -> int:
     return len(done.stdout.splitlines())
 
 
-def test_a_worktree_is_removed_also_when_its_user_fails(repository: Path) -> None:
+def test_a_worktree_is_removed_even_if_its_user_fails(repository: Path) -> None:
     commit = resolve("HEAD")
     seen: list[Path] = []
 
@@ -81,7 +81,7 @@ def test_a_worktree_is_removed_also_when_its_user_fails(repository: Path) -> Non
     assert worktrees(repository) == 1
 
 
-def test_the_worktree_of_a_run_that_was_killed_is_removed_by_the_next(repository: Path) -> None:
+def test_the_next_run_removes_the_worktree_of_a_killed_one(repository: Path) -> None:
     commit = resolve("HEAD")
     left = revision.PLACE / "tree-0123456789ab"
     subprocess.run(
@@ -93,25 +93,25 @@ def test_the_worktree_of_a_run_that_was_killed_is_removed_by_the_next(repository
     assert worktrees(repository) == 1
 
 
-def test_two_comparisons_do_not_run_at_once(repository: Path) -> None:
+def test_two_comparisons_cannot_run_at_once(repository: Path) -> None:
     commit = resolve("HEAD")
     with worktree(commit), pytest.raises(RevisionError, match="another comparison"), worktree(commit):
         pass
 
 
-def test_a_revision_that_does_not_exist_is_named(repository: Path) -> None:
-    with pytest.raises(RevisionError, match="'nothing' names no commit"):
+def test_an_unknown_revision_is_named(repository: Path) -> None:
+    with pytest.raises(RevisionError, match="must name a commit of this repository, got 'nothing'"):
         resolve("nothing")
     with pytest.raises(RevisionError):
         resolve("--all")
 
 
 @pytest.mark.parametrize("number", [None, signal.SIGINT, signal.SIGTERM])
-def test_nothing_is_left_of_a_run(tmp_path: Path, number: signal.Signals | None) -> None:
-    """The benchmark leaves a process of another session, a directory and shared memory."""
+def test_a_run_leaves_no_process_file_or_shared_memory(tmp_path: Path, number: signal.Signals | None) -> None:
+    """The benchmark creates a process in another session, a directory and shared memory."""
     shm = Path(f"/dev/shm/ringlog-{os.geteuid()}-{os.urandom(4).hex()}")
     child = tmp_path / "child"
-    # In a process of its own, which adopts orphans.
+    # The run is a separate process that adopts orphans.
     run = subprocess.Popen(
         [sys.executable, "-c", RUN, str(tmp_path), BENCH, str(shm), "wait" if number else "end"],
         cwd=Path(__file__).parent.parent.parent,
@@ -131,7 +131,7 @@ def test_a_tree_imports_its_own_code() -> None:
     Tree("here", Path(__file__).parent.parent.parent).require_own_code()
 
 
-def test_a_tree_that_would_run_without_its_compiled_cores_is_refused(repository: Path) -> None:
+def test_a_tree_that_would_run_without_compiled_cores_is_refused(repository: Path) -> None:
     (repository / "ringlog").mkdir()
     (repository / "ringlog" / "__init__.py").touch()
     Tree("of another layout", repository).require_cores()
@@ -141,24 +141,24 @@ def test_a_tree_that_would_run_without_its_compiled_cores_is_refused(repository:
         Tree("there", repository).require_cores()
 
 
-def test_a_tree_that_would_import_other_code_is_refused(repository: Path) -> None:
+def test_a_tree_that_would_import_foreign_code_is_refused(repository: Path) -> None:
     with pytest.raises(RevisionError, match="imported from elsewhere"):
         Tree("there", repository).require_own_code()
 
 
-def test_an_area_that_a_revision_lacks_is_named(repository: Path) -> None:
+def test_an_area_that_a_revision_lacks_is_refused_by_name(repository: Path) -> None:
     (repository / "bench").mkdir()
     (repository / "bench" / "__init__.py").touch()
     (repository / "bench" / "__main__.py").write_text('print("usage: bench {commit,queue}")')
     tree = Tree("there", repository)
     tree.require_area("queue", 1.0)
-    with pytest.raises(RevisionError, match="there has no area peers"):
+    with pytest.raises(RevisionError, match="there has no benchmark area peers"):
         tree.require_area("peers", 1.0)
     with pytest.raises(RevisionError, match="--scale"):
         tree.require_area("queue", 0.1)
 
 
-def test_which_goes_first_alternates() -> None:
+def test_the_first_revision_of_a_pair_alternates() -> None:
     new, old = Tree("new", Path("new")), Tree("old", Path("old"))
     assert [order(i, new, old)[0].name for i in range(4)] == ["new", "old", "new", "old"]
 
@@ -196,7 +196,7 @@ def tree_with(root: Path, source: str) -> Tree:
     return Tree("there", root)
 
 
-def test_a_revision_whose_benchmarks_take_no_file_gives_its_results_of_this_run_alone(
+def test_an_old_revision_without_the_rows_option_returns_only_new_rows(
     repository: Path,
 ) -> None:
     tree = tree_with(repository, OLD_BENCH)
@@ -205,7 +205,7 @@ def test_a_revision_whose_benchmarks_take_no_file_gives_its_results_of_this_run_
         assert tree.measure("commit", "lone", 1.0) == [{"id": "now", "arguments": arguments}]
 
 
-def test_a_revision_whose_benchmarks_take_a_file_keeps_its_results(repository: Path) -> None:
+def test_a_revision_with_the_rows_option_keeps_its_stored_results(repository: Path) -> None:
     tree = tree_with(repository, NEW_BENCH)
     revision.PLACE.mkdir(parents=True)
     arguments = ["commit", "--only", "lone", "--scale", "0.5"]
@@ -214,7 +214,7 @@ def test_a_revision_whose_benchmarks_take_a_file_keeps_its_results(repository: P
     assert not list(revision.PLACE.iterdir())
 
 
-def test_a_benchmark_that_fails_is_named_with_its_exit_status(repository: Path) -> None:
+def test_a_failed_benchmark_is_reported_with_its_exit_status(repository: Path) -> None:
     tree = tree_with(repository, "import sys; sys.exit(3 if '--help' not in sys.argv else 0)")
     with pytest.raises(RevisionError, match=r"there: the benchmark failed \(exit 3\)"):
         tree.measure("commit", "", 1.0)

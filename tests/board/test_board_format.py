@@ -1,4 +1,4 @@
-"""docs/reference/format.md and the code say the same about the board."""
+"""The board in the code matches docs/reference/format.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "format.md").read_tex
 BOARD = PAGE.split("\n## Board\n")[1].split("\n## ")[0]
 
 
-def test_the_worked_identities_are_what_the_code_writes() -> None:
+def test_the_example_identities_on_the_page_equal_the_encoded_ones() -> None:
     block = re.search(r"```board\n(.*?)```", BOARD, re.S)
     assert block
     board, topics, told, turns, calls = (bytes.fromhex(line) for line in block[1].splitlines())
@@ -28,7 +28,7 @@ def test_the_worked_identities_are_what_the_code_writes() -> None:
     assert layout.decode_identity(topics, layout.TOPICS_MAGIC, "page") == (7, 4096, 1)
 
 
-def test_the_numbers_of_a_process_are_on_the_page() -> None:
+def test_the_fields_of_a_process_are_on_the_page() -> None:
     rows = re.findall(r"\| (\d+) \| ([A-Z_]+)(?= \|)", BOARD)
     assert {name: int(word) for word, name in rows} == {
         word.name: int(word) for word in (*ProcessField, *SchedulerField, *GovernorField)
@@ -37,7 +37,7 @@ def test_the_numbers_of_a_process_are_on_the_page() -> None:
         assert f"{int(state)} {state.name.lower()}" in BOARD
 
 
-def test_marks_and_histograms_lie_where_the_page_says() -> None:
+def test_watermarks_and_histograms_have_the_offsets_of_the_page() -> None:
     marks, histograms = re.findall(r"^\| (\d+)\.\.(\d+) \| (?:marks|histograms)", BOARD, re.M)
     first, last = map(int, marks)
     assert (first, last) == (
@@ -50,7 +50,7 @@ def test_marks_and_histograms_lie_where_the_page_says() -> None:
     assert f"bucket {histogram.LAST} takes everything" in BOARD
 
 
-def test_the_facts_of_a_topic_are_on_the_page_in_their_words() -> None:
+def test_the_facts_of_a_topic_have_the_words_of_the_page() -> None:
     section = BOARD.split("### Topic slots")[1].split("### News")[0]
     names = ("head_seq", "earliest_seq", "cap_floor", "ttl_floor", "trim_floor", "count", "bytes")
     for word, name in enumerate(names, 4):

@@ -1,4 +1,4 @@
-"""Histograms: where values land, what percentiles say, one value as many."""
+"""Histograms: the bucket of a value, percentiles, and values recorded several times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def histogram(shift: int = NS_SHIFT) -> Histogram:
 
 
 @given(st.integers(0, (1 << 53) - 1), st.sampled_from([NS_SHIFT, COUNT_SHIFT]))
-def test_a_value_lies_within_its_bucket_and_both_ways_agree(value: int, shift: int) -> None:
+def test_a_value_lies_within_its_bucket(value: int, shift: int) -> None:
     bucket = bucket_of(value, shift)
     assert 0 <= bucket <= LAST < BUCKETS
     assert bucket_floor(bucket, shift) <= value
@@ -34,7 +34,7 @@ def test_a_value_lies_within_its_bucket_and_both_ways_agree(value: int, shift: i
 
 
 @SHIFTS
-def test_there_are_four_buckets_an_octave_and_they_rise(shift: int) -> None:
+def test_there_are_four_rising_buckets_per_octave(shift: int) -> None:
     floors = [bucket_floor(bucket, shift) for bucket in range(LAST + 1)]
     assert floors == sorted(set(floors))
     assert all(floors[i + 4] == 2 * floors[i] for i in range(1, LAST - 4))
@@ -47,7 +47,7 @@ def test_times_reach_from_a_microsecond_to_more_than_a_minute() -> None:
 
 
 @given(st.lists(st.integers(0, 1 << 45), min_size=1, max_size=200), st.floats(0, 100))
-def test_a_percentile_is_within_a_quarter_of_the_truth(values: list[int], p: float) -> None:
+def test_a_percentile_is_within_one_bucket_of_the_exact_value(values: list[int], p: float) -> None:
     one = histogram()
     for value in values:
         one.record(value)
@@ -60,7 +60,7 @@ def test_a_percentile_is_within_a_quarter_of_the_truth(values: list[int], p: flo
     assert bucket_floor(bucket, NS_SHIFT) * 0.999 <= found <= bucket_floor(bucket + 1, NS_SHIFT) * 1.001
 
 
-def test_one_record_may_stand_for_many() -> None:
+def test_one_call_can_record_a_value_many_times() -> None:
     counts = histogram(COUNT_SHIFT)
     counts.record(8, 5)
     counts.record(0)
@@ -68,12 +68,12 @@ def test_one_record_may_stand_for_many() -> None:
     assert 8 <= counts.percentile(90) < 10
 
 
-def test_an_empty_histogram_says_zero() -> None:
+def test_an_empty_histogram_returns_zero() -> None:
     empty = histogram()
     assert (empty.percentile(99), empty.snapshot().mean, empty.snapshot().count) == (0.0, 0.0, 0)
 
 
-def test_the_difference_of_two_readings_is_what_came_between() -> None:
+def test_since_returns_the_values_between_two_snapshots() -> None:
     times = histogram()
     times.record(1_000_000, 100)
     before = times.snapshot()

@@ -42,7 +42,7 @@ def test_a_published_slot_reads_back_whole(table: TopicTable, reader: TopicTable
     assert reader.read(first) == big
 
 
-def test_a_released_slot_is_empty_and_used_again_lowest_first(table: TopicTable, reader: TopicTable) -> None:
+def test_released_slots_are_empty_and_reused_lowest_first(table: TopicTable, reader: TopicTable) -> None:
     slots = [table.allocate() for _ in range(4)]
     assert slots == [0, 1, 2, 3]
     table.publish(1, FACTS)
@@ -53,7 +53,7 @@ def test_a_released_slot_is_empty_and_used_again_lowest_first(table: TopicTable,
     assert [table.allocate() for _ in range(3)] == [1, 2, 4]
 
 
-def test_the_table_grows_by_chunks_under_its_readers(
+def test_the_table_grows_by_chunks_while_readers_use_it(
     table: TopicTable, reader: TopicTable, shm_dir: Path
 ) -> None:
     slots = [table.allocate() for _ in range(CHUNK + 2)]
@@ -64,14 +64,14 @@ def test_the_table_grows_by_chunks_under_its_readers(
     assert reader.read(CHUNK + 1) == FACTS
     assert reader.capacity == 2 * CHUNK
     for slot in (-1, 2 * CHUNK):
-        with pytest.raises(BoardError, match=rf"no such topic slot.*slot={slot}"):
+        with pytest.raises(BoardError, match=rf"topic slot must be in 0\.\.{2 * CHUNK - 1}, got {slot}"):
             reader.read(slot)
 
 
-def test_a_successor_goes_on_with_the_same_files(
+def test_a_successor_continues_in_the_same_files(
     table: TopicTable, reader: TopicTable, shm_dir: Path
 ) -> None:
-    """Readers that have the table mapped see the successor's facts."""
+    """Readers that have mapped the table see the successor's facts."""
     for slot in range(3):
         assert table.allocate() == slot
         table.publish(slot, FACTS._replace(topic_id=slot + 1))
@@ -88,16 +88,17 @@ def test_a_successor_goes_on_with_the_same_files(
     successor.close()
 
 
-def test_a_slot_left_half_written_hangs_nobody_and_is_emptied(
+def test_a_partly_written_slot_blocks_no_reader_and_is_emptied(
     table: TopicTable, reader: TopicTable, shm_dir: Path
 ) -> None:
-    """RF-27: BoardUnstable in bounded time; never completed by guesswork."""
+    """Reads raise BoardUnstable in bounded time. The successor empties the slot and never guesses its facts
+    (RF-27)."""
     slot = table.allocate()
     table.publish(slot, FACTS)
     words, at = table._slot(slot)
     words[at] |= 1
     words[at + 4] = 999
-    with pytest.raises(BoardUnstable, match=r"unstable.*slot=0.*shard=7"):
+    with pytest.raises(BoardUnstable, match=r"half written.*slot=0.*shard=7"):
         reader.read(slot)
     successor = TopicTable.open(shm_dir, 7, writable=True)
     assert reader.read(slot) == TopicFacts(*[0] * 16)
@@ -105,7 +106,7 @@ def test_a_slot_left_half_written_hangs_nobody_and_is_emptied(
     successor.close()
 
 
-def test_reset_repairs_slots_and_forgets_all(table: TopicTable, reader: TopicTable) -> None:
+def test_reset_empties_all_slots_and_repairs_partial_ones(table: TopicTable, reader: TopicTable) -> None:
     for _ in range(5):
         table.publish(table.allocate(), FACTS)
     words, at = table._slot(2)
@@ -115,8 +116,8 @@ def test_reset_repairs_slots_and_forgets_all(table: TopicTable, reader: TopicTab
     assert table.allocate() == 0
 
 
-def test_a_successor_leaves_topics_in_the_slots_they_had(table: TopicTable, shm_dir: Path) -> None:
-    """Whoever follows a topic was told where it is."""
+def test_a_successor_keeps_topics_in_their_slots(table: TopicTable, shm_dir: Path) -> None:
+    """Readers that follow a topic already know its slot."""
     for topic_id in (11, 12, 13):
         table.publish(table.allocate(), FACTS._replace(topic_id=topic_id))
     table.release(0)
@@ -135,14 +136,14 @@ def test_another_shards_table_is_refused(table: TopicTable, shm_dir: Path) -> No
 
 
 def test_a_reader_cannot_write(table: TopicTable, reader: TopicTable) -> None:
-    """SEC-23."""
+    """The reader's mapping is read-only."""
     with pytest.raises(TypeError, match="read-only"):
         reader.publish(0, FACTS)
 
 
 @pytest.mark.slow
-def test_a_reader_in_another_process_never_sees_a_mix(table: TopicTable, shm_dir: Path) -> None:
-    """RF-116 on real memory: all facts of one slot carry the same number; 200,000 racing reads."""
+def test_a_reader_in_another_process_never_sees_mixed_facts(table: TopicTable, shm_dir: Path) -> None:
+    """On real memory, all facts of one slot carry the same number in 200,000 racing reads (RF-116)."""
     slots = [table.allocate() for _ in range(16)]
     for slot in slots:
         table.publish(slot, TopicFacts(*[1] * 16))
@@ -169,10 +170,10 @@ def test_a_reader_in_another_process_never_sees_a_mix(table: TopicTable, shm_dir
     assert len(seen) > 10, "the writer wrote while we read"
 
 
-def test_a_peek_tells_of_changes_and_of_nothing_that_is_not_mapped(
+def test_peek_detects_changes_of_mapped_slots_only(
     table: TopicTable, reader: TopicTable, shm_dir: Path
 ) -> None:
-    """Any thread may: it maps nothing, and a table that was closed meanwhile is no trouble."""
+    """Any thread may call peek: it maps nothing, and returns -1 for a closed table."""
     slots = [table.allocate() for _ in range(CHUNK + 1)]
     table.publish(slots[0], FACTS)
     before = reader.peek(0)

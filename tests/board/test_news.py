@@ -1,4 +1,4 @@
-"""News: what a reader takes is what was written, in order; and it is told when that is not everything."""
+"""News: a reader gets the written rows in order, and learns when rows are missing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def writer(shm_dir: Path) -> Iterator[NewsWriter]:
 
 @pytest.fixture
 def reader(writer: NewsWriter, shm_dir: Path) -> Iterator[NewsReader]:
-    """A reader that has looked at everything once."""
+    """A reader that has rescanned everything once."""
     reader = NewsReader(shm_dir, 3)
     reader.take_rows()
     yield reader
@@ -57,10 +57,10 @@ def told(taken: RowsRead) -> list[Row]:
     return [tuple(each) for each in taken.rows.tolist()]
 
 
-# -- what is written is taken -------------------------------------------------------------------------------
+# -- reading rows ---------------------------------------------------------------------------------------
 
 
-def test_rows_are_taken_once_and_in_order(writer: NewsWriter, reader: NewsReader) -> None:
+def test_rows_are_read_once_and_in_order(writer: NewsWriter, reader: NewsReader) -> None:
     assert not reader.has_rows
     writer.add(rows(0, 1))
     writer.add(rows(1, 4))
@@ -72,7 +72,7 @@ def test_rows_are_taken_once_and_in_order(writer: NewsWriter, reader: NewsReader
     assert (told(taken), taken.is_complete) == ([], True)
 
 
-def test_a_row_says_what_was_told_word_by_word(writer: NewsWriter, reader: NewsReader) -> None:
+def test_a_row_reads_back_word_by_word(writer: NewsWriter, reader: NewsReader) -> None:
     given = NewsRow(7 | VOLATILE_BIT, U64_MAX, 1 << 32, 5, 9, 1 << 63, 4096, 8192)
     writer.add([given])
     [found] = reader.take_rows().rows
@@ -80,13 +80,13 @@ def test_a_row_says_what_was_told_word_by_word(writer: NewsWriter, reader: NewsR
     assert int(found[news.N_SLOT]) & SLOT_MASK == 7
 
 
-def test_no_rows_are_no_news(writer: NewsWriter, reader: NewsReader) -> None:
+def test_adding_no_rows_publishes_nothing(writer: NewsWriter, reader: NewsReader) -> None:
     writer.add([])
     assert not reader.has_rows
 
 
-def test_what_was_taken_stays_as_it_is(writer: NewsWriter, reader: NewsReader) -> None:
-    """The next rows lie in the same places."""
+def test_rows_that_were_read_do_not_change_later(writer: NewsWriter, reader: NewsReader) -> None:
+    """The next rows use the same places in the ring."""
     writer.add(rows(0, ROWS))
     before = reader.take_rows()
     writer.add(rows(ROWS, 2 * ROWS))
@@ -94,14 +94,14 @@ def test_what_was_taken_stays_as_it_is(writer: NewsWriter, reader: NewsReader) -
 
 
 @pytest.mark.parametrize("step", range(1, ROWS + 1))
-def test_rows_go_round_the_end_of_the_ring(writer: NewsWriter, reader: NewsReader, step: int) -> None:
+def test_rows_wrap_at_the_end_of_the_ring(writer: NewsWriter, reader: NewsReader, step: int) -> None:
     for first in range(0, 5 * ROWS, step):
         writer.add(rows(first, first + step))
         taken = reader.take_rows()
         assert (told(taken), taken.is_complete) == (rows(first, first + step), True)
 
 
-def test_a_value_that_is_no_word_is_refused_before_anything_is_claimed(
+def test_a_value_beyond_64_bits_is_refused_before_any_row_is_claimed(
     writer: NewsWriter, reader: NewsReader
 ) -> None:
     for bad in ([(-1, *row(0)[1:])], [row(0), (*row(0)[:-1], 1 << 64)]):
@@ -112,11 +112,11 @@ def test_a_value_that_is_no_word_is_refused_before_anything_is_claimed(
     assert (told(taken), taken.is_complete) == (rows(0, 1), True)
 
 
-# -- what is missing is said --------------------------------------------------------------------------------
+# -- missing rows ---------------------------------------------------------------------------------------
 
 
-def test_a_reader_begins_with_a_look_at_everything(writer: NewsWriter, shm_dir: Path) -> None:
-    """It comes later than what was written before it."""
+def test_a_new_reader_must_rescan_first(writer: NewsWriter, shm_dir: Path) -> None:
+    """It does not know the rows that were written before it attached."""
     writer.add(rows(0, 3))
     reader = NewsReader(shm_dir, 3)
     assert reader.has_rows
@@ -128,7 +128,7 @@ def test_a_reader_begins_with_a_look_at_everything(writer: NewsWriter, shm_dir: 
     reader.close()
 
 
-def test_a_reader_that_is_exactly_full_behind_misses_nothing_and_one_row_more_is_too_much(
+def test_a_reader_misses_rows_only_if_more_than_a_full_ring_is_unread(
     writer: NewsWriter, reader: NewsReader
 ) -> None:
     writer.add(rows(0, 3))
@@ -144,7 +144,7 @@ def test_a_reader_that_is_exactly_full_behind_misses_nothing_and_one_row_more_is
 
 
 @pytest.mark.parametrize("first", range(ROWS))
-def test_of_more_rows_than_there_is_room_for_the_last_ones_are_there(
+def test_the_ring_keeps_the_last_rows_of_a_call_that_overflows_it(
     writer: NewsWriter, reader: NewsReader, first: int
 ) -> None:
     writer.add(rows(0, first))
@@ -158,13 +158,13 @@ def test_of_more_rows_than_there_is_room_for_the_last_ones_are_there(
     assert (told(taken), taken.is_complete) == (rows(90, 92), True)
 
 
-# -- one incarnation after the other ------------------------------------------------------------------------
+# -- incarnations ---------------------------------------------------------------------------------------
 
 
-def test_another_incarnation_goes_on_in_the_file_and_has_readers_look_at_everything(
+def test_a_new_incarnation_continues_in_the_file_and_makes_readers_rescan(
     writer: NewsWriter, reader: NewsReader, shm_dir: Path
 ) -> None:
-    """What its predecessor published without saying so, and what recovery did, is in no row."""
+    """No row lists the effects of recovery, or publications that the predecessor did not announce."""
     writer.add(rows(0, 2))
     writer.close()
     successor = NewsWriter(shm_dir, 3)
@@ -178,10 +178,10 @@ def test_another_incarnation_goes_on_in_the_file_and_has_readers_look_at_everyth
     successor.close()
 
 
-def test_the_successor_of_a_writer_that_died_while_it_wrote_does_not_pass_its_traces_on(
+def test_rows_that_a_dead_writer_claimed_are_never_read(
     writer: NewsWriter, reader: NewsReader, shm_dir: Path
 ) -> None:
-    """It claimed three rows over the oldest of a full ring and stored some of them."""
+    """The writer claimed three rows over the oldest rows of a full ring, and stored some of them."""
     writer.add(rows(0, ROWS))
     writer._words[row_ring._CLAIMED] = ROWS + 3
     for place in range(2):
@@ -198,10 +198,10 @@ def test_the_successor_of_a_writer_that_died_while_it_wrote_does_not_pass_its_tr
     successor.close()
 
 
-# -- files that are not what they should be -----------------------------------------------------------------
+# -- invalid files --------------------------------------------------------------------------------------
 
 
-def test_without_a_file_there_is_no_reader(shm_dir: Path) -> None:
+def test_a_reader_without_a_file_is_refused(shm_dir: Path) -> None:
     with pytest.raises(BoardError):
         NewsReader(shm_dir, 3)
 
@@ -212,7 +212,7 @@ def test_a_file_of_another_shard_or_kind_or_without_rows_is_refused(
     path = shm_dir / layout.news_name(4)
     os.rename(shm_dir / layout.news_name(3), path)
     for open_ in (NewsReader, NewsWriter):
-        with pytest.raises(BoardError, match="not the news of this shard"):
+        with pytest.raises(BoardError, match="must belong to shard 4 and have rows, got shard 3"):
             open_(shm_dir, 4)
     path.unlink()
     make_board_file(str(path), layout.PAGE_BYTES, layout.encode_identity(layout.NEWS_MAGIC, 4, 0, 0))
@@ -220,17 +220,17 @@ def test_a_file_of_another_shard_or_kind_or_without_rows_is_refused(
         NewsReader(shm_dir, 4)
     path.unlink()
     make_board_file(str(path), layout.CHUNK_BYTES, layout.encode_identity(layout.TOPICS_MAGIC, 4, 4096, 0))
-    with pytest.raises(BoardError, match="magic differs"):
+    with pytest.raises(BoardError, match="wrong magic"):
         NewsReader(shm_dir, 4)
 
 
 def test_a_reader_cannot_write(reader: NewsReader) -> None:
-    """SEC-23: by the mapping."""
+    """The reader's mapping is read-only."""
     with pytest.raises(TypeError, match="read-only"):
         reader._words[row_ring._COUNT] = 1
 
 
-def test_ends_close_twice_without_harm(writer: NewsWriter, reader: NewsReader) -> None:
+def test_reader_and_writer_can_be_closed_twice(writer: NewsWriter, reader: NewsReader) -> None:
     for _ in range(2):
         reader.close()
         writer.close()
@@ -246,10 +246,10 @@ HOSTILE = st.sampled_from([0, 1, ROWS - 1, ROWS, ROWS + 1, 1 << 62, 1 << 63, U64
     before=st.tuples(*[HOSTILE | st.integers(0, U64_MAX)] * 3),
     turns=st.lists(st.tuples(*[HOSTILE | st.integers(0, U64_MAX)] * 3), max_size=4),
 )
-def test_no_words_make_a_reader_fail_or_read_outside(
+def test_no_header_words_make_a_reader_fail_or_read_outside_the_ring(
     before: tuple[int, ...], turns: list[tuple[int, ...]]
 ) -> None:
-    """Whatever stands there, it takes at most what the ring holds, and goes on."""
+    """For any header words the reader returns at most one full ring of rows, and continues."""
     words = memoryview(bytearray(layout.PAGE_BYTES + ROWS * layout.NEWS_ROW_BYTES)).cast("Q")
     reader = reader_over(words, before)
     for turn in turns:
@@ -276,10 +276,10 @@ def reader_over(words: memoryview, header: tuple[int, ...]) -> NewsReader:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_reader_in_another_process_takes_exactly_what_was_written(
+def test_a_reader_in_another_process_reads_exactly_the_written_rows(
     shm_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writer goes round a small ring as fast as it can, until 100,000 rows were taken."""
+    """The writer wraps around a small ring as fast as it can until the reader has 100,000 rows."""
     monkeypatch.setattr(news, "NEWS_ROWS", 4096)
     writer = NewsWriter(shm_dir, 3)
     reader = NewsReader(shm_dir, 3)

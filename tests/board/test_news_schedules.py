@@ -1,8 +1,8 @@
 """No schedule of a writer, its death between any two stores, its successor and a reader deceives the reader.
 
-What a row says does not matter here, so it has two words instead of eight, and the ring three rows; a step is
-the load or store of one word. What is taken is compared with the list of rows that were counted: complete
-takes are exactly the rows since the last one, others a part of their end.
+The content of a row does not matter here, so a row has two words instead of eight, and the ring has three
+rows. A step is the load or store of one word. The test compares each read with the list of counted rows. A
+complete read returns exactly the rows since the last read. An incomplete read returns the last part of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROW_WORDS = 2
 CLAIMED, COUNT, LIFE, BASE = 0, 1, 2, 3
 SIZE = BASE + ROWS * ROW_WORDS
 
-# What the explorer steps through, and the faults it has to find, are put into the classes.
+# The explorer steps through the Python code of the classes, and the planted bugs are subclasses of them.
 pytestmark = [pytest.mark.timeout(300), pytest.mark.interpreted]
 
 
@@ -37,7 +37,7 @@ def small_news(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Words(StepWords):
-    """A stretch of words is stored word by word."""
+    """Memory in which a slice is stored word by word."""
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if not isinstance(index, slice):
@@ -51,7 +51,7 @@ class Words(StepWords):
 
 
 class Table:
-    """Rows of such words; a stretch is copied word by word."""
+    """Rows over such words; a slice is copied word by word."""
 
     def __init__(self, words: Words) -> None:
         self._words = words
@@ -63,7 +63,8 @@ class Table:
 
 
 class World(NamedTuple):
-    """Memory, the writer (life, act, accesses), the reader (where it is, accesses), rows counted so far."""
+    """Memory, the writer (life, act, accesses), the reader (position, accesses), and the rows counted so far.
+    """
 
     words: tuple[int, ...]
     life: int
@@ -77,19 +78,20 @@ class World(NamedTuple):
 
 @dataclass
 class Explorer:
-    """`lives[n]` is how many rows incarnation n adds at each call; the first may die at any step."""
+    """`lives[n]` lists how many rows incarnation n adds in each call. Each incarnation but the last may die
+    at any step."""
 
     lives: list[list[int]]
     writer_kind: type[NewsWriter] = NewsWriter
     reader_kind: type[NewsReader] = NewsReader
     states: int = 0
     complete: int = 0
-    """Takes of at least one row that said that nothing is missing."""
+    """Number of different complete reads with at least one row."""
     incomplete: int = 0
     _seen_takes: set[Any] = field(default_factory=set)
 
     def run(self) -> Explorer:
-        """Visit every state; raises Torn for the first in which the reader is deceived."""
+        """Visit every state. Raise Torn for the first state in which the reader is deceived."""
         first = World((0,) * SIZE, 0, 0, (), (0, 0), (), (0, -1), ())
         visited, stack = {first}, [first]
         while stack:
@@ -102,7 +104,7 @@ class Explorer:
 
     def _next(self, world: World) -> Iterator[World]:
         yield self._read_step(world)
-        # Act 0 of a life is its beginning, act n + 1 its n-th call of add.
+        # Act 0 of a life is its start; act n + 1 is its n-th call of add.
         if world.act <= len(self.lives[world.life]):
             yield self._write_step(world)
         if world.life + 1 < len(self.lives):
@@ -130,7 +132,7 @@ class Explorer:
         )
 
     def _rows_of(self, world: World) -> list[tuple[int, ...]]:
-        """Rows of the writer's present call: no two words of all are the same."""
+        """Return the rows of the writer's current call. All words of all rows differ."""
         before = sum(sum(life) for life in self.lives[: world.life])
         before += sum(self.lives[world.life][: world.act - 1])
         many = self.lives[world.life][world.act - 1]
@@ -164,7 +166,7 @@ class Explorer:
 
 
 def begin(writer: NewsWriter, words: Any) -> None:
-    """What a writer does to a file that is there."""
+    """Do what a writer does to an existing file."""
     writer._begin(words)
 
 
@@ -174,7 +176,7 @@ TWO_LIVES = [[1, 2, 2], [2, 1, 1]]
 
 
 @pytest.mark.parametrize("lives", [ONE_LIFE, TOO_MANY, TWO_LIVES, [[3], [2], [1, 2]]])
-def test_no_schedule_shows_what_was_not_written(lives: list[list[int]]) -> None:
+def test_no_schedule_shows_rows_that_were_not_written(lives: list[list[int]]) -> None:
     explored = Explorer(lives).run()
     assert explored.states > 1_000
     assert explored.complete > 3
@@ -182,7 +184,7 @@ def test_no_schedule_shows_what_was_not_written(lives: list[list[int]]) -> None:
 
 
 class CountsFirst(NewsWriter):
-    """The count is stored before the rows are."""
+    """Stores the count before the rows."""
 
     def add(self, rows):
         self._words[COUNT] = self._count + len(rows)
@@ -190,7 +192,7 @@ class CountsFirst(NewsWriter):
 
 
 class ClaimsLast(NewsWriter):
-    """Places are overwritten before that is said."""
+    """Overwrites rows before it stores the claim."""
 
     def add(self, rows):
         first, stop = self._count, self._count + len(rows)
@@ -203,7 +205,7 @@ class ClaimsLast(NewsWriter):
 
 
 class TakesItsClaimBack(NewsWriter):
-    """A successor that declares what its predecessor spoilt to be whole."""
+    """A successor that declares the rows complete that its predecessor claimed and overwrote."""
 
     def _begin(self, words):
         words[CLAIMED] = words[COUNT]
@@ -211,7 +213,7 @@ class TakesItsClaimBack(NewsWriter):
 
 
 class GoesOnBehindTheClaim(NewsWriter):
-    """A successor that counts rows nobody finished."""
+    """A successor that counts rows that no writer finished."""
 
     def _begin(self, words):
         super()._begin(words)
@@ -219,7 +221,7 @@ class GoesOnBehindTheClaim(NewsWriter):
 
 
 class Trusts(NewsReader):
-    """A reader that does not look at the claim."""
+    """A reader that does not check the claim."""
 
     def take_rows(self):
         words = self._words
@@ -242,10 +244,10 @@ class Trusts(NewsReader):
         (NewsWriter, Trusts, ONE_LIFE),
     ],
 )
-def test_the_explorer_catches(
+def test_the_explorer_detects_each_planted_bug(
     writer: type[NewsWriter], reader: type[NewsReader], lives: list[list[int]]
 ) -> None:
-    """Each of these is one thought less than what it replaces."""
+    """Each planted bug omits one step of the class that it replaces."""
     explorer: Callable[[], Explorer] = Explorer(lives, writer, reader).run
     with pytest.raises(Torn):
         explorer()

@@ -108,7 +108,7 @@ def test_a_hole_is_found_by_its_row(tmp_path, monkeypatch, row):
     assert account.counts["rows"] == 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="switching to another user needs root")
 def test_an_open_door_is_found(tmp_path):
     """Mutant 38: directories and sockets that others may enter."""
     tmp_path.chmod(0o755)

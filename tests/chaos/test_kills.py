@@ -102,10 +102,10 @@ def test_a_wait_in_vain_names_what_it_waited_for():
 @pytest.mark.parametrize(
     ("wish", "what"),
     [
-        ({"kill": ["postgres"]}, "no such process"),
-        ({"kill": []}, "no such process"),
-        ({"url": "ringlog:///run", "kill": ["all"]}, "start it again"),
-        ({"url": "ringlog://host:1?server_key=" + "a" * 40, "kill": ["gateway"]}, "own host"),
+        ({"kill": ["postgres"]}, "kill must name known processes"),
+        ({"kill": []}, "kill must name known processes"),
+        ({"url": "ringlog:///run", "kill": ["all"]}, "requires a command that restarts"),
+        ({"url": "ringlog://host:1?server_key=" + "a" * 40, "kill": ["gateway"]}, "only on the engine"),
     ],
 )
 def test_wishes_that_make_no_sense_are_refused(wish, what):

@@ -26,9 +26,9 @@ FORGETS = """
 @pytest.mark.parametrize(
     ("stored", "says"),
     [
-        ([b"a"], "nowhere"), ([b"a", b"b", b"b"], "twice"), ([b"b", b"a"], "order"),
-        ([b"a", b"b", b"r"], "not to be"),
-        ([b"a", b"b", b"z"], "nobody sent"),
+        ([b"a"], "are missing"), ([b"a", b"b", b"b"], "twice"), ([b"b", b"a"], "order"),
+        ([b"a", b"b", b"r"], "a refused record was stored"),
+        ([b"a", b"b", b"z"], "were never sent"),
     ],
 )  # fmt: skip
 def test_the_judge_sees_what_must_not_be(stored, says):

@@ -56,7 +56,7 @@ def entry(**more: object) -> Entry:
 
 def test_less_than_a_floor_is_a_failure():
     account = Account(counts=Counter(kills=99))
-    assert _judge(entry(floors={"kills": 100}), 0, account) == ["99 kills, and 100 are the floor"]
+    assert _judge(entry(floors={"kills": 100}), 0, account) == ["kills: 99 is below the floor of 100"]
     assert _judge(entry(floors={"kills": 99}), 0, account) == []
 
 
@@ -123,7 +123,7 @@ def test_a_class_may_have_other_seeds_each_day_and_each_round():
 
 def test_a_harness_that_shrank_fails_after_its_rounds():
     verdict, seeds = rounds(entry(floors={"points": 10}, distinct=["points"]), *[Account()] * 3)
-    assert (len(seeds), verdict.wrong) == (plans.ROUNDS_MAX, ["0 points, and 10 are the floor"])
+    assert (len(seeds), verdict.wrong) == (plans.ROUNDS_MAX, ["points: 0 is below the floor of 10"])
 
 
 def test_a_finding_is_not_made_up_for_by_another_round():
@@ -140,8 +140,8 @@ def test_a_finding_a_bad_end_and_no_account_are_failures():
     account.found("an acked record is gone", "seed=7", "story")
     (wrong,) = _judge(entry(), 0, account)
     assert "python -m chaos replay states 'seed=7'" in wrong
-    assert _judge(entry(), -9, Account()) == ["ended with status -9"]
-    assert _judge(entry(), 0, None) == ["ended with status 0 and no account"]
+    assert _judge(entry(), -9, Account()) == ["exited with status -9"]
+    assert _judge(entry(), 0, None) == ["exited with status 0 and wrote no account.json"]
 
 
 def test_a_class_that_cannot_run_fails_where_it_is_required():

@@ -149,7 +149,7 @@ def test_dead_letters_of_others_are_not_purged(shell: Shell, queue: str, client:
     shell.ok("reject", queue, "1")
     wait_until(lambda: client.queue(queue).stats().dead_lettered == 1, timeout=20, what="it was moved")
     assert len(shell.ok("dead-letter", "list", queue)) == 1
-    assert "more than these dead letters" in shell.fails(CliExit.FAILED, "dead-letter", "purge", queue, "-y")
+    assert "other records than these" in shell.fails(CliExit.FAILED, "dead-letter", "purge", queue, "-y")
     assert client.topics.state(f"{queue}.dead").count == 2
 
 
@@ -178,7 +178,7 @@ def test_what_makes_no_sense_is_refused(shell: Shell, queue: str, client: Client
     shell.fails(CliExit.USAGE, "put", queue, "x", "--lines")
     shell.fails(CliExit.USAGE, "peek", queue, "-n", "0")
     client.topics.create(f"{queue}.plain", type="queue")
-    assert "there are no dead letters" in shell.fails(CliExit.FAILED, "dead-letter", "list", f"{queue}.plain")
+    assert "no dead-letter topic is" in shell.fails(CliExit.FAILED, "dead-letter", "list", f"{queue}.plain")
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_an_engine_with_a_read_only_shard_is_not_ready() -> None:
 
 
 def test_what_an_operator_should_know_is_said_and_a_full_disk_is_not_ready() -> None:
-    assert problems(FOUND) == ["a consumer has been behind for 7.5 s"]
+    assert problems(FOUND) == ["a consumer lags by 7.5 s"]
     quiet = structs.replace(FOUND, delivery=m.DeliveryStatus([0, 0, 0, 0, 0], 0, 2, 3, 40, 99, 0.001, 4.9))
     assert problems(quiet) == []
     full = structs.replace(quiet, disk_missing_bytes=3 << 20)
@@ -59,7 +59,7 @@ def test_what_an_operator_should_know_is_said_and_a_full_disk_is_not_ready() -> 
     assert readiness(starting) == "starting"
     assert problems(starting) == ["wal_shard-00 replays its log, 25.0% done"]
     read_only = structs.replace(quiet, processes=[structs.replace(PROCESS, state="read_only")])
-    assert problems(read_only) == ["wal_shard-00 serves reads alone: its directory takes no writes"]
+    assert problems(read_only) == ["wal_shard-00 is read-only: its data directory is not writable"]
     rotten = structs.replace(quiet, findings=2, quarantined=1)
     assert readiness(rotten) == "ready"
     assert problems(rotten)[0].startswith("the scrub found 2 faults, 1 segments are damaged")
@@ -116,8 +116,8 @@ def test_people_see_pressure_and_delivery_in_tables() -> None:
     assert "wait for credit B4 5 B3 4 B2 3 B1 2 B0 1" in lines
     assert "delivery lag 7.5 s at most, latency 1.0 ms" in lines
     assert "groups 3, 5 members" in lines
-    assert "group lag 40 records, 8 of them given out" in lines
-    assert "floor stands 12.0 s at most" in lines
+    assert "group lag 40 records, 8 of them pending" in lines
+    assert "floor age 12.0 s at most" in lines
     assert "0a0b/3 7.5 s 20 15 4 of 4" in lines
     assert "jobs 30 ready, 4 in flight, 5 delayed" in lines
     assert "since the start 100 handed out, 90 acked, 7 given back, 2 rejected, 1 dead letters" in lines

@@ -1,4 +1,7 @@
-"""A real engine for the client's tests; one for the run where a test does not hurt it."""
+"""Fixtures of the client's tests: one real engine for the whole run.
+
+Tests that damage an engine start their own.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,6 @@ __all__ = ["client", "ringlog_engine", "ringlog_topic"]
 
 @pytest.fixture
 def client(ringlog_engine):
-    """A client of the shared engine."""
+    """A client that is connected to the shared engine."""
     with ringlog.connect(ringlog_engine.url, wait=10) as connected:
         yield connected

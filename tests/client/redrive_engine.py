@@ -1,4 +1,8 @@
-"""An engine whose scheduler dies, or stops for good, when letters have come back and are not deleted yet."""
+"""An engine whose scheduler stops in the middle of a redrive.
+
+The scheduler is killed or paused after the dead letters are appended to their queue and before they are
+deleted.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,10 @@ VARIABLE = "RINGLOG_TEST_STOP_POINTS"
 
 @contextmanager
 def half_way(how: str, directory: Path) -> Iterator[tuple[TestEngine, Client]]:
-    """`how`: `kill` or `power`."""
+    """Start the engine and a client.
+
+    `how` is `kill` (the scheduler dies and restarts) or `power` (the scheduler pauses until `lose_power`).
+    """
     action = "kill" if how == "kill" else "pause"
     with (
         engine(
@@ -29,7 +36,7 @@ def half_way(how: str, directory: Path) -> Iterator[tuple[TestEngine, Client]]:
 
 
 def lose_power(found: TestEngine) -> None:
-    """Power goes, and the engine starts again; nobody stops it this time."""
+    """Simulate a power loss and start the engine again, this time without the stop point."""
     found.power_off()
     found._environ.pop(VARIABLE)
     found.start()

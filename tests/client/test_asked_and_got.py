@@ -1,4 +1,7 @@
-"""What a program mistypes is refused, and what it asks for is what it gets: over rings and the gateway."""
+"""Misspelled and invalid settings are refused, and valid settings take effect.
+
+Every test runs over rings and over the gateway.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ def test_a_value_out_of_range_is_refused_by_name(
         client.topics.configure(topic, **{name: value})
 
 
-def test_auto_create_that_would_do_nothing_is_refused(client: Any, ringlog_topic: Any) -> None:
+def test_auto_create_is_refused_where_it_has_no_effect(client: Any, ringlog_topic: Any) -> None:
     topic = ringlog_topic()
     with pytest.raises(InvalidRequest, match="create=False"):
         client.topics.create(topic, auto_create=False)
@@ -61,12 +64,12 @@ def test_auto_create_that_would_do_nothing_is_refused(client: Any, ringlog_topic
         client.topics.configure(topic, auto_create=False)
 
 
-def test_numbers_of_numpy_and_durabilities_are_values_like_others(client: Any, ringlog_topic: Any) -> None:
+def test_topic_settings_accept_numpy_numbers_and_durability_members(client: Any, ringlog_topic: Any) -> None:
     made = client.topics.create(ringlog_topic(), ttl_ms=np.int64(60_000), durability=Durability.FSYNC)
     assert (made.config["ttl_ms"], made.config["durability"]) == (60_000, "fsync")
 
 
-def test_exist_ok_describes_a_topic_that_is_what_was_asked_for(client: Any, ringlog_topic: Any) -> None:
+def test_exist_ok_returns_an_existing_topic_with_equal_settings(client: Any, ringlog_topic: Any) -> None:
     topic = ringlog_topic()
     client.topics.create(topic, durability="fsync", ttl_ms=60_000)
     again = client.topics.create(topic, exist_ok=True, durable=True, ttl_ms=60_000)
@@ -87,7 +90,7 @@ def test_exist_ok_names_each_difference_with_both_values(client: Any, ringlog_to
 
 
 @pytest.mark.parametrize("exist_ok", [True, "update"])
-def test_exist_ok_never_gives_a_topic_of_another_type(client: Any, ringlog_topic: Any, exist_ok: Any) -> None:
+def test_exist_ok_refuses_a_topic_of_another_type(client: Any, ringlog_topic: Any, exist_ok: Any) -> None:
     queue, log = ringlog_topic("queue"), ringlog_topic("log")
     client.topics.create(queue, type="queue")
     client.topics.create(log)
@@ -99,7 +102,7 @@ def test_exist_ok_never_gives_a_topic_of_another_type(client: Any, ringlog_topic
     assert client.topics.state(log).config["cap_records"] == 0
 
 
-def test_exist_ok_update_makes_or_configures(client: Any, ringlog_topic: Any) -> None:
+def test_exist_ok_update_creates_or_configures_the_topic(client: Any, ringlog_topic: Any) -> None:
     topic = ringlog_topic()
     assert client.topics.create(topic, exist_ok="update", ttl_ms=60_000).created
     changed = client.topics.create(topic, exist_ok="update", cap_records=7)
@@ -109,7 +112,7 @@ def test_exist_ok_update_makes_or_configures(client: Any, ringlog_topic: Any) ->
         client.topics.create(topic, exist_ok="yes")
 
 
-def test_a_group_that_is_there_has_the_settings_that_were_named(client: Any, ringlog_topic: Any) -> None:
+def test_group_settings_that_differ_from_the_groups_are_refused(client: Any, ringlog_topic: Any) -> None:
     topic, dead = ringlog_topic("topic"), ringlog_topic("dead")
     client.topics.create(topic)
     client.append(topic, b"x")
@@ -132,7 +135,7 @@ def test_a_setting_without_effect_on_a_group_is_refused(client: Any, ringlog_top
         client.group(ringlog_topic(), "g", mode="stream", **{name: 5})
 
 
-def test_numbers_of_calls_are_refused_by_name(client: Any, ringlog_topic: Any) -> None:
+def test_call_arguments_out_of_range_are_refused_by_name(client: Any, ringlog_topic: Any) -> None:
     topic = ringlog_topic()
     client.topics.create(topic, type="queue")
     queue = client.queue(topic)
@@ -153,7 +156,7 @@ def test_numbers_of_calls_are_refused_by_name(client: Any, ringlog_topic: Any) -
     job.nack(delay_ms=86_400_000)
 
 
-def test_asyncio_says_the_same(ringlog_engine: Any, ringlog_topic: Any) -> None:
+def test_the_asyncio_client_makes_the_same_checks(ringlog_engine: Any, ringlog_topic: Any) -> None:
     async def run() -> None:
         topic = ringlog_topic()
         async with await ringlog.aio.connect(ringlog_engine.url, wait=10) as client:

@@ -1,8 +1,10 @@
-"""What no parameter takes is refused by every public call, over rings and ipc, for threads and for loops:
-with a UsageError or a refusal that says which, before anything waits; and the client works afterwards.
+"""Every public call refuses values that its parameters do not accept.
 
-Calls and parameters are found by looking at the classes, so a new parameter is tried by itself. One that
-takes a value of the list has a row in TAKEN.
+The tests cover rings and ipc, the threaded client and the asyncio client. A call fails with `UsageError` or
+`InvalidRequest` that names the parameter, before it waits. The client works afterwards.
+
+The tests find calls and parameters by introspection of the classes, so they cover new parameters
+automatically. A parameter that accepts a value of `BAD` has a row in `TAKEN`.
 """
 
 from __future__ import annotations
@@ -44,9 +46,9 @@ TAKEN: dict[str, set[str]] = {
     "rate": {"2.5"},
     "topics.priority": {"-5"},
 }
-"""What parameters of these names take."""
+"""Values of `BAD` that parameters of these names accept."""
 NOT_FOR_USERS = {"run", "restart_in_child", "nack_with_backoff", "pipeline_ack"}
-"""Methods of one part of the client for another."""
+"""Public methods that only other parts of the client call."""
 GOOD: dict[str, Any] = {
     "topic": TOPIC, "data": b"x", "name": "n", "source": TOPIC, "dest": "other", "topics": [TOPIC],
     "records": [b"x"],
@@ -58,11 +60,11 @@ UNDER_NAMES: dict[str, list[str]] = {
     "limits": list(GroupLimits.__annotations__),
     "config": list(TOPIC_SETTINGS),
 }
-"""What a call takes as `**record` and the like."""
+"""Names of the keyword arguments that a call accepts as `**record` and the like."""
 
 
 def parameters_of(method: Any) -> Iterator[tuple[str, bool, bool]]:
-    """(name, is it given by place only, is it needed) of each parameter."""
+    """Yield `(name, is positional-only, is required)` for each parameter."""
     for parameter in list(inspect.signature(method).parameters.values())[1:]:
         if parameter.kind is parameter.VAR_KEYWORD:
             yield from ((name, False, False) for name in UNDER_NAMES[parameter.name])
@@ -72,7 +74,7 @@ def parameters_of(method: Any) -> Iterator[tuple[str, bool, bool]]:
 
 
 def calls_of(holder: Any, label: str) -> Iterator[tuple[str, str, tuple[Any, ...], dict[str, Any]]]:
-    """(label, method, arguments) of every call with one bad value."""
+    """Yield `(label, method, positional arguments, keyword arguments)` for every call with one bad value."""
     for method in dir(type(holder)):
         found = getattr(type(holder), method)
         if method.startswith("_") or method in NOT_FOR_USERS or not inspect.isfunction(found):
@@ -100,7 +102,7 @@ def holders_of(client: Any) -> Iterator[tuple[str, Any]]:
 
 
 def verdict(error: BaseException | None, found: object) -> str:
-    """ "" for a refusal that may be; else what came instead."""
+    """Return "" if the error is an expected refusal, else a description of the actual outcome."""
     if error is None:
         return f"it was taken: {found!r}"[:120]
     str(error).encode()
@@ -133,7 +135,7 @@ async def try_all_in_loop(client: ringlog.aio.Client) -> list[str]:
             found = error = None
             try:
                 found = getattr(holder, method)(*places, **given)
-                # What iterates looks at its arguments when it begins.
+                # An iterator checks its arguments when its first item is requested.
                 if inspect.isasyncgen(found):
                     found = await asyncio.wait_for(anext(found), 2)
                 elif inspect.isawaitable(found):
@@ -157,7 +159,7 @@ def engine(ringlog_engine: Any) -> Any:
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_a_client_refuses_what_no_parameter_takes(engine: Any, transport: Any) -> None:
+def test_a_client_refuses_values_that_no_parameter_accepts(engine: Any, transport: Any) -> None:
     with ringlog.connect(engine.url, transport=transport, wait=10) as client:
         assert try_all(client) == []
         seq = client.append(TOPIC, b"after").last_seq
@@ -165,7 +167,7 @@ def test_a_client_refuses_what_no_parameter_takes(engine: Any, transport: Any) -
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_an_asyncio_client_refuses_what_no_parameter_takes(engine: Any, transport: Any) -> None:
+def test_an_asyncio_client_refuses_values_that_no_parameter_accepts(engine: Any, transport: Any) -> None:
     async def main() -> None:
         async with ringlog.aio.connect(engine.url, transport=transport, wait=10) as client:
             assert await try_all_in_loop(client) == []
@@ -180,7 +182,7 @@ def test_an_asyncio_client_refuses_what_no_parameter_takes(engine: Any, transpor
     ("ticket", lambda client: client.producer(TOPIC, linger_ms=0).send(b"sent")),
     ("job", lambda client: client.queue(QUEUE).claim(wait_ms=10_000)[0]),
 ])  # fmt: skip
-def test_what_a_client_hands_out_refuses_what_no_parameter_takes(
+def test_objects_made_by_a_client_refuse_values_that_no_parameter_accepts(
     engine: Any, holder: str, make: Callable[[Any], Any]
 ) -> None:
     with ringlog.connect(engine.url, transport="ring", wait=10) as client:
@@ -198,7 +200,7 @@ def test_what_a_client_hands_out_refuses_what_no_parameter_takes(
         {"key": 5, "url": "ringlog://host:1?server_key=" + "a" * 40},
     ],
 )  # fmt: skip
-def test_wrong_options_of_a_connection_are_refused(connect: Any, given: dict[str, Any]) -> None:
+def test_invalid_connection_options_are_refused(connect: Any, given: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         connect(**{"url": "ringlog:///nowhere"} | given)
 
@@ -210,7 +212,7 @@ def test_what_is_no_cursor_is_refused(text: Any) -> None:
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_wrong_arguments_are_told_where_there_is_no_engine(tmp_path: Any, transport: Any) -> None:
+def test_bad_arguments_are_refused_without_an_engine(tmp_path: Any, transport: Any) -> None:
     with ringlog.connect(f"ringlog://{tmp_path}", transport=transport) as client:
         for call in (
             lambda: client.append("\ud800", b""),
@@ -229,7 +231,7 @@ def test_wrong_arguments_are_told_where_there_is_no_engine(tmp_path: Any, transp
                 call()
 
 
-def test_a_refusal_names_the_parameter_and_what_it_takes(engine: Any) -> None:
+def test_a_refusal_names_the_parameter_and_the_accepted_values(engine: Any) -> None:
     with ringlog.connect(engine.url, wait=10) as client:
         with pytest.raises(UsageError, match="wait_ms must be >= 0, got -5"):
             client.read(TOPIC, wait_ms=-5)
@@ -241,7 +243,7 @@ def test_a_refusal_names_the_parameter_and_what_it_takes(engine: Any) -> None:
             client.append("\ud800", b"")
 
 
-def test_the_error_of_a_job_is_told_whatever_text_its_worker_gives(engine: Any) -> None:
+def test_a_job_error_with_a_lone_surrogate_returns_the_job(engine: Any) -> None:
     with ringlog.connect(engine.url, wait=10) as client:
         client.topics.create("bad-arguments.surrogates", type="queue")
         queue = client.queue("bad-arguments.surrogates")
@@ -253,7 +255,7 @@ def test_the_error_of_a_job_is_told_whatever_text_its_worker_gives(engine: Any) 
         job.nack(reason="\ud800")
 
 
-def test_text_is_what_utf8_can_hold() -> None:
+def test_text_must_be_encodable_as_utf8() -> None:
     assert utf8("é", "name") == b"\xc3\xa9"
     with pytest.raises(UsageError, match="name must be text that UTF-8 can hold, got a lone surrogate"):
         utf8("ab\ud800", "name")

@@ -1,4 +1,7 @@
-"""What is no number and no name is told at once, by its name; numbers of NumPy are numbers."""
+"""Argument checks: values that are not numbers or names are refused with the parameter's name.
+
+NumPy numbers count as numbers.
+"""
 
 from __future__ import annotations
 
@@ -17,33 +20,33 @@ NO_NUMBERS: list[Any] = [
 
 
 @pytest.mark.parametrize("given", [3, 3.0, np.int64(3), np.uint8(3), np.float64(3)])
-def test_a_whole_number_of_any_kind_is_taken_as_one(given: Any) -> None:
+def test_check_int_accepts_whole_numbers_of_any_type(given: Any) -> None:
     found = check_int(given, "limit")
     assert found == 3
     assert type(found) is int
 
 
 @pytest.mark.parametrize("given", NO_NUMBERS)
-def test_what_is_no_whole_number_is_refused_by_name(given: Any) -> None:
+def test_check_int_refuses_other_values_by_name(given: Any) -> None:
     with pytest.raises(UsageError, match="lease_ms"):
         check_int(given, "lease_ms")
 
 
 @pytest.mark.parametrize("given", [WHOLE_MAX + 1, -WHOLE_MAX - 1, 1e300])
-def test_no_number_is_larger_than_what_travels(given: Any) -> None:
+def test_check_int_refuses_numbers_that_exceed_the_wire_format(given: Any) -> None:
     assert check_int(WHOLE_MAX, "limit") == WHOLE_MAX
-    with pytest.raises(UsageError, match="limit is out of range"):
+    with pytest.raises(UsageError, match=f"limit must be from {-WHOLE_MAX} to {WHOLE_MAX}"):
         check_int(given, "limit")
 
 
 @pytest.mark.parametrize("given", [None, 5, b"name", ["name"]])
-def test_what_is_no_string_is_refused_by_name(given: Any) -> None:
+def test_check_str_refuses_other_values_by_name(given: Any) -> None:
     assert check_str("name", "node") == "name"
-    with pytest.raises(UsageError, match="node is a string"):
+    with pytest.raises(UsageError, match="node must be a str"):
         check_str(given, "node")
 
 
-def test_limits_of_a_group_are_checked_and_others_left_alone() -> None:
+def test_check_group_limits_checks_limits_and_ignores_other_options() -> None:
     assert check_group_limits({"max_in_flight": np.int64(5), "create": False}) == {
         "max_in_flight": 5, "create": False,
     }  # fmt: skip
@@ -54,8 +57,8 @@ def test_limits_of_a_group_are_checked_and_others_left_alone() -> None:
 
 
 @pytest.mark.slow
-def test_a_queue_and_a_group_refuse_what_they_cannot_take_and_go_on(client, ringlog_topic) -> None:
-    """Not one of these waits for an answer that never comes."""
+def test_queues_and_groups_refuse_bad_arguments_and_keep_working(client, ringlog_topic) -> None:
+    """No refused call waits for a reply of the engine."""
     name = ringlog_topic()
     client.topics.create(name, type="queue")
     queue = client.queue(name)

@@ -1,4 +1,4 @@
-"""What a claim was given, in columns: the same jobs, looked at together or one by one (QC-3)."""
+"""The columns of a claim: the same jobs, whether they are read as columns or as job objects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ringlog.client.read.pages import Record
 
 
 class Stretch:
-    """Records with these numbers; as much of a Piece as a claim looks at."""
+    """Records with these numbers. It stands in for the record batch of a claim."""
 
     def __init__(self, seqs):
         self._seqs = seqs
@@ -41,7 +41,7 @@ class Stretch:
 
 @st.composite
 def claims(draw):
-    """Runs that ascend, and the records of them but for some that were deleted meanwhile."""
+    """Draw runs in ascending order and their records, except some that were deleted in the meantime."""
     runs, stretches, at, token = [], [], 1, 1 << 50
     for _ in range(draw(st.integers(0, 6))):
         at += draw(st.integers(0, 3))
@@ -65,7 +65,7 @@ def jobs_of(claimed):
 
 
 @given(claims())
-def test_jobs_made_are_what_the_columns_say(found):
+def test_job_objects_equal_the_columns_of_the_claim(found):
     claimed = claim(found)
     seqs, tokens = claimed.entries()
     payloads, numbers = claimed.payloads(), claimed.seqs.tolist()
@@ -86,14 +86,14 @@ def test_jobs_made_are_what_the_columns_say(found):
 
 
 @given(claims())
-def test_every_lease_can_be_given_back_whether_its_job_is_there_or_not(found):
+def test_granted_leases_include_the_leases_of_deleted_jobs(found):
     assert claim(found).granted_leases() == [
         (first + n, token + n) for first, count, _, token in found[0] for n in range(count)
     ]
 
 
 @given(claims(), st.data())
-def test_jobs_that_were_settled_together_are_over_and_those_skipped_are_lost(found, data):
+def test_mark_settled_ends_all_leases_and_marks_skipped_ones_as_lost(found, data):
     claimed = claim(found)
     numbers = claimed.seqs.tolist()
     skipped = data.draw(st.lists(st.sampled_from(numbers), unique=True)) if numbers else []
@@ -111,7 +111,7 @@ def test_jobs_that_were_settled_together_are_over_and_those_skipped_are_lost(fou
     assert unsplit_claim_of(jobs) is None
 
 
-def test_jobs_are_a_sequence_like_a_list():
+def test_jobs_behave_like_a_list():
     jobs = jobs_of(claim(([(3, 4, 1, 100)], [Stretch([3, 4, 5, 6])])))
     assert jobs
     assert [record.seq for record, _, _ in jobs[1:3]] == [4, 5]
@@ -124,8 +124,8 @@ def test_jobs_are_a_sequence_like_a_list():
     assert none.seqs.tolist() == []
 
 
-def test_of_leases_whose_fate_is_unknown_none_is_kept():
-    """CL-9: kept alive, a job that nobody works on would never come back."""
+def test_mark_lost_ends_every_lease_with_an_unknown_outcome():
+    """A lease that the client kept extending would block its job, since no program works on it."""
     made = claim(([(3, 2, 1, 100)], [Stretch([3, 4])]))
     leases = [lease for _, lease, _ in made.materialized()]
     for claimed in (made, claim(([(3, 2, 1, 100)], [Stretch([3, 4])]))):
@@ -137,7 +137,7 @@ def test_of_leases_whose_fate_is_unknown_none_is_kept():
 
 
 @given(claims(), st.integers(1, 9), st.data())
-def test_batches_of_a_claim_are_the_claim(found, size, data):
+def test_the_parts_of_a_claim_equal_the_claim(found, size, data):
     whole, parts = claim(found), claim(found).parts(size)
     assert [len(part) for part in parts[:-1]] == [size] * (len(parts) - 1)
     assert len(parts[-1]) in range(1 if len(whole) else 0, size + 1)

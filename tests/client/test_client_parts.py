@@ -1,4 +1,4 @@
-"""The client's parts that need no engine: fields, payloads, frames of one record, options."""
+"""Parts of the client that need no engine: fields, payloads, frames of one record, options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ringlog.types import Codec, Durability
 
 
 @given(tags=st.lists(st.one_of(st.none(), st.text("abc", min_size=1, max_size=3)), min_size=1, max_size=20))
-def test_a_column_that_begins_late_is_empty_before(tags):
+def test_a_column_is_empty_for_rows_before_its_first_value(tags):
     records = Assembler()
     for n, tag in enumerate(tags):
         records.add(b"%d" % n, None if tag is None else {"tags": tag})
@@ -30,11 +30,11 @@ def test_a_column_that_begins_late_is_empty_before(tags):
     assert column == (tags if any(tags) else None)
 
 
-def test_a_time_to_live_becomes_an_instant(clock):
+def test_ttl_ms_becomes_an_expiry_time(clock):
     assert column_values({"ttl_ms": 5}, clock) == {"expires_at": clock.now_us() + 5_000}
 
 
-def test_times_are_aware_datetimes_or_microseconds(clock):
+def test_times_must_be_aware_datetimes_or_microseconds(clock):
     moment = datetime(2020, 1, 1, 0, 0, 0, 7, tzinfo=UTC)
     assert column_values({"event_ts": moment}, clock) == {"event_ts": 1_577_836_800_000_007}
     with pytest.raises(UsageError, match="time zone"):
@@ -61,18 +61,22 @@ def test_times_are_aware_datetimes_or_microseconds(clock):
     ],
 )
 def test_a_bad_field_is_refused_by_name(clock, fields, error):
-    """CL-13, N-6."""
+    """The error type depends on the defect.
+
+    Unknown fields raise `TypeError`, invalid values `UsageError`, and values above a size limit
+    `InvalidRequest`.
+    """
     with pytest.raises(error):
         column_values(fields, clock)
 
 
-def test_absent_fields_of_a_new_record_stay_absent(clock):
+def test_unset_fields_of_a_new_record_are_omitted(clock):
     data, fields = fields_of(NewRecord(data=b"x", tag="t"))
     assert (data, column_values(fields, clock)) == (b"x", {"tags": "t"})
     assert fields_of(b"bare") is None
 
 
-def test_payload_codecs_refuse_what_they_cannot_write():
+def test_payload_codecs_refuse_values_they_cannot_encode():
     assert RAW.encode(bytearray(b"x")) == b"x"
     assert TEXT.decode(TEXT.encode("ü")) == "ü"
     assert JSON.decode(JSON.encode({"a": [1, None]})) == {"a": [1, None]}
@@ -81,8 +85,8 @@ def test_payload_codecs_refuse_what_they_cannot_write():
             codec.encode(value)
 
 
-def test_a_name_always_gives_the_same_identity_and_never_one_of_a_session():
-    """Brief: named producers have the top bit clear."""
+def test_a_producer_name_maps_to_one_id_below_the_range_of_session_ids():
+    """The ids of named producers have the top bit clear."""
     ids = {named_producer_id(f"loader-{n}") for n in range(1_000)}
     assert len(ids) == 1_000
     assert all(0 < one < 1 << 63 for one in ids)
@@ -95,12 +99,12 @@ def test_a_name_always_gives_the_same_identity_and_never_one_of_a_session():
     "options",
     [{"max_frame_records": 10_001}, {"linger_ms": -1}, {"on_full": "drop"}, {"max_frame_bytes": 0}],
 )
-def test_options_out_of_range_name_the_limit(options):
+def test_producer_options_out_of_range_are_refused(options):
     with pytest.raises(UsageError):
         ProducerOptions(**options)
 
 
-def test_classes_and_codecs_may_be_named():
+def test_durabilities_and_codecs_can_be_given_by_name():
     assert parse_durability("fsync") is Durability.FSYNC
     assert parse_codec("zstd") is Codec.ZSTD
     for parse in (parse_durability, parse_codec):

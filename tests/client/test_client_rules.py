@@ -1,4 +1,4 @@
-"""The rules of the client library, one by one, against a real engine."""
+"""Rules of the client library, one test each, against a real engine."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def payloads(client, topic):
     return [item.data for item in client.reader(topic) if isinstance(item, Record)]
 
 
-def test_connecting_is_lazy_and_wait_proves_it(tmp_path):
-    """CL-1: nothing is asked of an engine that is not there until somebody needs it."""
+def test_connect_is_lazy_and_wait_requires_an_engine(tmp_path):
+    """Without `wait`, the client sends nothing to the engine before its first call."""
     url = f"ringlog://{tmp_path}"
     with ringlog.connect(url) as lazy:
         assert lazy.state is ClientState.CONNECTING
@@ -42,23 +42,23 @@ def test_connecting_is_lazy_and_wait_proves_it(tmp_path):
         ringlog.connect(url, wait=0.05)
 
 
-def test_without_an_engine_a_write_certainly_was_not_applied(tmp_path):
-    """CL-6."""
+def test_a_write_without_an_engine_reports_not_applied(tmp_path):
+    """The client never sent the write, so the error's outcome is certain."""
     with ringlog.connect(f"ringlog://{tmp_path}", timeout_ms=50) as client:
         with pytest.raises(NotConnected) as raised:
             client.append("t", b"x")
         assert raised.value.outcome == "not_applied"
 
 
-def test_a_ticket_resolves_by_itself(client, ringlog_topic):
-    """CL-2, CL-3: no flush, no poll, nobody waits; only the callback says so."""
+def test_a_ticket_resolves_without_another_call(client, ringlog_topic):
+    """The test calls no flush and polls nothing. The callback alone reports the result."""
     resolved = threading.Event()
     producer = client.producer(ringlog_topic(), linger_ms=1)
     producer.send(b"alone").on_done(lambda ticket: resolved.set())
     assert resolved.wait(WAIT_S)
 
 
-def test_each_record_of_a_frame_gets_its_own_number(client, ringlog_topic):
+def test_each_record_of_a_frame_gets_its_own_seq(client, ringlog_topic):
     topic = ringlog_topic()
     with client.producer(topic, linger_ms=60_000) as producer:
         tickets = [producer.send(b"%d" % n) for n in range(100)]
@@ -69,7 +69,7 @@ def test_each_record_of_a_frame_gets_its_own_number(client, ringlog_topic):
     assert payloads(client, topic) == [b"%d" % n for n in range(100)]
 
 
-def test_many_frames_in_one_call_have_one_ticket_and_all_numbers(client, ringlog_topic):
+def test_send_each_returns_one_ticket_with_the_seqs_of_all_frames(client, ringlog_topic):
     topic = ringlog_topic()
     data = [b"%d" % n for n in range(20_000)]
     with client.producer(topic) as producer:
@@ -79,7 +79,7 @@ def test_many_frames_in_one_call_have_one_ticket_and_all_numbers(client, ringlog
     assert payloads(client, topic) == data
 
 
-def test_send_keeps_the_order_of_all_ways_of_sending(client, ringlog_topic):
+def test_all_send_methods_of_a_producer_keep_one_order(client, ringlog_topic):
     topic = ringlog_topic()
     with client.producer(topic, linger_ms=60_000) as producer:
         producer.send(b"1")
@@ -102,8 +102,8 @@ def test_all_fields_of_a_record_come_back(client, ringlog_topic):
     assert (bare.key, bare.tag, bare.event_ts, dict(bare.headers)) == (None, None, None, {})
 
 
-def test_a_full_buffer_raises_at_once_when_asked_to(client, ringlog_topic):
-    """CL-4."""
+def test_send_raises_at_once_on_a_full_buffer_with_on_full_raise(client, ringlog_topic):
+    """The error is `Backpressure`, and it contains the buffer's limit."""
     producer = client.producer(ringlog_topic(), linger_ms=60_000, max_buffer_bytes=4_000, on_full="raise")
     producer.send(b"x" * 3_500)
     with pytest.raises(Backpressure) as raised:
@@ -112,8 +112,8 @@ def test_a_full_buffer_raises_at_once_when_asked_to(client, ringlog_topic):
     assert producer.flush(WAIT_S).is_complete
 
 
-def test_a_full_buffer_makes_send_wait_and_nothing_is_dropped(client, ringlog_topic):
-    """CL-4: memory stays bounded and every record arrives, in order."""
+def test_send_blocks_on_a_full_buffer_and_drops_nothing(client, ringlog_topic):
+    """Memory stays bounded, and every record arrives in order."""
     topic = ringlog_topic()
     data = [b"%04d" % n + b"x" * 996 for n in range(1_000)]
     with client.producer(topic, max_buffer_bytes=20_000) as producer:
@@ -127,21 +127,21 @@ def test_a_full_buffer_makes_send_wait_and_nothing_is_dropped(client, ringlog_to
     assert payloads(client, topic) == data
 
 
-def test_without_an_engine_a_full_buffer_raises_after_the_timeout(tmp_path):
-    """CL-4: bounded wait, then Backpressure."""
+def test_send_raises_backpressure_after_the_timeout_without_an_engine(tmp_path):
+    """`send` waits up to `timeout_ms` for space in the buffer."""
     client = ringlog.connect(f"ringlog://{tmp_path}", timeout_ms=300)
     producer = client.producer("t", linger_ms=60_000, max_buffer_bytes=2_000)
     ticket = producer.send(b"x" * 1_500)
     with pytest.raises(Backpressure):
         producer.send(b"x" * 1_500)
-    # Its own time ends at the same moment, and who is told first is a matter of luck.
+    # The ticket's own timeout ends at the same moment, so either error may come first.
     with pytest.raises(NotConnected):
         ticket.result(WAIT_S)
     client.close(0)
 
 
-def test_nothing_there_is_an_empty_page(client, ringlog_topic):
-    """CL-5."""
+def test_reading_an_empty_topic_returns_an_empty_page(client, ringlog_topic):
+    """An empty topic is not an error."""
     topic = ringlog_topic()
     client.topics.create(topic)
     assert len(client.read(topic)) == 0
@@ -159,13 +159,13 @@ def test_nothing_there_is_an_empty_page(client, ringlog_topic):
     ids=["append", "producer", "send", "append_many", "connect"],
 )
 def test_an_unknown_option_is_a_type_error(client, call):
-    """CL-13."""
+    """Python raises the error at the call, before the client sends anything."""
     with pytest.raises(TypeError):
         call(client)
 
 
-def test_threads_share_a_client_and_a_producer(client, ringlog_topic):
-    """CL-12: every record once, each thread's own in its order."""
+def test_threads_can_share_a_client_and_a_producer(client, ringlog_topic):
+    """Every record arrives exactly once."""
     topic, threads, each = ringlog_topic(), 6, 300
     failures = []
     with client.producer(topic) as producer:
@@ -191,8 +191,8 @@ def test_threads_share_a_client_and_a_producer(client, ringlog_topic):
     assert sorted(found) == sorted(b"%d:%d" % (who, n) for who in range(threads) for n in range(each))
 
 
-def test_closing_is_bounded_and_says_what_was_not_delivered(tmp_path):
-    """CL-14."""
+def test_close_is_bounded_and_reports_undelivered_records(tmp_path):
+    """The tickets of unsent records fail with the outcome `not_applied`."""
     client = ringlog.connect(f"ringlog://{tmp_path}", timeout_ms=60_000)
     ticket = client.producer("t").send_many([b"x"] * 7)
     began = time.monotonic()
@@ -207,7 +207,7 @@ def test_closing_is_bounded_and_says_what_was_not_delivered(tmp_path):
         client.append("t", b"x")
 
 
-def test_leaving_a_producer_raises_what_went_wrong(client, ringlog_topic):
+def test_leaving_a_producer_block_raises_the_first_error(client, ringlog_topic):
     topic = ringlog_topic()
     client.topics.create(topic, cap_records=1, discard="reject")
     with pytest.raises(ringlog.errors.TopicFull), client.producer(topic) as producer:  # noqa: PT012
@@ -215,8 +215,8 @@ def test_leaving_a_producer_raises_what_went_wrong(client, ringlog_topic):
         producer.send(b"does not")
 
 
-def test_importing_and_connecting_prints_nothing_and_installs_no_handler(ringlog_engine):
-    """CL-15: also without close, the program ends by itself and what was sent is there."""
+def test_import_and_connect_print_nothing_and_install_no_signal_handler(ringlog_engine):
+    """The program also ends without `close`, and every record that it sent is in the topic."""
     program = (
         "import signal; before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]\n"
         "import ringlog, logging\n"
@@ -233,8 +233,8 @@ def test_importing_and_connecting_prints_nothing_and_installs_no_handler(ringlog
         assert payloads(client, "quiet")[-2:] == [b"x", b"y"]
 
 
-def test_a_failing_callback_is_logged_and_harms_nobody(client, ringlog_topic, caplog):
-    """CL-15."""
+def test_a_failing_callback_is_logged_and_affects_nothing_else(client, ringlog_topic, caplog):
+    """The client keeps working after an exception in a callback."""
     topic = ringlog_topic()
     with caplog.at_level(logging.ERROR, "ringlog.client"):
         ticket = client.producer(topic).send(b"x")
@@ -244,8 +244,8 @@ def test_a_failing_callback_is_logged_and_harms_nobody(client, ringlog_topic, ca
     assert client.append(topic, b"y").first_seq == 2
 
 
-def test_health_and_events_say_how_the_connection_is(client, ringlog_topic):
-    """CL-8."""
+def test_health_and_events_report_the_state_of_the_connection(client, ringlog_topic):
+    """A client that connected once reports one event, `connected`."""
     client.append(ringlog_topic(), b"x")
     health = client.health()
     assert (health.state, health.transport, health.pending_records) == (ClientState.READY, "ring", 0)
@@ -256,15 +256,15 @@ def test_health_and_events_say_how_the_connection_is(client, ringlog_topic):
 # -- writing ------------------------------------------------------------------------------------------
 
 
-def test_a_write_makes_an_absent_topic_unless_told_not_to(client, ringlog_topic):
-    """W-5."""
+def test_a_write_creates_a_missing_topic_unless_create_is_false(client, ringlog_topic):
+    """With `create=False` the write fails with `TopicNotFound`."""
     with pytest.raises(TopicNotFound):
         client.append(ringlog_topic(), b"x", create=False)
     assert client.append(ringlog_topic(), b"x").first_seq == 1
 
 
-def test_the_ack_names_the_class_that_was_met(client, ringlog_topic):
-    """D-1: a write may ask for more than its topic's class, not for less."""
+def test_the_ack_names_the_durability_that_was_reached(client, ringlog_topic):
+    """A write can request a stronger class than its topic's, but never a weaker one."""
     topic = ringlog_topic()
     client.topics.create(topic, durability="disk")
     assert client.append(topic, b"x").durability is Durability.DISK
@@ -273,8 +273,8 @@ def test_the_ack_names_the_class_that_was_met(client, ringlog_topic):
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_a_key_makes_a_repeat_harmless(ringlog_engine, ringlog_topic, transport):
-    """I-4: the numbers of the first time, nothing appended."""
+def test_an_idempotency_key_makes_a_retry_harmless(ringlog_engine, ringlog_topic, transport):
+    """The retry returns the seqs of the first write and appends nothing."""
     topic = ringlog_topic(transport)
     with ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         first = client.append_many(topic, [b"a", b"b"], idempotency_key="k")
@@ -286,7 +286,7 @@ def test_a_key_makes_a_repeat_harmless(ringlog_engine, ringlog_topic, transport)
 
 
 def test_a_write_is_all_or_nothing(client, ringlog_topic):
-    """W-3, N-6."""
+    """If one record or the batch violates a limit, no record is appended."""
     topic = ringlog_topic()
     with pytest.raises(RecordTooLarge):
         client.append_many(topic, [b"ok", b"x" * ((1 << 20) + 1)])
@@ -297,12 +297,12 @@ def test_a_write_is_all_or_nothing(client, ringlog_topic):
     assert client.append_many(topic, [b"x"] * 10_000).last_seq == 10_000
 
 
-def test_one_bad_record_does_not_spoil_the_frame_it_would_have_been_in(client, ringlog_topic):
-    """N-6c: the error is raised by its own send."""
+def test_a_bad_record_does_not_affect_the_other_records_of_its_frame(client, ringlog_topic):
+    """Only the `send` of the bad record raises an error."""
     topic = ringlog_topic()
     with client.producer(topic, linger_ms=60_000) as producer:
         producer.send(b"good")
-        with pytest.raises(InvalidRequest, match="tag too long"):
+        with pytest.raises(InvalidRequest, match="tag must have at most"):
             producer.send(b"bad", tag="x" * 257)
         with pytest.raises(UsageError):
             producer.send("text")
@@ -310,8 +310,8 @@ def test_one_bad_record_does_not_spoil_the_frame_it_would_have_been_in(client, r
     assert payloads(client, topic) == [b"good", b"good too"]
 
 
-def test_a_frame_too_large_for_the_ring_arrives_in_its_place(client, ringlog_topic):
-    """RING_FRAME_FRACTION: it goes by socket, and nothing overtakes it."""
+def test_a_frame_too_large_for_the_ring_keeps_its_position(client, ringlog_topic):
+    """Frames above RING_FRAME_FRACTION of the ring go by socket, and no later frame overtakes them."""
     topic = ringlog_topic()
     large = [bytes([n]) * (1 << 20) for n in range(12)]
     with client.producer(topic) as producer:
@@ -323,8 +323,8 @@ def test_a_frame_too_large_for_the_ring_arrives_in_its_place(client, ringlog_top
     assert found[1:13] == large
 
 
-def test_a_named_producer_goes_on_after_what_the_engine_has_of_it(ringlog_engine, ringlog_topic):
-    """I-13, decision 11."""
+def test_a_named_producer_continues_after_its_last_appended_frame(ringlog_engine, ringlog_topic):
+    """`resume` returns the state that the engine keeps for the producer's name."""
     topic = ringlog_topic()
     with ringlog.connect(ringlog_engine.url) as client, client.producer(topic, name="loader") as producer:
         assert producer.resume().producer_seq == 0
@@ -336,8 +336,8 @@ def test_a_named_producer_goes_on_after_what_the_engine_has_of_it(ringlog_engine
         assert producer.send_many([b"d"]).result(WAIT_S).first_seq == 4
 
 
-def test_a_producer_goes_on_with_a_topic_that_was_made_anew(client, ringlog_topic):
-    """T-21, T-22: by itself, and the numbers begin again."""
+def test_a_producer_continues_after_its_topic_was_recreated(client, ringlog_topic):
+    """The producer needs no call for this. The seqs start again at 1."""
     topic = ringlog_topic()
     with client.producer(topic) as producer:
         assert producer.send_many([b"old"]).result(WAIT_S).first_seq == 1
@@ -350,7 +350,7 @@ def test_a_producer_goes_on_with_a_topic_that_was_made_anew(client, ringlog_topi
 # -- topics -------------------------------------------------------------------------------------------
 
 
-def test_topics_are_made_configured_and_removed(client, ringlog_topic):
+def test_topics_can_be_created_configured_and_deleted(client, ringlog_topic):
     topic = ringlog_topic()
     made = client.topics.create(topic, durability="fsync", ttl_ms=60_000)
     assert (made.created, made.config["durability"], made.config["ttl_ms"]) == (True, "fsync", 60_000)
@@ -371,14 +371,14 @@ def test_topics_are_made_configured_and_removed(client, ringlog_topic):
 
 
 @pytest.mark.parametrize("name", ["../x", "", "a/b", "ü", "x" * 256])
-def test_an_illegal_topic_name_is_refused_and_makes_nothing(client, name):
-    """N-3, W-4."""
+def test_an_illegal_topic_name_is_refused(client, name):
+    """The error is `InvalidRequest`."""
     with pytest.raises(InvalidRequest):
         client.append(name, b"x")
 
 
 def test_topics_of_all_shards_are_listed_once_in_byte_order(client, ringlog_topic):
-    """T-11, T-13."""
+    """A listing merges the pages of all shards."""
     wanted = [ringlog_topic(f"l{n:02d}") for n in range(25)]
     for name in reversed(wanted):
         client.topics.create(name)
@@ -386,7 +386,7 @@ def test_topics_of_all_shards_are_listed_once_in_byte_order(client, ringlog_topi
     assert found == wanted
 
 
-def test_an_open_ticket_can_be_waited_for_again(tmp_path):
+def test_result_can_be_called_again_after_a_timeout(tmp_path):
     client = ringlog.connect(f"ringlog://{tmp_path}", timeout_ms=60_000)
     ticket = client.producer("t").send(b"x")
     with pytest.raises(RequestTimeout, match="not settled yet"):
@@ -398,8 +398,8 @@ def test_an_open_ticket_can_be_waited_for_again(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("records", [1, 2])
 @pytest.mark.parametrize("bad", [[1, 2], ["a", "b"], [b"a", 3], [memoryview(b"abcdefgh").cast("I"), b"xx"]])
-def test_send_each_refuses_what_is_no_bytes_and_sends_nothing_of_it(client, ringlog_topic, bad, records):
-    """ERR-4: a refusal has no side effect, and the producer goes on."""
+def test_send_each_refuses_values_that_are_not_bytes(client, ringlog_topic, bad, records):
+    """A refused call sends nothing, and the producer continues to work."""
     with client.producer(ringlog_topic()) as out:
         with pytest.raises(UsageError):
             out.send_each(bad, records_per_frame=records)

@@ -1,4 +1,7 @@
-"""CL-7, CL-11, PR-2: what a client goes through without its program noticing."""
+"""Failures that the client handles without action of its program.
+
+The engine restarts, processes are killed, the client forks, and the number of shards changes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ from ringlog.testing.real_engine import wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 WAIT_S = 30.0
 WAKE_UPS_MAX = 60
-"""In a second, of all threads of the test process: a dozen are seen, a nap of 2 ms makes 500."""
+"""Limit for one second, over all threads of the test process.
+
+An idle client causes about 12, a sleep of 2 ms in a loop 500.
+"""
 SPINNING_S = 0.2
 
 
@@ -37,7 +43,7 @@ def payloads(client, topic):
 
 
 def on_shard(client, shard):
-    """A name whose home is this shard."""
+    """Return a topic name whose home is this shard."""
     return next(name for n in range(1_000) if client.connection and home(name := f"topic-{n}") == shard)
 
 
@@ -48,7 +54,7 @@ def home(name):
 
 
 def is_running(pid):
-    """A zombie is not: an orphan's belongs to whoever is process 1, which may take its time."""
+    """Return True for a live process. A zombie does not count: process 1 may reap an orphan late."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -56,8 +62,8 @@ def is_running(pid):
 
 
 @pytest.mark.parametrize("durability", ["fsync", "disk"])
-def test_killing_shards_under_two_producers_loses_and_doubles_nothing(running, durability):
-    """PR-2, I-13: no error, every record once, in order, in both ways of sending."""
+def test_killing_shards_under_two_producers_loses_and_duplicates_nothing(running, durability):
+    """No call fails. Every record arrives once and in order, with `send` and with `send_each`."""
     kills, sent, failures = 4, {}, []
     stop = threading.Event()
     with ringlog.connect(running.url, wait=10, timeout_ms=30_000) as client:
@@ -90,7 +96,7 @@ def test_killing_shards_under_two_producers_loses_and_doubles_nothing(running, d
             topic = topics[kill % 2]
             before = client.topics.state(topic).head_seq
             end = time.monotonic() + WAIT_S
-            while client.topics.state(topic).head_seq < before + 100:  # It is being written to right now.
+            while client.topics.state(topic).head_seq < before + 100:  # The producer must be active.
                 assert time.monotonic() < end, "no progress"
             running.kill("wal_shard", shard=kill % 2)
         running.wait_ready()
@@ -103,8 +109,8 @@ def test_killing_shards_under_two_producers_loses_and_doubles_nothing(running, d
             assert payloads(client, topic) == [b"%d" % n for n in range(sent[topic])]
 
 
-def test_after_a_restart_of_the_engine_every_handle_works_again(running):
-    """CL-7: producer, reader and requests, without user code."""
+def test_every_handle_works_again_after_an_engine_restart(running):
+    """Producers, readers and requests need no code of the program for this."""
     with ringlog.connect(running.url, wait=10, timeout_ms=30_000) as client:
         producer = client.producer("t")
         producer.send(b"before").result(WAIT_S)
@@ -117,8 +123,8 @@ def test_after_a_restart_of_the_engine_every_handle_works_again(running):
         assert client.health().engine_starts_seen == 2
 
 
-def test_what_is_sent_while_the_engine_is_away_arrives_once_it_is_back(running):
-    """CL-7, I-13: also what had reached the log without an ack arrives once."""
+def test_records_sent_while_the_engine_is_down_arrive_once(running):
+    """This includes records that reached the log before the crash without an ack."""
     with ringlog.connect(running.url, wait=10, timeout_ms=60_000) as client:
         client.topics.create("t", durability="fsync")
         with client.producer("t", linger_ms=0) as producer:
@@ -133,8 +139,8 @@ def test_what_is_sent_while_the_engine_is_away_arrives_once_it_is_back(running):
         assert payloads(client, "t") == [b"%d" % n for n in range(400)]
 
 
-def test_a_follower_goes_on_over_a_restart(running):
-    """CL-7, PR-13."""
+def test_a_follower_continues_over_an_engine_restart(running):
+    """A reader with `follow=True` delivers the records of both runs of the engine in order."""
     with ringlog.connect(running.url, wait=10, timeout_ms=30_000) as client:
         client.append("t", b"0")
         found, enough = [], threading.Event()
@@ -159,8 +165,8 @@ def test_a_follower_goes_on_over_a_restart(running):
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_a_follower_of_ephemeral_records_hears_which_of_them_went_with_their_shard(running, transport):
-    """D-6, TB-2, S-11: the range is named, and what comes after it is not taken for older."""
+def test_a_follower_gets_a_tombstone_for_ephemeral_records_lost_with_their_shard(running, transport):
+    """The tombstone contains the range of lost seqs. Later records get higher seqs."""
     with ringlog.connect(running.url, wait=WAIT_S, transport=transport, timeout_ms=60_000) as client:
         client.topics.create("e", durability="ephemeral")
         reader = client.reader("e")
@@ -178,7 +184,7 @@ def test_a_follower_of_ephemeral_records_hears_which_of_them_went_with_their_sha
             assert last == head + 1
 
 
-def test_a_client_that_must_not_reconnect_ends_with_its_engine(running):
+def test_a_client_without_reconnect_closes_when_its_engine_stops(running):
     client = ringlog.connect(running.url, wait=10, reconnect=False)
     client.append("t", b"x")
     running.stop()
@@ -189,8 +195,8 @@ def test_a_client_that_must_not_reconnect_ends_with_its_engine(running):
     running.start()
 
 
-def test_a_forked_child_begins_with_an_empty_buffer_and_its_own_identity(running):
-    """CL-11: the parent's unsent records are sent by the parent only; the child's handles work."""
+def test_a_forked_child_has_an_empty_buffer_and_its_own_identity(running):
+    """Only the parent sends its unsent records. The handles also work in the child."""
     client = ringlog.connect(running.url, wait=10)
     client.append("t", b"before")
     producer = client.producer("t", linger_ms=60_000)
@@ -215,20 +221,20 @@ def test_a_forked_child_begins_with_an_empty_buffer_and_its_own_identity(running
     assert client.close().is_clean
 
 
-def test_an_idle_client_uses_no_processor_time(running):
-    """CL-2: no busy polling. Wake-ups are counted, for a slow host may take milliseconds for one."""
+def test_an_idle_client_uses_no_cpu_time(running):
+    """The test counts wake-ups, because one wake-up can cost milliseconds of CPU time on a slow host."""
     with ringlog.connect(running.url, wait=10) as client:
         client.append("t", b"x")
         client.producer("t").send_many([b"y"]).result(WAIT_S)
         before = resource.getrusage(resource.RUSAGE_SELF)
-        assert not threading.Event().wait(1.0)  # Time passing is what is measured here.
+        assert not threading.Event().wait(1.0)  # The test measures CPU use over real time.
         after = resource.getrusage(resource.RUSAGE_SELF)
         assert after.ru_nvcsw - before.ru_nvcsw < WAKE_UPS_MAX
         assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < SPINNING_S
 
 
-def test_killing_the_gateway_under_a_producer_loses_and_doubles_nothing():
-    """PR-5, I-13: what was sent again is recognised by its producer number."""
+def test_killing_the_gateway_under_a_producer_loses_and_duplicates_nothing():
+    """The shard recognises retried frames by their producer number."""
     with (
         engine(wal={"shards": 2}, gateway={"enabled": True}, supervisor={"restart_max": 50}) as running,
         ringlog.connect(running.url, wait=10, transport="ipc", timeout_ms=30_000) as client,
@@ -245,8 +251,8 @@ def test_killing_the_gateway_under_a_producer_loses_and_doubles_nothing():
         assert payloads(client, "t") == [b"%d" % n for n in range(count)]
 
 
-def test_over_tcp_everything_is_encrypted_and_a_stranger_gets_nowhere(tmp_path):
-    """ZC-8, SEC: the right server key works, a wrong one or none does not."""
+def test_tcp_is_encrypted_and_requires_the_right_server_key(tmp_path):
+    """A client with a wrong server key, or without one, cannot connect."""
     public, secret = (key.decode() for key in zmq.curve_keypair())
     key_file = tmp_path / "curve.key"
     key_file.write_text(f'public_key = "{public}"\nsecret_key = "{secret}"\n')
@@ -269,8 +275,8 @@ def test_over_tcp_everything_is_encrypted_and_a_stranger_gets_nowhere(tmp_path):
             ringlog.connect(url, wait=1.0)
 
 
-def test_closing_ends_the_daemon_thread_at_once(running):
-    """CL-14: also with frames lingering and an engine that is gone."""
+def test_close_ends_the_daemon_thread_at_once(running):
+    """This also holds with unsent frames and a stopped engine."""
     before = threading.active_count()
     client = ringlog.connect(running.url, wait=10, timeout_ms=60_000)
     client.producer("t", linger_ms=1).send(b"x").result(WAIT_S)
@@ -283,14 +289,14 @@ def test_closing_ends_the_daemon_thread_at_once(running):
     running.start()
 
 
-def test_the_plugin_does_not_hide_the_function_of_the_same_name():
-    """`ringlog.testing.engine` stays callable once pytest has loaded the plugin."""
+def test_the_pytest_plugin_does_not_hide_the_engine_function():
+    """`ringlog.testing.engine` stays callable after pytest has loaded the plugin."""
     import ringlog.testing.pytest_plugin
 
     assert callable(ringlog.testing.engine)
 
 
-def test_the_test_engine_leaves_nothing(tmp_path):
+def test_the_test_engine_leaves_no_process_and_no_shared_memory(tmp_path):
     with engine(directory=tmp_path) as started:
         shm_dir, pid = started.info.shm_dir, started.pid_of("wal_shard")
         started.kill("supervisor")
@@ -298,8 +304,11 @@ def test_the_test_engine_leaves_nothing(tmp_path):
     assert not is_running(pid)
 
 
-def test_topics_are_written_and_configured_after_the_number_of_shards_changed(tmp_path):
-    """SH-4: a name's home may only point to the shard that looks after the topic; clients follow it."""
+def test_topics_stay_usable_after_the_number_of_shards_changed(tmp_path):
+    """The home shard of a name may only refer to the shard that owns the topic.
+
+    Clients follow the reference.
+    """
     names = [f"moved-{i}" for i in range(8)]
     with engine(directory=tmp_path, wal={"shards": 2}) as before, ringlog.connect(before.url) as client:
         for name in names:
@@ -324,8 +333,11 @@ def test_topics_are_written_and_configured_after_the_number_of_shards_changed(tm
 
 
 @pytest.mark.parametrize("transport", ["auto", "ipc"])
-def test_topics_of_a_shard_that_was_given_up_say_so_and_the_others_go_on(transport):
-    """PR-12, RF-16: at once, and not by a timeout that blames nobody."""
+def test_topics_of_a_given_up_shard_fail_at_once_and_the_others_continue(transport):
+    """If the supervisor gives up a shard (RF-16), requests fail with `shard_failed` at once.
+
+    They do not run into a timeout.
+    """
     with engine(wal={"shards": 2}, gateway={"enabled": True}, supervisor={"restart_max": 0}) as running:
         with ringlog.connect(running.url, wait=10) as client:
             topics = [on_shard(client, 0), on_shard(client, 1)]
@@ -343,8 +355,11 @@ def test_topics_of_a_shard_that_was_given_up_say_so_and_the_others_go_on(transpo
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_what_is_refused_and_sent_again_keeps_its_order(running, transport):
-    """W9: a topic is made anew under a producer with many frames on their way; its shard and gateway die."""
+def test_refused_frames_that_are_sent_again_keep_their_order(running, transport):
+    """A frame is appended directly after its predecessor or refused (W9).
+
+    The topic is recreated while a producer has many frames in flight. Its shard and the gateway are killed.
+    """
     stop, failures, tickets = threading.Event(), [], []
     topic = on_shard_of("order", 0)
     with ringlog.connect(running.url, wait=10, timeout_ms=60_000, transport=transport) as client:
@@ -381,7 +396,7 @@ def on_shard_of(prefix, shard):
 
 
 def make_trouble(running, other, client, topic, tickets):
-    """Until frames were refused, then a few deaths."""
+    """Recreate the topic until frames are refused, then kill processes."""
 
     def more(count):
         wanted = len(tickets) + count
@@ -400,6 +415,6 @@ def make_trouble(running, other, client, topic, tickets):
 
 
 def assert_ascending(appended):
-    """Within each life of the topic; a batch may lie in two of them."""
+    """Check that seqs ascend within each life of the topic. A batch may span two lives."""
     drops = sum(after <= before for before, after in itertools.pairwise(appended.seqs.tolist()))
     assert drops <= 1, appended.seqs

@@ -1,4 +1,4 @@
-"""A client that is closed closes what it gave out: no file of the engine stays open in this process."""
+"""Closing a client also closes its readers: no file of the engine stays open in the process."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ WAIT_S = 20.0
 
 
 def open_files(data_dir: str) -> set[tuple[str, str]]:
-    """Files below this directory that this process has open, by descriptor."""
+    """Return `(descriptor, path)` of the open files of this process below `data_dir`."""
     found = set()
     for fd in os.listdir("/proc/self/fd"):
         try:
             found.add((fd, os.readlink(f"/proc/self/fd/{fd}")))
         except OSError:
-            continue  # It was the directory that is being listed.
+            continue  # This was the descriptor of the directory listing itself.
     return {(fd, path) for fd, path in found if path.startswith(data_dir)}
 
 
 @pytest.fixture
 def opened(ringlog_engine):
-    """What was opened since: others use the same engine, and may have left something to the collector."""
+    """Return a function that lists files opened since the fixture started.
+
+    Other tests use the same engine and may have left files to the garbage collector.
+    """
     gc.collect()
     before = open_files(ringlog_engine.data_dir)
 
@@ -40,7 +43,7 @@ def opened(ringlog_engine):
     return look
 
 
-def test_readers_that_nobody_closed_let_go_of_their_files(ringlog_engine, ringlog_topic, opened):
+def test_closing_the_client_releases_files_of_unclosed_readers(ringlog_engine, ringlog_topic, opened):
     topic = ringlog_topic()
     with ringlog.connect(ringlog_engine.url, wait=10) as client:
         client.append_many(topic, [b"a", b"b", b"c"])
@@ -50,13 +53,13 @@ def test_readers_that_nobody_closed_let_go_of_their_files(ringlog_engine, ringlo
         batch = tailer.next(WAIT_S)
         assert opened(), "nothing was opened, so nothing is shown"
     assert batch.bytes() == [b"a", b"b", b"c"], "what was handed out stays valid"
-    del batch, items  # A mapping keeps its file open as long as somebody looks through it.
+    del batch, items  # A mapping keeps its file open while an object refers to it.
     assert not opened()
     assert reader.cursor.seq == 1, "the reader itself is still held"
     assert tailer.cursor.seq == 3
 
 
-def test_a_reader_that_waits_in_another_thread_ends_and_lets_go_by_itself(
+def test_a_reader_that_waits_in_another_thread_ends_when_the_client_closes(
     ringlog_engine, ringlog_topic, opened
 ):
     topic = ringlog_topic()
@@ -80,7 +83,7 @@ def test_a_reader_that_waits_in_another_thread_ends_and_lets_go_by_itself(
     assert not opened()
 
 
-async def test_the_same_with_asyncio(ringlog_engine, ringlog_topic, opened):
+async def test_closing_the_asyncio_client_releases_files_of_readers(ringlog_engine, ringlog_topic, opened):
     topic = ringlog_topic()
     async with ringlog.aio.connect(ringlog_engine.url, wait=10) as client:
         await client.append_many(topic, [b"a", b"b"])
@@ -89,15 +92,15 @@ async def test_the_same_with_asyncio(ringlog_engine, ringlog_topic, opened):
         assert (await anext(items)).data == b"a"
         assert (await anext(batches)).bytes() == [b"a", b"b"]
         assert opened(), "nothing was opened, so nothing is shown"
-        await batches.aclose()  # It holds what it gave out last, which is mapped,
-        await asyncio.sleep(0)  # and so does the loop as long as this task goes on without a pause.
+        await batches.aclose()  # The iterator refers to the last batch, which is a mapping.
+        await asyncio.sleep(0)  # The event loop refers to it until this task yields.
     assert not opened()
     await items.aclose()
     assert (reader.cursor.seq, tailer.cursor.seq) == (1, 2), "both are still held"
 
 
 @pytest.mark.parametrize("is_read", [False, True])
-def test_files_are_closed_by_the_last_of_user_and_ender(is_read):
+def test_a_file_is_closed_after_its_last_user_and_its_owner(is_read):
     closed = []
 
     class Source:

@@ -1,4 +1,4 @@
-"""A topic's `compression` is applied by what writes to it."""
+"""Writers apply the topic setting `compression`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def is_in_log(data_dir: str, words: bytes) -> bool:
     return any(words in path.read_bytes() for path in Path(data_dir).glob("wal/*/*.log"))
 
 
-def test_producers_compress_as_the_topic_says_and_as_they_are_told():
+def test_producers_use_the_topics_codec_unless_they_set_their_own():
     cases = {"zstd": None, "lz4": None, "none": None, "zstd-plain": "none", "none-lz4": "lz4"}
     with engine(wal={"shards": 1}) as running, ringlog.connect(running.url) as log:
         for name, codec in cases.items():
@@ -31,7 +31,7 @@ def test_producers_compress_as_the_topic_says_and_as_they_are_told():
             assert len(found) == 41
         for name, codec in cases.items():
             is_compressed = (codec or name.partition("-")[0]) != "none"
-            # The last of many: a compressed body begins with bytes as they are.
+            # Search for the last record: a compressed body begins with some literal bytes.
             assert is_in_log(running.data_dir, b"%s 39: " % name.encode() + WORDS * 3) is not is_compressed
             alone = b"<%s> alone: " % name.encode() + WORDS * 100
             assert is_in_log(running.data_dir, alone) is name.startswith("none")

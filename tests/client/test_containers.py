@@ -1,4 +1,4 @@
-"""An engine in a container of its own: what the programs beside it share, and what not."""
+"""An engine in a container, and programs outside that share the data volume or /dev/shm with it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ sys.exit(main())
 
 
 class Container:
-    """An engine that is process 1 of a pid namespace, with a /dev/shm that nobody else sees."""
+    """An engine that is process 1 of a pid namespace, optionally with a private /dev/shm."""
 
     def __init__(self, data_dir: Path, *, own_shm: bool) -> None:
         self.url = f"ringlog://{data_dir}/run"
@@ -60,8 +60,8 @@ def data_dir() -> Iterator[Path]:
         yield Path(path) / "data"
 
 
-def test_a_program_that_shares_only_the_data_volume_goes_by_socket(data_dir: Path) -> None:
-    """Also one that was there before the engine, with a reader made before it was met."""
+def test_a_program_that_shares_only_the_data_volume_connects_by_socket(data_dir: Path) -> None:
+    """This includes a program, and its reader, that started before the engine."""
     early = ringlog.connect(f"ringlog://{data_dir}/run", timeout_ms=30_000)
     reader = early.reader("orders", follow=True)
     found: list[bytes] = []
@@ -110,7 +110,10 @@ async def _work_with_asyncio(url: str) -> None:
 
 
 def test_a_worker_in_another_pid_namespace_keeps_its_ring_and_its_jobs(data_dir: Path) -> None:
-    """It shares /dev/shm; its pid is nobody's, or another process's, in the engine's namespace."""
+    """The worker shares /dev/shm.
+
+    In the engine's namespace its pid is unused or belongs to another process.
+    """
     data_dir.mkdir(mode=0o700)
     container = Container(data_dir, own_shm=False)
     try:

@@ -1,4 +1,4 @@
-"""Records with dedup ids, as a program writes them (capabilities L38 to L40)."""
+"""Records with dedup ids, written through the public client."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def once(done: Appended) -> AppendedOnce:
 
 
 def test_a_job_with_a_dedup_id_is_put_once(queue):
-    """L38, I-4, I-5: whatever the repeat says, it gets the number of the first time."""
+    """A repeated id returns the seq of the first write, whatever the other fields are."""
     first = once(queue.put(b"one", dedup_id="order-17", tag="t", priority=1))
     assert (first.seqs, first.deduped, first.count) == ((1,), False, 1)
     again = once(queue.put(b"other", dedup_id="order-17"))
@@ -53,8 +53,13 @@ def test_a_job_with_a_dedup_id_is_put_once(queue):
     ]
 
 
-def test_of_many_jobs_those_that_are_new_are_put_in_one_write(queue):
-    """L38: an id for each record of a batch; one twice in it is one; those without any always go."""
+def test_a_batch_appends_its_new_dedup_ids_in_one_write(queue):
+    """Each record of a batch has its own id.
+
+    An id that occurs twice in a batch is appended once.
+
+    Records without an id are always appended.
+    """
     queue.put_many([NewRecord(data=b"%d" % n, dedup_id=str(n)) for n in (1, 3)])
     done = once(
         queue.put_many(
@@ -77,37 +82,37 @@ def test_of_many_jobs_those_that_are_new_are_put_in_one_write(queue):
     assert (whole.seqs, whole.deduped) == ((5, 2), True)
 
 
-def test_an_id_is_remembered_after_its_job_is_done(queue):
-    """I-9: the number is historic."""
+def test_a_dedup_id_is_remembered_after_its_job_was_acked(queue):
+    """The reply contains the seq of the deleted job."""
     queue.put(b"one", dedup_id="1")
     queue.claim()[0].ack()
     assert queue.put(b"one", dedup_id="1").deduped
     assert queue.claim() == []
 
 
-def test_an_id_means_nothing_where_the_topic_has_no_window(worker, ringlog_topic):
-    """I-3."""
+def test_a_dedup_id_has_no_effect_in_a_topic_without_a_window(worker, ringlog_topic):
+    """Both records with the same id are appended."""
     worker.topics.create(ringlog_topic(), idempotency_window_ms=0)
     assert [worker.append(ringlog_topic(), b"x", dedup_id="1").first_seq for _ in range(2)] == [1, 2]
 
 
-def test_a_topic_is_made_by_a_record_with_an_id_and_a_queue_is_not(worker, ringlog_topic):
-    """QL-2, W-5."""
+def test_a_record_with_a_dedup_id_creates_a_log_topic_but_no_queue(worker, ringlog_topic):
+    """`put` to a missing queue fails with `TopicNotFound`."""
     assert worker.append(ringlog_topic("new"), b"x", dedup_id="1").first_seq == 1
     with pytest.raises(TopicNotFound):
         worker.queue(ringlog_topic("absent")).put(b"x", dedup_id="1")
 
 
-def test_how_many_ids_a_topic_remembers_is_its_own_and_shown(worker, ringlog_topic):
-    """L39, L41."""
+def test_idempotency_max_limits_the_remembered_ids_of_a_topic(worker, ringlog_topic):
+    """`topics.state` reports the remembered and the forgotten ids."""
     worker.topics.create(ringlog_topic(), idempotency_max=3)
     worker.append_many(ringlog_topic(), [NewRecord(data=b"x", dedup_id=str(n)) for n in range(5)])
     state = worker.topics.state(ringlog_topic())
     assert (state.keys, state.keys_forgotten) == (3, 2)
 
 
-def test_what_cannot_be_an_id_is_refused_before_it_is_sent(queue, worker):
-    """CL-13, N-6."""
+def test_invalid_dedup_ids_are_refused(queue, worker):
+    """The errors are raised before a record is appended."""
     for wrong in ("", b"bytes", 5):
         with pytest.raises(UsageError):
             queue.put(b"x", dedup_id=wrong)  # type: ignore[arg-type]
@@ -121,15 +126,15 @@ def test_what_cannot_be_an_id_is_refused_before_it_is_sent(queue, worker):
     with pytest.raises(InvalidRequest):
         worker.append_many(queue.topic, [NewRecord(data=b"x", dedup_id="1")], idempotency_key="k")
     with worker.producer(queue.topic) as producer:
-        with pytest.raises(UsageError, match="not with a producer"):
+        with pytest.raises(UsageError, match="not supported by producers"):
             producer.send_many([NewRecord(data=b"x", dedup_id="1")])
-        with pytest.raises(UsageError, match="not with a producer"):
+        with pytest.raises(UsageError, match="not supported by producers"):
             producer.send(b"x", dedup_id="1")
     assert queue.stats().ready == 0
 
 
 class Putter(threading.Thread):
-    """Puts jobs under the same ids as others do, one after the other."""
+    """A thread that puts jobs one after the other, with the same ids as other threads."""
 
     def __init__(self, running: TestEngine, transport: str) -> None:
         super().__init__(daemon=True)
@@ -150,7 +155,7 @@ class Putter(threading.Thread):
 
 
 class MixedWriter(threading.Thread):
-    """Writes batches of which every second record has an id."""
+    """A thread that writes batches in which every second record has an id."""
 
     def __init__(self, running: TestEngine, name: str, transport: str) -> None:
         super().__init__(daemon=True)
@@ -177,8 +182,8 @@ class MixedWriter(threading.Thread):
 
 
 @pytest.mark.slow
-def test_batches_of_records_with_ids_and_without_are_there_once_when_shards_and_gateways_are_killed():
-    """I-13: also those whose answer was lost."""
+def test_mixed_batches_are_appended_once_despite_kills_of_shard_and_gateway():
+    """This includes batches whose replies were lost."""
     settings = {"wal": {"shards": 1}, "gateway": {"enabled": True}, "supervisor": {"restart_max": 100}}
     with engine(**settings) as running, ringlog.connect(running.url, wait=10) as client:
         client.topics.create("mixed", durability="disk")
@@ -201,8 +206,11 @@ def test_batches_of_records_with_ids_and_without_are_there_once_when_shards_and_
 
 
 @pytest.mark.slow
-def test_putters_of_the_same_jobs_and_a_shard_that_is_killed_make_each_job_once():
-    """L38, L40, I-6, I-10: three programs put the same four hundred; none is lost, none is there twice."""
+def test_three_putters_of_the_same_ids_create_each_job_once_despite_kills():
+    """Within its window one dedup id is one record (W10).
+
+    Three programs put the same 400 jobs while their shard is killed.
+    """
     settings = {"wal": {"shards": 1}, "gateway": {"enabled": True}, "supervisor": {"restart_max": 100}}
     with engine(**settings) as running, ringlog.connect(running.url, wait=10) as client:
         client.topics.create("q", type="queue", durability="disk")

@@ -1,4 +1,4 @@
-"""Deletes, caps, TTL and seeking by time through the public client, on this host and by the gateway."""
+"""Deletes, caps, TTL and seeking by time through the public client, over rings and over the gateway."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WAIT_S = 20.0
 
 @pytest.fixture(params=["ring", "ipc"])
 def other(request, ringlog_engine):
-    """A client of its own, over rings or by the gateway."""
+    """A second client, over rings or over the gateway."""
     with ringlog.connect(ringlog_engine.url, wait=10, transport=request.param) as connected:
         yield connected
 
@@ -31,8 +31,8 @@ def seqs(client, topic, start=1, **options):
     return [record.seq for record in client.reader(topic, start, **options)]
 
 
-def test_a_delete_is_gone_for_everybody_when_it_returns(client, other, ringlog_topic):
-    """DL-5, DL-7, DL-9, DL-10."""
+def test_a_delete_is_visible_to_all_readers_when_it_returns(client, other, ringlog_topic):
+    """A repeated delete deletes nothing. Deletes cause no tombstone."""
     topic = filled(client, ringlog_topic())
     done = other.topics.delete_records(topic, before_seq=5)
     assert (done.topic, done.deleted, done.earliest_seq, done.head_seq, done.count) == (topic, 4, 5, 20, 16)
@@ -43,8 +43,8 @@ def test_a_delete_is_gone_for_everybody_when_it_returns(client, other, ringlog_t
     assert (again.deleted, again.count) == (0, 16)
 
 
-def test_a_delete_by_tag_takes_those_and_only_those(client, other, ringlog_topic):
-    """DL-2..DL-6."""
+def test_a_delete_by_tag_removes_only_matching_records(client, other, ringlog_topic):
+    """The match is exact, by prefix, or a filter list. It never matches untagged records."""
     topic = filled(client, ringlog_topic())
     client.append(topic, b"untagged")
     assert other.topics.delete_records(topic, before_seq=11, match="even").deleted == 5
@@ -56,16 +56,16 @@ def test_a_delete_by_tag_takes_those_and_only_those(client, other, ringlog_topic
     assert client.topics.state(topic).count == 1
 
 
-def test_records_that_come_after_the_delete_stay(client, other, ringlog_topic):
-    """DL-11: also under the same tag."""
+def test_a_delete_keeps_records_that_are_written_later(client, other, ringlog_topic):
+    """This includes later records with the same tag."""
     topic = filled(client, ringlog_topic(), 4)
     other.topics.delete_records(topic, match="even")
     assert client.append(topic, b"5", tag="even").first_seq == 5
     assert seqs(other, topic) == [1, 3, 5]
 
 
-def test_a_reader_that_is_in_the_middle_does_not_see_what_is_deleted_now(client, other, ringlog_topic):
-    """DL-9: whatever it holds already."""
+def test_a_reader_does_not_return_records_deleted_while_it_reads(client, other, ringlog_topic):
+    """This includes records that the reader has already read ahead."""
     topic = ringlog_topic()
     client.append_many(topic, [b"%d" % n for n in range(1, 2001)])
     pages = other.reader(topic).pages(10)
@@ -74,7 +74,7 @@ def test_a_reader_that_is_in_the_middle_does_not_see_what_is_deleted_now(client,
     assert [record.seq for page in pages for record in page.records] == [1996, 1997, 1998, 1999, 2000]
 
 
-def test_the_tailer_leaves_deleted_records_out(client, ringlog_topic):
+def test_the_tailer_omits_deleted_records(client, ringlog_topic):
     topic = ringlog_topic()
     with client.producer(topic) as producer:
         for n in range(1, 1001):
@@ -86,8 +86,8 @@ def test_the_tailer_leaves_deleted_records_out(client, ringlog_topic):
     assert sum(map(len, batches)) == 667
 
 
-def test_a_page_of_nothing_but_deleted_records_still_moves_on(client, other, ringlog_topic):
-    """DR-13, DR-14, TB-17 case I."""
+def test_a_page_of_deleted_records_only_advances_the_cursor(client, other, ringlog_topic):
+    """The page is empty and caught up, and it has no tombstone."""
     topic = filled(client, ringlog_topic())
     other.topics.delete_records(topic, match="*")
     page = other.read(topic)
@@ -96,8 +96,8 @@ def test_a_page_of_nothing_but_deleted_records_still_moves_on(client, other, rin
 
 
 @pytest.mark.parametrize("wrong", [{}, {"match": ["tag", "Eq"]}, {"match": ["node", "Eq", "x"]}])
-def test_a_delete_that_says_nothing_or_nonsense_is_refused(client, other, ringlog_topic, wrong):
-    """DL-1, DL-2."""
+def test_a_delete_without_or_with_an_invalid_selection_is_refused(client, other, ringlog_topic, wrong):
+    """No record is deleted."""
     topic = filled(client, ringlog_topic(), 2)
     with pytest.raises(InvalidRequest):
         other.topics.delete_records(topic, **wrong)
@@ -106,14 +106,14 @@ def test_a_delete_that_says_nothing_or_nonsense_is_refused(client, other, ringlo
     assert seqs(client, topic) == [1, 2]
 
 
-def test_a_delete_needs_its_topic(other, ringlog_topic):
-    """DL-1."""
+def test_a_delete_in_a_missing_topic_fails(other, ringlog_topic):
+    """The error is `TopicNotFound`."""
     with pytest.raises(TopicNotFound):
         other.topics.delete_records(ringlog_topic(), before_seq=1)
 
 
-def test_a_cap_is_announced_and_a_delete_is_not(client, other, ringlog_topic):
-    """TB-17 cases B, C."""
+def test_a_cap_causes_a_tombstone_and_a_delete_does_not(client, other, ringlog_topic):
+    """Only involuntary losses are reported to readers."""
     topic = ringlog_topic()
     client.topics.create(topic, cap_records=3)
     for n in range(1, 6):
@@ -127,8 +127,8 @@ def test_a_cap_is_announced_and_a_delete_is_not(client, other, ringlog_topic):
     assert seqs(other, topic, 3) == [4, 5]
 
 
-def test_what_has_expired_is_announced_and_not_delivered(client, other, ringlog_topic):
-    """X-4, X-5, X-10, TB-17 case F."""
+def test_expired_records_are_reported_and_not_delivered(client, other, ringlog_topic):
+    """The tombstone has the reason `ttl`."""
     topic = ringlog_topic()
     client.topics.create(topic, ttl_ms=250)
     for n in range(3):
@@ -141,8 +141,11 @@ def test_what_has_expired_is_announced_and_not_delivered(client, other, ringlog_
     assert [r.data for r in other.read(topic, 3).records] == [b"young"]
 
 
-def test_reading_starts_at_a_time(client, other, ringlog_topic):
-    """The first record committed then or later; behind the last one for a time to come."""
+def test_reading_starts_at_a_given_time(client, other, ringlog_topic):
+    """Reading starts at the first record with that commit time or a later one.
+
+    For a future time it starts after the last record.
+    """
     topic = filled(client, ringlog_topic(), 10)
     records = client.read(topic).records
     for record in (records[0], records[4], records[9]):
@@ -157,8 +160,8 @@ def test_reading_starts_at_a_time(client, other, ringlog_topic):
         other.read(topic, start=datetime(2026, 1, 1))
 
 
-def test_a_waiting_read_waits_when_all_there_is_was_filtered_out(client, other, ringlog_topic):
-    """DR-18, DR-20."""
+def test_a_waiting_read_waits_if_its_filter_matches_nothing(client, other, ringlog_topic):
+    """After `wait_ms` it returns an empty page whose cursor is at the head."""
     topic = filled(client, ringlog_topic(), 4)
     page = other.read(topic, tags="other", wait_ms=50)
     assert (len(page), page.caught_up, page.cursor.seq) == (0, True, 4)

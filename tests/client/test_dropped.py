@@ -1,4 +1,4 @@
-"""What a program holds ends with it, whether it was closed or only dropped."""
+"""The resources of a client are released when it is closed or garbage-collected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROUNDS = 30
 
 
 def held() -> tuple[int, int]:
-    """Descriptors and threads of this process."""
+    """Return the numbers of descriptors and threads of this process."""
     return len(os.listdir("/proc/self/fd")), threading.active_count()
 
 
@@ -37,8 +37,8 @@ def until_back_at(before: tuple[int, int], spare: int = 0) -> None:
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_readers_of_a_loop_keep_no_descriptor(ringlog_engine, ringlog_topic, transport):
-    """`for record in log.reader(topic)` as in the README, and readers that are left in the middle."""
+def test_readers_in_a_loop_leak_no_descriptor(ringlog_engine, ringlog_topic, transport):
+    """`for record in log.reader(topic)` as in the README, and readers that are abandoned midway."""
     topic = ringlog_topic()
     with ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as log:
         log.append_many(topic, [b"a", b"b"])
@@ -54,10 +54,8 @@ def test_readers_of_a_loop_keep_no_descriptor(ringlog_engine, ringlog_topic, tra
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_a_client_that_is_dropped_gives_back_its_thread_and_descriptors(
-    ringlog_engine, ringlog_topic, transport
-):
-    """And what it had sent is there: a producer, and a reader, keep their client."""
+def test_a_dropped_client_releases_its_thread_and_descriptors(ringlog_engine, ringlog_topic, transport):
+    """Its sent records are appended. A producer or reader keeps its client alive."""
     topic = ringlog_topic()
     with ringlog.connect(ringlog_engine.url, wait=10) as steady:
         steady.topics.create(topic)
@@ -76,7 +74,7 @@ def test_a_client_that_is_dropped_gives_back_its_thread_and_descriptors(
     assert found == {b"%d%s" % (n, how) for n in range(8) for how in (b"", b" by a producer")}
 
 
-def test_parts_of_a_dropped_client_work_on(ringlog_engine, ringlog_topic):
+def test_parts_of_a_dropped_client_keep_working(ringlog_engine, ringlog_topic):
     topic, url = ringlog_topic(), ringlog_engine.url
     topics = ringlog.connect(url, wait=10).topics
     gc.collect()
@@ -93,10 +91,10 @@ def test_parts_of_a_dropped_client_work_on(ringlog_engine, ringlog_topic):
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
 @pytest.mark.parametrize("is_one_loop", [True, False])
-def test_asyncio_clients_that_are_dropped_give_back_their_descriptors(
+def test_dropped_asyncio_clients_release_their_descriptors(
     ringlog_engine, ringlog_topic, transport, is_one_loop
 ):
-    """Also in loops that have ended meanwhile, and the collector does not wait for anything."""
+    """This also holds if their event loop has ended. The garbage collector never blocks."""
     topic, before = ringlog_topic(), held()
 
     async def forget() -> None:
@@ -160,10 +158,10 @@ AT_THE_LIMIT = """
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_at_the_limit_of_descriptors_the_error_says_so_and_what_to_do(
+def test_the_error_at_the_descriptor_limit_names_the_cause_and_a_remedy(
     ringlog_engine, ringlog_topic, transport
 ):
-    """It is no "keeps changing", it comes soon, and nothing ends the process."""
+    """The error comes soon and is not a misleading one such as "keeps changing". No process exits."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(AT_THE_LIMIT), ringlog_engine.url,
          ringlog_topic(), transport],
@@ -191,7 +189,7 @@ OTHER_USER = """
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_another_user_is_told_of_permission_and_what_to_do(ringlog_engine, transport):
+def test_the_error_for_another_user_names_the_permission_and_a_remedy(ringlog_engine, transport):
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(OTHER_USER), ringlog_engine.url, transport],
         check=False, capture_output=True, text=True, timeout=60, env=debug_environ(),

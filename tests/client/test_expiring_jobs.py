@@ -1,4 +1,4 @@
-"""Jobs that expire between their lease and the read: they are skipped, and claims and loops go on."""
+"""Jobs that expire between lease and read are skipped, and claims and loops continue."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def transport(request):
 
 @pytest.fixture(params=["queue", "group"])
 def place(request, client, ringlog_topic):
-    """A queue, or a group of a topic, whose records expire one by one while they are claimed."""
+    """A queue or a consumer group whose records expire one by one while they are claimed."""
     topic = ringlog_topic(request.param)
     client.topics.create(topic, type="queue" if request.param == "queue" else "log")
     now_us = SystemClock().now_us()
@@ -47,12 +47,12 @@ def opened(client, place):
     return client.queue(topic) if kind == "queue" else client.group(topic, "g", mode="queue")
 
 
-def test_single_claims_and_loops_pass_over_expired_jobs(ringlog_engine, client, transport, place):
+def test_claims_and_loops_skip_expired_jobs(ringlog_engine, client, transport, place):
     with ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as worker:
         queue = opened(worker, place)
         for n in range(200):
             for job in queue.claim(1 + n % 3, wait_ms=0):
-                with suppress(LeaseLost):  # It expired while it was held.
+                with suppress(LeaseLost):  # The job expired while the worker had its lease.
                     job.ack()
         client.append(place[1], LAST)
         for job in queue.jobs(max_in_flight=3):
@@ -62,7 +62,7 @@ def test_single_claims_and_loops_pass_over_expired_jobs(ringlog_engine, client, 
                 break
 
 
-async def test_asyncio_loops_pass_over_expired_jobs(ringlog_engine, client, transport, place):
+async def test_asyncio_loops_skip_expired_jobs(ringlog_engine, client, transport, place):
     client.append(place[1], LAST)
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as worker:
         async with asyncio.timeout(WAIT_S):
@@ -73,14 +73,14 @@ async def test_asyncio_loops_pass_over_expired_jobs(ringlog_engine, client, tran
                     break
 
 
-def test_an_answer_without_frames_is_no_damage():
+def test_a_reply_without_frames_is_not_corrupt():
     assert decode_received_frames("t", 0, 0, memoryview(b"")) == []
     with pytest.raises(CorruptData):
         decode_received_frames("t", 0, 0, memoryview(b"\1" * 8))
 
 
 class Answers:
-    """A connection whose shard gives leases, and whose gateway finds none of the records."""
+    """A fake connection whose shard grants leases, and whose gateway finds no record for them."""
 
     transport = "ipc"
 
@@ -102,7 +102,7 @@ def claim(connection, clock, wait_s):
         return end.value
 
 
-def test_a_claim_asks_again_while_all_it_is_given_has_expired_and_not_for_ever():
+def test_a_claim_of_expired_jobs_is_retried_a_bounded_number_of_times():
     clock = ManualClock()
     connection = Answers()
     assert len(claim(connection, clock, 0.0)) == 0

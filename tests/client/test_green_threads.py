@@ -1,4 +1,4 @@
-"""A client among green threads works, or connect() says at once what to do."""
+"""A client works among green threads, or `connect()` fails at once and names a remedy."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def value(thread): return thread.wait()
 
 
 def run(program: str, *arguments: str) -> str:
-    """What it says at last, on either stream."""
+    """Run the program and return the last line of its output, from either stream."""
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program, *arguments], check=False, text=True, timeout=50,
         env=os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))},
@@ -109,38 +109,38 @@ def require(library: str) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
 @pytest.mark.parametrize("then", [WORK, FORK], ids=["work", "fork"])
-def test_gevent_patched_whole_works(ringlog_engine, ringlog_topic, transport, then):
+def test_a_fully_patched_gevent_works(ringlog_engine, ringlog_topic, transport, then):
     require("gevent")
     assert run(GEVENT + USE + then + END, ringlog_engine.url, ringlog_topic(), transport) == "good"
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_eventlet_works_where_it_lets_threads_share_descriptors(ringlog_engine, ringlog_topic, transport):
+def test_eventlet_works_if_threads_may_share_descriptors(ringlog_engine, ringlog_topic, transport):
     require("eventlet")
     assert run(EVENTLET + USE + WORK + END, ringlog_engine.url, ringlog_topic(), transport) == "good"
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("left_out", ["thread", "select"])
-def test_gevent_patched_in_part_is_refused(ringlog_engine, ringlog_topic, left_out):
-    """Before, the client's thread died, and tickets never settled, or it blocked every green thread."""
+def test_a_partially_patched_gevent_is_refused(ringlog_engine, ringlog_topic, left_out):
+    """Without the refusal the client's thread dies and no ticket settles, or it blocks all green threads."""
     require("gevent")
     patch = f"from gevent import monkey; monkey.patch_all({left_out}=False)\n"
     said = run(patch + USE, ringlog_engine.url, ringlog_topic(), "auto")
-    assert said.startswith("ringlog.errors.UsageError: gevent has patched")
+    assert said.startswith("ringlog.errors.UsageError: gevent patched")
     assert f"not `{left_out}`" in said
 
 
 @pytest.mark.timeout(60)
-def test_a_client_that_was_made_before_the_patch_says_so(ringlog_engine, ringlog_topic):
-    """Before, two green threads held its lock at once: `cannot release un-acquired lock`."""
+def test_a_client_created_before_the_patch_is_refused(ringlog_engine, ringlog_topic):
+    """Without the refusal two green threads take its lock at once: `cannot release un-acquired lock`."""
     require("gevent")
     late = """
 try:
     client.append(topic, b"late")
 except ringlog.errors.UsageError as e:
-    assert "threads were replaced by green threads after" in str(e)
+    assert "threads were monkey-patched after" in str(e)
     client.close()
     print("good", flush=True)
     os._exit(0)  # gevent complains at the end about threads that were there before it.
@@ -149,7 +149,7 @@ except ringlog.errors.UsageError as e:
 
 
 class Monkey(types.ModuleType):
-    """gevent.monkey and eventlet.patcher, as far as they are asked."""
+    """A fake of `gevent.monkey` and `eventlet.patcher` with the functions that the client calls."""
 
     def __init__(self, name: str, *patched: str) -> None:
         super().__init__(name)
@@ -167,22 +167,22 @@ class Monkey(types.ModuleType):
     ],
     ids=lambda monkey: monkey.__name__,
 )
-def test_what_cannot_work_is_refused_before_anything_is_made(monkeypatch, monkey):
+def test_an_unusable_patch_is_refused_before_connect_creates_anything(monkeypatch, monkey):
     monkeypatch.setitem(sys.modules, monkey.__name__, monkey)
     before = threading.active_count()
-    with pytest.raises(UsageError, match=r"gevent has|eventlet has|eventlet lets"):
+    with pytest.raises(UsageError, match=r"gevent patched|eventlet patched|eventlet allows"):
         ringlog.connect("ringlog:///nowhere")
     assert threading.active_count() == before
 
 
 @pytest.mark.parametrize("patched", [(), ("threading", "select")])
-def test_threads_and_select_alike_are_accepted(monkeypatch, patched):
+def test_threads_and_select_are_accepted_if_both_or_neither_are_patched(monkeypatch, patched):
     monkeypatch.setitem(sys.modules, "gevent.monkey", Monkey("gevent.monkey", *patched))
     ringlog.connect("ringlog:///nowhere").close()
 
 
-def test_a_client_whose_threads_were_replaced_ends_all_the_same(monkeypatch):
-    """The first call says what to do; close() and the end of the process do not wait for its locks."""
+def test_a_client_with_replaced_threads_can_be_closed(monkeypatch):
+    """Its first call fails with a remedy. `close()` and the end of the process do not wait for its locks."""
     client = ringlog.connect("ringlog:///nowhere")
     monkeypatch.setattr(threading, "get_ident", lambda: 0)
     with pytest.raises(UsageError, match="in each worker"):

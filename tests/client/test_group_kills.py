@@ -1,4 +1,7 @@
-"""Processes killed while members of a group are at work: every record is done once, and no lease is lost."""
+"""Kills of shards and gateways while members of a consumer group work.
+
+Members ack every record once, and no lease is lost.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ pytestmark = pytest.mark.slow
 RECORDS = 600
 KILLS = 4
 BETWEEN = 60
-"""Records done between two kills at least."""
+"""Minimum number of records that members ack between two kills."""
 DONE_S = 40.0
 LEASE_MS = 120_000
-"""Longer than the test: whatever comes back comes back for no reason."""
+"""Longer than the test, so no lease may expire. A second delivery is an error."""
 TIMEOUT_MS = 60_000
 
 
@@ -35,7 +38,7 @@ def running() -> Iterator[TestEngine]:
 
 
 class Member(threading.Thread):
-    """Works until it is stopped: notes each record it is given, and whether its ack was taken."""
+    """A member that works until it is stopped. It notes each delivered record and each completed ack."""
 
     def __init__(self, url: str, *, transport: str, most: int) -> None:
         super().__init__(daemon=True)
@@ -93,10 +96,13 @@ def fill(client: Client, durability: str) -> None:
 @pytest.mark.parametrize("durability", ["fsync", "disk"])
 @pytest.mark.parametrize("victim", ["wal_shard", "gateway"])
 @pytest.mark.timeout(150)
-def test_every_record_is_done_exactly_once_whoever_is_killed(
+def test_every_record_is_acked_exactly_once_despite_kills(
     running: TestEngine, durability: str, victim: str
 ) -> None:
-    """CL-7, QL-4, F36: leases outlive the shard, and a claim or an ack whose answer was lost has it again."""
+    """Leases survive their shard.
+
+    A retried claim or ack whose reply was lost has the result of the first attempt.
+    """
     with ringlog.connect(running.url, wait=20, timeout_ms=TIMEOUT_MS) as client:
         fill(client, durability)
         shard = shard_of(client, "t")
@@ -132,8 +138,8 @@ with ringlog.connect(sys.argv[1], wait=20) as client:
 """
 
 
-def test_what_a_killed_member_held_is_given_to_others_at_once(running: TestEngine) -> None:
-    """CL-10: long before its leases end; and not where it asked for that."""
+def test_records_of_a_killed_member_are_delivered_to_others_at_once(running: TestEngine) -> None:
+    """The leases of a dead process end before their deadlines, unless `release_on_exit` is False."""
     with ringlog.connect(running.url, wait=20) as client:
         group = client.group("t", "g", mode="queue")
         for wanted, seqs in (("yes", [1, 2, 3, 4, 5]), ("no", [])):
@@ -146,8 +152,8 @@ def test_what_a_killed_member_held_is_given_to_others_at_once(running: TestEngin
             assert group.ack(found).is_complete
 
 
-def test_a_stream_goes_on_over_kills_and_commits(running: TestEngine) -> None:
-    """F41: nothing is passed over, and nothing is given twice to a reader that lives."""
+def test_a_stream_group_continues_over_kills_and_commits(running: TestEngine) -> None:
+    """The iteration skips no record and delivers none twice."""
     with ringlog.connect(running.url, wait=20, timeout_ms=TIMEOUT_MS) as client:
         fill(client, "fsync")
         shard = shard_of(client, "t")
@@ -168,7 +174,7 @@ def test_a_stream_goes_on_over_kills_and_commits(running: TestEngine) -> None:
 
 
 def test_an_iteration_goes_on_when_its_engine_is_back(running: TestEngine) -> None:
-    """CL-7: leases from before are held still."""
+    """The client sends the waiting claim of the iteration to the restarted engine."""
     with ringlog.connect(running.url, wait=20, timeout_ms=2_000) as client:
         client.topics.create("t", durability="disk")
         group = client.group("t", "g", mode="queue")

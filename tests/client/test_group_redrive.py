@@ -1,4 +1,7 @@
-"""Dead letters of consumer groups come back: to their group alone, and once, whoever dies in between."""
+"""Redrive of the dead letters of consumer groups.
+
+Only the group that gave up a record gets it again, and only once, even if a process dies in between.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def group(worker: Client, ringlog_topic: TopicName) -> Group:
 
 
 def reject(group: Group, most: int = 100) -> None:
-    """Everything that there is; returns when it lies among the dead letters."""
+    """Reject all records that can be claimed, and wait until they are in the dead-letter topic."""
     for job in group.claim(most):
         group.reject(job, "no use")
     wait_until(lambda: group.stats().set_aside == 0, MOVED_S, "the records to be moved")
@@ -49,7 +52,7 @@ def given(group: Group) -> list[tuple[int, bytes, int]]:
     return [(job.seq, job.data, job.deliveries) for job in group.claim(100)]
 
 
-def test_letters_come_back_to_the_group_that_gave_them_up_and_to_nobody_else(
+def test_a_redrive_delivers_records_only_to_the_group_that_gave_them_up(
     group: Group, worker: Client, ringlog_topic: TopicName
 ) -> None:
     other = worker.group(group.topic, "audit", mode="queue", dead_letter=ringlog_topic("dead"))
@@ -76,7 +79,7 @@ def test_letters_come_back_to_the_group_that_gave_them_up_and_to_nobody_else(
 
 
 def test_some_come_back_by_number_by_what_they_are_and_by_how_many(group: Group, worker: Client) -> None:
-    """More than come back at once, too."""
+    """The number of letters exceeds one request."""
     worker.append_many(group.topic, [b"%d" % n for n in range(1, 101)])
     reject(group)
     seqs = {int(each.data): each.seq for each in letters(group)}
@@ -89,8 +92,11 @@ def test_some_come_back_by_number_by_what_they_are_and_by_how_many(group: Group,
     assert len(given(group)) == 96
 
 
-def test_what_is_given_up_once_more_is_another_letter(group: Group, worker: Client) -> None:
-    """Also where the group was told to go back; the copy of the first time is no repeat of the second."""
+def test_a_record_that_is_given_up_again_gets_another_dead_letter(group: Group, worker: Client) -> None:
+    """This also holds after the group seeks back.
+
+    The dead letter of an earlier lease is no duplicate of a later one.
+    """
     worker.append(group.topic, b"a")
     reject(group)
     assert group.redrive().moved == 1
@@ -103,7 +109,7 @@ def test_what_is_given_up_once_more_is_another_letter(group: Group, worker: Clie
     assert given(group) == [(1, b"a", 1)]
 
 
-def test_letters_without_their_record_stay(group: Group, worker: Client) -> None:
+def test_dead_letters_of_deleted_records_stay(group: Group, worker: Client) -> None:
     worker.append_many(group.topic, [b"a", b"b", b"c"])
     reject(group)
     worker.topics.delete_records(group.topic, before_seq=3)
@@ -113,10 +119,10 @@ def test_letters_without_their_record_stay(group: Group, worker: Client) -> None
     assert given(group) == [(3, b"c", 1)]
 
 
-def test_letters_of_an_earlier_topic_of_that_name_stay(
+def test_dead_letters_of_an_earlier_life_of_the_topic_stay(
     group: Group, worker: Client, ringlog_topic: TopicName
 ) -> None:
-    """Number 1 is another record now (ST-15)."""
+    """The same seq belongs to another record in the recreated topic."""
     worker.append(group.topic, b"old")
     reject(group)
     worker.topics.delete(group.topic)
@@ -130,8 +136,8 @@ def test_letters_of_an_earlier_topic_of_that_name_stay(
     assert [each.data for each in letters(again)] == [b"old"]
 
 
-def test_forged_letters_give_nothing_out(group: Group, worker: Client, ringlog_topic: TopicName) -> None:
-    """Numbers that are none, or are absurd, are records that are not there."""
+def test_forged_dead_letters_deliver_nothing(group: Group, worker: Client, ringlog_topic: TopicName) -> None:
+    """Invalid seqs in their metadata count as records that do not exist."""
     worker.append_many(group.topic, [b"a", b"b"])
     reject(group, 1)
     (letter,) = letters(group)
@@ -151,9 +157,9 @@ def test_what_cannot_be_redriven_is_said(group: Group, worker: Client) -> None:
     plain = worker.group(group.topic, "plain", mode="queue")
     stream = worker.group(group.topic, "stream", mode="stream")
     for without in (plain, stream):
-        with pytest.raises(InvalidRequest, match="dead letters"):
+        with pytest.raises(InvalidRequest, match="no dead-letter topic"):
             without.redrive()
-        with pytest.raises(InvalidRequest, match="dead letters"):
+        with pytest.raises(InvalidRequest, match="no dead-letter topic"):
             without.dead_letters()
     with pytest.raises(UsageError):
         group.redrive(limit=-1)
@@ -181,8 +187,11 @@ async def test_letters_come_back_with_asyncio(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "power"])
-def test_who_dies_before_the_letters_are_deleted_gives_nothing_out_twice(how: str, tmp_path: Any) -> None:
-    """The group has them and the letters are there still: what was done meanwhile does not come back."""
+def test_a_redrive_delivers_nothing_twice_after_a_crash_before_the_deletion(how: str, tmp_path: Any) -> None:
+    """The group has the records while their dead letters still exist.
+
+    A repeated redrive delivers no record that was acked.
+    """
     with half_way(how, tmp_path / "e") as (found, client):
         client.topics.create("t", durability="fsync")
         client.topics.create("dead", durability="fsync")

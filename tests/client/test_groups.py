@@ -1,4 +1,4 @@
-"""Consumer groups as a program uses them, on rings and through a gateway."""
+"""Consumer groups through the public client, over rings and over the gateway."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def seqs(jobs) -> list[int]:
     return [job.seq for job in jobs]
 
 
-def test_members_share_records_which_stay_in_the_topic(member, topic):
-    """F43, F30, F28."""
+def test_members_share_records_that_stay_in_the_topic(member, topic):
+    """Each member gets different records. An ack removes a record from the group, not from the topic."""
     fill(member, topic, 5)
     ann, bob = queue(member, topic, node="ann"), queue(member, topic, node="bob")
     mine, theirs = ann.claim(3), bob.claim(9)
@@ -74,7 +74,7 @@ def test_members_share_records_which_stay_in_the_topic(member, topic):
     assert [record.seq for record in member.read(topic).records] == [1, 2, 3, 4, 5]
 
 
-def test_a_job_as_a_context_and_the_loop(member, topic):
+def test_jobs_of_a_group_work_as_context_managers_and_in_a_loop(member, topic):
     fill(member, topic, 3)
     group = queue(member, topic)
     found = []
@@ -94,8 +94,8 @@ def test_a_job_as_a_context_and_the_loop(member, topic):
 
 
 @pytest.mark.interpreted
-def test_what_is_done_travels_with_the_next_claim_on_the_engines_host(member, topic, monkeypatch):
-    """As of a queue; the records stay in the topic."""
+def test_acks_are_sent_with_the_next_claim(member, topic, monkeypatch):
+    """A group behaves like a queue here, and its records stay in the topic."""
     fill(member, topic, 6)
     group = queue(member, topic)
     sent: list[str] = []
@@ -116,8 +116,8 @@ def test_what_is_done_travels_with_the_next_claim_on_the_engines_host(member, to
     assert group.stats().floor == 6
 
 
-def test_work_of_a_member_that_sleeps_is_taken_over(member, topic):
-    """F32, F33, F45."""
+def test_a_member_can_steal_records_from_an_idle_member(member, topic):
+    """A stolen record has a new lease, and the previous holder's ack skips it."""
     fill(member, topic, 3)
     ann, bob = queue(member, topic, node="ann"), queue(member, topic, node="bob", min_idle_ms=1)
     lost = ann.claim(3)
@@ -135,8 +135,8 @@ def test_work_of_a_member_that_sleeps_is_taken_over(member, topic):
     assert seqs(bob.claim(1)) == seqs(held), "there is nothing else"
 
 
-def test_a_filter_passes_over_what_does_not_match(member, topic):
-    """F43, F50, F51: groups of one name with other filters are others."""
+def test_a_group_with_a_tag_filter_delivers_only_matching_records(member, topic):
+    """The filter is part of the group's identity: the same name with another filter is another group."""
     for tag in ("eu.1", "us.1", "eu.2", None, "eu", "eu.3"):
         member.append(topic, b"x", **({"tag": tag} if tag else {}))
     group = queue(member, topic, tags="eu.*")
@@ -151,8 +151,8 @@ def test_a_filter_passes_over_what_does_not_match(member, topic):
         queue(member, topic, tags=["tag", "Like", "x"])
 
 
-def test_seeking_and_where_a_group_begins(member, topic):
-    """F26, F42, L19."""
+def test_a_group_starts_and_seeks_at_positions_and_times(member, topic):
+    """A new group starts at `start`. A seek ends all leases of the group."""
     fill(member, topic, 5)
     late = member.group(topic, "late", mode="queue", start=LATEST)
     assert late.claim(9) == []
@@ -188,7 +188,7 @@ def test_what_is_wrong_is_said(member, topic, ringlog_topic):
         queue(member, topic).commit()
 
 
-def test_a_waiting_claim_is_given_what_comes(member, topic, ringlog_engine):
+def test_a_waiting_claim_gets_a_new_record(member, topic, ringlog_engine):
     group = queue(member, topic)
     found = []
     waiting = threading.Thread(target=lambda: found.extend(group.claim(wait_ms=20_000)))
@@ -201,8 +201,8 @@ def test_a_waiting_claim_is_given_what_comes(member, topic, ringlog_engine):
     assert [job.data for job in found] == [b"late"]
 
 
-def test_leases_are_kept_while_the_program_works(member, topic):
-    """CL-9."""
+def test_leases_are_extended_while_the_program_works(member, topic):
+    """With `auto_extend` the client extends the lease until the job is settled."""
     fill(member, topic, 1)
     group = queue(member, topic)
     (job,) = group.claim(lease_ms=1_200, auto_extend=True)
@@ -225,8 +225,8 @@ def take(stream: Iterator, count: int) -> list[int]:
     return found
 
 
-def test_a_stream_goes_on_behind_what_was_committed(member, topic):
-    """F41, F67."""
+def test_a_stream_continues_after_its_last_commit(member, topic):
+    """An iteration commits a record only after the program requested the next one."""
     fill(member, topic, 6)
     group = member.group(topic, "s")
     assert take(group.records(auto_commit_ms=0), 4) == [1, 2, 3, 4]
@@ -244,7 +244,7 @@ def test_a_stream_goes_on_behind_what_was_committed(member, topic):
     assert take(group.records(), 2) == [6, 7]
 
 
-def test_what_is_done_is_committed_before_waiting(member, topic):
+def test_a_stream_commits_before_it_waits(member, topic):
     fill(member, topic, 3)
     group = member.group(topic, "s")
     found: list[int] = []
@@ -264,7 +264,7 @@ def test_what_is_done_is_committed_before_waiting(member, topic):
     assert found == [1, 2, 3, 4]
 
 
-def test_who_reads_last_reads_alone(member, topic):
+def test_the_latest_reader_of_a_stream_fences_the_earlier_one(member, topic):
     fill(member, topic, 4)
     first, second = (member.group(topic, "s", node=node) for node in ("a", "b"))
     stream = first.records(auto_commit_ms=None)
@@ -282,7 +282,7 @@ def test_who_reads_last_reads_alone(member, topic):
     stream.close()
 
 
-def test_a_stream_with_a_filter(member, topic):
+def test_a_stream_with_a_tag_filter_delivers_only_matching_records(member, topic):
     for n, tag in enumerate(("a", "b", "a", "b")):
         member.append(topic, b"%d" % n, tag=tag)
     group = member.group(topic, "s", tags="b")
@@ -293,8 +293,8 @@ def test_a_stream_with_a_filter(member, topic):
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_groups_outlive_every_kill(transport):
-    """A job that was acked does not come back, one that was not does, and the lease goes on over the kill."""
+def test_groups_survive_kills_of_shard_and_gateway(transport):
+    """An acked job does not return, an unacked one does, and leases survive the kill."""
     with engine(wal={"shards": 2}, gateway={"enabled": True}) as running:
         options = {"wait": 20, "timeout_ms": 20_000, "transport": transport}
         with ringlog.connect(running.url, **options) as client:
@@ -320,7 +320,7 @@ def test_groups_outlive_every_kill(transport):
         assert not verify_directory(running.data_dir, is_deep=True).is_damaged
 
 
-def test_a_group_that_somebody_removed_is_said(member, topic):
+def test_calls_of_a_deleted_group_fail_with_group_not_found(member, topic):
     fill(member, topic, 2)
     group = queue(member, topic)
     (job,) = group.claim()

@@ -1,4 +1,7 @@
-"""A real engine that misses a file at one start: what clients are told, and that all is there later."""
+"""Topics whose segment file is missing at a start of the engine, and topics whose cold tier is missing.
+
+Requests fail with a clear error. All records can be read again once the file is back.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ def numbers(client, topic):
 
 
 def events_of(watch, kinds):
-    """What a watch gives, until so many kinds of it have come: names of topics, and of halted ones."""
+    """Read events of the watch until `kinds` different ones came.
+
+    Return topic names and messages of halted topics.
+    """
     seen = set()
     while len(seen) < kinds:
         try:
@@ -36,7 +42,7 @@ def events_of(watch, kinds):
     return seen
 
 
-def test_a_topic_is_halted_while_its_file_is_away_and_whole_when_it_is_back():
+def test_a_topic_is_halted_while_its_file_is_missing_and_complete_afterwards():
     with engine(**ENGINE) as running:
         with ringlog.connect(running.url, wait=10) as client:
             client.topics.create("log", durability="fsync")
@@ -86,7 +92,7 @@ def test_a_topic_is_halted_while_its_file_is_away_and_whole_when_it_is_back():
             assert [job.data for job in client.queue("jobs").claim()] == [b"1"]
 
 
-def test_without_the_cold_tier_only_reads_of_what_lies_there_fail(tmp_path):
+def test_without_the_cold_tier_only_reads_of_its_records_fail(tmp_path):
     cold = tmp_path / "cold"
     cold.mkdir(mode=0o700)
     place = tmp_path / "engine"

@@ -1,6 +1,7 @@
-"""A signal's exception (Ctrl-C) at any moment of a client's work: it never hangs, never doubles, never lies.
+"""Exceptions of signal handlers (Ctrl-C) at any moment of a client's work.
 
-The signals are real and come at random times, from a thread: they hit sleeping, working and in between.
+The client never hangs, never duplicates a record, and never reports a wrong result. A thread sends real
+signals at random times. They arrive in system calls, in Python code and in between.
 """
 
 from __future__ import annotations
@@ -26,24 +27,27 @@ from ringlog.testing.real_engine import wait_until
 
 __all__ = ["ringlog_engine", "ringlog_topic"]
 
-# What an interrupt leaves half made is freed by the collector, which says so; and one that comes while it
-# frees something is not raised at all.
+# The garbage collector frees objects that an interrupt left incomplete, and Python warns about them. An
+# exception in such a finalizer is not raised at all.
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
 )
 
 ROUNDS = 60
 CLOSE_S = 8.0
-"""Far beyond what a close takes, far below the test's own time."""
+"""Far longer than a close takes, and far shorter than the timeout of the test."""
 
 
 class Hit(KeyboardInterrupt):
-    """What our signal raises; a kind of its own, so that a real Ctrl-C still ends the tests."""
+    """The exception of the test's signal handler.
+
+    It has its own type, so that a real Ctrl-C still ends the tests.
+    """
 
 
 @pytest.fixture
 def hits() -> Iterator[None]:
-    """SIGUSR2 raises Hit, as SIGINT raises KeyboardInterrupt."""
+    """Install a handler for SIGUSR2 that raises `Hit`, as SIGINT raises KeyboardInterrupt."""
 
     def on_signal(_signal: int, _frame: object) -> None:
         raise Hit
@@ -56,7 +60,7 @@ def hits() -> Iterator[None]:
 
 @contextmanager
 def one_hit(delay_s: float) -> Iterator[None]:
-    """One signal to this thread after `delay_s`, at the latest when the block ends."""
+    """Send one signal to this thread after `delay_s` seconds, or when the block ends if that is earlier."""
     begun, done = threading.Event(), threading.Event()
     target = threading.get_ident()
 
@@ -72,7 +76,7 @@ def one_hit(delay_s: float) -> Iterator[None]:
         yield
     finally:
         done.set()
-        # The signal may come in here or in `join`: once it came there is no other.
+        # The signal may arrive here or in `join`. No other signal follows it.
         while thread.is_alive():
             try:
                 thread.join()
@@ -81,21 +85,21 @@ def one_hit(delay_s: float) -> Iterator[None]:
 
 
 class Aim:
-    """When the next signal comes: at any moment of a call, however long calls take on this machine."""
+    """Chooses delays of signals that match the duration of calls on this machine."""
 
     def __init__(self, *seed: str) -> None:
         self._chance, self._longest_s = random.Random(" ".join(seed)), 0.008
 
     def delay_s(self) -> float:
-        """For the next call."""
+        """Return a delay for the next call, in seconds."""
         return self._chance.random() * self._longest_s
 
     def hit(self) -> None:
-        """It came before the call had ended: the next may come later."""
+        """Record that the signal came before the call ended: the next delay may be longer."""
         self._longest_s *= 1.1
 
     def missed(self) -> None:
-        """The call was faster: the next has to come sooner."""
+        """Record that the call ended before the signal came: the next delay must be shorter."""
         self._longest_s *= 0.9
 
 
@@ -132,11 +136,13 @@ OPERATIONS: list[Callable[[ringlog.Client, str, bytes], None]] = [_create, _appe
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_an_interrupt_at_any_moment_is_survived_or_said(
+def test_an_interrupt_at_any_moment_is_survived_or_reported(
     ringlog_engine, ringlog_topic, hits, operation, transport
 ) -> None:
-    """CL-2: whoever was interrupted goes on with the client, or is told by type to make a new one; what was
-    acked is there once, what was interrupted at most once, and closing comes back."""
+    """After an interrupt the client continues to work, or every call raises `Interrupted`.
+
+    An acked record is stored once, an interrupted one at most once, and `close` returns.
+    """
     topic = ringlog_topic()
     aim = Aim(operation.__name__, transport)
     acked: list[bytes] = []
@@ -185,8 +191,12 @@ def test_an_interrupt_at_any_moment_is_survived_or_said(
 
 
 def interrupted_at(call: Callable[[], object], number: int) -> bool:
-    """Run it with Hit raised where its so manieth function begins or C function ends, which is where the
-    interpreter looks for signals; False when it has fewer."""
+    """Run the call and raise `Hit` at its `number`-th event.
+
+    Return False if the call has fewer events.
+
+    Events are the starts of functions and the ends of C functions: there the interpreter checks for signals.
+    """
     left = number
 
     def on_event(frame: FrameType, event: str, _: object) -> None:
@@ -209,14 +219,14 @@ def interrupted_at(call: Callable[[], object], number: int) -> bool:
 
 
 held: deque[Hit] = deque(maxlen=3)
-"""With their tracebacks, as a notebook keeps the last ones: what these hold must not be a lock."""
+"""The last interrupts with their tracebacks, as a notebook keeps them. They must not keep a lock taken."""
 
 
 @pytest.mark.interpreted
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("operation", [_append, _send, _claim])
-def test_a_hit_between_any_two_calls_leaves_no_lock_taken(ringlog_engine, ringlog_topic, operation) -> None:
-    """CL-2: at each function that is called, once, as a signal's exception may come there."""
+def test_an_interrupt_between_calls_leaves_no_lock_taken(ringlog_engine, ringlog_topic, operation) -> None:
+    """The test raises `Hit` once at each event of the operation."""
     topic, ends = ringlog_topic(), Counter[str]()
     with ringlog.connect(ringlog_engine.url, wait=10) as steady:
         steady.topics.create(f"{topic}-q", type="queue")
@@ -242,8 +252,8 @@ def test_a_hit_between_any_two_calls_leaves_no_lock_taken(ringlog_engine, ringlo
 
 
 @pytest.mark.timeout(60)
-def test_a_wait_that_was_interrupted_leaves_the_client_whole(ringlog_engine, ringlog_topic, hits) -> None:
-    """Ctrl-C at a tailer that waits, as in a notebook: the next call goes on."""
+def test_an_interrupted_wait_leaves_the_client_usable(ringlog_engine, ringlog_topic, hits) -> None:
+    """Ctrl-C during a tailer's wait, as in a notebook: the next call works."""
     topic = ringlog_topic()
     with ringlog.connect(ringlog_engine.url, wait=10) as client:
         client.append(topic, b"1")
@@ -260,8 +270,11 @@ def test_a_wait_that_was_interrupted_leaves_the_client_whole(ringlog_engine, rin
 
 @pytest.mark.interpreted
 @pytest.mark.timeout(60)
-def test_everybody_is_told_of_work_that_was_torn(ringlog_engine, ringlog_topic, hits, monkeypatch) -> None:
-    """Hit in the middle of a turn: tickets fail with an unknown outcome, other threads come back."""
+def test_an_interrupt_inside_the_client_fails_waits(ringlog_engine, ringlog_topic, hits, monkeypatch) -> None:
+    """`Hit` arrives in the middle of a pass of the client.
+
+    Tickets fail with an unknown outcome, and other threads return.
+    """
     client = ringlog.connect(ringlog_engine.url, wait=10)
     producer = client.producer(ringlog_topic(), linger_ms=60_000)
     ticket = producer.send(b"x")
@@ -279,7 +292,7 @@ def test_everybody_is_told_of_work_that_was_torn(ringlog_engine, ringlog_topic, 
     next_ns, here = client._shell.session.timers.next_ns, threading.current_thread()
 
     def torn() -> int:
-        if threading.current_thread() is here:  # the client's own thread looks at its timers too
+        if threading.current_thread() is here:  # the client's own thread reads its timers too
             raise Hit
         return next_ns()
 
@@ -298,7 +311,7 @@ def test_everybody_is_told_of_work_that_was_torn(ringlog_engine, ringlog_topic, 
 
 @pytest.mark.timeout(60)
 def test_leaving_a_block_after_an_interrupt_raises_the_interrupt(ringlog_engine, ringlog_topic, hits) -> None:
-    """Not what the torn client has to say: `except KeyboardInterrupt` must find it."""
+    """The error of the interrupted client must not replace it, since programs catch `KeyboardInterrupt`."""
 
     def interrupted_program() -> None:
         with (
@@ -316,8 +329,8 @@ def test_leaving_a_block_after_an_interrupt_raises_the_interrupt(ringlog_engine,
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_interrupted_claims_count_no_delivery(ringlog_engine, ringlog_topic, hits, transport) -> None:
-    """Ctrl-C at a claim, at any moment: what it was given is ready for others at once, for the first time."""
+def test_an_interrupted_claim_counts_no_delivery(ringlog_engine, ringlog_topic, hits, transport) -> None:
+    """After Ctrl-C at any moment of a claim, its jobs are ready at once, with their first delivery."""
     topic, aim, ends = ringlog_topic(), Aim(transport), Counter[str]()
     with ringlog.connect(ringlog_engine.url, wait=10) as steady:
         steady.topics.create(topic, type="queue")
@@ -346,7 +359,8 @@ def test_interrupted_claims_count_no_delivery(ringlog_engine, ringlog_topic, hit
                 client.close(1)
                 client = ringlog.connect(ringlog_engine.url, wait=10, transport=transport)
                 queue = client.queue(topic, node="w")
-        # A signal may hit between the client's last line and the program's own: then nobody can help.
+        # A signal may arrive after the claim returned and before the program stored its result. The client
+        # cannot release that lease.
         kept = ends["ended"] + 2
         wait_until(lambda: others.stats().in_flight <= kept, 10, "interrupted claims to be given back")
         assert ends["interrupted"] > kept

@@ -1,4 +1,4 @@
-"""Leases that are kept alive: what is over costs nothing, and is forgotten."""
+"""Automatic lease extension: settled leases cause no request and are forgotten."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEASE_MS = 30_000
 
 
 class Line:
-    """A session whose engine extends whatever it is asked for."""
+    """A fake session whose engine extends every requested lease."""
 
     def __init__(self) -> None:
         self.clock, self.timers = ManualClock(), Timers()
@@ -48,8 +48,8 @@ def kept(keeper: Any) -> int:
     return len(keeper._leases)
 
 
-def test_jobs_done_one_after_the_other_are_never_asked_for_and_are_forgotten(line: Line) -> None:
-    """However many: a loop over small jobs keeps each for a moment."""
+def test_settled_leases_cause_no_request_and_are_forgotten(line: Line) -> None:
+    """A loop over small jobs has each lease only for a moment. The number of stored leases stays bounded."""
     keeper = LeaseExtender(line, "q", "worker")  # type: ignore[arg-type]
     for seq in range(1, 5_000):
         one = lease(line, seq)
@@ -61,7 +61,7 @@ def test_jobs_done_one_after_the_other_are_never_asked_for_and_are_forgotten(lin
     assert kept(keeper) == 0
 
 
-def test_one_that_is_due_earlier_than_those_before_it_is_extended_in_time(line: Line) -> None:
+def test_a_lease_with_an_earlier_deadline_is_extended_in_time(line: Line) -> None:
     keeper = LeaseExtender(line, "q", "worker")  # type: ignore[arg-type]
     keeper.extend_until_settled([lease(line, 1)])
     short = lease(line, 2, 1_000)
@@ -71,7 +71,7 @@ def test_one_that_is_due_earlier_than_those_before_it_is_extended_in_time(line: 
     assert short.until_ns > line.clock.monotonic_ns() + 500 * MS
 
 
-def test_what_is_held_beside_those_that_are_over_is_extended_before_it_ends(line: Line) -> None:
+def test_an_open_lease_among_settled_ones_is_extended_before_it_ends(line: Line) -> None:
     keeper = LeaseExtender(line, "q", "worker")  # type: ignore[arg-type]
     held = lease(line, 1)
     keeper.extend_until_settled([held])

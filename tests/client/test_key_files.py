@@ -1,4 +1,4 @@
-"""Where the secret key of a TCP connection comes from, and what is said of files and keys that are none."""
+"""Sources of the secret key of a TCP connection, and errors for invalid key files and keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ URL = f"ringlog://127.0.0.1:9?server_key={quote(SERVER.public, safe='')}"
 
 @pytest.fixture
 def key_file(tmp_path: Path) -> Path:
-    """Written as docs/explanation/security.md does it."""
+    """A key file that is written as docs/explanation/security.md describes."""
     path = tmp_path / "client.key"
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(key_file_text(CLIENT))
@@ -34,7 +34,7 @@ def secret_of(key: str | None = None, url: str = URL) -> str:
     return ClientOptions(url, None, key, None, "auto").secret_key
 
 
-def test_the_secret_comes_from_the_call_the_file_or_the_variable(
+def test_the_secret_key_comes_from_the_call_the_file_or_the_variable(
     key_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert secret_of() == ""
@@ -50,19 +50,19 @@ def test_the_secret_comes_from_the_call_the_file_or_the_variable(
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [
-        (lambda path: path.chmod(0o644), "RINGLOG_KEY_FILE: key file is open to others"),
+        (lambda path: path.chmod(0o644), "RINGLOG_KEY_FILE: key file must not be accessible to other users"),
         (lambda path: path.unlink(), "RINGLOG_KEY_FILE: key file cannot be opened"),
         (lambda path: path.write_text(CLIENT.secret.decode()), "RINGLOG_KEY_FILE: key file is not TOML"),
-        (lambda path: path.write_text(""), "RINGLOG_KEY_FILE: public_key is not 40 characters of Z85"),
+        (lambda path: path.write_text(""), "RINGLOG_KEY_FILE: public_key must be 40 characters of Z85"),
         (lambda path: path.write_text(f'public_key = "{CLIENT.public.decode()}"\n'),
-         "RINGLOG_KEY_FILE: secret_key is not 40 characters of Z85"),
+         "RINGLOG_KEY_FILE: secret_key must be 40 characters of Z85"),
         (lambda path: path.write_bytes(b"\xff\xfe"), "RINGLOG_KEY_FILE: key file is not UTF-8"),
         (lambda path: path.write_text(key_file_text(CLIENT).replace(CLIENT.public.decode(), "0" * 40)),
-         "RINGLOG_KEY_FILE: public_key and secret_key do not belong together"),
+         "RINGLOG_KEY_FILE: public_key does not match secret_key"),
     ],
     ids=["open", "missing", "bare secret", "empty", "public only", "no text", "foreign pair"],
 )  # fmt: skip
-def test_a_bad_key_file_is_named_with_what_is_wrong_and_never_quoted(
+def test_the_error_for_a_bad_key_file_names_the_defect_and_never_quotes_the_key(
     key_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     spoil: Callable[[Path], Any], text: str,
 ) -> None:  # fmt: skip
@@ -80,13 +80,13 @@ def test_a_bad_key_file_is_named_with_what_is_wrong_and_never_quoted(
     assert "internal" not in said
 
 
-def test_a_client_of_this_host_needs_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_client_needs_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGLOG_KEY_FILE", str(tmp_path / "missing"))
     assert secret_of(url=f"ringlog://{tmp_path}/run") == ""
 
 
 @pytest.mark.parametrize("key", ["short", "a" * 35 + "#####", "é" * 40, "\ud800" * 40, "x y" * 13 + "z"])
-def test_a_key_that_is_none_is_refused_at_once(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_malformed_key_is_refused_at_once(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"^key must be 40 characters of Z85, .* got \d+ characters"):
         ringlog.connect(URL, key=key)
     if key.isascii():

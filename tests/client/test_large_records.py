@@ -1,4 +1,4 @@
-"""Records and headers as large as they may be: every way in and out takes them, and one byte more is refused.
+"""Records and headers of the maximum size pass every interface, and one byte more is refused.
 
 limits.max_record_bytes can be raised to 64 MiB; headers need no setting.
 """
@@ -21,21 +21,21 @@ from ringlog.testing.real_engine import TestEngine, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 TIMEOUT_MS = 60_000
-"""A busy disk takes its time for 64 MiB."""
+"""A busy disk is slow for 64 MiB."""
 BY = ["ring", "ipc"]
 LARGEST = bytes(range(256)) * (RECORD_BYTES_MAX // 256)
 
 
 @pytest.fixture(scope="module")
 def roomy() -> Iterator[TestEngine]:
-    """An engine that takes records as large as any may take."""
+    """An engine whose record limit is the highest possible one."""
     limits = {"max_record_bytes": RECORD_BYTES_MAX}
     with engine(delivery={"schedulers": 1}, gateway={"enabled": True}, limits=limits) as running:
         yield running
 
 
 @pytest.mark.parametrize("transport", BY)
-def test_the_largest_record_is_written_read_watched_and_followed(roomy: TestEngine, transport: str) -> None:
+def test_the_largest_record_can_be_written_read_and_watched(roomy: TestEngine, transport: str) -> None:
     topic = f"largest-{transport}"
     with ringlog.connect(roomy.url, wait=20, transport=transport, timeout_ms=TIMEOUT_MS) as log:
         log.append(topic, b"before")
@@ -53,7 +53,7 @@ def test_the_largest_record_is_written_read_watched_and_followed(roomy: TestEngi
 
 
 @pytest.mark.parametrize("transport", BY)
-def test_the_largest_job_is_claimed_fails_and_comes_back(roomy: TestEngine, transport: str) -> None:
+def test_the_largest_job_can_be_claimed_rejected_and_redriven(roomy: TestEngine, transport: str) -> None:
     with ringlog.connect(roomy.url, wait=20, transport=transport, timeout_ms=TIMEOUT_MS) as log:
         name = f"jobs-{transport}"
         log.topics.create(name, type="queue", max_deliveries=1, dead_letter=f"dead-{transport}")
@@ -78,7 +78,7 @@ def test_the_largest_job_is_claimed_fails_and_comes_back(roomy: TestEngine, tran
         given.ack()
 
 
-def test_large_records_outlive_a_compaction_and_a_start(tmp_path) -> None:
+def test_large_records_survive_a_compaction_and_a_restart(tmp_path) -> None:
     settings = {"limits.max_record_bytes": RECORD_BYTES_MAX, "wal.file_bytes": MIB}
     with engine(directory=tmp_path / "engine", **settings) as running:
         with ringlog.connect(running.url, wait=20, timeout_ms=TIMEOUT_MS) as log:
@@ -95,7 +95,7 @@ def test_large_records_outlive_a_compaction_and_a_start(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("transport", BY)
-def test_one_byte_more_is_refused_and_nothing_else_is(roomy: TestEngine, transport: str) -> None:
+def test_a_record_one_byte_too_large_is_refused_alone(roomy: TestEngine, transport: str) -> None:
     topic = f"over-{transport}"
     with ringlog.connect(roomy.url, wait=20, transport=transport, timeout_ms=TIMEOUT_MS) as log:
         with pytest.raises(RecordTooLarge) as refused:
@@ -109,7 +109,7 @@ def test_one_byte_more_is_refused_and_nothing_else_is(roomy: TestEngine, transpo
 
 
 @pytest.mark.parametrize("transport", BY)
-def test_an_engine_that_was_not_told_otherwise_takes_a_mebibyte(
+def test_the_default_record_limit_is_one_mebibyte(
     ringlog_engine: TestEngine, ringlog_topic, transport: str
 ) -> None:
     topic = ringlog_topic(transport)
@@ -132,7 +132,7 @@ LONG = {chr(97 + n) * (HEADER_BYTES_MAX if n == 1 else 1): bytes([n]) * HEADER_B
 
 @pytest.mark.parametrize("transport", BY)
 @pytest.mark.parametrize("headers", [MANY, LONG], ids=["many", "long"])
-def test_headers_come_back_whole(
+def test_headers_of_the_maximum_size_are_returned_unchanged(
     ringlog_engine: TestEngine, ringlog_topic, transport: str, headers: dict[str, bytes]
 ) -> None:
     topic = ringlog_topic(transport)
@@ -169,7 +169,7 @@ def test_headers_one_past_a_limit_are_refused(ringlog_engine: TestEngine, ringlo
         assert log.append(topic, b"x").first_seq == 1
 
 
-def test_asyncio_takes_them_too(roomy: TestEngine) -> None:
+def test_the_asyncio_client_accepts_the_largest_record(roomy: TestEngine) -> None:
     async def all_of_it() -> None:
         async with aio.connect(roomy.url, wait=20, timeout_ms=TIMEOUT_MS) as log:
             await log.append("aio", LARGEST, headers=MANY)

@@ -1,4 +1,4 @@
-"""LATEST reads no record: one starts to follow whatever became of the older records of the topic."""
+"""LATEST reads no record: a reader can start there even if the older records of the topic are unreadable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ringlog.testing.real_engine import engine, wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 WAIT_S = 20.0
 COLD, DAMAGED = "cold", "damaged"
-"""Topics: all segments are in a cold store that is away; the first frame is damaged."""
+"""Topics: all segments of COLD are in a missing cold tier; the first frame of DAMAGED is damaged."""
 
 
 def damage(running, text):
@@ -82,7 +82,7 @@ def pages_of(watch):
 
 
 def test_the_older_records_cannot_be_read(writer, topic):
-    """Else the other tests would show nothing."""
+    """This is the precondition of the other tests."""
     with pytest.raises(RinglogError):
         list(writer.reader(topic))
 

@@ -1,4 +1,4 @@
-"""Filters by levels of tags are of one opinion wherever they are used (F50)."""
+"""Filters by tag levels select the same records in readers, groups, routers and deletes."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""An error that repeats what it was sent stays readable, however long that was."""
+"""An error reply that repeats a huge request is truncated and stays decodable."""
 
 from ringlog.envelope.messages import ErrorReply
 from ringlog.envelope.wire import ERROR_BYTES_MAX, decode, encode
 from ringlog.limits import ENVELOPE_BYTES_MAX
 
 
-def test_an_error_about_something_huge_is_cut_and_read():
-    """It was larger than the largest envelope, and who had asked waited in vain."""
+def test_an_error_with_huge_details_is_truncated_and_decodable():
+    """An error above the maximum envelope size cannot be sent, and its client waits until its timeout."""
     huge = {"topic": "a" * ENVELOPE_BYTES_MAX, "found": ["x" * 1_000] * 1_000, "max": 7, "ok": None}
     data = encode(ErrorReply(404, "m" * 10_000, huge, "unknown"), 5)
     assert len(data) < ERROR_BYTES_MAX
@@ -17,6 +17,6 @@ def test_an_error_about_something_huge_is_cut_and_read():
     assert error.detail["topic"] == "a" * 256
 
 
-def test_an_ordinary_error_says_everything():
+def test_an_error_of_normal_size_is_not_truncated():
     error = ErrorReply(400, "no", {"topic": "t", "known": ["a", "b"]})
     assert decode(encode(error)).message == error

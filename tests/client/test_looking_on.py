@@ -1,4 +1,4 @@
-"""Looking on for an answer through shared memory, and when a client sleeps for it instead."""
+"""Spinning for a reply through shared memory, and when a client sleeps instead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.interpreted
 
 
 class Links:
-    """A ring whose answer is there after so many looks."""
+    """Fake links of a ring whose reply arrives after a number of spins."""
 
     def __init__(self, pending: Pending[Any], looks: int, *, is_crowded: bool = False) -> None:
         self.left, self.looked, self.pumped = looks, 0, 0
@@ -55,7 +55,7 @@ class LookingOn:
 
 
 class Clock:
-    """Each look at it takes a fifth of the time for looking on."""
+    """A clock that advances by a fifth of the maximum spin time at each read."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -81,20 +81,20 @@ def looked_on(
     return pending, links
 
 
-def test_an_answer_that_comes_soon_is_taken_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_that_arrives_soon_is_received_by_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
     pending, links = looked_on(monkeypatch, 3)
     assert pending.result() == "answer"
     assert (links.looked, links.pumped) == (3, 3)
 
 
-def test_one_that_does_not_come_is_slept_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_stops_spinning_if_no_reply_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     pending, links = looked_on(monkeypatch, 1_000)
     assert not pending.is_done
     assert links.looked <= 5
 
 
 @pytest.mark.parametrize(("is_wanted", "is_crowded"), [(False, False), (True, True)])
-def test_where_looking_on_costs_others_it_is_slept_for_at_once(
+def test_a_client_does_not_spin_when_spinning_is_too_expensive(
     monkeypatch: pytest.MonkeyPatch, is_wanted: bool, is_crowded: bool
 ) -> None:
     pending, links = looked_on(monkeypatch, 1, is_wanted=is_wanted, is_crowded=is_crowded)
@@ -102,8 +102,8 @@ def test_where_looking_on_costs_others_it_is_slept_for_at_once(
     assert links.looked == 0
 
 
-def test_who_arrives_is_seen_by_who_looks_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """He may wait for something else, and is not to wait for the end of the look."""
+def test_a_spinning_thread_notices_a_thread_that_starts_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second thread may wait for another reply, so it must not wait for the end of the spin."""
     pending: Pending[Any] = Pending()
     links = Links(pending, 2)
     make: Any = lambda fds: Session(links)  # noqa: E731
@@ -135,8 +135,8 @@ def test_who_arrives_is_seen_by_who_looks_on(monkeypatch: pytest.MonkeyPatch) ->
     assert rounds == [True, False]
 
 
-def test_green_threads_sleep_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All share one thread, which would stand still."""
+def test_green_threads_never_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Green threads share one operating-system thread, which a spin would block."""
     assert not are_green()
     with monkeypatch.context() as patched:
         patched.setattr(threading, "get_ident", lambda: 1)

@@ -1,4 +1,4 @@
-"""Topics that are deleted and made anew under who works with them."""
+"""Topics that are deleted and recreated while clients use them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ __all__ = ["ringlog_engine", "ringlog_topic"]
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
 @pytest.mark.parametrize("how", ["jobs", "behind", "batches"])
-def test_loops_over_a_queue_that_is_made_anew_go_on(ringlog_engine, ringlog_topic, transport, how):
-    """No error comes out of them, and no delivery is spent. Large jobs, which are read from the files."""
+def test_loops_over_a_queue_continue_after_it_was_recreated(ringlog_engine, ringlog_topic, transport, how):
+    """The loops raise no error, and each job has its first delivery.
+
+    The jobs are so large that clients read them from files.
+    """
     topic, found = ringlog_topic(), []
     with (
         ringlog.connect(ringlog_engine.url, wait=10) as steady,
@@ -45,7 +48,7 @@ def test_loops_over_a_queue_that_is_made_anew_go_on(ringlog_engine, ringlog_topi
             wait_until(lambda: len(found) % 3 == 0 and found[-3:] != before[-3:], 20, "three jobs")
             assert sorted(found[-3:]) == sorted((payload, 1) for payload in payloads)
             before[:] = found
-            # The lease of a job that is not acked yet ends with its topic, and that is an error.
+            # If a topic is deleted, the leases of its unacked jobs end, and the acks would fail.
             wait_until(lambda: steady.queue(topic).stats().in_flight == 0, 20, "the acks")
             steady.topics.delete(topic)
             steady.topics.create(topic, type="queue")
@@ -56,7 +59,7 @@ def test_loops_over_a_queue_that_is_made_anew_go_on(ringlog_engine, ringlog_topi
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_producers_that_make_no_topic_find_one_that_was_made_anew(ringlog_engine, ringlog_topic, transport):
+def test_producers_with_create_false_find_a_recreated_topic(ringlog_engine, ringlog_topic, transport):
     topic = ringlog_topic()
     with ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         client.topics.create(topic)

@@ -1,4 +1,4 @@
-"""connect(reconnect=False): when the engine ends, whatever waits for records or jobs raises NotConnected."""
+"""With `connect(reconnect=False)`, a stop of the engine ends every waiting call with NotConnected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTINGS = {"wal": {"shards": 1}, "gateway": {"enabled": True}, "delivery": {"sc
 
 
 def opened(client):
-    """What waits, each as a call that returns or raises once it is over."""
+    """Open all kinds of waiting reads. Return each as a function that blocks until it returns or raises."""
     watch = client.watch("t", start=LATEST).open()
     assert isinstance(watch.next(WAIT_S), CaughtUp)
     pattern = client.watch("none.*").open()

@@ -1,6 +1,8 @@
-"""Programs on other systems than Linux on x86-64: clients by TCP work, an engine says in one line why not.
+"""Programs on systems other than Linux on x86-64.
 
-The systems are simulated: what their Python does not have is taken away before ringlog is imported.
+TCP clients work there. An engine refuses to start and reports the reason in one line.
+
+The systems are simulated: functions that their Python lacks are removed before ringlog is imported.
 """
 
 from __future__ import annotations
@@ -100,7 +102,7 @@ SYSTEMS = ["Darwin", "Windows", "Linux"]
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of an engine that listens on TCP and admits every key."""
+    """The URL of an engine that listens on TCP and accepts every key."""
     server = new_key()
     key_file = tmp_path_factory.mktemp("keys") / "server.key"
     key_file.write_text(key_file_text(server))
@@ -122,7 +124,7 @@ def run(
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_a_client_by_tcp_works(url: str, system: str, tmp_path: Path) -> None:
+def test_a_tcp_client_works(url: str, system: str, tmp_path: Path) -> None:
     key_file = tmp_path / "client.key"
     key_file.write_text(key_file_text(new_key()))
     key_file.chmod(0o600)
@@ -147,7 +149,7 @@ def test_the_command_line_works_against_a_remote_engine(url: str, system: str, t
 
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("command", ["serve", "doctor", "supervisor"])
-def test_an_engine_says_in_one_line_that_it_needs_linux_on_x86_64(system: str, command: str) -> None:
+def test_an_engine_reports_in_one_line_that_it_needs_linux_on_x86_64(system: str, command: str) -> None:
     done = run(system, SUPERVISOR) if command == "supervisor" else run(system, COMMAND, command)
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith("engines need Linux on x86-64"), done.stderr

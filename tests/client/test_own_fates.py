@@ -1,4 +1,4 @@
-"""Records that a producer gathers into one frame: each meets a fate of its own."""
+"""Records that a producer collects into one frame: each has its own result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringlog.testing import engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 LINGER_MS = 10_000
-"""Longer than any test: frames are what `flush` makes of what was sent."""
+"""Longer than any test, so only `flush` and `close` send frames."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def log(running):
 
 
 def fates(tickets):
-    """The number of each record, or the error it failed with."""
+    """Return the seq of each record, or the error it failed with."""
     found = []
     for ticket in tickets:
         try:
@@ -57,7 +57,7 @@ def send_all(log, topic, records):
     return fates(tickets)
 
 
-def test_a_topic_that_is_nearly_full_takes_what_it_has_room_for(log):
+def test_a_nearly_full_topic_accepts_the_records_that_fit(log):
     log.topics.create("full", discard="reject", cap_records=10, durability="fsync")
     found = send_all(log, "full", [b"%d" % n for n in range(25)])
     assert found[:10] == list(range(1, 11))
@@ -65,7 +65,7 @@ def test_a_topic_that_is_nearly_full_takes_what_it_has_room_for(log):
     assert [record.data for record in log.reader("full")] == [b"%d" % n for n in range(10)]
 
 
-def test_a_record_that_no_topic_takes_fails_alone(log):
+def test_a_record_above_the_record_limit_fails_alone(log):
     large = NewRecord(data=bytes(RECORD_BYTES_DEFAULT - 100), meta={"a": "z" * 400})
     found = send_all(log, "large", [b"before", large, b"after"])
     assert found[0] == 1
@@ -74,7 +74,7 @@ def test_a_record_that_no_topic_takes_fails_alone(log):
     assert found[1].detail["max"] == RECORD_BYTES_DEFAULT
 
 
-def test_a_record_larger_than_the_cap_of_its_topic_fails_alone_and_the_detail_names_one_unit(log):
+def test_a_record_above_its_topics_cap_fails_alone_and_its_detail_has_one_unit(log):
     log.topics.create("narrow", discard="reject", cap_bytes=100)
     found = send_all(log, "narrow", [b"x" * 40, b"y" * 101, b"z" * 40, b"w" * 40])
     assert found[0] == 1
@@ -88,7 +88,7 @@ def test_a_record_larger_than_the_cap_of_its_topic_fails_alone_and_the_detail_na
     assert "bytes" not in caught.value.detail
 
 
-def test_what_is_sent_as_one_append_stays_whole(log):
+def test_append_many_is_never_split(log):
     log.topics.create("atomic", discard="reject", cap_records=10)
     log.append_many("atomic", [b"%d" % n for n in range(8)])
     with pytest.raises(TopicFull):
@@ -96,7 +96,7 @@ def test_what_is_sent_as_one_append_stays_whole(log):
     assert log.topics.state("atomic").head_seq == 8
 
 
-def test_split_records_keep_their_fields_and_their_order(log):
+def test_records_of_a_split_frame_keep_their_fields_and_order(log):
     log.topics.create("fields", discard="reject", cap_records=4)
     producer = log.producer("fields", linger_ms=LINGER_MS)
     tickets = [
@@ -116,7 +116,7 @@ def test_split_records_keep_their_fields_and_their_order(log):
         assert dict(record.headers) == {"h": b"%d" % n}
 
 
-def test_with_asyncio_each_ticket_has_its_own_fate_too(running):
+def test_asyncio_tickets_have_their_own_results(running):
     async def main() -> list[object]:
         async with ringlog.aio.connect(running.url) as log:
             await log.topics.create("aio", discard="reject", cap_records=3)
@@ -131,7 +131,7 @@ def test_with_asyncio_each_ticket_has_its_own_fate_too(running):
     assert [type(each) for each in found[3:]] == [TopicFull, TopicFull]
 
 
-def test_a_value_of_the_wrong_kind_fails_where_it_is_sent(log):
+def test_an_invalid_record_fails_at_its_send(log):
     with log.producer("kinds", linger_ms=LINGER_MS) as producer:
         first = producer.send(b"1")
         with pytest.raises((InvalidRequest, RinglogError)):

@@ -1,4 +1,4 @@
-"""Small frames decoded together are the same records as the same frames opened one by one."""
+"""Frames that are decoded together give the same records as frames that are opened one by one."""
 
 import tracemalloc
 
@@ -44,7 +44,7 @@ def flat(pieces, what):
     gap=st.sampled_from([0, 8, 4096]),
     after=st.integers(0, 10),
 )
-def test_gathered_records_equal_records_opened_one_by_one(stretches, gap, after):
+def test_records_decoded_together_equal_records_decoded_one_by_one(stretches, gap, after):
     stretches = sorted(stretches, key=lambda s: len(s[1]))
     run = run_of(stretches, gap=gap)
     pieces = list(record_batches_of(run, after, "t"))
@@ -75,8 +75,8 @@ def test_gathered_records_equal_records_opened_one_by_one(stretches, gap, after)
     bounds=st.tuples(st.integers(0, 60), st.integers(0, 60)),
     missing=st.sets(st.integers(0, 11), max_size=4), hidden=st.sets(st.integers(1, 60), max_size=6),
 )  # fmt: skip
-def test_a_look_at_a_stretch_finds_just_its_records(counts, bounds, missing, hidden):
-    """Also where frames are missing between others, because they were deleted whole."""
+def test_visible_batches_contain_exactly_the_visible_records_of_the_range(counts, bounds, missing, hidden):
+    """This includes runs with missing frames, whose records were all deleted."""
     run = run_of([([FULL] * count, ()) for count in counts])
     rows = [row for row in range(len(counts)) if row not in missing]
     if not rows:
@@ -95,7 +95,7 @@ def test_a_look_at_a_stretch_finds_just_its_records(counts, bounds, missing, hid
 
 
 @pytest.mark.parametrize("nulls", [False, True])
-def test_gathered_arrow_equals_the_frames_own(nulls):
+def test_arrow_batches_of_several_frames_equal_those_of_single_frames(nulls):
     record = FULL
     empty = {name: type(value)() if not isinstance(value, int) else None for name, value in record.items()}
     empty |= {"payload": b"", "priority": 0, "meta": None}
@@ -126,8 +126,11 @@ def test_large_and_compressed_frames_are_opened_one_by_one():
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 1 << 20), st.integers(-(1 << 31), (1 << 31) - 1) | st.integers(-2, 40))
-def test_a_column_that_lies_about_its_size_is_damage_and_nothing_outside_is_read(where, value):
-    """RD-24: right checksums over a wrong structure end in values of the frame, or in CorruptData."""
+def test_a_column_with_a_wrong_size_is_corrupt_and_nothing_outside_is_read(where, value):
+    """The decoder returns values of the frame or raises CorruptData.
+
+    This holds for frames whose checksums match although their structure is wrong.
+    """
     run = run_of([([FULL, FULL], OPTIONAL)] * 4)
     words = np.frombuffer(run.buffer, "<i4")
     sizes = run.batch.total_bytes // 4
@@ -147,15 +150,15 @@ def test_a_column_that_lies_about_its_size_is_damage_and_nothing_outside_is_read
     assert damage in (None, {"topic": "t", "file": "wal", "offset": int(run.batch.offsets[row])})
 
 
-def test_a_lying_offset_is_found():
+def test_a_wrong_offset_is_detected():
     run = run_of([([FULL, FULL], OPTIONAL)] * 4)
     np.frombuffer(run.buffer, "<i4")[HEADER_BYTES // 4 + 1] = 1 << 30
     with pytest.raises(CorruptData, match="malformed"):
         decode_frames(run, slice(0, 4), 0, "t")
 
 
-def test_a_lying_number_of_headers_allocates_nothing():
-    """RD-24: the number of entries is held against the frame before arrays are made by it."""
+def test_a_wrong_number_of_headers_allocates_no_memory():
+    """The decoder compares the number of entries with the frame's size before it allocates arrays."""
     run = run_of([([FULL, FULL], ("headers",))] * 4)
     words = np.frombuffer(run.buffer, "<i4")
     lists_at = HEADER_BYTES // 4 + 6

@@ -1,4 +1,4 @@
-"""A process that ends without closing its clients: what it sent is stored, however the process was made."""
+"""Records of a process that exits without closing its clients are stored, however the process started."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def run(program, *arguments):
 
 @pytest.fixture
 def program(tmp_path):
-    """A file: what a child of spawn runs must be importable."""
+    """The program as a file, because a spawned child must be able to import its function."""
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(PROGRAM))
     return path
@@ -87,10 +87,13 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("how", "where"), WAYS)
-def test_what_a_process_sent_is_stored_when_its_function_returns(
+def test_sent_records_are_stored_when_a_process_returns(
     ringlog_engine, ringlog_topic, client, program, how, where
 ):
-    """Of a hundred records none was stored by children of multiprocessing, whose exit status was 0."""
+    """The client flushes at the end of every kind of process.
+
+    Children of multiprocessing exit without `atexit` hooks.
+    """
     topic = ringlog_topic()
     client.topics.create(topic, durability="fsync")
     done = run(program, ringlog_engine.url, topic, how, where)
@@ -99,7 +102,10 @@ def test_what_a_process_sent_is_stored_when_its_function_returns(
 
 
 @pytest.mark.parametrize(("how", "where"), [("none", "kept"), ("fork", "kept"), ("fork", "asyncio")])
-def test_records_that_the_end_of_a_process_meets_unsettled_are_told_of(program, tmp_path, how, where):
-    """No engine takes them: the exit status is the program's own affair, silence is not."""
+def test_unsettled_records_at_process_exit_are_reported(program, tmp_path, how, where):
+    """Without an engine the records are lost.
+
+    The client prints their number and does not change the exit status.
+    """
     done = run(program, f"ringlog://{tmp_path}", "", how, where)
     assert "100 records" in done.stderr

@@ -1,4 +1,7 @@
-"""One producer name in several places: the last one to open it has it, and every ack is a stored record."""
+"""Two producers with one name: the latest one owns it, and every acked record is stored.
+
+The owner of a name is its latest claimant, and no frame under an older claim is acked (W11).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def payloads(client, topic):
 
 
 def send_some(producer, name, count):
-    """Send records one by one; those that were acknowledged."""
+    """Send records one by one. Return the acked ones."""
     acked = []
     tickets = [(data, producer.send(data)) for data in (b"%s-%d" % (name, n) for n in range(count))]
     producer.flush(WAIT_S)
@@ -40,10 +43,8 @@ def send_some(producer, name, count):
 
 
 @TRANSPORTS
-def test_of_two_clients_with_one_name_the_first_is_told_and_no_ack_is_lost(
-    ringlog_engine, ringlog_topic, transport
-):
-    """Two web workers that are given the same name: it was 400 acked, 200 stored."""
+def test_the_second_producer_of_a_name_fences_the_first(ringlog_engine, ringlog_topic, transport):
+    """Two web workers use the same name. No acked record may be lost."""
     topic = ringlog_topic()
     with (
         ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as one,
@@ -56,18 +57,18 @@ def test_of_two_clients_with_one_name_the_first_is_told_and_no_ack_is_lost(
         assert len(acked) == 100
         acked += send_some(second, b"second", 100)
         assert send_some(first, b"late", 100) == []
-        with pytest.raises(ProducerFenced, match="another owner"):
+        with pytest.raises(ProducerFenced, match="was opened later on this topic"):
             first.send_many([b"late"]).result(WAIT_S)
         acked += send_some(second, b"more", 100)
         assert len(acked) == 300
         assert payloads(one, topic) == acked
-        # Who was fenced stays so; the name is free for a producer that is opened anew.
+        # A fenced producer stays fenced. A new producer can claim the name.
         acked += send_some(one.producer(topic, name="worker"), b"third", 10)
         assert payloads(one, topic) == acked
 
 
 @TRANSPORTS
-def test_numbered_producers_of_one_id_are_fenced_as_named_ones_are(ringlog_engine, ringlog_topic, transport):
+def test_numbered_producers_with_one_id_are_fenced_like_named_ones(ringlog_engine, ringlog_topic, transport):
     topic = ringlog_topic()
     with (
         ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as one,
@@ -97,7 +98,7 @@ def test_numbered_producers_of_one_id_are_fenced_as_named_ones_are(ringlog_engin
 
 
 @TRANSPORTS
-def test_with_asyncio_the_first_of_one_name_is_told(ringlog_engine, ringlog_topic, transport):
+def test_the_first_asyncio_producer_of_a_name_is_fenced(ringlog_engine, ringlog_topic, transport):
     topic = ringlog_topic()
 
     async def main():
@@ -117,7 +118,7 @@ def test_with_asyncio_the_first_of_one_name_is_told(ringlog_engine, ringlog_topi
     asyncio.run(main())
 
 
-def test_the_name_of_a_killed_process_is_free_at_once(ringlog_engine, ringlog_topic, client):
+def test_the_name_of_a_killed_process_can_be_claimed_at_once(ringlog_engine, ringlog_topic, client):
     topic = ringlog_topic()
     client.topics.create(topic, durability="fsync")
     program = f"""
@@ -143,7 +144,7 @@ def test_the_name_of_a_killed_process_is_free_at_once(ringlog_engine, ringlog_to
 
 
 @pytest.mark.parametrize("is_numbered", [False, True])
-def test_a_forked_child_does_not_send_under_its_parents_name(
+def test_a_forked_child_cannot_send_under_its_parents_name(
     ringlog_engine, ringlog_topic, client, is_numbered
 ):
     topic = ringlog_topic()
@@ -181,7 +182,7 @@ def test_a_forked_child_does_not_send_under_its_parents_name(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_an_owner_keeps_its_name_through_every_restart_and_who_lost_it_never_wins(transport):
+def test_name_ownership_survives_every_restart(transport):
     with (
         engine(wal={"shards": 2}, gateway={"enabled": True}, supervisor={"restart_max": 50}) as running,
         ringlog.connect(running.url, wait=10, transport=transport, timeout_ms=30_000) as one,
@@ -217,10 +218,10 @@ def test_an_owner_keeps_its_name_through_every_restart_and_who_lost_it_never_win
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_processes_that_take_a_name_from_one_another_lose_and_double_nothing(
+def test_processes_that_fence_each_other_lose_and_duplicate_nothing(
     ringlog_engine, ringlog_topic, client, transport
 ):
-    """Each opens the name again when it is told that it lost it, and sends on: a deployment that flaps."""
+    """Each process claims the name again when it is fenced, like two instances of a flapping deployment."""
     topic = ringlog_topic()
     client.topics.create(topic, durability="fsync")
     program = f"""

@@ -1,4 +1,4 @@
-"""What a program imports: every public name, and nothing that it does not use."""
+"""Public names can be imported, and importing loads no module that the program does not use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAVY = {"msgspec", "numpy", "pyarrow", "zmq"}
 
 
 def modules_after(code: str) -> set[str]:
-    """Names of all modules that a bare interpreter has loaded behind this code."""
+    """Return the names of all modules that an interpreter has loaded after this code."""
     program = f"{code}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=50
@@ -27,13 +27,13 @@ def modules_after(code: str) -> set[str]:
 
 
 @pytest.mark.parametrize("code", ["import ringlog", "from ringlog import connect", "import ringlog.client"])
-def test_importing_loads_nothing_heavy(code):
+def test_import_loads_no_heavy_module(code):
     loaded = modules_after(code)
     assert not HEAVY & loaded
     assert {name for name in loaded if name.startswith("ringlog.")} <= {"ringlog.client", "ringlog.cores"}
 
 
-def test_a_test_run_that_does_not_use_the_plugin_does_not_pay_for_it():
+def test_the_pytest_plugin_loads_no_heavy_module():
     before, after = modules_after("import pytest"), modules_after("import ringlog.testing.pytest_plugin")
     assert not HEAVY & after
     ours = {"ringlog", "ringlog.cores", "ringlog.testing", "ringlog.testing.pytest_plugin"}
@@ -41,12 +41,12 @@ def test_a_test_run_that_does_not_use_the_plugin_does_not_pay_for_it():
 
 
 @pytest.mark.parametrize("name", sorted(set(ringlog.__all__) - {"spark"}))
-def test_a_public_name_is_there(name):
+def test_every_public_name_can_be_imported(name):
     assert getattr(ringlog, name) is not None
     assert name in dir(ringlog)
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error():
+def test_an_unknown_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="no_such_name"):
         ringlog.no_such_name  # noqa: B018
     with pytest.raises(AttributeError, match="no_such_name"):
@@ -54,7 +54,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error():
 
 
 def imported_for_types(path: str) -> dict[str, str]:
-    """Names that a module imports for type checkers alone, and from where."""
+    """Return the names that a module imports only for type checkers, with their modules."""
     tree = ast.parse((ROOT / path).read_text())
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
     return {
@@ -65,7 +65,7 @@ def imported_for_types(path: str) -> dict[str, str]:
     }
 
 
-def test_types_and_program_find_a_name_in_the_same_place():
+def test_type_checkers_and_programs_import_a_name_from_one_module():
     assert imported_for_types("ringlog/client/__init__.py") == client._HOMES
     assert {*client._HOMES, "connect"} == set(client.__all__)
     packages = {"aio", "client", "errors", "spark", "testing"}

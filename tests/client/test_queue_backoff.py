@@ -1,4 +1,4 @@
-"""A queue's own back-off, as its workers meet it (L34), and what is known of single jobs (L33)."""
+"""Backoff of queues and groups, and the pending list with the state of single jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HOUR_MS = 3_600_000
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_a_job_given_back_without_a_delay_rests_as_its_queue_says(ringlog_engine, ringlog_topic, transport):
+def test_a_nack_without_delay_uses_the_queues_backoff(ringlog_engine, ringlog_topic, transport):
     with ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         name = ringlog_topic()
         client.topics.create(name, type="queue", backoff_ms=HOUR_MS, backoff_max_ms=HOUR_MS)
@@ -32,9 +32,7 @@ def test_a_job_given_back_without_a_delay_rests_as_its_queue_says(ringlog_engine
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_a_record_given_back_without_a_delay_rests_as_its_group_says(
-    ringlog_engine, ringlog_topic, transport
-):
+def test_a_nack_without_delay_uses_the_groups_backoff(ringlog_engine, ringlog_topic, transport):
     with ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         name = ringlog_topic("log")
         client.append_many(name, [b"1", b"2", b"3", b"4", b"5"])
@@ -55,8 +53,8 @@ def test_a_record_given_back_without_a_delay_rests_as_its_group_says(
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_what_was_claimed_and_not_begun_does_not_rest(ringlog_engine, ringlog_topic, transport):
-    """CL-10, QW-8."""
+def test_jobs_that_were_claimed_and_not_started_get_no_backoff(ringlog_engine, ringlog_topic, transport):
+    """When the iteration closes, jobs that the program never received are ready at once."""
     with ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         name = ringlog_topic()
         client.topics.create(name, type="queue", backoff_ms=HOUR_MS, backoff_max_ms=HOUR_MS)
@@ -68,7 +66,7 @@ def test_what_was_claimed_and_not_begun_does_not_rest(ringlog_engine, ringlog_to
         assert (queue.stats().delayed, queue.stats().ready) == (0, 2)
 
 
-async def test_the_asyncio_client_does_the_same(ringlog_engine, ringlog_topic):
+async def test_the_asyncio_client_applies_the_same_backoff(ringlog_engine, ringlog_topic):
     async with ringlog.aio.connect(ringlog_engine.url, wait=10) as client:
         name = ringlog_topic()
         await client.topics.create(name, type="queue", backoff_ms=HOUR_MS, backoff_max_ms=HOUR_MS)
@@ -85,8 +83,8 @@ async def test_the_asyncio_client_does_the_same(ringlog_engine, ringlog_topic):
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_it_is_shown_who_holds_a_job_and_why_it_failed(ringlog_engine, ringlog_topic, transport):
-    """L33, F38."""
+def test_pending_shows_the_holder_and_the_failure_reason_of_a_job(ringlog_engine, ringlog_topic, transport):
+    """`pending` returns jobs in seq order, across several requests if needed."""
     with ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         client.topics.create(ringlog_topic(), type="queue", lease_ms=60_000)
         queue = client.queue(ringlog_topic(), node="ann")

@@ -1,4 +1,4 @@
-"""Acks that a loop does not wait for: `jobs(pipelined_acks=True)`."""
+"""Acks that a loop does not wait for: `jobs(pipelined_acks=True)` and `batches()`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ringlog.testing.real_engine import TestEngine, wait_until
 
 LONG_MS = 60_000
 SHORT_MS = 1_200
-"""A busy host may keep a client from extending a lease for some hundred milliseconds."""
+"""On a busy host a client may extend a lease some hundred milliseconds late."""
 JOBS = 400
 
 
@@ -55,7 +55,7 @@ def counts(queue: Queue) -> tuple[int, int, int]:
 
 
 class Line:
-    """Acks as somebody answers them."""
+    """A fake queue. The test resolves its acks."""
 
     topic = "jobs"
 
@@ -76,7 +76,7 @@ class Line:
 
 
 class Held:
-    """A job of an iteration, as far as Behind knows it."""
+    """A job of an iteration, with the parts that AckPipeline uses."""
 
     def __init__(self, seq: int) -> None:
         self.lease = Lease(seq, seq, 0, LONG_MS, 0)
@@ -86,7 +86,7 @@ class Held:
         self.has_left = True
 
 
-def test_one_request_is_on_its_way_and_what_is_done_meanwhile_goes_with_the_next():
+def test_one_ack_request_is_in_flight_and_later_acks_join_the_next_one():
     line = Line()
     behind = AckPipeline(line, None)
     jobs = [Held(n) for n in range(1, 6)]
@@ -102,7 +102,7 @@ def test_one_request_is_on_its_way_and_what_is_done_meanwhile_goes_with_the_next
     assert line.sent[2:] == [[5]]
 
 
-def test_before_a_claim_everything_is_sent_whatever_is_open():
+def test_all_acks_are_sent_before_a_claim():
     line = Line()
     behind = AckPipeline(line, None)
     for n in (1, 2):
@@ -116,7 +116,7 @@ def test_before_a_claim_everything_is_sent_whatever_is_open():
     assert waits.is_done
 
 
-def test_what_was_not_answered_is_an_error_once_and_its_leases_are_lost():
+def test_a_failed_ack_is_reported_once_and_its_leases_are_lost():
     line = Line()
     behind = AckPipeline(line, None)
     job = Held(1)
@@ -129,10 +129,10 @@ def test_what_was_not_answered_is_an_error_once_and_its_leases_are_lost():
 
 
 @pytest.mark.interpreted
-def test_acks_that_went_with_a_claim_are_no_error_when_only_the_claim_failed():
-    """What it was given cannot be read, say: by then they are done."""
+def test_acks_sent_with_a_failed_claim_are_no_error_if_they_succeeded():
+    """For example, the records of the claim may be unreadable although the acks are done."""
     behind = AckPipeline(Line(), None, waits_for_claim=True)
-    behind._linger = object()  # type: ignore[assignment]  # Nobody waits for time here.
+    behind._linger = object()  # type: ignore[assignment]  # No timer is needed here.
     for is_over in (True, False):
         job = Held(1)
         behind.add_job(job)  # type: ignore[arg-type]
@@ -147,7 +147,7 @@ def test_acks_that_went_with_a_claim_are_no_error_when_only_the_claim_failed():
 # -- with an engine ------------------------------------------------------------------------------------------
 
 
-def test_a_loop_acks_every_job_and_its_end_waits_for_that(queue):
+def test_a_loop_acks_every_job_and_waits_for_the_acks_at_its_end(queue):
     fill(queue, JOBS)
     found = []
     for job in queue.jobs(max_in_flight=32, pipelined_acks=True):
@@ -159,8 +159,8 @@ def test_a_loop_acks_every_job_and_its_end_waits_for_that(queue):
     assert counts(queue) == (0, 0, 0)
 
 
-def test_never_more_than_max_in_flight_are_leased(queue, ringlog_engine):
-    """The engine sees acks before the claim that follows them."""
+def test_at_most_max_in_flight_jobs_are_leased(queue, ringlog_engine):
+    """The engine receives the acks before the claim that follows them."""
     fill(queue, 30)
     with ringlog.connect(ringlog_engine.url, wait=10) as other:
         looks = other.queue(queue.topic)
@@ -171,8 +171,8 @@ def test_never_more_than_max_in_flight_are_leased(queue, ringlog_engine):
         jobs.close()
 
 
-def test_what_is_done_while_an_ack_is_open_is_acked_without_another_call(queue, ringlog_engine):
-    """CL-2: the program may be busy for long, or asleep."""
+def test_pending_acks_are_sent_without_another_call(queue, ringlog_engine):
+    """The program may be busy or asleep for a long time."""
     fill(queue, 8)
     with ringlog.connect(ringlog_engine.url, wait=10) as other:
         looks = other.queue(queue.topic)
@@ -185,7 +185,7 @@ def test_what_is_done_while_an_ack_is_open_is_acked_without_another_call(queue, 
         assert counts(looks) == (1, 0, 0)
 
 
-def test_an_error_in_a_block_gives_the_job_back(queue):
+def test_an_exception_in_a_block_returns_the_job(queue):
     fill(queue, 3)
     jobs = queue.jobs(max_in_flight=3, pipelined_acks=True)
     with next(jobs):
@@ -196,7 +196,7 @@ def test_an_error_in_a_block_gives_the_job_back(queue):
     assert counts(queue) == (1, 0, 1), "the first is done, the second rests, the third was not begun"
 
 
-def test_a_job_settled_inside_its_block_is_left_alone(queue):
+def test_a_job_settled_inside_its_block_is_not_acked_again(queue):
     fill(queue, 2)
     jobs = queue.jobs(pipelined_acks=True)
     with next(jobs) as job:
@@ -208,8 +208,8 @@ def test_a_job_settled_inside_its_block_is_left_alone(queue):
     assert counts(queue) == (0, 0, 1)
 
 
-def test_a_lease_that_had_ended_is_told(queue, caplog):
-    """CL-9: the job was or will be handed out again."""
+def test_an_expired_lease_is_reported(queue, caplog):
+    """The job was or will be delivered again, so the ack has no effect."""
     fill(queue, 1)
     jobs = queue.jobs(lease_ms=100, auto_extend=False, pipelined_acks=True)
     with next(jobs) as job:
@@ -217,7 +217,7 @@ def test_a_lease_that_had_ended_is_told(queue, caplog):
     with caplog.at_level(logging.WARNING):
         jobs.close()
     assert job.lost.is_set()
-    assert "after their leases had ended" in caplog.text
+    assert "ended before their acks" in caplog.text
     assert queue.claim()[0].deliveries == 2
 
 
@@ -233,7 +233,7 @@ def test_closing_the_client_waits_for_acks(ringlog_engine, queue):
     assert list(jobs) == []
 
 
-def test_slots_are_free_as_soon_as_a_block_has_ended(queue):
+def test_a_slot_is_free_as_soon_as_its_block_ends(queue):
     fill(queue, 1)
     jobs = queue.jobs(pipelined_acks=True)
     with next(jobs) as job:
@@ -247,7 +247,7 @@ def test_slots_are_free_as_soon_as_a_block_has_ended(queue):
 # -- batches -------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_is_acked_when_the_next_one_is_asked_for(queue, ringlog_engine):
+def test_a_batch_is_acked_when_the_next_one_is_requested(queue, ringlog_engine):
     fill(queue, 25)
     with ringlog.connect(ringlog_engine.url, wait=10) as other:
         looks = other.queue(queue.topic)
@@ -263,7 +263,7 @@ def test_a_batch_is_acked_when_the_next_one_is_asked_for(queue, ringlog_engine):
         assert counts(looks) == (5, 0, 0), "what was not finished is given back"
 
 
-def test_jobs_of_a_batch_may_be_settled_one_by_one(queue):
+def test_jobs_of_a_batch_can_be_settled_one_by_one(queue):
     fill(queue, 12)
     batches = queue.batches(10)
     batch = next(batches)
@@ -275,7 +275,7 @@ def test_jobs_of_a_batch_may_be_settled_one_by_one(queue):
     assert counts(queue) == (2, 0, 1)
 
 
-def test_an_error_in_the_middle_of_a_batch_gives_back_what_is_left_of_it(queue):
+def test_an_exception_in_a_batch_returns_its_unsettled_jobs(queue):
     fill(queue, 5)
 
     def work() -> None:
@@ -289,8 +289,8 @@ def test_an_error_in_the_middle_of_a_batch_gives_back_what_is_left_of_it(queue):
 
 
 @pytest.mark.parametrize("is_looked_at", [False, True], ids=["together", "one by one"])
-def test_a_batch_is_kept_alive_while_it_is_worked_on(queue, ringlog_engine, is_looked_at):
-    """CL-9: also where nobody made objects of its jobs."""
+def test_the_leases_of_a_batch_are_extended_while_it_is_processed(queue, ringlog_engine, is_looked_at):
+    """This also holds if the program never creates job objects."""
     fill(queue, 4)
     with ringlog.connect(ringlog_engine.url, wait=10) as other:
         looks = other.queue(queue.topic)
@@ -310,7 +310,7 @@ def test_a_batch_is_kept_alive_while_it_is_worked_on(queue, ringlog_engine, is_l
         assert counts(looks) == (1, 0, 0), "1 to 4 are done"
 
 
-def test_a_loop_over_batches_does_every_job_once(queue):
+def test_a_loop_over_batches_delivers_every_job_once(queue):
     fill(queue, JOBS)
     found: list[int] = []
     for batch in queue.batches(64):
@@ -322,7 +322,7 @@ def test_a_loop_over_batches_does_every_job_once(queue):
     assert counts(queue) == (0, 0, 0)
 
 
-def test_batches_have_a_size(queue):
+def test_batch_sizes_out_of_range_are_refused(queue):
     for size, most in ((0, None), (1_001, None), (10, 9), (10, 1_001)):
         with pytest.raises(UsageError):
             queue.batches(size, max_in_flight=most)
@@ -331,8 +331,8 @@ def test_batches_have_a_size(queue):
 # -- several batches of one claim --------------------------------------------------------------------------
 
 
-def test_a_claim_of_several_batches_is_acked_with_its_last(queue, ringlog_engine, monkeypatch):
-    """One request for all, unless they take longer than LINGER_MS."""
+def test_a_claim_of_several_batches_is_acked_after_its_last_batch(queue, ringlog_engine, monkeypatch):
+    """One request acks all batches, unless their processing takes longer than LINGER_MS."""
     monkeypatch.setattr("ringlog.client.leases.ack_pipeline.LINGER_MS", LONG_MS)
     fill(queue, 34)
     with ringlog.connect(ringlog_engine.url, wait=10) as other:
@@ -348,7 +348,7 @@ def test_a_claim_of_several_batches_is_acked_with_its_last(queue, ringlog_engine
         assert counts(looks) == (9, 0, 0)
 
 
-def test_what_is_done_is_acked_while_the_next_batch_takes_long(queue, ringlog_engine):
+def test_finished_batches_are_acked_while_the_next_batch_takes_long(queue, ringlog_engine):
     fill(queue, 6)
     with ringlog.connect(ringlog_engine.url, wait=10) as other:
         looks = other.queue(queue.topic)
@@ -360,7 +360,7 @@ def test_what_is_done_is_acked_while_the_next_batch_takes_long(queue, ringlog_en
         assert counts(looks) == (2, 0, 0)
 
 
-def test_batches_that_nobody_began_are_given_back(queue):
+def test_batches_that_were_not_started_are_returned(queue):
     fill(queue, 12)
     batches = queue.batches(3, max_in_flight=12)
     next(batches)
@@ -371,8 +371,8 @@ def test_batches_that_nobody_began_are_given_back(queue):
     assert [job.deliveries for job in queue.claim(8)] == [2, 2, *[1] * 6], "those not begun count none"
 
 
-def test_batches_that_nobody_began_are_kept_alive(queue, ringlog_engine):
-    """CL-9: as those that somebody works on."""
+def test_the_leases_of_batches_that_were_not_started_are_extended(queue, ringlog_engine):
+    """They are treated like the leases of the current batch."""
     fill(queue, 5)
     with ringlog.connect(ringlog_engine.url, wait=10) as other:
         looks = other.queue(queue.topic)
@@ -388,13 +388,14 @@ def test_batches_that_nobody_began_are_kept_alive(queue, ringlog_engine):
         assert counts(looks) == (2, 1, 0), "the first two are done"
 
 
-def test_a_batch_whose_leases_ended_before_it_was_begun_is_not_handed_out(queue):
+def test_a_batch_whose_leases_expired_before_its_start_is_not_delivered(queue):
     fill(queue, 4)
     batches = queue.batches(2, max_in_flight=4, lease_ms=SHORT_MS, auto_extend=False)
     first = next(batches)
     assert first.seqs.tolist() == [1, 2]
     wait_until(lambda: counts(queue) == (4, 0, 0), 10, "four leases to end")
-    # Who holds them counts from the answer on, and believes in them for as long as that took to come.
+    # For the client a lease ends later than for the engine, because the client counts from the receipt of the
+    # reply.
     wait_until(lambda: time.monotonic_ns() > first.claimed.until_ns, 10, "their end as the client counts")
     (again,) = queue.claim()
     assert again.seq == 1
@@ -403,7 +404,7 @@ def test_a_batch_whose_leases_ended_before_it_was_begun_is_not_handed_out(queue)
 
 
 @pytest.mark.parametrize("frame", [1, 7, 400])
-def test_batches_are_the_same_however_the_jobs_lie(queue, frame):
+def test_batches_do_not_depend_on_the_frames_of_their_jobs(queue, frame):
     for first in range(1, JOBS + 1, frame):
         queue.put_many([b"job %d" % n for n in range(first, min(first + frame, JOBS + 1))])
     found: list[bytes] = []
@@ -422,8 +423,8 @@ def test_batches_are_the_same_however_the_jobs_lie(queue, frame):
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("is_batched", [False, True], ids=["jobs", "batches"])
-def test_every_job_is_done_when_its_shard_is_killed_again_and_again(is_batched: bool) -> None:
-    """CL-7, PR-2: acks without an answer are sent again; jobs whose lease died with the shard come back."""
+def test_every_job_is_done_despite_repeated_kills_of_its_shard(is_batched: bool) -> None:
+    """Acks without a reply are retried. Jobs whose lease died with the shard are delivered again."""
     with engine(wal={"shards": 1}) as running, ringlog.connect(running.url, wait=20) as client:
         _drain_under_kills(running, client, is_batched)
 
@@ -460,11 +461,11 @@ def _drain_under_kills(running: TestEngine, client: Client, is_batched: bool) ->
     working.join(30)
     assert not working.is_alive()
     assert set(done) >= set(range(1, JOBS + 1))
-    # What was out when its shard died may be done twice: so many, and no more, each time.
+    # At each kill, the jobs in flight may be delivered twice, but no others.
     assert len(done) <= JOBS + 1 + 3 * 2 * 8
 
 
-def test_a_forked_child_sends_no_acks_of_its_parent():
+def test_a_forked_child_sends_no_acks_of_its_parent_process():
     behind = AckPipeline(line := Line(), None)
     behind.add_job(Held(1))  # type: ignore[arg-type]
     behind.add_job(Held(2))  # type: ignore[arg-type]
@@ -473,7 +474,7 @@ def test_a_forked_child_sends_no_acks_of_its_parent():
     assert line.sent == [[1]]
 
 
-def test_a_job_knows_its_iteration_only_while_its_block_is_open(queue):
+def test_a_job_belongs_to_its_iteration_only_while_its_block_is_open(queue):
     fill(queue, 1)
     jobs = queue.jobs(pipelined_acks=True)
     job: Job = next(jobs)

@@ -1,5 +1,8 @@
-"""Requests about jobs through shared memory, with real processes: who dies, who is hostile, what has no room
-(CL-7, QA-7, RF-25). That it is used at all is a matter of speed, that nothing is lost is not."""
+"""Requests about jobs through shared memory, with real processes.
+
+The tests cover kills, hostile ring contents and large replies. If a call ring is unusable (RF-25), requests
+go by socket. No job may be lost.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +42,13 @@ def client(running: TestEngine) -> Iterator[Client]:
 
 
 def rings(running: TestEngine) -> list[Path]:
-    """Call rings that there are."""
+    """Return the paths of all call rings."""
     where = Path(running.info.shm_dir)
     return sorted(path for path in where.glob("calls-*") if path.suffix not in {".bell", ".tmp"})
 
 
 def answered(path: Path) -> int:
-    """Bytes of answers that went through it."""
+    """Return the number of bytes of replies that went through the ring."""
     file = BoardFile(str(path), layout.CALLS_MAGIC, writable=False)
     try:
         return int(file.words[96])
@@ -54,7 +57,7 @@ def answered(path: Path) -> int:
 
 
 def work(client: Client, jobs: int) -> list[bytes]:
-    """Put jobs and do them one by one; what was done."""
+    """Put jobs and process them one by one. Return the payloads of the processed jobs."""
     queue = client.queue("q")
     if jobs:
         queue.put_many([b"%d" % n for n in range(jobs)])
@@ -65,7 +68,7 @@ def work(client: Client, jobs: int) -> list[bytes]:
     return done
 
 
-def test_requests_of_a_client_on_the_host_go_through_its_ring(running: TestEngine, client: Client) -> None:
+def test_requests_of_a_local_client_go_through_its_call_ring(running: TestEngine, client: Client) -> None:
     assert work(client, 20) == [b"%d" % n for n in range(20)]
     (ring,) = rings(running)
     before = answered(ring)
@@ -74,10 +77,10 @@ def test_requests_of_a_client_on_the_host_go_through_its_ring(running: TestEngin
     assert client.queue("q").stats().ready == 0
 
 
-def test_a_request_for_a_thousand_jobs_goes_through(running: TestEngine, client: Client) -> None:
+def test_a_claim_of_a_thousand_runs_goes_through_the_ring(running: TestEngine, client: Client) -> None:
     queue = client.queue("q")
     queue.put_many([b"x"] * (2 * CLAIM_JOBS_MAX))
-    # Every second one is given back, so that the next claim is of a thousand runs.
+    # Every second job is returned, so that the next claim consists of a thousand runs.
     first = queue.claim(CLAIM_JOBS_MAX)
     second = queue.claim(CLAIM_JOBS_MAX)
     assert queue.nack([*first[::2], *second[::2]]).is_complete
@@ -110,8 +113,8 @@ with ringlog.connect(sys.argv[1], wait=20) as client:
 """
 
 
-def test_a_ring_that_somebody_spoilt_is_left_for_the_socket(running: TestEngine, client: Client) -> None:
-    """RF-25: it costs its client the ring, and nobody a job."""
+def test_a_corrupt_ring_is_replaced_by_the_socket(running: TestEngine, client: Client) -> None:
+    """The client loses the ring, and no job is lost (RF-25)."""
     work(client, 3)
     (ring,) = rings(running)
     queue = client.queue("q")
@@ -129,7 +132,7 @@ def test_a_ring_that_somebody_spoilt_is_left_for_the_socket(running: TestEngine,
     assert queue.stats().in_flight == 2
 
 
-def test_a_shard_that_dies_has_its_rings_made_anew(running: TestEngine, client: Client) -> None:
+def test_call_rings_are_replaced_after_the_death_of_their_shard(running: TestEngine, client: Client) -> None:
     work(client, 5)
     (before,) = rings(running)
     queue = client.queue("q")
@@ -137,14 +140,14 @@ def test_a_shard_that_dies_has_its_rings_made_anew(running: TestEngine, client: 
     held = queue.claim(10)
     running.kill("wal_shard")
     settled = queue.ack(held)
-    # Leases are memory: nobody acked these, so they come again.
+    # Without durable leases the new shard knows no lease. It acks none of these jobs and delivers them again.
     assert settled.count == 0
     assert sorted(int(data) for data in work(client, 0)) == list(range(50))
     (after,) = rings(running)
     assert after != before
 
 
-def test_the_ring_of_a_client_that_was_killed_is_removed(running: TestEngine, client: Client) -> None:
+def test_the_call_ring_of_a_killed_client_is_removed(running: TestEngine, client: Client) -> None:
     work(client, 1)
     (ours,) = rings(running)
     child = subprocess.Popen(
@@ -177,8 +180,8 @@ sys.stdin.read()
 """
 
 
-def test_a_fork_leaves_the_ring_to_the_parent(running: TestEngine, client: Client) -> None:
-    """CL-11."""
+def test_a_forked_child_leaves_the_call_ring_to_its_parent(running: TestEngine, client: Client) -> None:
+    """The child uses its own ring."""
     work(client, 2)
     (ours,) = rings(running)
     child = os.fork()

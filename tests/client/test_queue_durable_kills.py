@@ -1,4 +1,4 @@
-"""Queues with durable leases while shards and engines are killed: who holds a job goes on holding it."""
+"""Queues with durable leases: workers keep their leases when shards or engines are killed."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def make(client: Client, durability: str = "fsync") -> None:
 @pytest.mark.parametrize(
     ("how", "transport"), [("shard", "ring"), ("shard", "ipc"), ("engine", "ring"), ("power", "ipc")]
 )
-def test_the_worker_that_holds_a_job_acks_it_after_the_kill(running, how, transport):
-    """QL-15, FX-95, FX-152: the same token; nobody else is given it before its deadline, but then."""
+def test_a_worker_can_ack_its_job_after_the_kill(running, how, transport):
+    """The lease keeps its token and its deadline. No other worker gets the job before the deadline."""
     with ringlog.connect(running.url, wait=20, timeout_ms=TIMEOUT_MS, transport=transport) as client:
         make(client)
         mine, other = client.queue("jobs", node="mine"), client.queue("jobs", node="other")
@@ -78,8 +78,8 @@ def test_the_worker_that_holds_a_job_acks_it_after_the_kill(running, how, transp
 
 @pytest.mark.parametrize("victim", ["wal_shard", "gateway"])
 @pytest.mark.timeout(150)
-def test_no_job_is_handed_out_twice_whoever_is_killed(running, client, victim):
-    """QL-16: not even the set of a claim whose answer was lost with the shard."""
+def test_no_job_is_delivered_twice_despite_kills(running, client, victim):
+    """This includes the jobs of a claim whose reply was lost with the shard."""
     make(client, "fsync" if victim == "wal_shard" else "disk")
     queue = client.queue("jobs")
     queue.put_many([b"job %d" % n for n in range(1, JOBS + 1)])
@@ -112,8 +112,8 @@ with ringlog.connect(sys.argv[1], wait=20) as client:
 """
 
 
-def test_a_worker_that_outlived_its_shard_and_dies_is_noticed(running, client):
-    """CL-10: the shard's successor looks after it."""
+def test_the_death_of_a_worker_is_noticed_after_a_shard_restart(running, client):
+    """The shard's successor watches the process and ends its leases."""
     make(client)
     queue = client.queue("jobs")
     queue.put_many([b"1", b"2"])

@@ -1,5 +1,7 @@
-"""Jobs that come along with the answer to their claim: they are the jobs that lie in the files, and whoever
-claims what was put a moment ago opens none."""
+"""Jobs whose records are sent with the reply to their claim.
+
+They equal the records in the files. A client that claims recently written jobs opens no file.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ NUMBERS = [b"job %d" % n for n in range(1, MANY + 1)]
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> list[ClaimReply]:
-    """What claims were answered, in turn."""
+    """The replies to claims, in order."""
     found: list[ClaimReply] = []
     read = LeaseOperations._read
 
@@ -49,7 +51,7 @@ def queue(client: Client, ringlog_topic: Callable[[str], str]) -> Queue:
     client.topics.create(name, type="queue", durability="disk")
     found = client.queue(name, node="worker")
     found.put(b"first")
-    found.ack(found.claim())  # With the first request a client asks for its ring.
+    found.ack(found.claim())  # A client requests its call ring with its first request.
     return found
 
 
@@ -61,7 +63,7 @@ def put_singly(queue: Queue, payloads: list[bytes]) -> None:
 @pytest.mark.interpreted
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("most", [1, 7, MANY])
-def test_small_jobs_come_along_and_are_what_lies_in_the_files(
+def test_inline_jobs_equal_the_stored_records(
     queue: Queue, answers: list[ClaimReply], together: bool, most: int
 ) -> None:
     if together:
@@ -76,9 +78,7 @@ def test_small_jobs_come_along_and_are_what_lies_in_the_files(
     assert queue.ack(jobs).is_complete
 
 
-def test_jobs_that_came_back_and_jobs_apart_are_found_as_well(
-    queue: Queue, answers: list[ClaimReply]
-) -> None:
+def test_returned_jobs_and_fresh_jobs_are_delivered_together(queue: Queue, answers: list[ClaimReply]) -> None:
     queue.put_many(NUMBERS)
     first = queue.claim(MANY // 2)
     queue.nack(list(first)[::3])
@@ -90,7 +90,7 @@ def test_jobs_that_came_back_and_jobs_apart_are_found_as_well(
 
 @pytest.fixture
 def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients of this test open none for jobs."""
+    """Fail the test if a client reads a file for a job."""
 
     def held(*_: Any) -> Any:
         raise AssertionError("a file was read for a job that was put a moment ago")
@@ -102,15 +102,15 @@ def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_files")
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
 @pytest.mark.parametrize("kind", ["queue", "group"])
-def test_whatever_was_put_a_moment_ago_comes_along(
+def test_recently_written_jobs_are_sent_inline(
     ringlog_engine: TestEngine, ringlog_topic: Callable[[str], str], client: Client, transport: Any, kind: str
 ) -> None:
-    """With any columns, up to the largest record, one at a time and many, in any mixture."""
+    """This holds for any columns and record sizes, and for claims of one or of many jobs."""
     name, chance = ringlog_topic(), random.Random(f"{transport} {kind}")
     client.topics.create(name, type="queue" if kind == "queue" else "log", durability="disk")
     with ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as other:
         worker: Any = other.queue(name) if kind == "queue" else other.group(name, "g", mode="queue")
-        worker.ack(worker.claim())  # Groups are there from their first request on.
+        worker.ack(worker.claim())  # The first request of a group creates it.
         for _ in range(40):
             records = [
                 NewRecord(
@@ -138,7 +138,7 @@ def test_whatever_was_put_a_moment_ago_comes_along(
 
 @pytest.mark.interpreted
 @pytest.mark.usefixtures("no_files")
-def test_who_waits_for_a_job_is_given_all_of_it(client: Client, queue: Queue) -> None:
+def test_a_waiting_claim_gets_the_complete_record(client: Client, queue: Queue) -> None:
     for n in range(20):
         thread = threading.Thread(target=client.append, args=(queue.topic, b"%d" % n), kwargs={"key": b"k"})
         thread.start()
@@ -149,7 +149,7 @@ def test_who_waits_for_a_job_is_given_all_of_it(client: Client, queue: Queue) ->
 
 
 @pytest.mark.interpreted
-def test_many_large_jobs_at_once_are_read_from_the_files(queue: Queue, answers: list[ClaimReply]) -> None:
+def test_many_large_jobs_are_read_from_the_files(queue: Queue, answers: list[ClaimReply]) -> None:
     large = [bytes([n]) * (INLINE_BYTES_MAX // 8) for n in range(MANY)]
     queue.put_many(large)
     assert queue.claim(10).payloads() == large[:10]
@@ -157,15 +157,15 @@ def test_many_large_jobs_at_once_are_read_from_the_files(queue: Queue, answers: 
     assert not answers[-1].frames
 
 
-def test_what_was_deleted_is_handed_to_nobody(queue: Queue, client: Client) -> None:
+def test_deleted_jobs_are_not_delivered(queue: Queue, client: Client) -> None:
     queue.put_many(NUMBERS)
-    queue.claim(3)  # Whoever answers has read ahead now.
+    queue.claim(3)  # After this claim the shard has prefetched further jobs.
     head = client.topics.state(queue.topic).head_seq
     client.topics.delete_records(queue.topic, before_seq=head - 1)
     assert queue.claim(MANY).payloads() == NUMBERS[-2:]
 
 
-def test_a_topic_made_anew_has_other_jobs(ringlog_engine: TestEngine, queue: Queue, client: Client) -> None:
+def test_a_recreated_queue_has_its_own_jobs(ringlog_engine: TestEngine, queue: Queue, client: Client) -> None:
     queue.put_many(NUMBERS)
     assert queue.claim(2).payloads() == NUMBERS[:2]
     client.topics.delete(queue.topic)
@@ -180,7 +180,7 @@ def answer(runs: list[tuple[int, int, int, int]], payloads: list[bytes], stamps:
     return ClaimReply("q", 1, 1, 0, 0, runs, payloads=payloads, stamps=stamps)
 
 
-def test_what_came_along_is_cut_as_stretches_are() -> None:
+def test_inline_jobs_can_be_sliced() -> None:
     stamps = np.array([5, 6, 7], "<i8").tobytes()
     (found,) = decode_inline_jobs(
         "q", answer([(3, 2, 1, 70), (9, 1, 2, 80)], [b"a", b"b", b"c"], stamps), None
@@ -193,7 +193,7 @@ def test_what_came_along_is_cut_as_stretches_are() -> None:
 
 
 @pytest.mark.parametrize("change", ["payloads", "stamps", "frames"])
-def test_an_answer_that_brings_something_else_along_is_not_believed(change: str) -> None:
+def test_inconsistent_inline_jobs_are_refused_as_corrupt(change: str) -> None:
     payloads = [b"a"] if change == "payloads" else [b"a", b"b"]
     stamps = bytes(8) if change == "stamps" else bytes(16)
     message = answer([(3, 2, 1, 70)], payloads, stamps)
@@ -204,7 +204,7 @@ def test_an_answer_that_brings_something_else_along_is_not_believed(change: str)
     assert told.value.detail["topic"] == "q"
 
 
-def test_numbers_of_one_run_are_a_range() -> None:
+def test_inline_jobs_of_one_run_have_consecutive_seqs() -> None:
     (found,) = decode_inline_jobs("q", answer([(3, 2, 1, 70)], [b"a", b"b"], bytes(16)), None)
     assert isinstance(found, InlineJobs)
     assert found.slice_rows(1, 2).seqs.tolist() == [4]

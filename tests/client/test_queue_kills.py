@@ -1,5 +1,7 @@
-"""Processes killed while workers are at work: every job is done, none is lost, and what is done twice has a
-reason."""
+"""Kills of processes while workers process jobs.
+
+Every job is done and none is lost. A job is processed twice only if it was in flight during a kill.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ pytestmark = pytest.mark.slow
 JOBS = 600
 KILLS = 4
 BETWEEN = 60
-"""Jobs done between two kills at least."""
+"""Minimum number of jobs that workers ack between two kills."""
 DONE_S = 40.0
 TIMEOUT_MS = 60_000
 
@@ -37,13 +39,13 @@ def running() -> Iterator[TestEngine]:
 
 
 class Worker(threading.Thread):
-    """Works until it is stopped: notes each job it begins, and whether its ack was taken."""
+    """A worker that works until it is stopped. It notes each started job and each completed ack."""
 
     def __init__(self, url: str, topic: str, *, transport: str, most: int) -> None:
         super().__init__(daemon=True)
         self._url, self._topic, self._transport, self._most = url, topic, transport, most
         self.begun: list[tuple[int, int]] = []
-        """(job, token)"""
+        """Items are `(seq, token)`."""
         self.acked: list[tuple[int, int]] = []
         self.error: BaseException | None = None
         self.is_stopped = threading.Event()
@@ -82,8 +84,12 @@ def shard_of(client: Client, topic: str) -> int:
 
 
 def judge(workers: list[Worker]) -> int:
-    """Every job was done; returns how many were begun more than once, each for a reason: within one life of
-    the shard nobody is given a job that somebody acked, and no two are told that they finished it."""
+    """Check that every job was acked.
+
+    Return the number of additional deliveries.
+
+    Within one life of the shard no job may be acked twice.
+    """
     acked = [entry for worker in workers for entry in worker.acked]
     begun = {entry for worker in workers for entry in worker.begun}
     assert {seq for seq, _ in acked} == set(range(1, JOBS + 1))
@@ -95,8 +101,8 @@ def judge(workers: list[Worker]) -> int:
 @pytest.mark.parametrize("durability", ["fsync", "disk"])
 @pytest.mark.parametrize("victim", ["wal_shard", "gateway"])
 @pytest.mark.timeout(150)
-def test_every_job_is_done_whoever_is_killed(running: TestEngine, durability: str, victim: str) -> None:
-    """CL-7, QL-4, QA-8, FX-136, FX-153, PR-2, PR-5."""
+def test_every_job_is_done_despite_kills(running: TestEngine, durability: str, victim: str) -> None:
+    """Workers use rings and the gateway, and claim one or several jobs at a time."""
     with ringlog.connect(running.url, wait=20, timeout_ms=TIMEOUT_MS) as client:
         client.topics.create("jobs", type="queue", durability=durability, lease_ms=1_500)
         queue = client.queue("jobs")
@@ -143,7 +149,7 @@ with ringlog.connect(sys.argv[1], wait=20) as client:
 
 
 def test_a_worker_that_dies_between_claim_and_ack_loses_no_job(running: TestEngine) -> None:
-    """CL-9: a lease that is kept lives while its process does, and no longer."""
+    """The client extends a lease only while its process lives."""
     with ringlog.connect(running.url, wait=20) as client:
         client.topics.create("jobs", type="queue", lease_ms=3_000)
         queue = client.queue("jobs")
@@ -157,8 +163,8 @@ def test_a_worker_that_dies_between_claim_and_ack_loses_no_job(running: TestEngi
         assert queue.ack(found).is_complete
 
 
-def test_a_job_that_outlives_its_shard_is_lost_and_told_so(running: TestEngine) -> None:
-    """QL-14, CL-9: the successor knows no leases; what keeps ours alive finds out."""
+def test_a_lease_is_reported_as_lost_after_its_shard_died(running: TestEngine) -> None:
+    """Without durable leases the new shard knows no leases. The next extension reports this to the client."""
     with ringlog.connect(running.url, wait=20) as client:
         client.topics.create("jobs", type="queue")
         queue = client.queue("jobs")
@@ -173,8 +179,8 @@ def test_a_job_that_outlives_its_shard_is_lost_and_told_so(running: TestEngine) 
         again.ack()
 
 
-def test_a_waiting_worker_goes_on_waiting_over_a_kill(running: TestEngine) -> None:
-    """PR-13."""
+def test_a_waiting_claim_keeps_waiting_over_a_kill(running: TestEngine) -> None:
+    """The client sends the claim again to the new shard."""
     with ringlog.connect(running.url, wait=20) as client:
         client.topics.create("jobs", type="queue")
         queue = client.queue("jobs")
@@ -192,7 +198,7 @@ def test_a_waiting_worker_goes_on_waiting_over_a_kill(running: TestEngine) -> No
 
 
 def test_an_iteration_goes_on_when_its_engine_is_back(running: TestEngine) -> None:
-    """CL-7: also when it was away for longer than a request waits."""
+    """This also holds if the engine is down for longer than the timeout of a request."""
     with ringlog.connect(running.url, wait=20, timeout_ms=300) as client:
         client.topics.create("jobs", type="queue", durability="disk")
         queue = client.queue("jobs")
@@ -221,8 +227,8 @@ def test_an_iteration_goes_on_when_its_engine_is_back(running: TestEngine) -> No
         assert not working.is_alive()
 
 
-def test_a_job_whose_ack_is_not_answered_is_not_kept_for_ever(running: TestEngine) -> None:
-    """CL-9: its outcome is unknown, and nobody works on it any more."""
+def test_a_lease_with_an_unanswered_ack_is_not_extended(running: TestEngine) -> None:
+    """The outcome of the ack is unknown, and no program works on the job any more."""
     with ringlog.connect(running.url, wait=20, timeout_ms=300) as client:
         client.topics.create("jobs", type="queue", durability="disk")
         queue = client.queue("jobs")

@@ -1,4 +1,4 @@
-"""Workers that die on the engine's host: what they held is somebody else's at once."""
+"""Workers that die on the engine's host: their jobs are ready for other workers at once."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def killed(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize("calls_before", [0, 3])
-def test_the_jobs_of_a_killed_worker_are_ready_at_once(ringlog_engine, ringlog_topic, calls_before):
-    """Also when its first claim came through shared memory, because other calls had come before."""
+def test_the_jobs_of_a_killed_worker_are_ready_immediately(ringlog_engine, ringlog_topic, calls_before):
+    """This also holds if its claim went through a call ring, since earlier calls had created one."""
     with ringlog.connect(ringlog_engine.url, wait=10) as client:
         client.topics.create(ringlog_topic(), type="queue", lease_ms=3_600_000)
         queue = client.queue(ringlog_topic(), node="shared")
@@ -55,7 +55,7 @@ def test_the_jobs_of_a_killed_worker_are_ready_at_once(ringlog_engine, ringlog_t
         assert queue.ack(jobs).count == 3
 
 
-def test_who_is_behind_a_gateway_may_come_back_so_its_leases_last(ringlog_engine, ringlog_topic):
+def test_leases_of_a_killed_gateway_client_last_until_their_deadline(ringlog_engine, ringlog_topic):
     with ringlog.connect(ringlog_engine.url, wait=10) as client:
         client.topics.create(ringlog_topic(), type="queue", lease_ms=3_600_000)
         queue = client.queue(ringlog_topic())
@@ -68,7 +68,7 @@ def test_who_is_behind_a_gateway_may_come_back_so_its_leases_last(ringlog_engine
 # -- lives ------------------------------------------------------------------------------------------------
 
 
-def test_a_life_is_a_number_and_a_beginning():
+def test_a_process_id_consists_of_pid_and_start_time():
     assert own_process_id() == (os.getpid(), process_started_ticks(os.getpid()))
     assert own_process_id()[1] > 0
     assert process_started_ticks(2**22 + 1) == 0
@@ -81,7 +81,7 @@ def presence():
     made.close()
 
 
-def test_a_death_is_told_once_and_strangers_are_not_watched(presence):
+def test_a_death_is_reported_once_and_unknown_processes_are_not_watched(presence):
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         life = sleeper.pid, process_started_ticks(sleeper.pid)

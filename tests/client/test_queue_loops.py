@@ -1,4 +1,4 @@
-"""Loops over jobs: how they end, and what they outlive."""
+"""Loops over jobs: how they end, and which errors they survive."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ERRORS = [
 
 @pytest.fixture(params=["queue-ring", "queue-ipc", "group-ring"])
 def work(request, ringlog_engine, ringlog_topic):
-    """A client, and what it takes jobs from: as many as there are errors."""
+    """A queue or a group with as many jobs as there are errors."""
     kind, transport = request.param.split("-")
     with ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         topic = ringlog_topic()
@@ -47,8 +47,11 @@ def delayed(work) -> int:
 
 
 @pytest.mark.parametrize("pipelined_acks", [False, True])
-def test_a_loop_goes_on_behind_jobs_that_fail_and_ends_when_idle(work, pipelined_acks):
-    """Each failing job is given back to rest, and its own error is what is told, whatever its text."""
+def test_a_loop_continues_after_failed_jobs_and_ends_when_idle(work, pipelined_acks):
+    """Each failed job is returned with a backoff.
+
+    `on_error` gets the original exception, whatever its text is.
+    """
     told = []
     for job in work.jobs(
         on_error=lambda job, e: told.append((job.seq, e)), idle_s=0.3, pipelined_acks=pipelined_acks
@@ -72,13 +75,13 @@ def test_without_on_error_the_error_of_the_block_ends_the_loop(work, error):
     assert delayed(work) == 1
 
 
-def test_failures_are_logged_and_acks_that_fail_are_told_too(work, caplog):
+def test_failures_of_jobs_and_of_acks_are_logged(work, caplog):
     for job in work.jobs(on_error="log", idle_s=0.3):
         with job:
             if job.seq == 2:
                 raise ERRORS[3]
             if job.seq == 3:
-                job.lease.token += 1  # As if another worker had the job by now.
+                job.lease.token += 1  # The lease looks as if another worker had the job.
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ValueError, LeaseLost]
     for name, wrong in (("on_error", 3), ("idle_s", -1), ("idle_s", "3"), ("idle_s", float("nan"))):
         with pytest.raises(UsageError, match=name):
@@ -86,8 +89,8 @@ def test_failures_are_logged_and_acks_that_fail_are_told_too(work, caplog):
 
 
 @pytest.mark.parametrize("how", ["jobs", "batches", "full"])
-def test_closing_ends_loops_that_wait(work, how):
-    """For a job, or for room: in another thread, at once."""
+def test_close_ends_waiting_loops(work, how):
+    """A loop in another thread waits for a job or for a free slot, and ends at once."""
     taken, has_all = [], threading.Event()
 
     def loop() -> None:
@@ -110,8 +113,8 @@ def test_closing_ends_loops_that_wait(work, how):
     assert work.stats().waiting == 0
 
 
-def test_a_job_that_forks_is_the_parents(work):
-    """The child that leaves its block, by returning or by an error, settles nothing."""
+def test_a_job_whose_block_forks_belongs_to_the_parent(work):
+    """The child settles nothing when it leaves the block, with or without an exception."""
     for job in work.jobs(max_in_flight=2, idle_s=0.3):
         with job:
             child = 0
@@ -129,7 +132,7 @@ def test_a_job_that_forks_is_the_parents(work):
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-async def test_loops_of_asyncio(ringlog_engine, ringlog_topic, transport):
+async def test_asyncio_loops_survive_failed_jobs_and_end_on_close(ringlog_engine, ringlog_topic, transport):
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         topic = ringlog_topic()
         await client.topics.create(topic, type="queue")
@@ -145,7 +148,7 @@ async def test_loops_of_asyncio(ringlog_engine, ringlog_topic, transport):
 
         async def loop() -> None:
             async for _ in queue.jobs():
-                """There is none."""
+                """The loop gets no job."""
 
         looping = asyncio.ensure_future(loop())
         while not (await queue.stats()).waiting:

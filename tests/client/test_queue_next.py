@@ -1,4 +1,4 @@
-"""What is done and the next claim in one request: `claim(done=…)`, and loops over one job at a time."""
+"""An ack and the next claim in one request: `claim(done=…)`, and loops over one job at a time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def counts(queue: Queue) -> tuple[int, int, int]:
 
 
 class Asked(list[str]):
-    """The kinds of requests about jobs that a client sends from here on."""
+    """Records the kinds of requests about jobs that a client sends from now on."""
 
     def __init__(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         session = client._shell.session
@@ -65,7 +65,7 @@ class Asked(list[str]):
         monkeypatch.setattr(session, "about_jobs", asking)
 
 
-def test_what_is_done_is_gone_when_the_next_claim_returns(queue):
+def test_done_jobs_are_deleted_when_the_next_claim_returns(queue):
     fill(queue, 50)
     jobs = queue.claim(3)
     found = list(jobs.payloads())
@@ -78,14 +78,14 @@ def test_what_is_done_is_gone_when_the_next_claim_returns(queue):
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("durability", ["memory", "disk", "fsync"])
-def test_on_the_engines_host_both_travel_in_one_request(
+def test_a_local_client_sends_ack_and_claim_in_one_request(
     ringlog_engine, ringlog_topic, monkeypatch, durability
 ):
     with ringlog.connect(ringlog_engine.url, wait=10) as client:
         queue = queue_of(client, ringlog_topic("one"), durability=durability)
         fill(queue, 40)
         jobs = queue.claim()
-        queue.ack(jobs)  # How large jobs are is asked for with the first ack.
+        queue.ack(jobs)  # With the first ack the client learns the size of jobs.
         jobs = queue.claim()
         asked = Asked(client, monkeypatch)
         for _ in range(30):
@@ -97,7 +97,7 @@ def test_on_the_engines_host_both_travel_in_one_request(
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("config", [{"record_priority": True}, {"leases_durable": True}])
-def test_queues_of_another_kind_take_two_and_are_not_tried_for_long(
+def test_queues_that_cannot_combine_get_two_requests_and_few_attempts(
     ringlog_engine, ringlog_topic, monkeypatch, config
 ):
     with ringlog.connect(ringlog_engine.url, wait=10) as client:
@@ -114,7 +114,7 @@ def test_queues_of_another_kind_take_two_and_are_not_tried_for_long(
 
 
 class Apart:
-    """A connection on the host whose engine takes nothing in one request."""
+    """A fake local connection whose engine never combines ack and claim."""
 
     transport = "ring"
 
@@ -124,7 +124,7 @@ class Apart:
         return pending
 
 
-def test_it_is_tried_again_after_a_while_however_often_it_did_not_go() -> None:
+def test_combining_is_tried_again_after_growing_pauses() -> None:
     working = LeaseOperations("q", "worker", SystemClock())
     pauses = [0]
     for _ in range(1_500):
@@ -135,7 +135,7 @@ def test_it_is_tried_again_after_a_while_however_often_it_did_not_go() -> None:
     assert pauses == [0, 1, 3, 7, 15, 31, 63, 127, 255, APART_MAX, APART_MAX, APART_MAX, APART_MAX]
 
 
-def test_where_there_is_nothing_what_is_done_is_acked_all_the_same(queue):
+def test_done_jobs_are_acked_even_if_no_job_is_ready(queue):
     fill(queue, 1)
     jobs = queue.claim()
     found = queue.claim(done=jobs)
@@ -143,7 +143,7 @@ def test_where_there_is_nothing_what_is_done_is_acked_all_the_same(queue):
     assert counts(queue) == (0, 0, 0)
 
 
-def test_it_waits_for_a_job_when_what_is_done_was_acked(queue, ringlog_engine):
+def test_a_claim_waits_after_its_done_jobs_were_acked(queue, ringlog_engine):
     fill(queue, 1)
     jobs = queue.claim()
     found: list[bytes] = []
@@ -159,7 +159,7 @@ def test_it_waits_for_a_job_when_what_is_done_was_acked(queue, ringlog_engine):
     assert found == [b"late"]
 
 
-def test_a_lease_that_has_ended_is_an_error_and_nothing_is_claimed(queue):
+def test_an_expired_lease_in_done_is_an_error_and_claims_nothing(queue):
     fill(queue, 5)
     first, second = queue.claim(2)
     queue.nack([first])
@@ -170,8 +170,8 @@ def test_a_lease_that_has_ended_is_an_error_and_nothing_is_claimed(queue):
     assert [job.seq for job in queue.claim(5)] == [1, 3, 4, 5]
 
 
-def test_jobs_one_by_one_and_of_several_claims_are_acked_with_the_next(queue):
-    """They are no stretch, and so take two requests; it is the same for who asks."""
+def test_done_accepts_jobs_of_several_claims(queue):
+    """Their seqs are not consecutive, so the client needs two requests. The result is the same."""
     fill(queue, 9)
     held = [*queue.claim(2), *queue.claim(2)]
     jobs = queue.claim(2, done=[held[0], held[3]])
@@ -181,7 +181,7 @@ def test_jobs_one_by_one_and_of_several_claims_are_acked_with_the_next(queue):
     assert counts(queue) == (3, 0, 0)
 
 
-def test_jobs_of_a_loop_that_are_done_make_room_there(queue):
+def test_done_jobs_of_a_loop_free_slots_of_the_loop(queue):
     fill(queue, 5)
     loop = queue.jobs(max_in_flight=1)
     first = next(loop)
@@ -193,7 +193,7 @@ def test_jobs_of_a_loop_that_are_done_make_room_there(queue):
     assert counts(queue) == (2, 0, 0)
 
 
-def test_a_claim_that_makes_no_sense_acks_nothing(queue):
+def test_an_invalid_claim_acks_nothing(queue):
     fill(queue, 2)
     jobs = queue.claim()
     for wrong in ({"max": 0}, {"max": 1_001}, {"wait_ms": -1}, {"order": "name"}):
@@ -203,7 +203,7 @@ def test_a_claim_that_makes_no_sense_acks_nothing(queue):
     assert queue.ack(jobs).is_complete
 
 
-def test_a_loop_over_one_job_gives_the_next_one_when_the_last_is_gone(queue, ringlog_engine):
+def test_a_loop_over_one_job_acks_it_before_the_next_one(queue, ringlog_engine):
     fill(queue, 30)
     with ringlog.connect(ringlog_engine.url, wait=10) as other:
         looks = other.queue(queue.topic)
@@ -222,8 +222,8 @@ def test_a_loop_over_one_job_gives_the_next_one_when_the_last_is_gone(queue, rin
         assert counts(looks) == (0, 0, 0), "leaving it waits for the last ack"
 
 
-def test_whoever_does_something_else_behind_a_job_has_it_acked_meanwhile(queue, ringlog_engine):
-    """The next job may be asked for much later."""
+def test_a_finished_job_is_acked_before_the_next_one_is_requested(queue, ringlog_engine):
+    """The program may request the next job much later."""
     fill(queue, 3)
     jobs = queue.jobs(pipelined_acks=True)
     job = next(jobs)
@@ -237,7 +237,7 @@ def test_whoever_does_something_else_behind_a_job_has_it_acked_meanwhile(queue, 
     assert counts(queue) == (1, 1, 0), "what was begun is still its holder's"
 
 
-def test_a_block_that_fails_gives_its_job_back_and_the_loop_goes_on(queue):
+def test_a_failed_block_returns_its_job_and_the_loop_continues(queue):
     fill(queue, 3)
     found = []
     for job in queue.jobs(pipelined_acks=True):
@@ -257,9 +257,11 @@ def test_a_block_that_fails_gives_its_job_back_and_the_loop_goes_on(queue):
 @pytest.mark.slow
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("durability", ["fsync", "disk"])
-def test_a_loop_does_every_job_once_whatever_is_killed_between_ack_and_claim(durability: str) -> None:
-    """CL-7, QA-8: what was acked and claimed in one request when the shard died is neither lost nor told to
-    be done twice."""
+def test_a_loop_does_every_job_once_despite_kills_between_ack_and_claim(durability: str) -> None:
+    """Kills of the shard during a combined ack and claim lose no job.
+
+    A job is delivered again only if it was in flight when the shard died.
+    """
     jobs, kills = 3_000, 5
     with (
         engine(wal={"shards": 1}, supervisor={"restart_max": 100}) as running,
@@ -283,7 +285,10 @@ def test_a_loop_does_every_job_once_whatever_is_killed_between_ack_and_claim(dur
 
 
 def _rest(queue: Queue, begun: list[int]) -> bool:
-    """Work on what came back behind the last kill."""
+    """Process jobs that were returned after the last kill.
+
+    Always return False, as a condition of `wait_until`.
+    """
     left = queue.claim(100)
     begun += [job.seq for job in left]
     queue.ack(left)

@@ -1,4 +1,4 @@
-"""Jobs as values: codecs of payloads, and what becomes of a job that cannot be decoded."""
+"""Payload codecs of queues, and the treatment of jobs that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Email(msgspec.Struct):
 
 
 class Moody:
-    """A codec that raises what it likes."""
+    """A codec whose `decode` raises an arbitrary exception."""
 
     kind = JSON.kind
 
@@ -49,7 +49,7 @@ def make(client: Client, ringlog_topic: Callable[[str], str]) -> Callable[..., Q
 @pytest.mark.parametrize(
     ("codec", "value"), [(JSON, {"n": [1, None]}), (TEXT, "grüße"), (EMAIL, Email("ann")), (Moody(), b"x")]
 )
-def test_values_go_in_and_come_out(make: Callable[..., Queue], codec: Any, value: Any) -> None:
+def test_values_are_encoded_and_decoded(make: Callable[..., Queue], codec: Any, value: Any) -> None:
     queue = make(codec)
     queue.put(value, tag="t")
     queue.put_many([value, NewRecord(data=value, key=b"k")])
@@ -59,14 +59,14 @@ def test_values_go_in_and_come_out(make: Callable[..., Queue], codec: Any, value
     assert found[0].value is found[0].value, "decoded once"
 
 
-def test_records_are_put_as_they_are(make: Callable[..., Queue]) -> None:
+def test_put_many_accepts_records_without_encoding_them_again(make: Callable[..., Queue]) -> None:
     queue = make(JSON)
     queue.put({"n": 1})
     queue.put_many(queue.peek())
     assert [job.value for job in queue.claim(2)] == [{"n": 1}] * 2
 
 
-def test_without_a_codec_a_value_is_bytes(make: Callable[..., Queue], client: Client) -> None:
+def test_a_queue_without_codec_accepts_only_bytes(make: Callable[..., Queue], client: Client) -> None:
     queue = client.queue(make(JSON).topic)
     with pytest.raises(UsageError):
         queue.put("text")
@@ -78,7 +78,7 @@ def test_without_a_codec_a_value_is_bytes(make: Callable[..., Queue], client: Cl
     ("codec", "bad", "good", "reason"),
     [(EMAIL, b'{"from": 1}', b'{"to": "ann"}', "ValidationError"), (Moody(), b"bad", b"good", "KeyError")],
 )
-def test_a_loop_rejects_what_cannot_be_decoded(
+def test_a_loop_rejects_jobs_that_cannot_be_decoded(
     make: Callable[..., Queue],
     client: Client,
     ringlog_topic: Any,
@@ -99,7 +99,7 @@ def test_a_loop_rejects_what_cannot_be_decoded(
     assert all(reason in letter.meta["$dead_letter_reason"] for letter in letters)
 
 
-def test_where_there_are_no_dead_letters_it_rests(make: Callable[..., Queue], client: Client) -> None:
+def test_an_undecodable_job_is_delayed_by_a_loop(make: Callable[..., Queue], client: Client) -> None:
     queue = make(EMAIL)
     client.queue(queue.topic).put_many([b"bad", b'{"to": "ann"}'])
     (job,) = islice(queue.jobs(), 1)
@@ -107,7 +107,7 @@ def test_where_there_are_no_dead_letters_it_rests(make: Callable[..., Queue], cl
     assert queue.stats().delayed == 1
 
 
-def test_a_claim_leaves_it_to_the_program(make: Callable[..., Queue], client: Client) -> None:
+def test_a_claim_returns_jobs_that_cannot_be_decoded(make: Callable[..., Queue], client: Client) -> None:
     queue = make(EMAIL)
     client.queue(queue.topic).put(b"bad")
     (job,) = queue.claim()
@@ -116,7 +116,7 @@ def test_a_claim_leaves_it_to_the_program(make: Callable[..., Queue], client: Cl
     assert job.data == b"bad"
 
 
-async def test_asyncio_does_the_same(
+async def test_the_asyncio_loop_rejects_jobs_that_cannot_be_decoded(
     make: Callable[..., Queue], client: Client, ringlog_topic: Any, ringlog_engine: TestEngine
 ) -> None:
     dead = ringlog_topic("dead")
@@ -134,7 +134,7 @@ async def test_asyncio_does_the_same(
     wait_until(lambda: client.queue(topic).stats().dead_lettered == 1, timeout=20, what="it was moved")
 
 
-async def test_asyncio_lets_it_rest_without_dead_letters(
+async def test_the_asyncio_loop_delays_undecodable_jobs_without_a_dead_letter_topic(
     make: Callable[..., Queue], client: Client, ringlog_engine: TestEngine
 ) -> None:
     topic = make(EMAIL).topic

@@ -1,4 +1,4 @@
-"""Delayed and urgent jobs as a program puts them, on rings and through a gateway."""
+"""Delayed and prioritised jobs through the public client, over rings and over the gateway."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def queue(worker, ringlog_topic) -> Queue:
     return worker.queue(name, node="worker")
 
 
-def test_a_waiting_claim_is_given_a_delayed_job_at_its_instant(queue):
+def test_a_waiting_claim_gets_a_delayed_job_when_it_becomes_ready(queue):
     at_us = round((time.time() + 0.5) * 1e6)
     queue.put(b"later", not_before=at_us)
     queue.put(b"never here", not_before=at_us + 3_600_000_000)
@@ -43,7 +43,7 @@ def test_a_waiting_claim_is_given_a_delayed_job_at_its_instant(queue):
     assert queue.stats().delayed == 1
 
 
-def test_urgent_jobs_overtake_and_statistics_tell_of_waits(queue):
+def test_urgent_jobs_are_delivered_first_and_stats_report_waiting_times(queue):
     queue.put_many([NewRecord(data=b"%d" % n, priority=n % 3) for n in range(9)])
     found = [queue.claim()[0] for _ in range(6)]
     assert [job.record.priority for job in found] == [2, 2, 2, 1, 1, 1]
@@ -57,8 +57,8 @@ def test_urgent_jobs_overtake_and_statistics_tell_of_waits(queue):
     assert queue.stats().oldest_ready_ms is None
 
 
-def test_by_number_urgent_jobs_wait_for_their_turn(queue):
-    """L14."""
+def test_a_claim_in_seq_order_ignores_priorities(queue):
+    """Jobs that are returned keep their position in seq order."""
     queue.put_many([NewRecord(data=b"%d" % n, priority=n % 3) for n in range(9)])
     assert [int(job.data) for job in queue.claim(2, order="seq")] == [0, 1]
     (urgent,) = queue.claim()
@@ -69,7 +69,7 @@ def test_by_number_urgent_jobs_wait_for_their_turn(queue):
         queue.claim(order="number")
 
 
-def test_a_group_hands_out_later_and_urgent_records_as_a_queue_does(worker, ringlog_topic):
+def test_a_group_delivers_delayed_and_urgent_records_like_a_queue(worker, ringlog_topic):
     name = ringlog_topic("events")
     worker.topics.create(name, durability="fsync", lease_ms=LONG_MS, record_priority=True)
     group = worker.group(name, "workers", mode="queue", node="worker")

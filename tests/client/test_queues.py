@@ -1,4 +1,4 @@
-"""Queues as a program uses them, on rings and through a gateway."""
+"""Queues through the public client, over rings and over the gateway."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ringlog.testing.real_engine import wait_until
 
 LONG_MS = 60_000
 SHORT_MS = 1_200
-"""A busy host may keep a client from extending a lease for some hundred milliseconds."""
+"""On a busy host a client may extend a lease some hundred milliseconds late."""
 
 
 @pytest.fixture(params=["ring", "ipc"])
@@ -48,7 +48,7 @@ def counts(queue: Queue) -> tuple[int, int, int]:
 
 
 def test_jobs_are_put_claimed_and_acked(queue):
-    """QC-3, QA-5."""
+    """A claimed job has all fields of its record. A second ack fails with `LeaseLost`."""
     assert (
         queue.put(b'{"to": "ann"}', key=b"k", tag="mail", meta={"n": 1}, headers={"h": b"v"}).first_seq == 1
     )
@@ -66,16 +66,16 @@ def test_jobs_are_put_claimed_and_acked(queue):
     assert lost.value.detail["seq"] == 1
 
 
-def test_nothing_there_is_an_empty_list(queue):
-    """CL-5, QC-4."""
+def test_a_claim_on_an_empty_queue_returns_an_empty_list(queue):
+    """This holds with and without a waiting time."""
     began = time.monotonic()
     assert queue.claim(5) == []
     assert queue.claim(5, wait_ms=50) == []
     assert time.monotonic() - began < 5
 
 
-def test_many_jobs_in_frames_of_many_kinds_are_read(queue, worker):
-    """Payloads come from wherever the log has them: small frames, large ones, compressed ones."""
+def test_jobs_are_read_from_frames_of_all_kinds(queue, worker):
+    """The log contains small, large and compressed frames."""
     expected = []
     for n in range(40):
         expected.append(b"single %d" % n)
@@ -100,8 +100,8 @@ def test_many_jobs_in_frames_of_many_kinds_are_read(queue, worker):
     assert counts(queue) == (0, 0, 0)
 
 
-def test_acking_jobs_of_which_some_are_lost_names_them(queue):
-    """QA-3."""
+def test_an_ack_names_the_jobs_whose_leases_are_lost(queue):
+    """The other jobs of the same ack are done."""
     fill(queue, 3)
     jobs = queue.claim(3)
     queue.nack([jobs[1]])
@@ -110,7 +110,7 @@ def test_acking_jobs_of_which_some_are_lost_names_them(queue):
     assert counts(queue) == (1, 0, 0)
 
 
-def test_a_waiting_claim_is_given_what_is_put_meanwhile(queue, ringlog_engine):
+def test_a_waiting_claim_gets_a_job_that_is_put_later(queue, ringlog_engine):
     found: list[Job] = []
     waiting = threading.Thread(target=lambda: found.extend(queue.claim(wait_ms=20_000)))
     waiting.start()
@@ -122,7 +122,7 @@ def test_a_waiting_claim_is_given_what_is_put_meanwhile(queue, ringlog_engine):
     assert [job.data for job in found] == [b"late"]
 
 
-def test_a_job_as_a_context_is_acked_or_given_back(queue):
+def test_a_job_context_acks_the_job_or_returns_it(queue):
     fill(queue, 2)
     first, second = queue.claim(2)
     with first:
@@ -133,7 +133,7 @@ def test_a_job_as_a_context_is_acked_or_given_back(queue):
     assert [backoff_ms(n) for n in (1, 2, 3, 100)] == [1_000, 2_000, 4_000, 60_000]
 
 
-def test_a_job_settled_inside_its_context_is_left_alone(queue):
+def test_a_job_settled_inside_its_context_is_not_settled_again(queue):
     fill(queue, 2)
     for job in queue.claim(2):
         with job:
@@ -144,8 +144,8 @@ def test_a_job_settled_inside_its_context_is_left_alone(queue):
     assert counts(queue) == (0, 0, 1)
 
 
-def test_a_lost_lease_is_an_error_at_the_end_of_the_context(queue):
-    """CL-9."""
+def test_a_lost_lease_raises_lease_lost_at_the_end_of_the_context(queue):
+    """Another worker already has the job."""
     fill(queue, 1)
     (job,) = queue.claim(lease_ms=100)
     wait_until(lambda: counts(queue) == (1, 0, 0), 10, "the lease to expire")
@@ -156,8 +156,8 @@ def test_a_lost_lease_is_an_error_at_the_end_of_the_context(queue):
     other.ack()
 
 
-def test_a_lease_is_kept_while_its_job_takes_longer(queue):
-    """CL-9: no call is needed for that (CL-2)."""
+def test_a_lease_is_extended_while_its_job_is_processed(queue):
+    """With `auto_extend` the client extends the lease without calls of the program."""
     fill(queue, 2)
     (kept,) = queue.claim(lease_ms=SHORT_MS, auto_extend=True)
     (left,) = queue.claim(lease_ms=SHORT_MS)
@@ -170,16 +170,16 @@ def test_a_lease_is_kept_while_its_job_takes_longer(queue):
     assert left.seq == 2
 
 
-def test_a_lease_that_is_gone_is_told_to_its_holder(queue, worker):
-    """CL-9: the job was deleted, so the next extension finds out."""
+def test_the_holder_of_a_deleted_job_is_notified(queue, worker):
+    """The next extension fails, and the client sets `job.lost`."""
     fill(queue, 1)
     (job,) = queue.claim(lease_ms=200, auto_extend=True)
     worker.topics.delete_records(queue.topic, before_seq=2)
     assert job.lost.wait(10)
 
 
-def test_extending_by_hand(queue):
-    """QE-2."""
+def test_a_lease_can_be_extended_by_a_call(queue):
+    """After the ack an extension fails with `LeaseLost`."""
     fill(queue, 1)
     (job,) = queue.claim(lease_ms=5_000)
     before = job.deadline
@@ -192,7 +192,7 @@ def test_extending_by_hand(queue):
         job.extend(LONG_MS)
 
 
-def test_an_iteration_gives_job_after_job(queue):
+def test_an_iteration_delivers_all_jobs(queue):
     fill(queue, 50)
     found = []
     for job in queue.jobs(max_in_flight=8):
@@ -204,8 +204,8 @@ def test_an_iteration_gives_job_after_job(queue):
     assert counts(queue) == (0, 0, 0)
 
 
-def test_leaving_an_iteration_gives_back_what_was_not_begun(queue):
-    """CL-10."""
+def test_leaving_an_iteration_returns_jobs_that_were_not_started(queue):
+    """The client had claimed up to `max_in_flight` jobs in advance."""
     fill(queue, 20)
     for job in queue.jobs(max_in_flight=8):
         with job:
@@ -213,8 +213,8 @@ def test_leaving_an_iteration_gives_back_what_was_not_begun(queue):
     assert counts(queue) == (19, 0, 0)
 
 
-def test_closing_the_client_gives_back_what_was_not_begun(ringlog_engine, queue):
-    """CL-10."""
+def test_closing_the_client_returns_jobs_that_were_not_started(ringlog_engine, queue):
+    """The started job stays leased."""
     fill(queue, 20)
     other = ringlog.connect(ringlog_engine.url, wait=10)
     jobs = other.queue(queue.topic).jobs(max_in_flight=8)
@@ -226,8 +226,8 @@ def test_closing_the_client_gives_back_what_was_not_begun(ringlog_engine, queue)
     assert begun.seq == 1
 
 
-def test_a_client_is_closed_while_a_thread_of_it_waits_for_jobs(ringlog_engine, queue):
-    """CL-14: closing is bounded, and ends the iteration."""
+def test_a_client_can_be_closed_while_a_thread_waits_for_jobs(ringlog_engine, queue):
+    """`close` is bounded and ends the iteration."""
     other = ringlog.connect(ringlog_engine.url, wait=10, transport=queue._client.transport)
     found: list[Job] = []
     waiting = threading.Thread(target=lambda: found.extend(other.queue(queue.topic).jobs()), daemon=True)
@@ -240,7 +240,7 @@ def test_a_client_is_closed_while_a_thread_of_it_waits_for_jobs(ringlog_engine, 
     assert (waiting.is_alive(), found) == (False, [])
 
 
-def test_never_more_than_max_in_flight_are_out(queue):
+def test_an_iteration_never_exceeds_max_in_flight(queue):
     fill(queue, 10)
     jobs = queue.jobs(max_in_flight=2)
     first, second = next(jobs), next(jobs)
@@ -258,8 +258,8 @@ def test_never_more_than_max_in_flight_are_out(queue):
     assert counts(queue) == (7, 0, 1)
 
 
-def test_a_job_that_is_settled_twice_makes_room_for_one(queue):
-    """CL-9: the second time it is skipped, and frees no place that another job has."""
+def test_a_job_settled_twice_frees_one_slot(queue):
+    """The second settlement is skipped and must not free the slot of another job."""
     queue.put_many([b"%d" % n for n in range(6)])
     jobs = queue.jobs(max_in_flight=2)
     first, second = next(jobs), next(jobs)
@@ -271,8 +271,8 @@ def test_a_job_that_is_settled_twice_makes_room_for_one(queue):
     jobs.close()
 
 
-def test_many_threads_drain_a_queue_and_each_job_is_done_once(queue, ringlog_engine):
-    """FX-154, QL-4."""
+def test_threads_that_drain_a_queue_do_each_job_once(queue, ringlog_engine):
+    """A job is in at most one lease (Q1)."""
     fill(queue, 600)
     done: list[int] = []
 
@@ -292,7 +292,7 @@ def test_many_threads_drain_a_queue_and_each_job_is_done_once(queue, ringlog_eng
     assert counts(queue) == (0, 0, 0)
 
 
-def test_purge_and_peek(queue):
+def test_purge_deletes_all_jobs_and_peek_leases_none(queue):
     fill(queue, 5)
     queue.claim(2)
     assert [record.seq for record in queue.peek(3)] == [1, 2, 3]
@@ -301,8 +301,8 @@ def test_purge_and_peek(queue):
     assert queue.put(b"new").first_seq == 6
 
 
-def test_a_queue_is_never_made_by_using_it(worker, ringlog_topic):
-    """QL-2."""
+def test_using_a_queue_never_creates_it(worker, ringlog_topic):
+    """Calls fail with `TopicNotFound`, and with `NotAQueue` for a topic of type `log`."""
     absent = worker.queue(ringlog_topic("absent"))
     for call in (lambda: absent.put(b"x"), absent.claim, absent.stats, absent.purge, absent.peek):
         with pytest.raises(TopicNotFound):
@@ -314,7 +314,7 @@ def test_a_queue_is_never_made_by_using_it(worker, ringlog_topic):
             call()
 
 
-def test_options_that_make_no_sense_are_refused(queue, worker):
+def test_invalid_queue_options_are_refused(queue, worker):
     for call in (
         lambda: queue.claim(0),
         lambda: queue.claim(1_001),
@@ -328,8 +328,8 @@ def test_options_that_make_no_sense_are_refused(queue, worker):
             call()
 
 
-def test_a_child_claims_for_itself_and_leaves_its_parents_jobs_alone(queue):
-    """CL-11."""
+def test_a_forked_child_leaves_the_jobs_of_its_parent_alone(queue):
+    """The child can claim jobs of its own."""
     fill(queue, 20)
     jobs = queue.jobs(max_in_flight=4, lease_ms=LONG_MS)
     first = next(jobs)
@@ -350,7 +350,7 @@ def test_a_child_claims_for_itself_and_leaves_its_parents_jobs_alone(queue):
 
 
 def checkpoint(running) -> None:
-    """Have the log made into segments."""
+    """Compact the log into segments."""
     socket = f"ipc://{running.info.shm_dir}/compactor.sock"
     requester = Requester("the compactor", socket)
 
@@ -366,8 +366,8 @@ def checkpoint(running) -> None:
         requester.close()
 
 
-def test_jobs_are_read_from_segments_too(tmp_path):
-    """What the compactor made of the log, in the middle of it, and what came back from before."""
+def test_jobs_are_read_from_segments_and_from_the_log(tmp_path):
+    """The compactor runs while jobs are leased, and jobs of the segments are returned."""
     with (
         engine(directory=tmp_path / "e", wal={"shards": 1}, storage={"enabled": True}) as running,
         ringlog.connect(running.url, wait=20) as client,
@@ -387,7 +387,7 @@ def test_jobs_are_read_from_segments_too(tmp_path):
         assert [job.seq for job in queue.claim(1_000)] == list(range(121, 151))
 
 
-def test_a_claim_that_waits_holds_up_no_other_thread_with_the_same_queue(queue):
+def test_a_waiting_claim_does_not_block_other_threads(queue):
     found: list[Job] = []
     waiting = threading.Thread(target=lambda: found.extend(queue.claim(wait_ms=60_000)))
     waiting.start()
@@ -399,8 +399,8 @@ def test_a_claim_that_waits_holds_up_no_other_thread_with_the_same_queue(queue):
     assert [job.data for job in found] == [b"job"]
 
 
-def test_jobs_that_a_worker_left_lying_are_taken_over(worker, queue):
-    """As of groups: by their numbers, or by a claim when nothing else is there."""
+def test_idle_jobs_of_a_worker_can_be_stolen(worker, queue):
+    """As in consumer groups, a worker steals by seq, or by a claim when no other job is ready."""
     fill(queue, 3)
     lost = queue.claim(3)
     other = worker.queue(queue.topic, node="other", min_idle_ms=LONG_MS)

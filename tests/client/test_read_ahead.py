@@ -1,4 +1,7 @@
-"""DL-9 for iterators: what was removed before it is asked for is not handed out, whatever was read ahead."""
+"""Iterators return no record that was removed before the program requests it.
+
+This also holds for records that the iterator has read ahead.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,10 @@ class Iteration:
         return None
 
     def pass_the_bound(self):
-        """Remote iterators may hand out what they have read for READ_AHEAD_MS; wait until that has passed."""
+        """If the iterator is remote, wait for READ_AHEAD_MS.
+
+        A remote iterator may return prefetched records for that time.
+        """
         if self.transport != "ring":
             clock = SystemClock()
             end_ns = clock.monotonic_ns() + READ_AHEAD_MS * 1_000_000
@@ -83,15 +89,18 @@ def read(request, ringlog_engine):
 
 
 def filled(client, topic, count=500):
-    """Records 1 to `count`, tagged by whether their number is even."""
+    """Append records 1 to `count`. Their tags are "odd" and "even"."""
     client.append_many(
         topic, [NewRecord(data=b"%d" % n, tag="odd" if n % 2 else "even") for n in range(1, count + 1)]
     )
     return topic
 
 
-def test_records_deleted_before_they_are_asked_for_are_not_handed_out(client, iterate, ringlog_topic):
-    """By number, then by tag; each delete is acknowledged before the next record is asked for."""
+def test_records_deleted_before_they_are_requested_are_not_returned(client, iterate, ringlog_topic):
+    """Delete by seq, then by tag.
+
+    The test requests the next record only after the delete was acknowledged.
+    """
     topic = filled(client, ringlog_topic())
     items = iterate(topic)
     assert [items.next().seq for _ in range(3)] == [1, 2, 3]
@@ -116,7 +125,7 @@ def test_a_deleted_topic_ends_the_iteration_with_topic_not_found(client, iterate
         items.next()
 
 
-def test_a_topic_created_again_is_announced_and_read_from_its_beginning(client, read, ringlog_topic):
+def test_a_recreated_topic_is_reported_and_read_from_its_beginning(client, read, ringlog_topic):
     topic = filled(client, ringlog_topic())
     items = read(topic)
     assert items.next().data == b"1"
@@ -128,7 +137,7 @@ def test_a_topic_created_again_is_announced_and_read_from_its_beginning(client, 
 
 
 @pytest.mark.parametrize("what", ["own time", "ttl"])
-def test_expired_records_are_not_handed_out(client, read, ringlog_topic, what):
+def test_expired_records_are_not_returned(client, read, ringlog_topic, what):
     topic = ringlog_topic()
     clock = SystemClock()
     client.topics.create(topic, **({"ttl_ms": 800} if what == "ttl" else {}))
@@ -150,8 +159,8 @@ def test_expired_records_are_not_handed_out(client, read, ringlog_topic, what):
 
 
 @pytest.mark.parametrize("call", ["seek", "close"])
-def test_a_reader_moved_at_a_tombstone_gives_no_older_record(client, read, ringlog_topic, call):
-    """`seek()` and `close()` count from the very next item on."""
+def test_a_seek_or_close_at_a_tombstone_takes_effect_at_once(client, read, ringlog_topic, call):
+    """The next item already comes from the new position."""
     topic = ringlog_topic()
     client.topics.create(topic, cap_records=10, discard="old")
     client.append_many(topic, [b"%d" % n for n in range(1, 10)])
@@ -169,8 +178,8 @@ def test_a_reader_moved_at_a_tombstone_gives_no_older_record(client, read, ringl
         assert items.next().data == b"30"
 
 
-def test_appends_do_not_make_a_reader_read_again(client, read, ringlog_topic):
-    """Only removals do: the slot on the board changes with each append as well."""
+def test_appends_do_not_invalidate_records_read_ahead(client, read, ringlog_topic):
+    """The topic's slot on the board changes with each append, but only removals change its version."""
     topic = filled(client, ringlog_topic())
     items = read(topic)
     assert items.next().seq == 1
@@ -182,7 +191,7 @@ def test_appends_do_not_make_a_reader_read_again(client, read, ringlog_topic):
 
 
 class TwoLooks:
-    """A source whose topic loses a record between two looks of one page."""
+    """A fake source whose topic loses a record between two fetches of one page."""
 
     def __init__(self, versions):
         self.versions = list(versions)
@@ -201,14 +210,14 @@ def drive(steps):
         return end.value
 
 
-def test_a_page_of_several_looks_ends_where_the_topic_changed():
-    """It tells the version of its first records, and holds none of a later one."""
+def test_a_page_ends_where_the_topic_changed_between_two_fetches():
+    """The page has the version of its first records and contains none of a later version."""
     page = drive(read_page(TwoLooks([4, 4, 5, 5]), "t", Cursor(1, 0), limit=100))
     assert (page.version, page.cursor.seq) == (4, 2)
 
 
 class Stale:
-    """A source whose records may be handed out until `left` have been."""
+    """A fake source whose records become stale after `left` of them."""
 
     words, at, seen = NO_WORD, 0, -1
 
@@ -235,7 +244,7 @@ def page_of(count):
     return Page("t", [Pieces(count)], Cursor(1, count), tombstone=None, head_seq=count, earliest_seq=1)
 
 
-def test_few_records_are_read_ahead_while_they_go_stale():
+def test_read_ahead_shrinks_when_records_become_stale_and_grows_again():
     ahead = ReadAhead()
     assert ahead.limit == READ_AHEAD_RECORDS_MAX
     assert len(list(ahead.records(page_of(100), Stale(5)))) == 5
@@ -248,7 +257,7 @@ def test_few_records_are_read_ahead_while_they_go_stale():
     assert limits == [32, 64, 128, 256, 512, 1024, 2048, 4096]
 
 
-def test_a_remote_iterator_asks_again_within_the_bound():
+def test_a_remote_iterator_queries_the_engine_again_within_the_bound():
     clock = ManualClock()
     check = RemoteRecordCheck(clock)
     record = Record(seq=1, ts=0, data=b"")

@@ -1,4 +1,4 @@
-"""Reading pages and records on real files: section 17, tombstones, filters, long-poll."""
+"""Reading pages and records from real files: positions, filters, tombstones, long polling, damage."""
 
 from datetime import UTC, datetime, timedelta
 from math import inf
@@ -40,8 +40,8 @@ def fill(world, *counts):
 # -- pages ----------------------------------------------------------------------------------------------
 
 
-def test_a_page_begins_behind_the_cursor_and_says_where_it_ends(world):
-    """DR-4..DR-6, DR-8."""
+def test_a_page_starts_after_the_cursor_and_reports_its_end(world):
+    """A page reports its cursor, the topic's head and first seq, the lag, and whether it is caught up."""
     fill(world, 3, 4, 5)
     first = page(world, 1, limit=4)
     assert seqs(first) == [2, 3, 4, 5]
@@ -53,14 +53,14 @@ def test_a_page_begins_behind_the_cursor_and_says_where_it_ends(world):
     assert last.bytes() == [b"%d" % n for n in range(6, 13)]
 
 
-def test_an_empty_topic_is_an_empty_page(world):
-    """CL-5: nothing there is no error."""
+def test_an_empty_topic_gives_an_empty_page(world):
+    """An empty topic is not an error."""
     empty = page(world)
     assert (seqs(empty), empty.caught_up, empty.cursor) == ([], True, Cursor(1, 0))
 
 
 def test_a_topic_that_is_not_there_is_refused(world):
-    """DR-2."""
+    """The error is `TopicNotFound`."""
     world.exists = False
     with pytest.raises(TopicNotFound):
         page(world)
@@ -68,7 +68,7 @@ def test_a_topic_that_is_not_there_is_refused(world):
 
 @pytest.mark.parametrize(("asked", "given"), [(0, 256), (1, 1), (1000, 1000), (1001, 1000), (9999, 1000)])
 def test_limits_are_clamped(world, asked, given):
-    """DR-1, N-7."""
+    """0 means the default of 256. The maximum is 1,000."""
     fill(world, 1200)
     assert len(page(world, limit=asked)) == given
 
@@ -76,14 +76,14 @@ def test_limits_are_clamped(world, asked, given):
 @pytest.mark.parametrize(
     "wrong", [{"limit": -1}, {"max_bytes": -1}, {"wait_ms": -1}, {"after": -1}, {"after": "x"}]
 )
-def test_numbers_that_cannot_be_are_refused_before_anything_is_asked(world, wrong):
+def test_invalid_numbers_are_refused_before_any_request(world, wrong):
     with pytest.raises(UsageError):
         page(world, **wrong)
     assert world.locates == 0
 
 
-def test_the_byte_budget_stops_before_the_record_that_would_exceed_it(world):
-    """DR-12, R-10: payload and metadata count; exact fit is in, one byte less is not."""
+def test_a_page_ends_before_the_record_that_exceeds_its_byte_limit(world):
+    """Payload and metadata count. A record that fits exactly is included. A page has at least one record."""
     world.append([b"x" * 60] * 3, {Column.META: [b'{"a":1234567890123456789012345678901}'] * 3})
     size = 60 + len(b'{"a":1234567890123456789012345678901}')
     assert len(page(world, max_bytes=2 * size)) == 2
@@ -112,8 +112,8 @@ def test_every_column_arrives(world):
 # -- filters --------------------------------------------------------------------------------------------
 
 
-def test_own_records_are_left_out_and_still_move_the_cursor(world):
-    """NF-1..NF-4, DR-13, DR-20."""
+def test_records_of_excluded_nodes_are_omitted_and_advance_the_cursor(world):
+    """`node` excludes records of one or of several nodes."""
     world.append([b"a", b"b", b"c"], {Column.NODE: [b"me", b"", b"you"]})
     assert seqs(page(world, node="me")) == [2, 3]
     assert seqs(page(world, node=["me", "you"])) == [2]
@@ -123,15 +123,15 @@ def test_own_records_are_left_out_and_still_move_the_cursor(world):
     assert seqs(page(world, 3, node=[])) == [4]
 
 
-def test_a_topic_may_switch_the_node_filter_off(world):
-    """NF-5."""
+def test_a_topic_can_disable_the_node_filter(world):
+    """The setting is `dedupe_node`."""
     world.config["dedupe_node"] = False
     world.append([b"a"], {Column.NODE: [b"me"]})
     assert seqs(page(world, node="me")) == [1]
 
 
-def test_a_node_id_that_is_too_long_is_refused(world):
-    """NF-8, N-6d."""
+def test_a_too_long_node_name_is_refused(world):
+    """The maximum is 128 bytes."""
     world.append([b"a"])
     assert seqs(page(world, node="n" * 128)) == [1]
     with pytest.raises(InvalidRequest):
@@ -139,7 +139,7 @@ def test_a_node_id_that_is_too_long_is_refused(world):
 
 
 def test_tags_are_matched_exactly_or_by_prefix(world):
-    """DL-2..DL-4, DR-24."""
+    """A filter never matches records without a tag or with an empty tag."""
     world.append([b"1", b"2", b"3", b"4"], {Column.TAG: [b"a:1", b"a:2", b"b", b""]})
     world.append([b"5"])
     assert seqs(page(world, tags="a:1")) == [1]
@@ -153,14 +153,14 @@ def test_tags_are_matched_exactly_or_by_prefix(world):
 @pytest.mark.parametrize(
     "wrong", [["tag", "Glob", "a"], ["tag", "Regex", "a*"], ["key", "Eq", "a"], [], ["tag", "Eq", 3]]
 )
-def test_other_filters_are_refused(wrong):
-    """DL-2, DL-3, SEC-16."""
+def test_invalid_filters_are_refused(wrong):
+    """A filter is `[tag, operator, text]` with a known operator. A glob ends with `*`."""
     with pytest.raises(InvalidRequest):
         tag_filter(wrong)
 
 
-def test_filtered_records_cost_nothing_of_the_limit(world):
-    """DR-13: the page goes on until it is full of records that pass."""
+def test_filtered_records_do_not_count_towards_the_limit(world):
+    """The reader scans until the page contains enough matching records."""
     for n in range(30):
         world.append(
             [b"x"] * 20, {Column.TAG: [b"hit" if n % 10 == 9 and i == 7 else b"miss" for i in range(20)]}
@@ -171,8 +171,8 @@ def test_filtered_records_cost_nothing_of_the_limit(world):
     assert seqs(page(world, found.cursor, limit=2, tags="hit")) == [588]
 
 
-def test_a_selective_filter_gives_up_after_many_records_and_says_so(world, monkeypatch):
-    """DR-14: an empty page whose cursor advanced."""
+def test_a_page_of_a_selective_filter_ends_after_many_records(world, monkeypatch):
+    """The page is empty and not caught up, and its cursor advanced."""
     monkeypatch.setattr("ringlog.client.read.paging.SCAN_RECORDS_MAX", 50)
     for _ in range(20):
         world.append([b"x"] * 20, {Column.TAG: [b"miss"] * 20})
@@ -188,8 +188,8 @@ def test_a_selective_filter_gives_up_after_many_records_and_says_so(world, monke
 # -- tombstones -----------------------------------------------------------------------------------------
 
 
-def test_an_eviction_that_crossed_the_cursor_is_announced_with_the_records_behind_it(world):
-    """TB-17 B, TB-8, TB-14."""
+def test_an_eviction_past_the_cursor_gives_a_tombstone_with_the_next_records(world):
+    """Only a cursor below the evicted records gets the tombstone."""
     fill(world, 1, 1, 1, 1, 1)
     world.cap_floor = world.earliest_seq = 3
     found = page(world)
@@ -201,8 +201,8 @@ def test_an_eviction_that_crossed_the_cursor_is_announced_with_the_records_behin
     assert page(world, found.cursor).tombstone is None
 
 
-def test_a_front_that_was_deleted_is_passed_over_silently(world):
-    """TB-17 A and I, inside a frame too."""
+def test_deleted_records_at_the_beginning_are_skipped_without_a_tombstone(world):
+    """The deleted records may end in the middle of a frame."""
     fill(world, 5)
     world.earliest_seq = 4
     found = page(world)
@@ -212,8 +212,8 @@ def test_a_front_that_was_deleted_is_passed_over_silently(world):
     assert (empty.tombstone, seqs(empty), empty.caught_up, empty.cursor.seq) == (None, [], True, 5)
 
 
-def test_a_restart_loss_ends_one_page_and_begins_the_next(world):
-    """TB-12, TB-17 H."""
+def test_a_restart_loss_ends_one_page_and_starts_the_next(world):
+    """A page has at most one tombstone, and the tombstone precedes its records."""
     fill(world, 33)
     world.skip_to(258)
     world.lost = [34, 257]
@@ -226,7 +226,7 @@ def test_a_restart_loss_ends_one_page_and_begins_the_next(world):
 
 
 def test_a_recreated_topic_is_read_from_its_beginning(world):
-    """E-7..E-9, TB-9: by epoch, although the old cursor lies below the new head."""
+    """The reader compares epochs: the seq of the old cursor is below the new head."""
     fill(world, 3)
     old = page(world).cursor
     world.recreate()
@@ -241,7 +241,7 @@ def test_a_recreated_topic_is_read_from_its_beginning(world):
 # -- leased records -------------------------------------------------------------------------------------
 
 
-def test_leased_records_are_found_wherever_they_lie(world, source):
+def test_leased_records_are_read_from_any_position(world, source):
     fill(world, 2, 3)
     found: list = []
     world.run(source.read_leased(1, 2, 1, found))
@@ -265,8 +265,8 @@ def source(world):
     made.close()
 
 
-def test_a_waiting_read_wakes_for_a_record(world, source):
-    """DR-18, DR-19."""
+def test_a_waiting_read_wakes_up_for_a_new_record(world, source):
+    """Records of other topics do not end the wait."""
     fill(world, 1)
     waiting = begin(world, source, 1, 10.0)
     assert not waiting.is_done
@@ -277,8 +277,8 @@ def test_a_waiting_read_wakes_for_a_record(world, source):
     assert seqs(waiting.result()) == [2]
 
 
-def test_a_waiting_read_ends_when_its_time_is_over(world, source):
-    """DR-18."""
+def test_a_waiting_read_ends_at_its_timeout(world, source):
+    """The page is empty and caught up."""
     fill(world, 1)
     waiting = begin(world, source, 1, 10.0)
     world.time_out(5.0)
@@ -287,16 +287,16 @@ def test_a_waiting_read_ends_when_its_time_is_over(world, source):
     assert (len(waiting.result()), waiting.result().caught_up) == (0, True)
 
 
-def test_a_read_that_has_something_to_say_does_not_wait(world, source):
-    """DR-18."""
+def test_a_read_with_records_or_a_tombstone_does_not_wait(world, source):
+    """A tombstone also ends the wait."""
     fill(world, 1)
     assert begin(world, source, 0, 10.0).is_done
     world.earliest_seq = world.ttl_floor = 2
     assert begin(world, source, 0, 10.0).result().tombstone.reason == "ttl"
 
 
-def test_a_waiting_read_ends_with_the_topic(world, source):
-    """DR-21."""
+def test_a_waiting_read_fails_when_its_topic_is_deleted(world, source):
+    """The error is `TopicNotFound`."""
     fill(world, 1)
     waiting = begin(world, source, 1, 10.0)
     world.delete()
@@ -304,8 +304,8 @@ def test_a_waiting_read_ends_with_the_topic(world, source):
         waiting.result()
 
 
-def test_a_waiting_read_goes_on_over_a_restart_of_the_engine(world, source):
-    """CL-7."""
+def test_a_waiting_read_continues_over_an_engine_restart(world, source):
+    """The reader continues in the files of the next incarnation."""
     fill(world, 2)
     waiting = begin(world, source, 2, inf)
     world.restart()
@@ -315,8 +315,11 @@ def test_a_waiting_read_goes_on_over_a_restart_of_the_engine(world, source):
     assert seqs(waiting.result()) == [3]
 
 
-def test_a_head_without_its_mark_is_waited_for_not_skipped(world, source):
-    """S-8: the head of the topic is published an instant before the mark; no record may fall between."""
+def test_a_reader_waits_for_the_published_mark_of_a_visible_head(world, source):
+    """The shard publishes the head of a topic an instant before the mark.
+
+    The reader must skip no record in between.
+    """
     fill(world, 1)
     world.write([b"2"])
     world.head_seq = 2
@@ -326,8 +329,8 @@ def test_a_head_without_its_mark_is_waited_for_not_skipped(world, source):
     assert seqs(waiting.result()) == [2]
 
 
-def test_a_mark_that_never_comes_gives_a_page_that_is_not_caught_up(world, source):
-    """DR-14: never a cursor beyond what was seen."""
+def test_a_page_is_not_caught_up_if_the_published_mark_never_comes(world, source):
+    """The cursor never passes the last record that was read."""
     fill(world, 1)
     world.write([b"2"])
     world.head_seq = 2
@@ -338,15 +341,15 @@ def test_a_mark_that_never_comes_gives_a_page_that_is_not_caught_up(world, sourc
     assert (len(found), found.cursor.seq, found.caught_up) == (0, 1, False)
 
 
-def test_a_record_above_the_head_is_not_shown_yet(world, source):
-    """S-9."""
+def test_a_record_above_the_head_is_not_returned(world, source):
+    """The file may contain records that the shard has not published yet."""
     fill(world, 1)
     world.write([b"2"])
     world.publish(with_head=False)
     assert seqs(begin(world, source, 0, 0.0).result()) == [1]
 
 
-def test_a_topic_that_never_holds_still_is_refused_in_the_end(world, source, monkeypatch):
+def test_a_read_fails_if_the_topic_facts_stay_unreadable(world, source, monkeypatch):
     fill(world, 1)
     monkeypatch.setattr(world, "facts", lambda _: None)
     waiting = begin(world, source, 0, 0.0)
@@ -359,8 +362,11 @@ def test_a_topic_that_never_holds_still_is_refused_in_the_end(world, source, mon
         waiting.result()
 
 
-def test_a_topic_that_holds_still_after_a_while_is_read(world, source, monkeypatch):
-    """Promise 3: who moves its files, or its shard, was being replaced; for the reader that is a pause."""
+def test_a_read_continues_when_the_topic_facts_become_readable(world, source, monkeypatch):
+    """The process that moves the topic's files, or its shard, was being replaced.
+
+    For the reader this is a pause.
+    """
     fill(world, 2)
     with monkeypatch.context() as patch:
         patch.setattr(world, "facts", lambda _: None)
@@ -375,8 +381,8 @@ def test_a_topic_that_holds_still_after_a_while_is_read(world, source, monkeypat
 # -- damage ---------------------------------------------------------------------------------------------
 
 
-def test_records_before_the_damage_come_first_and_then_the_error(world):
-    """DR-16: never null, never skipped."""
+def test_records_before_the_damage_are_returned_before_the_error(world):
+    """A damaged record is neither skipped nor returned without its payload."""
     fill(world, 2)
     bad = world.write([b"bad"])
     fill(world, 2)
@@ -391,8 +397,11 @@ def test_records_before_the_damage_come_first_and_then_the_error(world):
     assert reader.cursor.seq == 2
 
 
-def test_records_that_are_missing_are_an_error_not_a_gap(world):
-    """DR-16: a frame whose topic id rotted looks like somebody else's; its numbers are missed."""
+def test_missing_records_are_an_error_and_no_gap(world):
+    """If the topic id of a frame is damaged, the frame seems to belong to another topic.
+
+    The reader notices the missing seqs.
+    """
     fill(world, 2)
     bad = world.write([b"lost"])
     fill(world, 2)
@@ -408,7 +417,7 @@ def test_records_that_are_missing_are_an_error_not_a_gap(world):
 # -- the iterator ---------------------------------------------------------------------------------------
 
 
-def test_a_reader_gives_every_record_and_tombstone_in_order_and_ends_at_the_head(world):
+def test_a_reader_returns_records_and_tombstones_in_order_up_to_the_head(world):
     fill(world, 3, 3)
     world.roll()
     fill(world, 3)
@@ -419,8 +428,8 @@ def test_a_reader_gives_every_record_and_tombstone_in_order_and_ends_at_the_head
     assert [record.seq for record in items[1:]] == [3, 4, 5, 6, 7, 8, 9]
 
 
-def test_a_readers_cursor_is_behind_the_item_given_last(world):
-    """E-3, E-5."""
+def test_the_cursor_of_a_reader_is_after_the_last_returned_item(world):
+    """A cursor can be stored as text and parsed again."""
     fill(world, 5)
     reader = Reader(world, "t", 2)
     for item in reader:
@@ -432,7 +441,7 @@ def test_a_readers_cursor_is_behind_the_item_given_last(world):
     assert [record.seq for record in Reader(world, "t", reader.cursor)] == [4, 5]
 
 
-def test_a_reader_may_be_moved_while_it_runs(world):
+def test_a_reader_can_seek_during_an_iteration(world):
     fill(world, 5)
     got = []
     reader = Reader(world, "t")
@@ -455,12 +464,12 @@ def test_a_reader_may_be_moved_while_it_runs(world):
         (datetime(2000, 1, 1, tzinfo=UTC), 1),
     ],
 )
-def test_a_reader_starts_where_it_is_told(world, start, first):
+def test_a_reader_starts_at_the_given_position(world, start, first):
     fill(world, 1, 1, 1, 1, 1, 1, 1)
     assert next(iter(Reader(world, "t", start))).seq == first
 
 
-def test_a_reader_at_the_end_sees_only_what_comes(world):
+def test_a_reader_at_latest_returns_only_later_records(world):
     fill(world, 3)
     reader = Reader(world, "t", LATEST)
     assert list(reader) == []
@@ -481,7 +490,7 @@ def test_what_is_no_cursor_is_refused(text):
 
 
 def test_pages_of_a_large_frame_read_the_file_once(world, monkeypatch):
-    """Frames a page did not use are kept for the next."""
+    """The reader keeps frames that a page did not use for the next page."""
     fill(world, 1000)
     reader = Reader(world, "t")
     pages = reader.pages(limit=100)
@@ -500,10 +509,10 @@ def test_pages_of_a_large_frame_read_the_file_once(world, monkeypatch):
     earliest=st.integers(1, 200),
     is_cap=st.booleans(),
 )
-def test_pages_chained_by_their_cursors_equal_the_list(
+def test_pages_chained_by_cursors_contain_every_live_record_once(
     tmp_path_factory, writes, limit, max_bytes, earliest, is_cap
 ):
-    """DR-8, TB-16: every live record once, in order, and each gap announced once."""
+    """Records are in order, and each gap is reported once."""
     world = LogWorld(str(tmp_path_factory.mktemp("w")))
     tags = []
     for count, roll, others in writes:
@@ -533,8 +542,8 @@ def test_pages_chained_by_their_cursors_equal_the_list(
     world.close()
 
 
-def test_a_waiting_read_whose_filter_leaves_nothing_waits_for_the_next_record(world):
-    """DR-18: no records yield, whatever the reason; DR-20: one wake-up, whatever it brings."""
+def test_a_waiting_read_waits_if_its_filter_leaves_no_record(world):
+    """A new record ends the wait even if the filter does not match it."""
     world.append([b"a"], {Column.TAG: [b"other"]})
     waiting = world.begin(read(world, "t", 0, tags="mine", wait_ms=1000))
     assert not waiting.is_done
@@ -546,8 +555,8 @@ def test_a_waiting_read_whose_filter_leaves_nothing_waits_for_the_next_record(wo
     assert (seqs(found), found.cursor.seq, found.caught_up) == ([], 3, True)
 
 
-def test_a_waiting_read_passes_over_what_is_deleted(world):
-    """DR-13, DR-18."""
+def test_a_waiting_read_skips_deleted_records(world):
+    """A page without records waits, although the cursor is below the head."""
     fill(world, 3)
     world.remove([2, 3])
     waiting = world.begin(read(world, "t", 1, wait_ms=1000))

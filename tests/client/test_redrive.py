@@ -1,4 +1,4 @@
-"""Dead letters come back: which, how many, and once, whoever dies in between."""
+"""Redrive of dead letters of queues: selection, limits, and no duplicates after crashes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def ready(queue: Queue) -> list[tuple[bytes, dict[str, Any]]]:
     return [(job.data, job.meta) for job in queue.claim(100)]
 
 
-def test_letters_are_the_queues_own_and_come_back_with_all_they_have(queue, worker, ringlog_topic):
+def test_a_redrive_returns_the_queues_own_letters_with_all_their_fields(queue, worker, ringlog_topic):
     other = worker.queue(ringlog_topic("other"))
     worker.topics.create(other.topic, type="queue", dead_letter=ringlog_topic("dead"))
     queue.put(b"one", key=b"k", tag="t", node="n", meta={"own": 1}, headers={"h": b"v"}, priority=2)
@@ -96,8 +96,11 @@ def test_some_come_back_by_number_by_what_they_are_and_by_how_many(queue):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "power"])
-def test_who_dies_between_copy_and_deletion_leaves_no_letter_twice(how: str, tmp_path):
-    """The queue has the copies and the letters are there still: what is asked again finds both."""
+def test_a_crash_between_copy_and_deletion_duplicates_no_letter(how: str, tmp_path):
+    """A redriven letter is deleted only after its copy is durable in its queue (Q9).
+
+    After the crash both exist, and the repeated redrive recognises the copies.
+    """
     with half_way(how, tmp_path / "e") as (found, client):
         client.topics.create("q", type="queue", durability="fsync", dead_letter="dead")
         client.topics.create("dead", durability="fsync")
@@ -118,7 +121,7 @@ def test_who_dies_between_copy_and_deletion_leaves_no_letter_twice(how: str, tmp
         assert sorted(int(data) for data, _ in ready(queue)) == list(range(20))
 
 
-def test_a_queue_that_takes_no_more_keeps_the_rest_among_the_dead(queue, worker):
+def test_letters_that_do_not_fit_into_the_queue_stay_dead_letters(queue, worker):
     queue.put_many([b"a", b"b", b"c"])
     reject_all(queue)
     worker.topics.configure(queue.topic, cap_records=2, discard="reject")

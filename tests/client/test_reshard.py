@@ -1,4 +1,4 @@
-"""The engine comes back with another number of shards, and its clients do not notice."""
+"""The engine restarts with another number of shards, and its clients continue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAIT_S = 30.0
 
 
 class Asking(threading.Thread):
-    """One call, begun before or while the engine is away."""
+    """A thread with one call that begins before or during the downtime of the engine."""
 
     def __init__(self, call):
         super().__init__(daemon=True)
@@ -34,7 +34,7 @@ class Asking(threading.Thread):
 
 
 def calls(client, n):
-    """(what, call, what it has to return) of everything that is asked of a shard."""
+    """Return `(name, call, expected result)` for every kind of request to a shard."""
     topic, queue = f"t{n}", client.queue(f"q{n}")
     group = client.group(topic, f"g{n}", mode="queue")
     mixed = [NewRecord(data=b"id", dedup_id=f"id{n}"), b"no id"]
@@ -57,10 +57,8 @@ def calls(client, n):
     ("transport", "before", "after", "end"),
     [("ring", 2, 3, "crash"), ("ring", 3, 1, "stop"), ("ipc", 3, 2, "crash")],
 )
-def test_what_is_asked_while_the_number_of_shards_changes_is_done_once_where_its_topic_is_now(
-    transport, before, after, end
-):
-    """It was refused as "no such topic", although half was applied, or waited for shards that are no more."""
+def test_requests_during_a_change_of_the_number_of_shards_are_applied_once(transport, before, after, end):
+    """Requests are neither refused as "no such topic" nor sent to shards that no longer exist."""
     with (
         engine(wal={"shards": before}, gateway={"enabled": True}, delivery={"schedulers": 1}) as running,
         ringlog.connect(running.url, wait=10, timeout_ms=30_000, transport=transport) as client,
@@ -138,8 +136,8 @@ def test_what_is_asked_while_the_number_of_shards_changes_is_done_once_where_its
 
 
 @pytest.mark.parametrize("after", [1, 3])
-def test_a_place_that_was_learnt_before_the_change_is_not_asked(after):
-    """It was waited for, if there was no such shard any more, or said "no such topic"."""
+def test_a_shard_learnt_before_the_change_is_looked_up_again(after):
+    """The old shard may not exist any more, or may not own the topic."""
     with (
         engine(wal={"shards": 2}) as running,
         ringlog.connect(running.url, wait=10, timeout_ms=10_000) as client,
@@ -162,8 +160,8 @@ def test_a_place_that_was_learnt_before_the_change_is_not_asked(after):
 
 
 @pytest.mark.parametrize("after", [1, 5])
-def test_a_list_that_was_begun_before_the_change_names_each_topic_once(after):
-    """Behind the change it left out topics of new shards, or waited for shards that were no more."""
+def test_a_listing_that_started_before_the_change_names_each_topic_once(after):
+    """The listing neither omits topics of new shards nor waits for shards that no longer exist."""
     with (
         engine(wal={"shards": 3}) as running,
         ringlog.connect(running.url, wait=10, timeout_ms=10_000) as client,

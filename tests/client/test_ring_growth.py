@@ -1,4 +1,4 @@
-"""Rings begin small and grow by use; without room in shared memory frames go by socket."""
+"""Rings start small and grow with use. If shared memory is full, frames go by socket."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def running():
 
 
 def ring_bytes(running) -> list[int]:
-    """Sizes of the rings, the small ones of waiting readers left out."""
+    """Return the sizes of all rings, except the small ones of waiting readers."""
     sizes = [path.stat().st_size for path in Path(running.info.shm_dir).glob("*.ring")]
     return sorted(size for size in sizes if size > RING_BYTES_FIRST)
 
 
-def test_a_ring_that_was_full_is_replaced_by_a_larger_one_and_keeps_the_order(running):
+def test_a_full_ring_is_replaced_by_a_larger_one_without_reordering(running):
     with ringlog.connect(running.url) as client:
         client.append("grows", b"first")
         assert ring_bytes(running)[-1] < 2 * MIB
@@ -41,7 +41,7 @@ def test_a_ring_that_was_full_is_replaced_by_a_larger_one_and_keeps_the_order(ru
         assert found == list(range(20_000))
 
 
-def test_a_frame_that_is_too_large_for_a_first_ring_gets_a_larger_one(running):
+def test_a_frame_too_large_for_the_first_ring_gets_a_larger_one(running):
     with ringlog.connect(running.url) as client:
         for n in range(3):
             client.append("large", bytes([n]) * 700_000)
@@ -77,8 +77,11 @@ print("worked")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system of its own")
-def test_an_engine_with_eight_shards_works_in_a_default_container(tmp_path: Path):
-    """64 MiB of shared memory; when even that is full, frames go by socket, and by ring again later."""
+def test_an_engine_with_eight_shards_works_with_64_mib_of_shared_memory(tmp_path: Path):
+    """This is the default of containers.
+
+    While shared memory is full, frames go by socket, and later by ring again.
+    """
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     mount = 'mount -t tmpfs -o size=64m,mode=1777 container /dev/shm && exec "$@"'
@@ -88,4 +91,4 @@ def test_an_engine_with_eight_shards_works_in_a_default_container(tmp_path: Path
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "worked\n"
-    assert done.stderr.count("frames go by socket") == 1
+    assert done.stderr.count("frames are sent by socket") == 1

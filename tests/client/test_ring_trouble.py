@@ -1,4 +1,4 @@
-"""RF-25, RF-29, RF-30: whatever happens to a client's ring, it gets another and loses nothing."""
+"""A client whose ring is damaged gets another one and loses nothing (RF-25, RF-29, RF-30)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def other_version(path: Path) -> None:
     ],
     ids=["unlinked", "version", "tail", "head"],
 )
-def test_a_successor_that_cannot_use_a_ring_costs_its_client_nothing(running, hurt):
+def test_an_unusable_ring_after_a_shard_restart_loses_no_record(running, hurt):
     before = rings(running)
     topic = f"hurt-{time.monotonic_ns()}"
     with ringlog.connect(running.url, timeout_ms=15_000) as client:
@@ -82,7 +82,7 @@ def test_a_successor_that_cannot_use_a_ring_costs_its_client_nothing(running, hu
         (RingWord.CONSUMER_STATE, 1), (RingWord.CONSUMER_STATE, 2), (RingWord.CONSUMER_STATE, 77),
     ],
 )  # fmt: skip
-def test_nonsense_in_a_word_is_a_reason_for_another_ring_and_no_error_of_an_append(running, word, value):
+def test_corrupt_ring_words_lead_to_another_ring_and_fail_no_append(running, word, value):
     before = rings(running)
     topic = f"nonsense-{time.monotonic_ns()}"
     with ringlog.connect(running.url, timeout_ms=15_000) as client:
@@ -95,7 +95,7 @@ def test_nonsense_in_a_word_is_a_reason_for_another_ring_and_no_error_of_an_appe
         assert found == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_a_closed_client_leaves_no_ring_although_its_process_lives(running):
+def test_a_closed_client_leaves_no_ring_while_its_process_lives(running):
     before = rings(running)
     for _ in range(3):
         with ringlog.connect(running.url) as client:
@@ -103,8 +103,8 @@ def test_a_closed_client_leaves_no_ring_although_its_process_lives(running):
     until(lambda: rings(running) <= before, "the rings to go")
 
 
-def test_what_was_in_a_ring_once_is_of_unknown_fate_when_time_is_up(running):
-    """O4: the shard takes it from the first ring although the client has turned to another."""
+def test_a_frame_in_an_abandoned_ring_has_an_unknown_outcome_at_the_timeout(running):
+    """The shard still reads the frame from the first ring, although the client uses another one."""
     before = rings(running)
     topic = f"doubt-{time.monotonic_ns()}"
     with ringlog.connect(running.url, timeout_ms=3_000) as client:

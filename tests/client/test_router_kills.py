@@ -1,4 +1,4 @@
-"""Processes killed while routers are at work: every record arrives once, in order, whoever died when."""
+"""Kills of processes while routers work: every record arrives once and in order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 SETTLE_S = 40.0
 KILLS = 4
 BETWEEN = 60
-"""Records that arrive between two kills at least."""
+"""Minimum number of records that arrive between two kills."""
 CLASSES = ("fsync", "disk", "memory")
 
 
@@ -87,7 +87,10 @@ def head(client: Client, topic: str) -> int:
 
 
 def under_kills(running: TestEngine, kill: Callable[[Client, int], None]) -> None:
-    """Write into a source that feeds a topic of each class, and one behind it; kill on the way; judge."""
+    """Write to a source while `kill` runs, then check all destinations.
+
+    Routers lead from the source to a topic of each durability class, and from one of them to another topic.
+    """
     with ringlog.connect(running.url, wait=20, timeout_ms=60_000) as client:
         client.topics.create("s", durability="fsync")
         dests = [f"d-{name}" for name in CLASSES]
@@ -117,17 +120,17 @@ def under_kills(running: TestEngine, kill: Callable[[Client, int], None]) -> Non
         assert {router.forwarded_total for router in client.routers.list()} == {len(sent)}
 
 
-def test_schedulers_are_killed(running: TestEngine):
-    """PR-7, RT-19: cursors are the shards', and nothing is forwarded twice."""
+def test_kills_of_schedulers_lose_and_duplicate_no_copy(running: TestEngine):
+    """The destination shards keep the cursors of routers, so no record is forwarded twice."""
     under_kills(running, lambda client, number: running.kill("scheduler", shard=number % 2))
 
 
-def test_the_shard_of_the_source_is_killed(running: TestEngine):
+def test_kills_of_the_source_shard_lose_and_duplicate_no_copy(running: TestEngine):
     under_kills(running, lambda client, _: running.kill("wal_shard", shard=shard_of(client, "s")))
 
 
-def test_shards_of_destinations_are_killed(running: TestEngine):
-    """CP-33: the copies and the cursor are there, or neither is."""
+def test_kills_of_destination_shards_lose_and_duplicate_no_copy(running: TestEngine):
+    """The cursor of a router moves in the same frame as its copies (F1)."""
 
     def kill(client: Client, number: int) -> None:
         running.kill("wal_shard", shard=number % 2)
@@ -135,8 +138,8 @@ def test_shards_of_destinations_are_killed(running: TestEngine):
     under_kills(running, kill)
 
 
-def test_the_engine_is_killed_and_started_again(running: TestEngine):
-    """RT-35: what was not forwarded is, when it is there again."""
+def test_routers_continue_after_an_engine_crash(running: TestEngine):
+    """Records that were not forwarded before the crash are forwarded after the restart."""
     with ringlog.connect(running.url, wait=20, timeout_ms=60_000) as client:
         client.topics.create("s", durability="fsync")
         client.routers.create("s->d", "s", "d")
@@ -151,8 +154,8 @@ def test_the_engine_is_killed_and_started_again(running: TestEngine):
         assert payloads(client, "d") == sent
 
 
-def test_what_comes_after_the_loss_of_an_ephemeral_source_is_forwarded(running: TestEngine):
-    """RT-23, S-11: its numbers are not given out again, so nothing new hides below the router's cursor."""
+def test_records_after_the_loss_of_an_ephemeral_source_are_forwarded(running: TestEngine):
+    """Lost seqs are not reused, so no new record is below the router's cursor."""
     with ringlog.connect(running.url, wait=20, timeout_ms=60_000) as client:
         client.topics.create("s", durability="ephemeral")
         client.routers.create("r", "s", "d")
@@ -172,8 +175,8 @@ def test_what_comes_after_the_loss_of_an_ephemeral_source_is_forwarded(running: 
 
 
 @pytest.mark.parametrize("point", [name for name in stop_points.POINTS if name.startswith("route_")])
-def test_a_scheduler_dies_at_every_point(point: str):
-    """FH-6, PR-7: life after life, at the first and the second time that it comes there."""
+def test_a_scheduler_may_die_at_every_stop_point(point: str):
+    """The scheduler dies at the first and at the second time that it reaches the point."""
     plan = f"{point}:1:kill;{point}:2:kill"
     with (
         engine(
@@ -198,8 +201,8 @@ def test_a_scheduler_dies_at_every_point(point: str):
         assert restarts >= 2
 
 
-def test_who_makes_a_router_need_not_know_that_a_scheduler_died(running: TestEngine):
-    """Promise 3: it is asked again, and there is one router."""
+def test_creating_a_router_survives_the_death_of_a_scheduler(running: TestEngine):
+    """The client retries the request, and only one router is created."""
     with ringlog.connect(running.url, wait=20, timeout_ms=60_000) as client:
         for number in range(6):
             if number % 2:

@@ -1,4 +1,4 @@
-"""Who saw the ack of a source finds the copy where its routers lead to (RT-20, DR-9, TS-6)."""
+"""A client that received the ack of a source record finds its copy in the destinations of the routers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHAIN = 3
 
 @pytest.fixture(scope="module", params=[1, 3])
 def running(request: pytest.FixtureRequest) -> Iterator[TestEngine]:
-    """With several schedulers a reader asks one that may not have the router."""
+    """Run with one and with several schedulers: the queried scheduler may not have the router."""
     with engine(
         wal={"shards": 2}, delivery={"schedulers": request.param}, gateway={"enabled": True}
     ) as found:
@@ -36,13 +36,13 @@ def client(request: pytest.FixtureRequest, running: TestEngine) -> Iterator[Clie
 
 
 def named(client: Client, name: str) -> str:
-    """Topics of this client's own: the engine is several clients'."""
+    """Return a topic name of this client, because several clients use the engine."""
     return f"{client.transport}-{name}"
 
 
 @contextmanager
 def standing_still(running: TestEngine) -> Iterator[None]:
-    """The scheduler that is asked."""
+    """Suspend the scheduler that the client queries."""
     pid = running.pid_of("scheduler")
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -51,7 +51,7 @@ def standing_still(running: TestEngine) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_a_read_to_the_head_finds_the_copies_of_what_was_acked(client: Client):
+def test_a_read_to_the_head_finds_the_copies_of_acked_records(client: Client):
     source, dest = named(client, "s"), named(client, "d")
     client.routers.create(f"{source}->{dest}", source, dest)
     for n in range(ROUNDS):
@@ -63,7 +63,7 @@ def test_a_read_to_the_head_finds_the_copies_of_what_was_acked(client: Client):
         assert len([record for page in reader.pages() for record in page.records]) == ROUNDS + 1
 
 
-def test_through_a_chain_of_routers(client: Client):
+def test_a_read_finds_copies_through_a_chain_of_routers(client: Client):
     names = [named(client, f"chain-{n}") for n in range(CHAIN + 1)]
     for n in range(CHAIN):
         client.routers.create(f"{names[n]}->", names[n], names[n + 1])
@@ -72,7 +72,7 @@ def test_through_a_chain_of_routers(client: Client):
         assert client.read(names[-1], n).bytes() == [b"%d" % n]
 
 
-def test_what_a_filter_passes_over_is_dealt_with_too(client: Client):
+def test_a_read_also_waits_for_records_that_the_filter_skips(client: Client):
     source, dest = named(client, "f"), named(client, "filtered")
     client.routers.create(f"{source}->{dest}", source, dest, filter="a*")
     for n in range(ROUNDS // 3):
@@ -80,8 +80,8 @@ def test_what_a_filter_passes_over_is_dealt_with_too(client: Client):
         assert client.read(dest).bytes() == [b"%d" % each for each in range(1, n + 1, 2)]
 
 
-def test_into_a_durable_destination_of_a_source_that_is_not(client: Client):
-    """RT-26: only what the device has is forwarded, and that is waited for."""
+def test_a_read_finds_copies_in_a_more_durable_destination(client: Client):
+    """The router forwards only records that are durable in the source, so the read waits for their sync."""
     source, dest = named(client, "weak"), named(client, "durable")
     client.topics.create(source, durability="disk")
     client.topics.create(dest, durability="fsync")
@@ -91,8 +91,8 @@ def test_into_a_durable_destination_of_a_source_that_is_not(client: Client):
         assert client.read(dest, n).bytes() == [b"%d" % n]
 
 
-def test_a_destination_that_is_full_is_read_as_it_is_and_again_when_it_has_room(client: Client):
-    """RT-22: it is not waited for what nobody can bring about."""
+def test_a_read_of_a_full_destination_does_not_wait(client: Client):
+    """The copies cannot arrive until an operator makes room. Then reads find them."""
     source, dest = named(client, "much"), named(client, "full")
     client.topics.create(dest, discard="reject", cap_records=2)
     client.routers.create(f"{source}->{dest}", source, dest)
@@ -105,7 +105,7 @@ def test_a_destination_that_is_full_is_read_as_it_is_and_again_when_it_has_room(
     assert client.read(dest).bytes() == [b"1", b"2", b"3"]
 
 
-def test_a_claim_that_does_not_wait_finds_the_job_that_was_forwarded(client: Client):
+def test_a_claim_without_waiting_finds_the_forwarded_job(client: Client):
     source, dest, log = named(client, "orders"), named(client, "jobs"), named(client, "log")
     client.topics.create(dest, type="queue")
     client.routers.create(f"{source}->{dest}", source, dest)
@@ -119,7 +119,7 @@ def test_a_claim_that_does_not_wait_finds_the_job_that_was_forwarded(client: Cli
             job.ack()
 
 
-def test_a_topic_that_is_fed_no_more_is_read_like_any_other(client: Client):
+def test_a_destination_without_router_is_read_like_any_other_topic(client: Client):
     source, dest = named(client, "once"), named(client, "fed")
     client.routers.create(f"{source}->{dest}", source, dest)
     client.append(source, b"1")
@@ -130,7 +130,7 @@ def test_a_topic_that_is_fed_no_more_is_read_like_any_other(client: Client):
     assert client.read(dest).bytes() == [b"1", b"3"]
 
 
-def test_a_reader_that_is_open_learns_that_its_topic_is_fed_from_now_on(client: Client):
+def test_an_open_reader_notices_a_new_router_to_its_topic(client: Client):
     source, dest = named(client, "late"), named(client, "fed-late")
     client.append(dest, b"direct")
     with client.reader(dest) as reader:
@@ -140,7 +140,7 @@ def test_a_reader_that_is_open_learns_that_its_topic_is_fed_from_now_on(client: 
         assert [page.bytes() for page in reader.pages()] == [[b"copy"]]
 
 
-def test_the_asyncio_client_finds_them_too(client: Client, running: TestEngine):
+def test_the_asyncio_client_finds_the_copies(client: Client, running: TestEngine):
     source, dest = named(client, "as"), named(client, "ad")
     client.routers.create(f"{source}->{dest}", source, dest)
 
@@ -154,7 +154,7 @@ def test_the_asyncio_client_finds_them_too(client: Client, running: TestEngine):
     asyncio.run(work())
 
 
-def test_a_tailer_that_does_not_follow_finds_them(running: TestEngine):
+def test_a_tailer_without_follow_finds_the_copies(running: TestEngine):
     with ringlog.connect(running.url, wait=20) as client:
         client.routers.create("tailed", "ts", "td")
         for n in range(10):
@@ -164,7 +164,7 @@ def test_a_tailer_that_does_not_follow_finds_them(running: TestEngine):
             assert found == [b"%d" % each for each in range(n + 1)]
 
 
-def test_a_scheduler_that_stands_still_keeps_nobody_from_reading(running: TestEngine):
+def test_a_suspended_scheduler_blocks_no_read(running: TestEngine):
     with ringlog.connect(running.url, wait=20) as client:
         client.routers.create("stood", "ss", "sd")
         client.append("ss", b"1")

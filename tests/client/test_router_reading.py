@@ -1,4 +1,7 @@
-"""Copies, read in every way: from the log, from segments, both; mapped, by message, watched, verified."""
+"""Routed copies, read in every way.
+
+The copies are in the log and in segments. They are mapped, requested by message, watched, and verified.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ def running() -> Iterator[TestEngine]:
 
 @pytest.fixture(scope="module")
 def client(running: TestEngine) -> Iterator[Client]:
-    """A source of some thousand records that six topics have as well, half of it sealed."""
+    """A source with some thousand records that routers copy to six topics.
+
+    Half of the records are in segments.
+    """
     with ringlog.connect(running.url, wait=20) as found:
         for dest in DESTS:
             found.routers.create(f"s->{dest}", "s", dest)
@@ -69,7 +75,7 @@ def read(client: Client, topic: str, **options) -> list[bytes]:
 SENT = [b"%d" % n for n in range(4_000)]
 
 
-def test_pages_hold_them_whichever_transport(running: TestEngine, client: Client):
+def test_pages_contain_the_copies_with_every_transport(running: TestEngine, client: Client):
     for dest in DESTS[:3]:
         assert read(client, dest) == SENT
     with ringlog.connect(running.url, transport="ipc", wait=20) as remote:
@@ -78,7 +84,7 @@ def test_pages_hold_them_whichever_transport(running: TestEngine, client: Client
         assert remote.read("d1", 3_990).records[0].seq == 3_991
 
 
-def test_a_tailer_gives_them_where_they_lie(client: Client):
+def test_a_tailer_returns_copies_without_copying_them(client: Client):
     found: list[bytes] = []
     with client.tailer("d2", follow=False) as tailer:
         for item in tailer:
@@ -90,8 +96,8 @@ def test_a_tailer_gives_them_where_they_lie(client: Client):
     assert found == SENT
 
 
-def test_a_watch_of_a_destination_is_told_of_copies(client: Client):
-    """RT-16: wake-ups to the destination's watchers."""
+def test_a_watch_of_a_destination_is_notified_of_copies(client: Client):
+    """The scheduler grants the new copy to the watch of the destination."""
     with client.watch({"d3": len(SENT) + 1}) as watch:
         assert watch.next(SETTLE_S) == CaughtUp("d3", len(SENT))
         client.append("s", b"4000", tag="t0")
@@ -100,15 +106,15 @@ def test_a_watch_of_a_destination_is_told_of_copies(client: Client):
     assert event.bytes() == [b"4000"]
 
 
-def test_they_have_a_time_of_their_own_and_are_found_by_it(client: Client):
+def test_copies_have_their_own_commit_time_and_are_found_by_it(client: Client):
     before = datetime.now(UTC)
     client.append("s", b"4001", tag="t1")
     client.routers.settle("s->d4", SETTLE_S)
     assert client.read("d4", start=before).bytes() == [b"4001"]
 
 
-def test_deletes_in_a_destination_find_them_in_segments_and_log(client: Client):
-    """DL-21: and touch nobody else's."""
+def test_deletes_in_a_destination_find_copies_in_segments_and_log(client: Client):
+    """Copies in other destinations and records of the source stay."""
     deleted = client.topics.delete_records("d5", match="t2")
     assert deleted.deleted == 800
     kept = [data for data in SENT if int(data) % 5 != 2]
@@ -116,8 +122,8 @@ def test_deletes_in_a_destination_find_them_in_segments_and_log(client: Client):
     assert read(client, "d0")[: len(SENT)] == SENT
 
 
-def test_sealing_keeps_how_many_routers_they_came_through(running: TestEngine, client: Client):
-    """RT-10: the hop count survives, wherever a record lies."""
+def test_compaction_keeps_the_hop_count_of_copies(running: TestEngine, client: Client):
+    """The hop count is the same in the log and in segments, so a copy at the limit is not forwarded again."""
     last = ROUTER_HOPS_MAX - 1
     for n in range(last):
         client.routers.create(f"hop{n}", f"h{n}", f"h{n + 1}")
@@ -143,10 +149,10 @@ def test_sealing_keeps_how_many_routers_they_came_through(running: TestEngine, c
     assert read(client, "end") == [b"near"]
 
 
-def test_what_is_left_behind_is_whole(
+def test_offline_verification_finds_every_copy(
     running: TestEngine, client: Client, capsys: pytest.CaptureFixture[str]
 ):
-    """RD-25: the second decoder finds every copy where the engine does."""
+    """The independent decoder reports no damage and the same heads as the engine."""
     heads = {topic.topic: topic.head_seq for topic in client.topics.list()}
     running.stop()
     capsys.readouterr()

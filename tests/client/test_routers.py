@@ -1,4 +1,4 @@
-"""Routers of a real engine, through the client library: what arrives where, and what is refused."""
+"""Routers of a real engine, through the client library: delivered copies and refused requests."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def settle(client: Client, *names: str) -> list[RouterDescription]:
 # -- what arrives ------------------------------------------------------------------------------------------
 
 
-def test_what_is_published_behind_the_creation_arrives_in_order_and_nothing_else(client: Client):
-    """RT-1, RT-11, RT-15, RT-16, RT-38."""
+def test_a_router_copies_records_after_its_creation_in_order(client: Client):
+    """Records that were written before the creation are not copied."""
     client.append("a", b"before")
     made = client.routers.create("a->b", "a", "b")
     assert (made.created, made.cursor, made.lag, made.forwarded_total) == (True, 1, 0, 0)
@@ -83,8 +83,8 @@ def test_what_is_published_behind_the_creation_arrives_in_order_and_nothing_else
     assert payloads(client, "b") == [*sent, b"direct", b"late"]
 
 
-def test_one_source_feeds_many_topics_in_all_shards(client: Client):
-    """RT-17: also a destination per shard."""
+def test_one_source_feeds_topics_in_all_shards(client: Client):
+    """Each shard owns some of the 20 destinations."""
     names = [f"d{n:02d}" for n in range(20)]
     for name in names:
         client.routers.create(f"s->{name}", "s", name)
@@ -103,8 +103,8 @@ def _shard(client: Client, topic: str):
     return info.shard
 
 
-def test_records_keep_what_they_carry_unless_told_otherwise(client: Client):
-    """RT-12, RT-13."""
+def test_copies_keep_all_fields_unless_the_router_omits_them(client: Client):
+    """A router can omit node and tag, and can filter by tag."""
     client.routers.create("all", "s", "d1")
     client.routers.create("bare", "s", "d2", preserve_node=False, preserve_tag=False)
     client.routers.create("some", "s", "d3", filter="hot*")
@@ -128,7 +128,7 @@ def test_records_keep_what_they_carry_unless_told_otherwise(client: Client):
     assert client.routers.get("some").cursor == 3
 
 
-def test_what_comes_compressed_arrives(client: Client):
+def test_compressed_records_are_forwarded(client: Client):
     client.routers.create("s->d", "s", "d")
     with client.producer("s", codec="lz4", linger_ms=1) as producer:
         for n in range(3_000):
@@ -137,8 +137,8 @@ def test_what_comes_compressed_arrives(client: Client):
     assert payloads(client, "d") == [b"some text that repeats itself %d" % (n % 7) for n in range(3_000)]
 
 
-def test_chains_and_permitted_cycles_end(client: Client):
-    """RT-10, RT-35: eight hops and no more."""
+def test_chains_and_permitted_cycles_end_after_the_maximum_of_hops(client: Client):
+    """The maximum is ROUTER_HOPS_MAX."""
     for n in range(ROUTER_HOPS_MAX + 2):
         client.routers.create(f"r{n}", f"t{n}", f"t{n + 1}")
     client.append("t0", b"x")
@@ -159,8 +159,11 @@ def test_chains_and_permitted_cycles_end(client: Client):
     assert len(payloads(client, "y")) == ROUTER_HOPS_MAX // 2
 
 
-def test_copies_may_say_where_they_came_from(client: Client):
-    """RT-27 to RT-29."""
+def test_exactly_once_copies_contain_their_origin(client: Client):
+    """The metadata of a copy contains router, source topic, epoch, seq and idempotency key.
+
+    Metadata with too many entries moves to `_ringlog_original_meta`.
+    """
     client.routers.create("first", "s", "d", guarantee="exactly_once")
     client.routers.create("second", "d", "e", guarantee="exactly_once")
     many = {f"k{n}": n for n in range(64)}
@@ -181,8 +184,8 @@ def test_copies_may_say_where_they_came_from(client: Client):
     assert again[1].meta["_ringlog_original_meta"] == many
 
 
-def test_copies_come_as_durable_as_their_destination_asks(client: Client):
-    """RT-26: what is not on the device at its source waits for that."""
+def test_copies_have_the_durability_of_their_destination(client: Client):
+    """A record that is not durable in its source yet is forwarded after its sync."""
     client.topics.create("s", durability="memory")
     client.topics.create("strong", durability="fsync")
     client.topics.create("weak", durability="ephemeral")
@@ -194,7 +197,10 @@ def test_copies_come_as_durable_as_their_destination_asks(client: Client):
 
 
 def test_deleted_records_are_not_forwarded_and_copies_stay(client: Client, running: TestEngine):
-    """RT-21, DL-21. The schedulers stand still meanwhile: what they had read before would be on its way."""
+    """The schedulers are suspended during the delete.
+
+    Otherwise records that they had read before would be forwarded.
+    """
     client.topics.create("s")
     client.topics.create("d")
     client.routers.create("s->d", "s", "d")
@@ -213,8 +219,8 @@ def test_deleted_records_are_not_forwarded_and_copies_stay(client: Client, runni
     assert payloads(client, "d") == [b"first", b"third"]
 
 
-def test_a_full_destination_holds_up_itself_alone_and_goes_on_when_there_is_room(client: Client):
-    """RT-22: nothing is dropped, in whatever portions there is room."""
+def test_a_full_destination_delays_only_itself_and_continues_with_room(client: Client):
+    """No record is dropped, whatever amount of room there is."""
     client.topics.create("full", discard="reject", cap_records=30)
     client.routers.create("s->full", "s", "full")
     client.routers.create("s->free", "s", "free")
@@ -235,8 +241,8 @@ def test_a_full_destination_holds_up_itself_alone_and_goes_on_when_there_is_room
     assert seen == sent
 
 
-def test_what_a_source_lost_is_announced(client: Client):
-    """RT-23: source_trim, one dead position for each."""
+def test_records_lost_in_the_source_are_reported_in_the_destination(client: Client):
+    """The tombstone has the reason `source_trim`. The destination has one dead seq for each lost record."""
     client.topics.create("d", discard="reject", cap_records=1)
     client.routers.create("s->d", "s", "d")
     client.append("s", b"0")
@@ -259,8 +265,8 @@ def test_what_a_source_lost_is_announced(client: Client):
 # -- objects -----------------------------------------------------------------------------------------------
 
 
-def test_what_may_not_be_is_refused_and_leaves_nothing_behind(client: Client):
-    """RT-4 to RT-9."""
+def test_invalid_routers_are_refused_and_create_no_topic(client: Client):
+    """Invalid names, a second router into one topic, a changed endpoint and a cycle are refused."""
     create = client.routers.create
     create("a->b", "a", "b")
     create("b->c", "b", "c")
@@ -298,7 +304,7 @@ def test_what_may_not_be_is_refused_and_leaves_nothing_behind(client: Client):
         client.routers.get("nobody")
 
 
-def test_there_are_so_many_and_no_more(client: Client):
+def test_the_number_of_routers_is_limited(client: Client):
     for n in range(ROUTERS_MAX):
         client.routers.create(f"r{n:02d}", "s", f"d{n}")
     with pytest.raises(Throttled) as error:
@@ -311,8 +317,8 @@ def test_there_are_so_many_and_no_more(client: Client):
     assert list(client.routers.list(source="other")) == []
 
 
-def test_the_same_router_again_keeps_its_place(client: Client):
-    """RT-8, RT-11."""
+def test_creating_an_existing_router_keeps_its_cursor(client: Client):
+    """Filter and options of the router change."""
     client.routers.create("s->d", "s", "d", filter="a")
     client.append_many("s", [NewRecord(data=b"1", tag="a"), NewRecord(data=b"2", tag="b")])
     settle(client, "s->d")
@@ -324,8 +330,8 @@ def test_the_same_router_again_keeps_its_place(client: Client):
     assert [(r.data, r.tag) for r in client.read("d").records] == [(b"1", "a"), (b"4", None)]
 
 
-def test_behind_the_deletion_no_copy_appears(client: Client):
-    """RT-32, RT-3: idempotent; what was copied stays."""
+def test_no_copy_appears_after_the_deletion_of_a_router(client: Client):
+    """A repeated deletion has no effect, and existing copies stay."""
     client.routers.create("s->d", "s", "d")
     client.append("s", b"1")
     settle(client, "s->d")
@@ -339,8 +345,8 @@ def test_behind_the_deletion_no_copy_appears(client: Client):
 
 
 @pytest.mark.parametrize("end", ["s", "d"])
-def test_a_router_goes_with_either_topic(client: Client, end: str):
-    """RT-33, T-15: and does not come back with a topic of that name."""
+def test_a_router_is_deleted_with_either_of_its_topics(client: Client, end: str):
+    """A new topic of that name does not restore the router."""
     client.routers.create("s->d", "s", "d")
     client.append("s", b"1")
     settle(client, "s->d")
@@ -361,7 +367,7 @@ def test_a_router_goes_with_either_topic(client: Client, end: str):
 
 
 @pytest.mark.parametrize("transport", ["ipc", "ring"])
-def test_both_clients_on_both_ways(running: TestEngine, client: Client, transport):
+def test_both_clients_manage_routers_on_both_transports(running: TestEngine, client: Client, transport):
     async def work() -> list[str]:
         async with aio.connect(running.url, transport=transport) as other:
             await other.routers.create("s->d", "s", "d", filter="t*")
@@ -385,7 +391,7 @@ def test_both_clients_on_both_ways(running: TestEngine, client: Client, transpor
         assert plain.read("y").bytes() == [b"2"]
 
 
-def test_without_schedulers_nobody_runs_routers():
+def test_an_engine_without_schedulers_refuses_routers():
     with engine(delivery={"schedulers": 0}, gateway={"enabled": True}) as without:
         for transport in ("ring", "ipc"):
             with (

@@ -1,4 +1,4 @@
-"""The next start of the engine has other schedulers than the last: live watches go on with those it has."""
+"""The engine restarts with another number of schedulers: open watches continue with the new ones."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SETTINGS = {"wal": {"shards": 1}, "gateway": {"enabled": True}, "delivery": {"sc
 
 
 def feeds_of(running, number):
-    """Feeds that a scheduler knows."""
+    """Return the number of feeds of a scheduler."""
     return sum(
         each.feeds for each in control_client.fetch_consumers(running.run_dir, number, 64, WAIT_S).consumers
     )
 
 
-def test_feeds_are_dealt_out_anew_and_without_schedulers_a_watch_fails_as_a_new_one_does():
+def test_feeds_are_redistributed_and_a_watch_fails_without_schedulers():
     with engine(**SETTINGS) as running, ringlog.connect(running.url, wait=10) as writer:
         for topic in TOPICS:
             writer.append(topic, b"0")
@@ -69,8 +69,11 @@ def test_feeds_are_dealt_out_anew_and_without_schedulers_a_watch_fails_as_a_new_
 
 
 @pytest.mark.interpreted
-def test_feeds_are_dealt_out_before_a_scheduler_may_be_there(monkeypatch):
-    """Those that another one had looked after were said to nobody where the connection came up at once."""
+def test_feeds_are_redistributed_before_a_scheduler_connects(monkeypatch):
+    """Feeds are assigned to schedulers before the connections come up.
+
+    Otherwise no scheduler gets the feeds of a removed one if its connection comes up at once.
+    """
     set_endpoint = Peer.set_endpoint
 
     def point_at_and_wait(peer, endpoint):
@@ -94,7 +97,7 @@ def test_feeds_are_dealt_out_before_a_scheduler_may_be_there(monkeypatch):
             )
 
 
-async def test_with_asyncio_a_watch_fails_when_the_schedulers_are_gone():
+async def test_an_asyncio_watch_fails_when_the_engine_has_no_schedulers():
     with engine(**SETTINGS) as running:
         async with ringlog.aio.connect(running.url, wait=10) as client:
             await client.append("t", b"0")

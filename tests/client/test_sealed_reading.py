@@ -1,4 +1,7 @@
-"""A real engine that turns its log into segments: every transport reads the same before, during and after."""
+"""A real engine that compacts its log into segments.
+
+Every transport reads the same before, during and after a compaction.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def running():
 
 @pytest.fixture
 def clients(running):
-    """One over rings, one by the gateway."""
+    """One client over rings, one over the gateway."""
     with (
         ringlog.connect(running.url, wait=10) as ring,
         ringlog.connect(running.url, wait=10, transport="ipc") as ipc,
@@ -36,7 +39,7 @@ def clients(running):
 
 
 def checkpoint(running):
-    """Have everything turned into segments now; the files of the copy."""
+    """Compact everything now. Return the files of a backup at this moment."""
     requester = Requester("compactor", f"ipc://{read_engine_file(running.run_dir).shm_dir}/compactor.sock")
     made = []
 
@@ -44,7 +47,7 @@ def checkpoint(running):
         try:
             made.append(requester.ask(CheckpointNow(), CheckpointMade, timeout_s=30).message)
         except NotReady:
-            return False  # It starts behind the shards, and again with each of them.
+            return False  # It starts after the shards, and again with each of them.
         return True
 
     try:
@@ -61,7 +64,7 @@ def write(client, topic, first, last):
 
 
 def everything(clients, topic, after=0):
-    """What all ways of reading agree on."""
+    """Read the topic in every way. Return the records, which must be equal."""
     ring, _ = clients
     found = [[int(record.data) for record in client.reader(topic, after + 1)] for client in clients]
     pages = [int(data) for page in ring.reader(topic, after + 1).pages(777) for data in page.bytes()]
@@ -71,8 +74,8 @@ def everything(clients, topic, after=0):
     return tailed
 
 
-def test_records_are_the_same_in_the_log_and_in_segments(running, clients, ringlog_topic):
-    """DR-15, DL-8, DL-9, DL-11, SG-8."""
+def test_records_are_equal_in_the_log_and_in_segments(running, clients, ringlog_topic):
+    """This includes deletes before and after a compaction, a restart of the shard, and seeking by time."""
     topic = ringlog_topic()
     ring, ipc = clients
     write(ring, topic, 1, RECORDS)
@@ -99,8 +102,8 @@ def test_records_are_the_same_in_the_log_and_in_segments(running, clients, ringl
         assert before.seq >= sought.seq or before.ts < record.ts
 
 
-def test_sealing_while_one_reads_is_not_noticed(running, clients, ringlog_topic):
-    """DR-17: checkpoints run on while readers follow."""
+def test_compaction_during_reads_is_invisible(running, clients, ringlog_topic):
+    """Checkpoints run continuously while the clients write and read."""
     topic = ringlog_topic()
     ring, _ = clients
     done = threading.Event()
@@ -126,8 +129,8 @@ def test_sealing_while_one_reads_is_not_noticed(running, clients, ringlog_topic)
     assert not problems
 
 
-def test_cold_records_are_read_by_everybody(tmp_path):
-    """TI-11, TI-12, DR-15: opened on this host, fetched by the relocator for the gateway."""
+def test_cold_records_can_be_read_with_every_transport(tmp_path):
+    """Local clients open the files of the cold tier. For gateway clients the relocator reads them."""
     settings = {"dir": str(tmp_path / "cold"), "hot_segments": 0, "interval_s": 0.1}
     (tmp_path / "cold").mkdir(mode=0o700)
     with (

@@ -1,4 +1,7 @@
-"""A shard whose restart budget is used up: clients are told at once, and go on once the engine is back."""
+"""A shard that the supervisor gave up.
+
+Requests fail at once, and clients continue after a restart of the engine.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ from ringlog.testing.real_engine import engine, wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 WAIT_S = 20.0
 TIMEOUT_MS = 60_000
-"""Of requests: far longer than the test lets anything wait."""
+"""Timeout of requests: far longer than any wait in the test."""
 
 
 def fail_shard(running, shard):
-    """Kill it until it is given up."""
+    """Kill the shard until the supervisor gives it up."""
 
     def is_given_up():
         for process in running.status().processes:
@@ -35,7 +38,7 @@ def fail_shard(running, shard):
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_everything_that_needs_a_failed_shard_is_refused_at_once(transport):
+def test_requests_to_a_failed_shard_fail_at_once(transport):
     with engine(
         wal={"shards": 1}, gateway={"enabled": True}, supervisor={"restart_max": 0},
     ) as running, ringlog.connect(
@@ -88,7 +91,7 @@ OTHER = next(name for name in (f"w{number}" for number in range(20)) if home_sha
 
 
 def said(watch):
-    """The next event, or "failed" where the watch says that a topic's shard was given up."""
+    """Return the next event, or "failed" if the watch raises the error of the failed shard."""
     try:
         event = watch.next(WAIT_S)
     except NotReady as e:
@@ -98,7 +101,7 @@ def said(watch):
 
 
 def until_record(watch, topic, data):
-    """What a watch says until the record comes."""
+    """Return the events up to the one with the record."""
     events = []
     while True:
         event = said(watch)
@@ -107,7 +110,7 @@ def until_record(watch, topic, data):
             return events
 
 
-def test_a_watch_hears_of_each_topic_of_a_failed_shard_once_and_has_the_others():
+def test_a_watch_reports_each_topic_of_a_failed_shard_once():
     with engine(
         wal={"shards": 2}, gateway={"enabled": True}, delivery={"schedulers": 1},
         supervisor={"restart_max": 1},
@@ -127,13 +130,13 @@ def test_a_watch_hears_of_each_topic_of_a_failed_shard_once_and_has_the_others()
             failed = 0
             while failed < len(FAILED):
                 failed += said(watch) == "failed"
-            # A pattern's watch may say once more that it cannot list that shard's topics.
+            # A watch of a pattern may also report that it cannot list the topics of the shard.
             may_list = number % 2
             for data in (b"1", b"2"):
                 writer.append(OTHER, data)
                 failed += until_record(watch, OTHER, data).count("failed")
             assert failed <= len(FAILED) + may_list
-        # Who subscribes again is told again at most, and has what there is.
+        # After a new subscription the watch may report the failed shard again. It delivers all other records.
         for kind in ("scheduler", "gateway"):
             running.kill(kind)
             writer.append(OTHER, kind.encode())
@@ -152,7 +155,7 @@ def test_a_watch_hears_of_each_topic_of_a_failed_shard_once_and_has_the_others()
             client.close()
 
 
-async def test_with_asyncio_a_watch_that_waits_hears_of_a_failed_shard():
+async def test_a_waiting_asyncio_watch_reports_a_failed_shard():
     with engine(
         wal={"shards": 2},
         delivery={"schedulers": 1},

@@ -1,4 +1,7 @@
-"""Watches of one client that have fallen behind together: pages are read once (DL-9, DR-10 hold for each)."""
+"""Watches of one client that lag together read each page only once.
+
+For every watch, deleted records stay invisible and limits hold.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def client(ringlog_engine):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """Positions at which a part of the log or of a segment was read and verified, by whom."""
+    """`(reader, position)` of each part of the log or of a segment that a reader read and verified."""
     found, own = [], TopicReader.next_run
 
     def next_run(reader, *args):
@@ -40,7 +43,7 @@ def reads(monkeypatch):
 
 
 def page_of(watch, count=1):
-    """The next page that is one."""
+    """Return the next event that is a page."""
     for _ in range(1_000):
         event = watch.next(WAIT_S)
         assert event is not None
@@ -50,7 +53,7 @@ def page_of(watch, count=1):
 
 
 def in_step(watches, head):
-    """Every watch takes one page after the other, in turns; the payloads of each."""
+    """Read one page from each watch in rotation. Return the payloads of each watch."""
     data = [[] for _ in watches]
     at = [0] * len(watches)
     while min(at) < head:
@@ -64,7 +67,7 @@ def in_step(watches, head):
 
 
 @pytest.mark.parametrize("size", [1, 100], ids=["small frames", "large frames"])
-def test_a_backlog_is_read_once_for_all_who_are_behind(client, ringlog_topic, reads, size):
+def test_lagging_watches_read_their_backlog_once(client, ringlog_topic, reads, size):
     topic = ringlog_topic("behind")
     for n in range(60):
         client.append_many(topic, [b"%d %d" % (n, m) for m in range(size)])
@@ -74,12 +77,12 @@ def test_a_backlog_is_read_once_for_all_who_are_behind(client, ringlog_topic, re
     assert len({reader for reader, _ in reads}) <= 2, "the others read nothing"
     for watch in watches:
         assert isinstance(watch.next(WAIT_S), CaughtUp)
-    # All of them go on as if they had read it themselves.
+    # All watches continue as if each had read the backlog itself.
     client.append(topic, b"more")
     assert [page_of(watch).bytes() for watch in watches] == [[b"more"]] * 6
 
 
-def test_nobody_can_write_to_what_others_read(client, ringlog_topic):
+def test_shared_pages_are_read_only(client, ringlog_topic):
     topic = ringlog_topic("frozen")
     for size in [100, 1, 1, 1, 1, 1, 100]:
         client.append_many(topic, [NewRecord(data=b"%d" % n, event_ts=n) for n in range(size)])
@@ -91,13 +94,13 @@ def test_nobody_can_write_to_what_others_read(client, ringlog_topic):
             piece.payload_views()[0][0] = 1
         for values in (piece.seqs, piece.commit_stamps):
             with contextlib.suppress(ValueError):
-                values[0] = 99  # It is read-only, or a copy.
+                values[0] = 99  # The array is read-only, or a copy.
     assert [page.batches[1].seqs[0] for page in pages] == [101] * 3
     assert 99 not in [stamp for page in pages for piece in page.batches for stamp in piece.commit_stamps]
 
 
-def test_what_is_removed_behind_the_first_reader_is_given_to_no_other(client, ringlog_topic):
-    """DL-9: at the deletion's ack, whoever has read it before."""
+def test_records_deleted_after_the_first_read_are_not_returned_to_other_watches(client, ringlog_topic):
+    """The delete is effective when it is acknowledged, even for pages in memory."""
     topic = ringlog_topic("removed")
     for n in range(40):
         client.append(topic, b"%d" % n, tag="odd" if n % 2 else "even")
@@ -108,8 +111,11 @@ def test_what_is_removed_behind_the_first_reader_is_given_to_no_other(client, ri
     assert page_of(first).bytes() == [b"%d" % n for n in range(10, 30, 2)]
 
 
-def test_a_page_with_holes_is_kept_for_nobody(client, ringlog_topic, reads):
-    """It may be of several looks, and what the first saw may be gone by the last."""
+def test_a_page_with_deleted_records_is_not_shared(client, ringlog_topic, reads):
+    """Such a page may come from several fetches.
+
+    A record of the first fetch may be deleted before the last one.
+    """
     topic = ringlog_topic("holes")
     for n in range(40):
         client.append(topic, b"%d" % n, tag="odd" if n % 2 and n < 20 else "even")
@@ -121,7 +127,7 @@ def test_a_page_with_holes_is_kept_for_nobody(client, ringlog_topic, reads):
     assert len(client._shared_reads) == 2, "what lies behind it was read once"
 
 
-def test_a_topic_that_grows_meanwhile_is_shared_all_the_same(client, ringlog_topic, reads):
+def test_reads_are_shared_while_the_topic_grows(client, ringlog_topic, reads):
     topic = ringlog_topic("growing")
     client.append_many(topic, [b"%d" % n for n in range(1_000)])
     watches = [client.watch(topic, start=EARLIEST, limit=100).open() for _ in range(4)]
@@ -135,7 +141,7 @@ def test_a_topic_that_grows_meanwhile_is_shared_all_the_same(client, ringlog_top
     assert len({reader for reader, _ in reads}) == 1
 
 
-def test_who_takes_less_at_once_or_leaves_something_out_reads_alone(client, ringlog_topic, reads):
+def test_watches_with_other_limits_or_filters_read_separately(client, ringlog_topic, reads):
     topic = ringlog_topic("alone")
     for n in range(30):
         client.append_many(topic, [NewRecord(data=b"%d" % n, tag="a" if n % 3 else "b")] * 2)
@@ -148,8 +154,8 @@ def test_who_takes_less_at_once_or_leaves_something_out_reads_alone(client, ring
     assert len({reader for reader, _ in reads}) == 3
 
 
-def test_a_watch_that_nobody_follows_with_keeps_nothing(client, ringlog_topic):
-    """Others there are, of another topic; and what was kept for two goes with one of them."""
+def test_a_single_watch_of_a_topic_stores_no_pages(client, ringlog_topic):
+    """Watches of other topics do not count. Stored pages are dropped when only one watch is left."""
     topic, other = ringlog_topic("single"), ringlog_topic("other")
     client.append_many(topic, [b"x"] * 100)
     client.append_many(other, [b"x"] * 100)
@@ -165,8 +171,11 @@ def test_a_watch_that_nobody_follows_with_keeps_nothing(client, ringlog_topic):
 
 
 @pytest.mark.parametrize("durability", ["ephemeral", "disk", "fsync"])
-def test_every_class_is_read_whole_by_who_is_behind(client, ringlog_topic, durability):
-    """Records that are in memory only may go with their shard: they are not kept for others."""
+def test_lagging_watches_read_records_of_every_durability_class(client, ringlog_topic, durability):
+    """The client does not store records of class `ephemeral` for other watches.
+
+    They may be lost with their shard.
+    """
     topic = ringlog_topic("class-" + durability)
     client.topics.create(topic, durability=durability)
     for n in range(20):
@@ -176,7 +185,7 @@ def test_every_class_is_read_whole_by_who_is_behind(client, ringlog_topic, durab
     assert (len(client._shared_reads) > 0) == (durability != "ephemeral")
 
 
-def test_a_watch_that_began_at_the_head_falls_behind_and_shares(client, ringlog_topic, reads):
+def test_watches_that_start_at_the_head_share_reads_after_they_lag(client, ringlog_topic, reads):
     topic = ringlog_topic("fell-behind")
     client.topics.create(topic)
     watches = [client.watch(topic, start=LATEST, limit=10).open() for _ in range(3)]

@@ -1,4 +1,4 @@
-"""What the watches of one client have read in common."""
+"""The stored reads that watches of one client share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def size():
     return reading(1).batches[0].view.total_bytes
 
 
-def test_only_the_same_place_of_the_same_life_is_found():
+def test_a_frame_is_found_only_at_its_position_in_its_epoch():
     shared, left = SharedReads(), reading(1)
     shared.put_frame(1, left)
     assert shared.get_frame(1, 3, HINT) is left
@@ -43,7 +43,7 @@ def test_only_the_same_place_of_the_same_life_is_found():
     assert shared.get_frame(1, 3, HINT._replace(offset=0)) is None
 
 
-def test_the_last_reading_of_a_topic_replaces_the_one_before(size):
+def test_the_last_frame_of_a_topic_replaces_the_previous_one(size):
     shared = SharedReads(bytes_max=size)
     for n in range(5):
         hint = HINT._replace(first_seq=n, last_seq=n)
@@ -53,7 +53,7 @@ def test_the_last_reading_of_a_topic_replaces_the_one_before(size):
     assert len(shared) == 1
 
 
-def test_bytes_are_bounded_and_the_oldest_goes_first(size):
+def test_stored_frames_are_bounded_by_bytes_and_the_oldest_is_dropped_first(size):
     shared = SharedReads(bytes_max=3 * size)
     for topic_id in range(10):
         shared.put_frame(topic_id, reading(topic_id))
@@ -73,7 +73,7 @@ def passage(topic_id=1, *, epoch=3, after=0):
     return SharedPage(left.located, 1, epoch, LIMITS, left.batches, Cursor(epoch, after + 1), 7, 8192)
 
 
-def test_a_passage_is_found_at_its_place_in_its_life_for_the_same_limits():
+def test_a_page_is_found_only_for_its_position_epoch_and_limits():
     shared, left = SharedReads(), passage()
     shared.put_page(1, 0, left)
     assert shared.get_page(1, Cursor(3, 0), LIMITS) is left
@@ -83,7 +83,7 @@ def test_a_passage_is_found_at_its_place_in_its_life_for_the_same_limits():
     assert shared.get_page(1, Cursor(3, 0), PageLimits(10, 999)) is None
 
 
-def test_passages_are_bounded_by_the_bytes_they_pin_and_the_oldest_goes_first():
+def test_stored_pages_are_bounded_by_pinned_bytes_and_the_oldest_is_dropped_first():
     view = open_frame(frame(encode_records([b"x" * 1_000]), topic_id=1), seed=None, verify=False)
     pinned = memoryview(view.full_frame.body.obj).nbytes
     shared = SharedReads(bytes_max=3 * pinned)

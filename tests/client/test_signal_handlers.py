@@ -1,4 +1,4 @@
-"""A signal handler may use the client that the main thread waits with, or is told at once that it may not."""
+"""A signal handler can use the client that the main thread waits with, or its call fails at once."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ USES: dict[str, Use] = {
 
 
 def sleeps(client: ringlog.Client) -> bool:
-    """Does the main thread sleep on the client's descriptors?"""
+    """Return True while the main thread sleeps on the client's descriptors."""
     shell = client._shell
     return shell._leader is threading.main_thread() and shell._wakes_ns > 0
 
 
 @pytest.fixture
 def handled() -> Iterator[list[Callable[[], None]]]:
-    """What SIGUSR2 is to do."""
+    """A list whose first function runs on SIGUSR2."""
     calls: list[Callable[[], None]] = []
     before = signal.signal(signal.SIGUSR2, lambda *_: calls[0]())
     yield calls
@@ -53,7 +53,7 @@ def handled() -> Iterator[list[Callable[[], None]]]:
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("wait", WAITS)
-def test_a_handler_may_use_the_client_that_its_thread_waits_with(
+def test_a_signal_handler_can_use_the_client_its_thread_waits_with(
     ringlog_engine, ringlog_topic, handled, wait, use, transport
 ):
     if wait == "tailer" and transport == "ipc":
@@ -70,7 +70,7 @@ def test_a_handler_may_use_the_client_that_its_thread_waits_with(
             try:
                 USES[use](client, topic)
             except CalledInside:
-                outcome = "awake"  # It had just woken up to serve something: it is asked again.
+                outcome = "awake"  # The client had just woken up. The test sends the signal again.
             finally:
                 outcomes.put(outcome)
 
@@ -99,8 +99,8 @@ def test_a_handler_may_use_the_client_that_its_thread_waits_with(
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("use", USES)
-def test_a_handler_that_interrupts_the_clients_work_is_told_so_at_once(ringlog_engine, ringlog_topic, use):
-    """What it interrupted is half done; before, both could wait for each other."""
+def test_a_handler_that_interrupts_the_clients_work_fails_at_once(ringlog_engine, ringlog_topic, use):
+    """The interrupted work is incomplete. Without the error both calls could wait for each other."""
     topic = ringlog_topic()
     with ringlog.connect(ringlog_engine.url, wait=10) as client:
         client.topics.create(f"{topic}-q", type="queue")
@@ -115,8 +115,8 @@ def test_a_handler_that_interrupts_the_clients_work_is_told_so_at_once(ringlog_e
 
 
 @pytest.mark.timeout(60)
-def test_a_handler_that_uses_the_reader_that_is_being_read_is_told_so(ringlog_engine, ringlog_topic, handled):
-    """It is for one user at a time; before, the handler waited for itself."""
+def test_a_handler_that_uses_the_interrupted_reader_fails(ringlog_engine, ringlog_topic, handled):
+    """A reader has one user at a time. Without the error the handler would wait for itself."""
     topic, told, done = ringlog_topic(), [], threading.Event()
     with ringlog.connect(ringlog_engine.url, wait=10) as client:
         client.append(topic, b"first")

@@ -1,8 +1,10 @@
-"""W9: one producer's records keep their order, whoever refuses which of them for the moment.
+"""Records of one producer keep their order, whichever process refuses some of their frames.
 
-The real Stream stamps and the real Admission numbers; what lies between them is played by the test: requests
-that are refused before any shard sees them, shards that refuse, answers that overtake one another, engines
-that start again with frames on their way.
+A frame that follows another one of its producer is appended directly after it, or refused (W9).
+
+The test uses the real Stream, which stamps frames, and the real Admission, which assigns seqs. It simulates
+everything in between: requests that are refused before they reach a shard, refusals by shards, reordered
+replies, and restarts of the engine with frames in flight.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ ROUNDS_MAX = 300
 
 @dataclass
 class Part:
-    """Frames of a run on their way, and what became of them when somebody said so."""
+    """Consecutive frames in flight, and their result once it is known."""
 
     run: OutboundFrames
     start: int
@@ -49,7 +51,7 @@ class Part:
 
 
 class Engine:
-    """Links and shard in one: the host of one Stream."""
+    """A fake of the client's links and of the shard. It is the host of one Stream."""
 
     timeout_ms = 60_000
     generation = 1
@@ -58,7 +60,7 @@ class Engine:
         self.clock, self.timers, self.links = ManualClock(), Timers(), self
         self.retries = 0
         self.has_no_room = False
-        """What is submitted goes nowhere."""
+        """If True, submitted frames are sent nowhere."""
         self.parts: deque[Part] = deque()
         self.admission = Admission(AdmissionLimits())
         self.shard = ShardTopic(5, 1, "t", TopicConfig.parse({"durability": "ephemeral"}, "t"))
@@ -74,7 +76,7 @@ class Engine:
         pass
 
     def submit(self, shard: int, run: OutboundFrames) -> None:
-        """In two messages where there is enough for that, as through a gateway."""
+        """Send the frames in two messages if there are enough, as a gateway connection does."""
         if self.has_no_room:
             return
         middle = run.settled + (run.count - run.settled + 1) // 2
@@ -90,7 +92,7 @@ class Engine:
         return next((part for part in self.parts if not part.has_arrived), None)
 
     def arrive(self) -> None:
-        """The oldest message reaches the shard."""
+        """Deliver the oldest message to the shard."""
         if part := self.coming:
             part.has_arrived = True
             part.fate = self.admit(bytearray(part.run.view(part.start, part.stop)))
@@ -99,12 +101,15 @@ class Engine:
         return self.has_no_room
 
     def turn_away(self, **detail: Any) -> None:
-        """The oldest message is refused by somebody before the shard."""
+        """Refuse the oldest message before it reaches the shard."""
         if part := self.coming:
-            part.has_arrived, part.fate = True, Throttled("too much in flight", **detail)
+            part.has_arrived, part.fate = True, Throttled("too many requests or bytes in flight", **detail)
 
     def doubt(self, is_appended: int) -> None:
-        """The oldest message is appended or not, and nobody can say which: its way there came to an end."""
+        """Append the oldest message or drop it, and report an unknown outcome.
+
+        The engine stopped in between.
+        """
         if part := self.coming:
             part.has_arrived = True
             if is_appended:
@@ -130,7 +135,7 @@ class Engine:
         self.admission.is_volatile_closed = False
 
     def answer(self, which: int = 0) -> bool:
-        """An answer comes, not necessarily the oldest one; one run's come in the order of its frames."""
+        """Deliver one reply, not necessarily the oldest. Replies of one run keep the order of its frames."""
         known = [p for p in self.parts if p.has_arrived and p.run.settled == p.start]
         if not known:
             return False
@@ -143,7 +148,10 @@ class Engine:
         return True
 
     def restart(self) -> None:
-        """Whatever was not answered is sent again; the shard has what it has, and forgot what it refused."""
+        """Restart the shard: unanswered frames are sent again.
+
+        The shard keeps what it appended and forgets refusals.
+        """
         runs = list(dict.fromkeys(part.run for part in self.parts if not part.run.is_abandoned))
         self.parts.clear()
         self.generation += 1
@@ -160,7 +168,7 @@ class Engine:
 
 @dataclass
 class Sender:
-    """Sends records that are numbers."""
+    """Sends records that contain consecutive numbers."""
 
     engine: Engine
     sent: int = 0
@@ -175,7 +183,7 @@ class Sender:
         self.batches.append(batch)
 
     def finish(self) -> None:
-        """No more trouble: everything is appended in the end."""
+        """End all trouble and check that everything is appended."""
         self.engine.open()
         for _ in range(ROUNDS_MAX):
             if all(batch.is_done for batch in self.batches):
@@ -206,7 +214,7 @@ def play(acts: list[Any]) -> Sender:
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(ACTS, max_size=60))
-def test_records_are_in_the_order_of_sending_whatever_is_refused_and_by_whom(acts):
+def test_records_keep_their_order_whatever_is_refused(acts):
     sender = play(acts)
     assert sender.engine.appended == [n.to_bytes(8, "big") for n in range(sender.sent)]
     seqs = [seq for batch in sender.batches for seq in batch.result().seqs.tolist()]
@@ -219,30 +227,32 @@ TROUBLE: list[list[Any]] = [
      ("arrive",)],
     [("send", 4), ("turn_away",), ("arrive",), ("answer", 0), ("send", 2)],
     [("send", 1), ("send", 2), ("turn_away",), ("restart",), ("arrive",), ("send", 1)],
-    # Appended, the answer lost, and then turned away by somebody who does not know that.
+    # The frame is appended, its reply is lost, and the retry is refused by a process that does not know of
+    # the append.
     [("send", 1), ("arrive",), ("restart",), ("turn_away",)],
     [("send", 3), ("arrive",), ("restart",), ("turn_away",), ("arrive",), ("send", 1), ("answer", 0),
      ("restart",)],
-    # Nobody knows of the first one; the second was refused because it was not there, or appended behind it.
+    # The outcome of the first frame is unknown. The second one is refused as out of order, or appended after
+    # it.
     [("send", 1), ("send", 1), ("doubt", 0), ("arrive",)],
     [("send", 1), ("send", 1), ("doubt", 1), ("arrive",)],
-    # Answers in another order than the frames.
+    # Replies arrive in another order than the frames were sent.
     [("send", 1), ("send", 1), ("turn_away",), ("turn_away",), ("answer", 1), ("answer", 0)],
-    # The last frame on its way is refused when others may go again already, and new ones wait.
+    # The last frame in flight is refused when earlier ones may be sent again and new ones wait.
     [("send", 1), ("send", 1), ("turn_away",), ("arrive",), ("answer", 0), ("wait",), ("send", 1),
      ("answer", 0)],
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("acts", TROUBLE)
-def test_trouble_costs_a_second_way_and_no_order(acts):
+def test_refusals_cost_a_retry_and_never_the_order(acts):
     sender = play(acts)
     assert sender.engine.appended == [n.to_bytes(8, "big") for n in range(sender.sent)]
 
 
 @pytest.mark.interpreted
-def test_a_shard_that_does_not_look_at_what_follows_is_noticed(monkeypatch):
-    """Without W9 the same trouble changes places: the test above says something."""
+def test_a_shard_that_ignores_the_order_of_frames_is_detected(monkeypatch):
+    """This proves that the previous test can fail: without W9 the same events reorder records."""
 
     opens = Admission.open
 
@@ -257,8 +267,8 @@ def test_a_shard_that_does_not_look_at_what_follows_is_noticed(monkeypatch):
         assert sender.engine.appended != [n.to_bytes(8, "big") for n in range(sender.sent)]
 
 
-def test_what_waits_for_another_try_fails_with_the_reason_when_its_time_is_over():
-    """The engine said why; a timeout would say less."""
+def test_a_frame_that_waits_for_a_retry_fails_with_the_refusal_at_its_timeout():
+    """The refusal of the engine contains more information than a timeout."""
     sender = Sender(Engine())
     sender.send(1)
     sender.engine.clock.advance(1.0)
@@ -272,8 +282,8 @@ def test_what_waits_for_another_try_fails_with_the_reason_when_its_time_is_over(
 
 
 @pytest.mark.parametrize("asked_ms", [400, 1_000])
-def test_who_is_throttled_comes_again_no_earlier_than_told(asked_ms):
-    """G-6: and then is let in, under a new number, once."""
+def test_a_throttled_frame_is_retried_no_earlier_than_requested(asked_ms):
+    """The retry has a new producer number and is appended once."""
     sender = Sender(Engine())
     sender.send(1)
     sender.engine.turn_away(reason="pressure", retry_after_ms=asked_ms)
@@ -288,8 +298,8 @@ def test_who_is_throttled_comes_again_no_earlier_than_told(asked_ms):
     assert sender.engine.stream.retries == 1
 
 
-def test_who_is_throttled_beyond_its_time_is_told_why():
-    """G-6: within its deadline, else raised."""
+def test_a_frame_throttled_beyond_its_timeout_fails_with_the_reason():
+    """If `retry_after_ms` ends after the deadline, the client raises the error at once."""
     sender = Sender(Engine())
     sender.send(1)
     sender.engine.clock.advance(59.5)
@@ -300,8 +310,8 @@ def test_who_is_throttled_beyond_its_time_is_told_why():
     assert (error.detail["reason"], error.outcome) == ("pressure", "not_applied")
 
 
-def test_who_waited_for_room_alone_is_told_that_the_intake_is_full():
-    """BP-4: nothing of it was sent, so it is certain that nothing was applied."""
+def test_a_frame_that_only_waited_for_ring_space_fails_with_ingest_full():
+    """No part of it was sent, so the outcome `not_applied` is certain."""
     engine = Engine()
     engine.has_no_room = True
     sender = Sender(engine)
@@ -315,8 +325,8 @@ def test_who_waited_for_room_alone_is_told_that_the_intake_is_full():
     assert (error.outcome, error.retriable) == ("not_applied", True)
 
 
-def test_what_may_have_been_appended_is_not_said_to_be_lost():
-    """Sent, the engine restarted, turned away until its time is over: nobody knows what became of it."""
+def test_a_frame_that_may_have_been_appended_has_an_unknown_outcome():
+    """The frame was sent, the engine restarted, and retries were refused until the timeout."""
     sender = Sender(Engine())
     sender.send(1)
     sender.engine.restart()
@@ -327,8 +337,8 @@ def test_what_may_have_been_appended_is_not_said_to_be_lost():
     assert sender.batches[0].error.outcome == "unknown"
 
 
-def test_what_is_in_doubt_and_given_up_does_not_hold_up_what_waits_behind_it():
-    """Its time is over while it waits for its next way; the other one, also in doubt, is younger."""
+def test_a_timed_out_frame_in_doubt_does_not_block_later_frames():
+    """The first frame times out before its retry. The second one, also in doubt, has time left."""
     sender = Sender(Engine())
     sender.send(1)
     sender.engine.clock.advance(59.9)
@@ -345,8 +355,11 @@ def test_what_is_in_doubt_and_given_up_does_not_hold_up_what_waits_behind_it():
     assert sender.engine.appended == [(1).to_bytes(8, "big")]
 
 
-def test_one_that_is_given_up_does_not_hold_up_the_others():
-    """Its answer never comes: later ones go on, and it is not taken any more."""
+def test_an_abandoned_frame_does_not_block_later_frames():
+    """Its reply never comes.
+
+    Later frames are appended, and the shard refuses the abandoned one if it arrives late.
+    """
     sender = Sender(Engine())
     sender.send(1)
     lost = sender.engine.parts[0]
@@ -366,7 +379,10 @@ def test_one_that_is_given_up_does_not_hold_up_the_others():
 
 
 def lost_bytes(sender: Sender) -> bytearray:
-    """The first frame as it was on its way: its shipment let the bytes go when it was given up."""
+    """Rebuild the first frame as it was sent.
+
+    The client released its bytes when it gave the frame up.
+    """
     (data, offsets) = encode_frames([(0).to_bytes(8, "big")], 1, topic_id=0)
     run = OutboundFrames("t", data, offsets, 0)
     run.stamp(topic_id=5, epoch=1, producer_id=sender.engine.stream.producer_id, first_producer_seq=1)
@@ -374,7 +390,7 @@ def lost_bytes(sender: Sender) -> bytearray:
 
 
 class Door:
-    """Stands in for the connection to a gateway: answers come in the order the test likes."""
+    """A fake connection to a gateway. The test chooses the order of replies."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, Pending[Any]]] = []
@@ -385,7 +401,7 @@ class Door:
 
 
 class Kept(OutboundFrames):
-    """A run that remembers its fate."""
+    """A run of frames that records its results."""
 
     __slots__ = ("fates",)
 
@@ -397,8 +413,8 @@ class Kept(OutboundFrames):
 
 
 @pytest.mark.interpreted
-def test_a_refusal_that_overtakes_an_answer_is_that_of_its_own_frames():
-    """A gateway refuses at once while it still waits for the shard: the frames before are not meant."""
+def test_a_refusal_that_overtakes_a_reply_applies_to_its_own_frames():
+    """A gateway refuses at once while earlier frames still wait for the shard."""
     links = GatewayLinks.__new__(GatewayLinks)
     links._outbox, links._parts, links._is_sending = deque(), {}, False
     links._window_bytes = links._window_appends = 0
@@ -408,7 +424,7 @@ def test_a_refusal_that_overtakes_an_answer_is_that_of_its_own_frames():
     run.fates = []
     links.submit(0, run)
     assert [message.frames for message, _ in door.asked] == [2, 2, 1]
-    door.asked[1][1].fail(Throttled("too much in flight"))
+    door.asked[1][1].fail(Throttled("too many requests or bytes in flight"))
     assert run.fates == []
     entries = np.zeros((2, 8), dtype=np.uint64)
     reply = type("Reply", (), {"message": type("Appended", (), {"entries": entries.tobytes()})})

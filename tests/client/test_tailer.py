@@ -1,4 +1,4 @@
-"""The tailer: the same records as a reader, in columns, without a copy."""
+"""The tailer returns the same records as a reader, in columns and without copying."""
 
 import itertools
 
@@ -27,8 +27,8 @@ def payloads_of(batch):
 
 
 @pytest.mark.parametrize("shape", ["one frame", "many frames", "single records", "tagged"])
-def test_every_view_gives_the_same_payloads(world, shape):
-    """ZC-6."""
+def test_every_representation_of_a_batch_has_the_same_payloads(world, shape):
+    """Batches are available as bytes, memoryviews, NumPy arrays, records and Arrow tables."""
     values = [b"%d" % n * (n % 7) for n in range(50)]
     per_frame = {"one frame": 50, "many frames": 7, "single records": 1, "tagged": 10}[shape]
     for at in range(0, 50, per_frame):
@@ -60,7 +60,7 @@ def test_frames_with_different_columns_make_one_table(world):
 
 
 @pytest.mark.parametrize("per_frame", [1, 10])
-def test_a_tailer_starts_inside_a_frame_or_between(world, per_frame):
+def test_a_tailer_can_start_inside_or_between_frames(world, per_frame):
     for at in range(0, 20, per_frame):
         world.append([b"%d" % n for n in range(at + 1, at + 1 + per_frame)])
     (batch,) = list(Tailer(world, "t", 8, follow=False))
@@ -70,7 +70,7 @@ def test_a_tailer_starts_inside_a_frame_or_between(world, per_frame):
     assert batch.arrow()["seq"].to_pylist()[0] == 8
 
 
-def test_following_gives_what_comes_and_nothing_in_between(world):
+def test_a_following_tailer_returns_new_records_in_order(world):
     world.append([b"a"])
     tailer = Tailer(world, "t", LATEST)
     assert tailer.next(0.0) is None
@@ -85,7 +85,7 @@ def test_following_gives_what_comes_and_nothing_in_between(world):
     tailer.close()
 
 
-def test_tombstones_are_items(world):
+def test_a_tailer_returns_tombstones_as_items(world):
     for _ in range(5):
         world.append([b"x"])
     world.earliest_seq = world.ttl_floor = 4
@@ -102,7 +102,7 @@ def test_tombstones_are_items(world):
     assert again.cursor == Cursor(2, 1)
 
 
-def test_what_was_handed_out_outlives_the_tailer_and_the_file(world):
+def test_returned_batches_stay_valid_after_tailer_and_file_are_deleted(world):
     world.append([b"stays"] * 3)
     tailer = Tailer(world, "t", follow=False)
     batch = next(iter(tailer))
@@ -115,8 +115,8 @@ def test_what_was_handed_out_outlives_the_tailer_and_the_file(world):
     assert bytes(data[:5]) == b"stays"
 
 
-def test_nothing_is_copied_on_the_way_to_arrow(world):
-    """The Arrow buffer lies inside the mapping."""
+def test_arrow_tables_share_memory_with_the_mapped_file(world):
+    """The Arrow buffers lie inside the mapping."""
     world.append([b"x" * 1000] * 100)
     before = pa.total_allocated_bytes()
     batch = next(iter(Tailer(world, "t", follow=False)))
@@ -129,8 +129,8 @@ def test_nothing_is_copied_on_the_way_to_arrow(world):
     assert np.shares_memory(data, np.frombuffer(batch.memoryviews()[0], np.uint8))
 
 
-def test_damage_is_an_error_after_what_lies_before_it(world):
-    """DR-16, ZC-6: validated by checksum before use."""
+def test_records_before_the_damage_are_returned_before_the_error(world):
+    """The tailer verifies checksums before it returns records."""
     world.append([b"good"])
     bad = world.write([b"bad"])
     world.publish()
@@ -143,14 +143,14 @@ def test_damage_is_an_error_after_what_lies_before_it(world):
     tailer.close()
 
 
-def test_a_tailer_needs_the_engines_host(world):
+def test_a_tailer_is_refused_for_remote_clients(world):
     world.transport = "tcp"
     with pytest.raises(UsageError, match="host"):
         Tailer(world, "t")
 
 
-def test_what_a_tailer_read_ahead_is_looked_at_again_after_a_delete(world):
-    """DL-9: two files make two batches, and the second waits its turn."""
+def test_a_tailer_omits_deleted_records_that_it_read_ahead(world):
+    """Two files make two batches. The second one is checked again when it is requested."""
     world.append([b"1", b"2"])
     world.roll()
     world.append([b"3", b"4"])

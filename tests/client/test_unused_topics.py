@@ -1,4 +1,7 @@
-"""Topics that go when nobody uses them, on a real engine: whoever follows one keeps it (F39)."""
+"""Topics with `expire_unused_ms` on a real engine.
+
+A topic is deleted after its idle time (X8). Every reader that follows a topic keeps it in use.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ __all__ = ["ringlog_engine"]
 pytestmark = [pytest.mark.timeout(120)]
 PERIOD_MS = 2_000
 LONG_S = 5.0
-"""Well past the period."""
+"""Well above the idle time."""
 CLAIM_MS = 8_000
 GONE_S = 30.0
 _numbers = itertools.count()
@@ -37,7 +40,7 @@ def client(ringlog_engine, request) -> Iterator[Client]:
 
 @pytest.fixture
 def other(ringlog_engine) -> Iterator[Client]:
-    """Looks whether topics are there, which is no use of them."""
+    """A client that lists topics, which does not count as a use."""
     with ringlog.connect(ringlog_engine.url, wait=10) as connected:
         yield connected
 
@@ -78,9 +81,8 @@ def in_thread(run: Callable[[], object], found: list[object]) -> threading.Threa
     return thread
 
 
-def test_whoever_follows_a_topic_keeps_it_and_it_goes_when_he_has_left(client, other):
-    """F39: a watch, a reader that waits, a tailer that nobody asks for anything, a claim that waits, a stream
-    group. No client says anything more of ordinary topics."""
+def test_followers_keep_a_topic_and_it_is_deleted_after_they_left(client, other):
+    """Followers are a watch, a waiting reader, an idle tailer, a waiting claim and a stream group."""
     watched, followed, claimed, streamed = (
         make(client, type=kind) for kind in ("log", "log", "queue", "log")
     )
@@ -119,8 +121,8 @@ def test_whoever_follows_a_topic_keeps_it_and_it_goes_when_he_has_left(client, o
     group.close()
 
 
-def test_what_nobody_uses_goes_and_a_watch_that_knew_it_is_told(client, other):
-    """F39: as by a delete. A name made anew is another life."""
+def test_an_unused_topic_is_deleted(client, other):
+    """The deletion has the same effect as a delete by a client. A new topic of that name is another life."""
     name = make(client)
     client.append(name, b"left behind")
     require_gone(other, {name})
@@ -131,8 +133,8 @@ def test_what_nobody_uses_goes_and_a_watch_that_knew_it_is_told(client, other):
     client.topics.delete(name)
 
 
-def test_a_reader_that_was_forgotten_keeps_nothing(client, other):
-    """F39: nobody has to close what he follows by."""
+def test_a_garbage_collected_reader_does_not_keep_its_topic(client, other):
+    """A program need not close its readers."""
     name = make(client)
     client.append(name, b"r")
     reader = client.reader(name, follow=True)
@@ -143,8 +145,8 @@ def test_a_reader_that_was_forgotten_keeps_nothing(client, other):
     require_gone(other, {name})
 
 
-def test_a_client_of_ordinary_topics_has_no_timer_for_it(client):
-    """F39: an idle client sleeps."""
+def test_a_client_without_expiring_topics_has_no_keep_alive_timer(client):
+    """An idle client sleeps."""
     name = f"ordinary-{next(_numbers)}"
     client.topics.create(name)
     client.append(name, b"r")
@@ -154,8 +156,8 @@ def test_a_client_of_ordinary_topics_has_no_timer_for_it(client):
     client.topics.delete(name)
 
 
-def test_a_router_keeps_the_topics_it_leads_between(client, other):
-    """F39, RT-33: as long as it exists."""
+def test_a_router_keeps_its_source_and_destination(client, other):
+    """This holds until the router is deleted."""
     source, dest = make(client), make(client)
     client.routers.create(f"{source}-{dest}", source, dest)
     require_kept(other, {source, dest})
@@ -165,8 +167,8 @@ def test_a_router_keeps_the_topics_it_leads_between(client, other):
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_followers_with_asyncio_keep_their_topics(ringlog_engine, other, transport):
-    """F39: the same for the other client."""
+def test_asyncio_followers_keep_their_topics(ringlog_engine, other, transport):
+    """The asyncio client renews the use of followed topics like the threaded one."""
 
     async def consume() -> None:
         async with aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
@@ -201,8 +203,8 @@ def test_followers_with_asyncio_keep_their_topics(ringlog_engine, other, transpo
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
 @pytest.mark.night
-def test_followers_keep_their_topics_while_everything_dies_in_turn(transport):
-    """F39, F69: a restart of the shard begins a period, and followers are back within it."""
+def test_followers_keep_their_topics_over_kills_of_all_processes(transport):
+    """The idle time starts again with the restart of a shard, and followers reconnect within it."""
     with (
         engine(
             wal={"shards": 2},
@@ -229,8 +231,8 @@ def test_followers_keep_their_topics_while_everything_dies_in_turn(transport):
         require_gone(other, set(names))
 
 
-def test_a_watch_is_told_when_its_topic_is_deleted_under_it(client, other):
-    """F39: what keeps a topic in use does not keep it from being deleted, and does not bring it back."""
+def test_a_watch_gets_an_event_when_its_topic_is_deleted(client, other):
+    """A topic in use can be deleted, and its followers do not recreate it."""
     name = make(client)
     with client.watch([name]) as watch:
         assert isinstance(watch.next(10), CaughtUp)

@@ -1,5 +1,8 @@
-"""Values come back as they were put, or are refused: numbers that JSON lacks, repeated headers, times in
-another unit; and what was read can be pickled and copied."""
+"""Values are returned as they were written, or refused.
+
+Refused are numbers that JSON lacks, repeated headers, and times in another unit. Records can be pickled and
+copied.
+"""
 
 from __future__ import annotations
 
@@ -34,24 +37,24 @@ class Reading:
         ({"a": None, "b": (1.5, INF)}, r"inf at b\[1\]"), (Reading(NAN), "nan at value"),
     ],
 )  # fmt: skip
-def test_a_number_that_json_lacks_is_refused_with_its_place(value: Any, at: str) -> None:
+def test_nan_and_infinity_are_refused_with_their_position(value: Any, at: str) -> None:
     with pytest.raises(UsageError, match=at):
         JSON.encode(value)
 
 
 @pytest.mark.parametrize("value", [None, [None, 1.5], {"null": "null"}, 5, {"a": {"b": [None]}}])
-def test_none_and_the_word_null_are_json(value: Any) -> None:
+def test_none_and_the_text_null_can_be_encoded_as_json(value: Any) -> None:
     assert JSON.decode(JSON.encode(value)) == value
 
 
-def test_a_typed_payload_refuses_them_too() -> None:
+def test_a_typed_payload_refuses_infinity() -> None:
     codec = msgspec_codec(Reading)
     assert codec.decode(codec.encode(Reading(1.5))) == Reading(1.5)
     with pytest.raises(UsageError, match="inf at value"):
         codec.encode(Reading(INF))
 
 
-def test_metadata_and_payloads_with_nan_are_refused(client: ringlog.Client, ringlog_topic: Any) -> None:
+def test_nan_in_metadata_or_payloads_is_refused(client: ringlog.Client, ringlog_topic: Any) -> None:
     topic = ringlog_topic()
     with pytest.raises(UsageError, match=r"meta cannot be written as JSON: nan at a.b"):
         client.append(topic, b"", meta={"a": {"b": NAN}})
@@ -64,7 +67,7 @@ def test_metadata_and_payloads_with_nan_are_refused(client: ringlog.Client, ring
     assert record.meta == {"a": None}
 
 
-def test_headers_come_back_as_given_and_a_repeated_name_is_refused(
+def test_headers_keep_their_order_and_a_repeated_name_is_refused(
     client: ringlog.Client, ringlog_topic: Any
 ) -> None:
     topic, pairs = ringlog_topic(), [("b", b"1"), ("a", b"2")]
@@ -75,7 +78,7 @@ def test_headers_come_back_as_given_and_a_repeated_name_is_refused(
         client.append(topic, b"", headers=[("a", b"1"), ("a", b"2")])  # type: ignore[arg-type]
 
 
-def test_an_empty_value_is_one_and_none_is_null(client: ringlog.Client, ringlog_topic: Any) -> None:
+def test_empty_values_and_null_are_distinct(client: ringlog.Client, ringlog_topic: Any) -> None:
     topic = ringlog_topic()
     client.append(topic, b"", key=b"", tag="", node="")
     client.append(topic, None)
@@ -95,7 +98,7 @@ def test_an_empty_value_is_one_and_none_is_null(client: ringlog.Client, ringlog_
     )
 
 
-def test_a_job_may_have_a_null_for_its_payload(client: ringlog.Client, ringlog_topic: Any) -> None:
+def test_the_payload_of_a_job_may_be_null(client: ringlog.Client, ringlog_topic: Any) -> None:
     topic = ringlog_topic()
     client.topics.create(topic, type="queue")
     queue = client.queue(topic)
@@ -111,7 +114,7 @@ def test_a_job_may_have_a_null_for_its_payload(client: ringlog.Client, ringlog_t
     ("unit", "value"),
     [("seconds", 1_764_000_000), ("milliseconds", 1_764_000_000_000), ("nanoseconds", 1_764_000_000 * 10**9)],
 )
-def test_a_time_in_another_unit_is_refused_with_the_unit_named(
+def test_a_time_in_another_unit_is_refused_with_the_name_of_the_unit(
     client: ringlog.Client, ringlog_topic: Any, field: Any, unit: str, value: int
 ) -> None:
     with pytest.raises(
@@ -120,7 +123,7 @@ def test_a_time_in_another_unit_is_refused_with_the_unit_named(
         client.append(ringlog_topic(), b"", **{field: value})
 
 
-def test_times_in_microseconds_and_datetimes_come_back(client: ringlog.Client, ringlog_topic: Any) -> None:
+def test_times_are_returned_in_microseconds(client: ringlog.Client, ringlog_topic: Any) -> None:
     topic = ringlog_topic()
     early = datetime(1970, 1, 1, 0, 29, 24, tzinfo=UTC)
     for event_ts in (0, 5, 1_764_000_000_000_000, early):
@@ -130,7 +133,7 @@ def test_times_in_microseconds_and_datetimes_come_back(client: ringlog.Client, r
 
 
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
-def test_what_was_read_can_be_pickled_and_copied(
+def test_records_tombstones_and_cursors_can_be_pickled_and_copied(
     client: ringlog.Client, ringlog_topic: Any, again: Callable[[Any], Any]
 ) -> None:
     topic = ringlog_topic()

@@ -1,4 +1,4 @@
-"""Watching many topics on a real engine: sections 18 (by its rules, natively), 22, 41."""
+"""Watches of many topics on a real engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAIT_S = 30.0
 
 @pytest.fixture(params=["ring", "ipc"])
 def client(ringlog_engine, request):
-    """On the host by rings, and through the gateway as from elsewhere."""
+    """A client over rings, and one through the gateway."""
     with ringlog.connect(ringlog_engine.url, wait=10, transport=request.param) as connected:
         yield connected
 
@@ -36,7 +36,7 @@ def writer(ringlog_engine):
 
 
 def take(watch, wanted, *, timeout=WAIT_S):
-    """Events until `wanted(events so far)`."""
+    """Return the events up to the first for which `wanted(events so far)` is true."""
     events = []
     while not wanted(events):
         event = watch.next(timeout)
@@ -62,8 +62,8 @@ def kinds(events):
     return [type(event).__name__ for event in events]
 
 
-def test_records_come_as_they_are_written_and_each_once(client, writer, ringlog_topic):
-    """SSE-16, SSE-24: what was there, then what comes, without overlap or gap."""
+def test_a_watch_delivers_old_and_new_records_exactly_once(client, writer, ringlog_topic):
+    """Existing records come first, then new ones, without overlap or gap."""
     topic = ringlog_topic("live")
     writer.append_many(topic, [b"0", b"1"])
     with client.watch(topic) as watch:
@@ -80,7 +80,7 @@ def test_records_come_as_they_are_written_and_each_once(client, writer, ringlog_
 
 
 def test_an_empty_topic_is_caught_up_at_once_and_only_once(client, writer, ringlog_topic):
-    """SSE-19."""
+    """A second CaughtUp event needs a new backlog."""
     topic = ringlog_topic("empty")
     writer.topics.create(topic)
     with client.watch(topic) as watch:
@@ -90,8 +90,8 @@ def test_an_empty_topic_is_caught_up_at_once_and_only_once(client, writer, ringl
         assert watch.next(0) is None, "no second word without a new backlog"
 
 
-def test_it_starts_where_it_is_told(client, writer, ringlog_topic):
-    """SSE-1, SSE-2: from a number, from the end, topic by topic."""
+def test_a_watch_starts_at_the_given_position_of_each_topic(client, writer, ringlog_topic):
+    """A position is a seq, EARLIEST or LATEST."""
     first, second, third = (ringlog_topic(f"start{n}") for n in range(3))
     for topic in (first, second, third):
         writer.append_many(topic, [b"%d" % n for n in range(5)])
@@ -104,8 +104,8 @@ def test_it_starts_where_it_is_told(client, writer, ringlog_topic):
         assert data_of(take(watch, records(1)), second) == [b"new"]
 
 
-def test_the_composite_cursor_goes_on_where_the_last_event_ended(client, writer, ringlog_topic):
-    """E-13, SSE-17, SSE-29: nothing is skipped, and nothing that was given comes again."""
+def test_a_watch_continues_at_the_composite_cursor_of_an_earlier_one(client, writer, ringlog_topic):
+    """No record is skipped or delivered twice."""
     topics = [ringlog_topic(f"resume{n}") for n in range(3)]
     for topic in topics:
         writer.append_many(topic, [b"%s %d" % (topic.encode(), n) for n in range(10)])
@@ -123,8 +123,8 @@ def test_the_composite_cursor_goes_on_where_the_last_event_ended(client, writer,
     assert {topic: positions[topic].seq for topic in topics} == dict.fromkeys(topics, 10)
 
 
-def test_a_cursor_that_is_none_is_as_good_as_absent(client, writer, ringlog_topic):
-    """E-14."""
+def test_an_invalid_watch_cursor_counts_as_absent(client, writer, ringlog_topic):
+    """The watch starts at its default position."""
     topic = ringlog_topic("cursor")
     writer.append(topic, b"0")
     for text in ("", "!!", "bm9uc2Vuc2U", encode_cursors({"another": Cursor(1, 5)})):
@@ -132,8 +132,8 @@ def test_a_cursor_that_is_none_is_as_good_as_absent(client, writer, ringlog_topi
             assert data_of(take(watch, records(1))) == [b"0"]
 
 
-def test_patterns_bring_topics_that_are_made_later(client, writer, ringlog_topic):
-    """Prefix and wildcard subscription: those that match now, and from their first record those to come."""
+def test_a_pattern_includes_topics_that_are_created_later(client, writer, ringlog_topic):
+    """A watch of a pattern delivers later topics from their first record on."""
     stem = ringlog_topic("wild")
     writer.append(f"{stem}.eu.a", b"old")
     writer.append(f"{stem}.us.a", b"us")
@@ -150,8 +150,8 @@ def test_patterns_bring_topics_that_are_made_later(client, writer, ringlog_topic
         writer.topics.delete(f"{stem}.{name}")
 
 
-def test_what_filters_leave_out_moves_the_cursor(client, writer, ringlog_topic):
-    """NF-4, DR-24, SSE-18: own records and other tags are silent, and caught up is said all the same."""
+def test_filtered_records_advance_the_cursor(client, writer, ringlog_topic):
+    """Own records and other tags cause no event, and CaughtUp is still delivered."""
     topic = ringlog_topic("filter")
     for n in range(6):
         writer.append(topic, b"%d" % n, node="me" if n % 2 else "you", tag="a" if n < 4 else "b")
@@ -164,8 +164,8 @@ def test_what_filters_leave_out_moves_the_cursor(client, writer, ringlog_topic):
         assert data_of(take(watch, records(1))) == [b"yours"]
 
 
-def test_a_loss_is_announced_before_what_follows(client, writer, ringlog_topic):
-    """SSE-25, TB-11: a cap evicts, the tombstone comes first and names the range."""
+def test_a_tombstone_precedes_the_records_after_the_loss(client, writer, ringlog_topic):
+    """The topic's cap evicts records. The tombstone contains their range."""
     topic = ringlog_topic("tombstone")
     writer.topics.create(topic, cap_records=3, discard="old")
     writer.append_many(topic, [b"%d" % n for n in range(3)])
@@ -182,8 +182,11 @@ def test_a_loss_is_announced_before_what_follows(client, writer, ringlog_topic):
             assert all(event.reason == "cap" for event in lost)
 
 
-def test_a_deleted_topic_ends_alone(client, writer, ringlog_topic):
-    """SSE-26: said once, with the last head; the others go on, and the name is not taken up again."""
+def test_the_deletion_of_a_topic_ends_only_this_topic_of_a_watch(client, writer, ringlog_topic):
+    """TopicDeleted comes once, with the last head.
+
+    Other topics continue, and a recreated topic is not followed.
+    """
     gone, stays = ringlog_topic("gone"), ringlog_topic("stays")
     writer.append(gone, b"1")
     writer.append(stays, b"1")
@@ -202,8 +205,8 @@ def test_a_deleted_topic_ends_alone(client, writer, ringlog_topic):
     writer.topics.delete(gone)
 
 
-def test_a_delete_holds_at_its_ack(client, writer, ringlog_topic):
-    """DL-9: what was deleted before it was asked for is not given."""
+def test_records_deleted_before_they_are_requested_are_not_delivered(client, writer, ringlog_topic):
+    """A delete is effective when it is acknowledged."""
     topic = ringlog_topic("deleted")
     writer.append_many(topic, [b"%d" % n for n in range(10)])
     with client.watch(topic, limit=2) as watch:
@@ -212,8 +215,8 @@ def test_a_delete_holds_at_its_ack(client, writer, ringlog_topic):
         assert data_of(take(watch, records(2))) == [b"8", b"9"]
 
 
-def test_strong_gives_what_a_sync_covers(client, writer, ringlog_topic):
-    """SSE-35: a record of class disk comes once the device has it; nothing is lost by asking for that."""
+def test_strong_consistency_delivers_only_synced_records(client, writer, ringlog_topic):
+    """A record of class `disk` is delivered after a sync covers it. No record is lost."""
     topic = ringlog_topic("strong")
     writer.topics.create(topic, durability="disk")
     with client.watch(topic, consistency="strong") as watch:
@@ -223,8 +226,8 @@ def test_strong_gives_what_a_sync_covers(client, writer, ringlog_topic):
         assert data_of(take(watch, records(20))) == [b"%d" % n for n in range(20)]
 
 
-def test_one_topics_backlog_does_not_hold_up_another(client, writer, ringlog_topic):
-    """SSE-23: a turn each."""
+def test_the_backlog_of_one_topic_does_not_delay_another(client, writer, ringlog_topic):
+    """Topics are read in rotation."""
     deep, shallow = ringlog_topic("deep"), ringlog_topic("shallow")
     writer.append_many(deep, [b"%d" % n for n in range(5_000)])
     writer.append(shallow, b"one")
@@ -233,8 +236,8 @@ def test_one_topics_backlog_does_not_hold_up_another(client, writer, ringlog_top
         assert len(data_of(events, deep)) <= 1_000
 
 
-def test_unknown_topics_are_an_error_or_left_out(client, writer, ringlog_topic):
-    """SSE-3."""
+def test_unknown_topics_are_refused_or_omitted(client, writer, ringlog_topic):
+    """With `lenient=True` they are omitted, and at least one topic must exist."""
     topic = ringlog_topic("known")
     writer.append(topic, b"1")
     with pytest.raises(TopicNotFound, match="nowhere"):
@@ -245,9 +248,9 @@ def test_unknown_topics_are_an_error_or_left_out(client, writer, ringlog_topic):
         client.watch(["nowhere"], lenient=True).open()
 
 
-def test_nonsense_is_refused_by_name(client):
+def test_invalid_watch_options_are_refused_by_name(client):
     for wrong, what in (
-        ({"topics": []}, "name the topics"),
+        ({"topics": []}, "topics must have 1 to"),
         ({"topics": "t", "consistency": "perhaps"}, "consistency"),
         ({"topics": "t", "limit": -1}, "limit must be >= 0, got -1"),
         ({"topics": "t", "credit": 0}, "credit"),
@@ -256,8 +259,8 @@ def test_nonsense_is_refused_by_name(client):
             client.watch(**wrong).open()
 
 
-def test_hundreds_of_topics_in_one_watch(client, writer, ringlog_topic):
-    """SSE-23, ZC-4: more topics than there is credit, each record once and in order."""
+def test_a_watch_of_150_topics_delivers_every_record(client, writer, ringlog_topic):
+    """The number of topics exceeds the credit. Each record comes once and in order."""
     topics = [ringlog_topic(f"many{n}") for n in range(150)]
     for topic in topics:
         writer.topics.create(topic)
@@ -273,8 +276,8 @@ def test_hundreds_of_topics_in_one_watch(client, writer, ringlog_topic):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_a_killed_process_is_a_pause_for_watchers(transport):
-    """SCH-9, PR-2: scheduler, shard and gateway are killed in turn; every record comes once and in order."""
+def test_a_watch_continues_after_kills_of_any_process(transport):
+    """Scheduler, shard and gateway are killed in turn. Every record comes once and in order."""
     with (
         engine(
             wal={"shards": 2},
@@ -305,8 +308,8 @@ def test_a_killed_process_is_a_pause_for_watchers(transport):
 
 
 @pytest.mark.slow
-def test_a_stopped_watcher_costs_the_others_nothing():
-    """SSE-41, SC-1: a process that stands still keeps at most its credit of turns; others see everything."""
+def test_a_suspended_watcher_does_not_delay_others():
+    """A suspended process blocks at most the grants of its credit. Other watches get every record."""
     with (
         engine(wal={"shards": 1}, delivery={"schedulers": 1}) as running,
         ringlog.connect(running.url) as writer,
@@ -332,8 +335,8 @@ def test_a_stopped_watcher_costs_the_others_nothing():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_without_schedulers_a_watch_is_refused_with_what_to_do_instead(transport):
-    """LIM-2's manner: typed, naming the setting; nobody dies of it, and reading goes on."""
+def test_a_watch_without_schedulers_is_refused_with_a_remedy(transport):
+    """The error names the setting `delivery.schedulers`. Readers continue to work."""
     with (
         engine(wal={"shards": 1}, gateway={"enabled": True}, delivery={"schedulers": 0}) as running,
         ringlog.connect(running.url, transport=transport) as client,
@@ -344,8 +347,8 @@ def test_without_schedulers_a_watch_is_refused_with_what_to_do_instead(transport
         assert [record.data for record in client.reader("t")] == [b"1"]
 
 
-def test_watches_of_one_client_share_what_they_read(ringlog_engine, writer, ringlog_topic):
-    """A frame is read and verified once for all of them; each gets every record once."""
+def test_watches_of_one_client_share_their_reads(ringlog_engine, writer, ringlog_topic):
+    """The client reads and verifies a frame once. Each watch gets every record once."""
     topic = ringlog_topic("shared")
     writer.append_many(topic, [b"0", b"1"])
     with ringlog.connect(ringlog_engine.url, wait=10) as client:
@@ -365,8 +368,8 @@ def test_watches_of_one_client_share_what_they_read(ringlog_engine, writer, ring
         assert len(pages[1].records) == 1, "what one does with its list is nobody else's"
 
 
-def test_what_was_deleted_before_a_watcher_came_to_it_is_not_read(ringlog_engine, writer, ringlog_topic):
-    """DL-9: the turn names the place of a record that is gone by the time of the read."""
+def test_records_deleted_before_a_granted_read_are_not_delivered(ringlog_engine, writer, ringlog_topic):
+    """The grant contains the position of a record that is deleted before the read."""
     topic = ringlog_topic("gone")
     writer.append_many(topic, [b"0", b"1"])
     with ringlog.connect(ringlog_engine.url, wait=10) as client, client.watch(topic) as watch:
@@ -381,8 +384,8 @@ def test_what_was_deleted_before_a_watcher_came_to_it_is_not_read(ringlog_engine
 
 
 @pytest.mark.parametrize("consistency", ["eventual", "strong"])
-def test_what_one_watch_has_read_is_read_by_no_other(ringlog_engine, writer, ringlog_topic, consistency):
-    """The first delivery, too: all of them began at the head."""
+def test_a_frame_is_read_by_only_one_of_several_watches(ringlog_engine, writer, ringlog_topic, consistency):
+    """This includes the first delivery after the watches opened at the head."""
     topic = ringlog_topic("together")
     writer.topics.create(topic, durability="fsync")
     with ringlog.connect(ringlog_engine.url, wait=10) as client:
@@ -398,8 +401,8 @@ def test_what_one_watch_has_read_is_read_by_no_other(ringlog_engine, writer, rin
                 pages[0].batches[0].payload_views()[0][0] = 1
 
 
-def test_what_is_deleted_behind_one_watchs_read_is_given_to_no_other(ringlog_engine, writer, ringlog_topic):
-    """DL-9: what the first has read is in memory; the second comes to it after the deletion's ack."""
+def test_records_deleted_behind_one_watchs_read_stay_deleted(ringlog_engine, writer, ringlog_topic):
+    """The first watch's read is in memory. The second watch reads after the delete was acknowledged."""
     topic = ringlog_topic("deleted-between")
     with ringlog.connect(ringlog_engine.url, wait=10) as client:
         writer.topics.create(topic)
@@ -417,8 +420,11 @@ def test_what_is_deleted_behind_one_watchs_read_is_given_to_no_other(ringlog_eng
                 assert data_of(take(second, records(1))) == [b"%d" % n]
 
 
-def test_watches_that_stand_at_different_places_read_for_themselves(ringlog_engine, writer, ringlog_topic):
-    """What is in memory is of one place: who is behind it, or wants less of it, gets what is his."""
+def test_watches_at_different_positions_read_separately(ringlog_engine, writer, ringlog_topic):
+    """Stored reads belong to one position.
+
+    A lagging watch, or one with a filter or a smaller limit, reads for itself.
+    """
     topic = ringlog_topic("apart")
     writer.topics.create(topic)
     with ringlog.connect(ringlog_engine.url, wait=10) as client:
@@ -438,8 +444,11 @@ def test_watches_that_stand_at_different_places_read_for_themselves(ringlog_engi
         assert data_of(take(behind, records(12))) == [b"%c%d" % (c, n) for n in range(4) for c in b"abc"]
 
 
-def test_no_other_thread_is_woken_for_what_a_watcher_waits_for(ringlog_engine, writer, ringlog_topic):
-    """CL-2: the daemon thread leaves everything to threads that come back; each event woke both before."""
+def test_an_event_wakes_up_only_the_waiting_thread(ringlog_engine, writer, ringlog_topic):
+    """The client's background thread leaves events to threads that wait for them.
+
+    Otherwise each event would wake up both.
+    """
     topic = ringlog_topic("alone")
     writer.topics.create(topic)
     with ringlog.connect(ringlog_engine.url, wait=10) as client, client.watch(topic, start=LATEST) as watch:

@@ -1,4 +1,4 @@
-"""Processes killed under watchers: whoever dies when, all that was published comes, once and in order."""
+"""Kills of processes while watches read: all published records are delivered once and in order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TURN_S = 0.02
 
 
 class Loop(threading.Thread):
-    """Calls `turn` with a client of its own until it is stopped."""
+    """A thread that runs `work` with its own client until it is stopped."""
 
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
@@ -48,7 +48,7 @@ class Loop(threading.Thread):
 
 
 class Producing(Loop):
-    """Numbers into all topics, without waiting for their acknowledgement, and what is acknowledged."""
+    """Sends consecutive numbers to all topics without waiting, and notes which are acknowledged."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -99,8 +99,8 @@ def running():
         yield found
 
 
-def test_watchers_reach_the_head_whoever_was_killed(running: TestEngine) -> None:
-    """PR-1, PR-7, SCH-9: shards and the scheduler, in any order, while much is on its way."""
+def test_watches_reach_the_head_despite_kills(running: TestEngine) -> None:
+    """Shards and the scheduler are killed in random order while many records are in flight."""
     chance = random.Random(1)
     with ringlog.connect(running.url, wait=20) as client:
         for topic in TOPICS:
@@ -118,7 +118,7 @@ def test_watchers_reach_the_head_whoever_was_killed(running: TestEngine) -> None
             else:
                 running.kill("wal_shard", shard=int(victim))
         if number % 2:
-            # What is published from here on would wake those up who were forgotten.
+            # Further records would wake up forgotten watches, so the producer stops here.
             producing.may_send.clear()
             wait_until(lambda: producing.is_idle or producing.error is not None, WAIT_S, "all acks")
         wanted = dict(producing.acked)

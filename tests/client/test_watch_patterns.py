@@ -34,7 +34,7 @@ def private_file(path, text):
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory):
-    """Two shards, two schedulers: names and topics are looked after in several places."""
+    """An engine with two shards and two schedulers, so that topics are spread over several processes."""
     root = tmp_path_factory.mktemp("keys")
     keys = f'[[keys]]\nname = "all"\npublic_key = "{KEY.public.decode()}"\n'
     with engine(
@@ -77,7 +77,7 @@ def writer(house):
 
 
 def take_data(watch, count):
-    """(topic, data) of `count` records."""
+    """Read `count` records and return `(topic, data)` for each."""
     found = []
     while len(found) < count:
         event = watch.next(WAIT_S)
@@ -94,7 +94,7 @@ def take_event(watch, kind):
 
 
 @pytest.mark.parametrize("pattern", ["{0}*", "{0}.*.a", "*{0}.eu.*"])
-def test_a_pattern_that_matches_nothing_yet_delivers_topics_created_later(
+def test_a_pattern_without_match_delivers_topics_that_are_created_later(
     client, writer, ringlog_topic, pattern
 ):
     """The first topic to match is created after the watch began."""
@@ -110,7 +110,7 @@ def test_a_pattern_that_matches_nothing_yet_delivers_topics_created_later(
 def test_topics_created_later_are_read_from_their_first_record_even_with_latest(
     client, writer, ringlog_topic
 ):
-    """LATEST is about the time at which the watch began."""
+    """LATEST refers to the time at which the watch opened."""
     stem = ringlog_topic("latest")
     with client.watch(f"{stem}*", start=LATEST).open() as watch:
         for n in range(20):
@@ -119,7 +119,7 @@ def test_topics_created_later_are_read_from_their_first_record_even_with_latest(
         assert len(watch.topics) == 20
 
 
-def test_a_matching_topic_that_is_deleted_and_created_again_is_followed_again(client, writer, ringlog_topic):
+def test_a_matching_topic_is_followed_again_after_it_was_recreated(client, writer, ringlog_topic):
     """Each life ends with TopicDeleted, and the next one is read from its first record."""
     stem = ringlog_topic("again")
     topic = f"{stem}.a"
@@ -132,10 +132,8 @@ def test_a_matching_topic_that_is_deleted_and_created_again_is_followed_again(cl
             assert watch.topics == []
 
 
-def test_a_topic_that_is_deleted_and_created_again_before_the_watch_looks_is_followed_again(
-    client, writer, ringlog_topic
-):
-    """Both happen between two calls of next()."""
+def test_a_topic_recreated_between_two_reads_is_followed_again(client, writer, ringlog_topic):
+    """Deletion and creation happen between two calls of `next()`."""
     stem = ringlog_topic("quickly")
     topic = f"{stem}.a"
     with client.watch(f"{stem}*").open() as watch:
@@ -148,8 +146,8 @@ def test_a_topic_that_is_deleted_and_created_again_before_the_watch_looks_is_fol
             assert take_data(watch, 1) == [(topic, b"new %d" % life)]
 
 
-def test_a_topic_known_by_an_older_life_is_watched_in_its_present_one(client, writer, ringlog_topic):
-    """What the client remembers of a topic may be of a life that has ended."""
+def test_a_watch_ignores_cached_facts_of_an_earlier_life_of_the_topic(client, writer, ringlog_topic):
+    """The client's cached facts of a topic may belong to a life that has ended."""
     topic = ringlog_topic("older-life")
     for _ in range(3):
         client.append(topic, b"old")
@@ -168,8 +166,8 @@ def test_a_topic_known_by_an_older_life_is_watched_in_its_present_one(client, wr
         writer.topics.delete_records(topic, before_seq=writer.topics.state(topic).head_seq)
 
 
-def test_new_names_are_noticed_after_a_scheduler_or_the_gateway_died(house, client, writer, ringlog_topic):
-    """What was created while a scheduler was away is followed as well."""
+def test_new_topics_are_noticed_after_a_scheduler_or_gateway_died(house, client, writer, ringlog_topic):
+    """This includes topics that were created while the scheduler was down."""
     stem = ringlog_topic("deaths")
     with client.watch(f"{stem}*").open() as watch:
         wanted = []
@@ -182,7 +180,7 @@ def test_new_names_are_noticed_after_a_scheduler_or_the_gateway_died(house, clie
         assert sorted(take_data(watch, len(wanted))) == sorted(wanted)
 
 
-async def test_asyncio_follows_patterns_that_match_nothing_yet(house, writer, ringlog_topic, transport):
+async def test_an_asyncio_pattern_watch_delivers_later_topics(house, writer, ringlog_topic, transport):
     """Topics created later, and again after they were deleted."""
     stem = ringlog_topic("aio")
     topic = f"{stem}.a"

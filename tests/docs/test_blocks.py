@@ -1,6 +1,6 @@
 """Run every Python and shell block of every page of docs/, in the order of its page, against a real engine.
 
-The info string of a block decides what the test does with it:
+The info string of a block determines what the test does with it:
 
 - `python`: runs. Blocks of one page share their variables and the directory. `await` works at the top level.
 - `sh`, `console`: runs under `bash` with `set -eu` and must exit with 0. If the first line begins with `$ `,
@@ -15,8 +15,10 @@ A block without an info string is an error. A comment on its own line before a b
 - `<!-- exit: 3 -->`: the shell block must exit with this status.
 - `<!-- raises: LeaseLost -->`: the Python block must raise this exception of `ringlog.errors` or `builtins`.
 
-Comments for a whole page: `<!-- engine: gateway.enabled=true -->` sets a setting of the page's engine.
-`<!-- engine stops -->` and `<!-- engine starts -->` stop and start the engine at that place.
+Some comments apply to a whole page:
+
+- `<!-- engine: gateway.enabled=true -->` changes a setting of the page's engine.
+- `<!-- engine stops -->` and `<!-- engine starts -->` stop and start the engine at that position.
 
 Each page has an engine with two shards and one scheduler. `RINGLOG_URL` names it, `./ringlog-data` is its
 data directory. The test ends the processes that a shell block leaves in the background when the page ends.
@@ -58,7 +60,7 @@ PYTHON = {"python"}
 SHELL = {"sh", "console"}
 DATA = {"text", "toml", "ini", "yaml", "json", "dockerfile", "sql", "scala", "xml", "hex", "board", "ring"}
 NOT_RUN_MAX = 40
-"""Blocks of Python and shell that say why they cannot run, on all pages together."""
+"""Maximum number of Python and shell blocks with `not run`, over all pages."""
 BLOCK_S = 60
 END_S = 10
 
@@ -80,17 +82,17 @@ class Block:
 
     @property
     def is_code(self) -> bool:
-        """Is it Python or shell?"""
+        """True for Python and shell blocks."""
         return self.info in PYTHON | SHELL
 
     @property
     def where(self) -> str:
-        """For messages."""
+        """Page and line, for messages."""
         return f"{self.page}:{self.line}"
 
 
 def blocks_of(page: str) -> list[Block]:
-    """The blocks and steps of a page, in order."""
+    """Return the blocks and steps of a page, in order."""
     lines = (ROOT / page).read_text().splitlines()
     found: list[Block] = []
     options: dict[str, str] = {}
@@ -117,7 +119,7 @@ def blocks_of(page: str) -> list[Block]:
 
 
 def settings_of(page: str) -> dict[str, str]:
-    """Settings of the page's engine."""
+    """Return the settings of the page's engine."""
     comments = filter(None, map(COMMENT.match, (ROOT / page).read_text().splitlines()))
     pairs = " ".join(each[2] for each in comments if each[1] == "engine").split()
     return dict(pair.split("=", 1) for pair in pairs)
@@ -170,7 +172,7 @@ class PageRunner:
             self._run_shell(block)
 
     def close(self) -> None:
-        """Close what the blocks opened and end what they started."""
+        """Close the objects and end the processes that the blocks created."""
         for value in reversed(list(self.names.values())):
             if type(value).__module__.startswith("ringlog.") and hasattr(value, "close"):
                 with contextlib.suppress(errors.RinglogError, AttributeError):
@@ -218,7 +220,7 @@ class PageRunner:
 
 
 def commands(code: str) -> str:
-    """The commands of a shell block: all of it, or what follows `$ `."""
+    """Return the commands of a shell block: the lines after `$ `, or the whole block without any."""
     if not code.startswith("$ "):
         return code
     kept: list[str] = []
@@ -244,7 +246,7 @@ def _is_there(group: int) -> bool:
 
 @contextlib.contextmanager
 def page_runner(page: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PageRunner]:
-    """A runner for the page with an engine of its own; the directory becomes the current one."""
+    """Make a runner for the page with its own engine, and change to the directory."""
     settings = {"wal.shards": "2", "delivery.schedulers": "1"} | settings_of(page)
     with engine(directory=directory / ".engine", **settings) as running:
         (directory / "ringlog-data").symlink_to(running.data_dir)
@@ -287,7 +289,7 @@ def test_every_block_has_a_known_info_string(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", BLOCKS)
-def test_configurations_that_are_shown_load(page: str, tmp_path: Path) -> None:
+def test_configuration_blocks_can_be_loaded(page: str, tmp_path: Path) -> None:
     sections = {key.partition(".")[0] for key in config.ENVIRONMENT} | {"topics"}
     for block in BLOCKS[page]:
         if (

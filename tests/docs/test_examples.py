@@ -1,4 +1,4 @@
-"""The example of a queue, as its page says: every block is run in order, in a copy of the directory."""
+"""The example of a queue: every block of its page runs in order, in a copy of the directory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def running() -> Iterator[TestEngine]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_emails_survive_what_their_page_does_to_them(running: TestEngine, tmp_path: Path) -> None:
+def test_the_emails_example_survives_the_kills_of_its_page(running: TestEngine, tmp_path: Path) -> None:
     place = tmp_path / "emails"
     shutil.copytree(EXAMPLE, place)
     script = "\n".join(["set -eu", *BLOCK.findall((place / "README.md").read_text())])

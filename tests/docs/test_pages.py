@@ -1,4 +1,4 @@
-"""Links resolve, named files and settings exist, every page is in an index, no page names a machine."""
+"""Checks of all pages: links, named files and settings, indexes, and no paths of one machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 INDEXES = ("index.md", "README.md")
 MADE = {"ringlog/_cores"}
-"""Named on pages, and there only after `make compiled`."""
+"""Paths that pages name and that exist only after `make compiled`."""
 ANCHORED_LINK = re.compile(r"\]\(([^)#\s]*)#([^)]+)\)")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 NAMED_FILE = re.compile(r"`((?:ringlog|actors|tests|demo|bench|chaos)/[A-Za-z0-9_/.-]+)")
@@ -26,26 +26,26 @@ def name(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_linked_files_exist(page: Path) -> None:
     targets = [t for t in LINK.findall(page.read_text()) if "://" not in t]
     missing = [t for t in targets if not (page.parent / t).exists()]
     assert not missing
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_files_that_are_named_exist(page: Path) -> None:
+def test_named_files_exist(page: Path) -> None:
     named = {found.rstrip(".") for found in NAMED_FILE.findall(page.read_text())}
     missing = sorted(n for n in named - MADE if not (ROOT / n).exists() and not n.startswith("bench/results"))
     assert not missing
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_no_page_names_a_machine(page: Path) -> None:
+def test_no_page_contains_a_path_of_one_machine(page: Path) -> None:
     assert not FOREIGN.findall(page.read_text())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_lead_to_headings(page: Path) -> None:
+def test_linked_headings_exist(page: Path) -> None:
     missing = []
     for target, anchor in ANCHORED_LINK.findall(page.read_text()):
         linked = page.parent / target if target else page
@@ -55,7 +55,7 @@ def test_links_lead_to_headings(page: Path) -> None:
 
 
 def anchors_of(page: str) -> set[str]:
-    """What GitHub and MyST make of headings."""
+    """Return the anchors that GitHub and MyST derive from the headings."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", page, flags=re.M | re.S), re.M)
     plain = (re.sub(r"\]\([^)]*\)", "", heading).lower() for heading in headings)
     return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain}
@@ -71,14 +71,14 @@ def test_every_page_is_in_the_index_of_its_directory(page: Path) -> None:
     assert any(f"({page.name})" in index.read_text() for index in indexes), "no index links to this page"
 
 
-def test_every_exit_code_of_a_process_is_on_the_page_about_running_an_engine() -> None:
+def test_every_exit_code_is_on_the_operations_page() -> None:
     page = (ROOT / "docs/how-to/operate.md").read_text()
     for code in ExitCode:
         assert f"| {code.value} | `{code.name.lower()}` |" in page
 
 
 def test_settings_named_on_pages_exist() -> None:
-    """A setting is written section.key = value, or with --set."""
+    """A page writes a setting as `section.key = value` or with `--set`."""
     sections = "|".join({key.split(".")[0] for key in ENVIRONMENT})
     used = re.compile(rf"(?:--set |`)((?:{sections})\.[a-z_]+)(?: ?=|`)")
     for page in PAGES:
@@ -86,7 +86,7 @@ def test_settings_named_on_pages_exist() -> None:
         assert named <= set(ENVIRONMENT), page
 
 
-def test_a_rule_has_an_id_of_its_own() -> None:
+def test_every_invariant_has_a_unique_id() -> None:
     ids = re.findall(r"^\| ([A-Z]+\d+) \|", (ROOT / "docs/reference/invariants.md").read_text(), re.M)
     assert len(ids) > 100
     assert [each for each in ids if ids.count(each) > 1] == []

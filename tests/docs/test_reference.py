@@ -1,4 +1,4 @@
-"""The reference pages list what the code has: settings, errors, commands, metrics, log events, options."""
+"""The reference pages list what the code defines: settings, errors, commands, metrics, events, options."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def text(page: str) -> str:
 
 
 @pytest.mark.parametrize("page", TABLES, ids=name)
-def test_tables_are_what_the_code_has(page: Path) -> None:
+def test_generated_tables_are_current(page: Path) -> None:
     found = page.read_text()
     assert reference.current(found) == found, "run `make reference`, then fill in what is empty"
 
@@ -78,7 +78,7 @@ def test_every_status_is_on_the_protocol_page() -> None:
     assert not [status for status in Status if status and f"`{status.name.lower()}`" not in page]
 
 
-def test_every_option_of_spark_is_on_its_page() -> None:
+def test_every_spark_option_is_on_its_page() -> None:
     page = text("spark-options.md")
     cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     assert {*SOURCE_NAMES, *SINK_NAMES} <= set(re.findall(r"`([A-Za-z]+)`", " ".join(cells)))
@@ -86,7 +86,7 @@ def test_every_option_of_spark_is_on_its_page() -> None:
     assert not [option for option in UNSUPPORTED_OPTIONS if f"`{option}`" not in page.lower()]
 
 
-def test_what_the_api_page_names_exists() -> None:
+def test_names_on_the_api_page_exist() -> None:
     for path in AUTODOC.findall(text("api.md")):
         module, _, attribute = path.rpartition(".")
         if not module.startswith("ringlog.spark"):

@@ -11,7 +11,7 @@ from tests.docs.test_blocks import Block, blocks_of, page_runner
 
 
 def run_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Run all blocks of a page in order; returns how often the engine's processes were restarted."""
+    """Run all blocks of a page in order. Return the number of restarts of the engine's processes."""
     with page_runner(page, tmp_path, monkeypatch) as runner:
         for block in blocks_of(page):
             runner.run(block)

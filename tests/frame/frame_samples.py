@@ -1,4 +1,4 @@
-"""Frames to test with: Hypothesis strategies, and the golden frames by name."""
+"""Test frames: Hypothesis strategies, and the golden frames by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ringlog.types import Codec, Durability, PayloadKind
 
 GOLDEN_SEED = 0x0123456789ABCDEF
 VERSION_AT = 5
-"""Where a header says its version."""
+"""Offset of the version in a header."""
 COMMIT_TS = 1_700_000_000_000_000
 FIXED = ("event_ts", "expires_at", "not_before", "priorities")
 
@@ -45,7 +45,7 @@ _VALUES = {
 
 @st.composite
 def record_columns(draw: st.DrawFn, counts: st.SearchStrategy[int] | None = None) -> dict[str, list]:
-    """Arguments of encode_records: payloads and any set of columns beside them."""
+    """Draw arguments of encode_records: payloads and any subset of the other columns."""
     if counts is None:
         counts = st.one_of(st.just(1), st.integers(1, 5), st.integers(15, 20))
     count = draw(counts)
@@ -60,7 +60,7 @@ def encoded(given: dict[str, list]) -> EncodedRecords:
 
 
 def stamped(columns: EncodedRecords, stamps: list[int]) -> EncodedRecords:
-    """The same records with the column of commit stamps, which only the engine adds."""
+    """Return the same records with the column of commit stamps, which only the engine adds."""
     column = b"".join(stamp.to_bytes(8, "little", signed=True) for stamp in stamps)
     bitmaps = (columns.bitmap >> VALID_SHIFT).bit_count() * padded((columns.count + 7) // 8)
     split = len(columns.body) - bitmaps
@@ -82,7 +82,7 @@ control_values = st.recursive(
 
 @st.composite
 def any_frame(draw: st.DrawFn, counts: st.SearchStrategy[int] | None = None) -> bytearray:
-    """A valid append or control frame, unsealed."""
+    """Draw a valid append or control frame, unsealed."""
     if counts is None and draw(st.integers(0, 4)) == 0:
         body = msgspec.msgpack.encode(draw(control_values))
         return control_frame(FrameType.TOPIC_CREATE, draw(st.integers(0, 99)), body)
@@ -106,9 +106,10 @@ def any_frame(draw: st.DrawFn, counts: st.SearchStrategy[int] | None = None) -> 
 
 @st.composite
 def mutated_frame(draw: st.DrawFn, counts: st.SearchStrategy[int] | None = None) -> bytearray:
-    """A frame with some bytes changed but its body checksum put right, so that structure decides.
+    """Draw a frame with up to three changed bytes and a correct body checksum, so that only its structure can
+    fail.
 
-    Structure often breaks in the low bytes of offsets and in padding, so small values are favoured.
+    Structure often breaks in the low bytes of offsets and in padding, so the strategy favours small values.
     """
     whole = draw(any_frame(counts))
     for _ in range(draw(st.integers(1, 3))):
@@ -119,7 +120,7 @@ def mutated_frame(draw: st.DrawFn, counts: st.SearchStrategy[int] | None = None)
 
 
 def fix_body_checksum(whole: bytearray) -> None:
-    """Make the body checksum of one whole frame right again."""
+    """Recompute the body checksum of one whole frame."""
     value = xxhash.xxh3_64_intdigest(bytes(whole[HEADER_BYTES:]))
     whole[8 * W_BODY_XXH3 : 8 * W_BODY_XXH3 + 8] = value.to_bytes(8, "little")
 
@@ -167,7 +168,7 @@ NULLS: dict[str, list] = {
 
 
 def golden_frames() -> dict[str, tuple[str, bytearray]]:
-    """Every golden frame: its name, what it shows, its bytes as the encoder makes them now."""
+    """Return every golden frame by name: its description, and its bytes as today's encoder makes them."""
     repeated = [b'{"flight":%d,"carrier":"UA"}' % (i % 3) for i in range(40)]
     return {
         "payload_only": ("two payloads, no other column", _append({"payloads": [b"hello", b"ringlog!"]}, 7)),

@@ -1,4 +1,5 @@
-"""What the kernel does, in NumPy and plain Python: its oracle. Written for reading, one frame at a time."""
+"""Oracle of the kernel: the same functions in NumPy and plain Python, written for reading, one frame at a
+time."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ _LONGEST: tuple[tuple[Column, int, FrameFault], ...] = (
 
 
 def header_fault(header: FrameHeader) -> str | None:
-    """Say what makes this a header that its version does not allow, or None."""
+    """Return why the header is not allowed in its version, or None."""
     if (
         header.frame_len < layout.FRAME_LEN_MIN
         or header.total_bytes & 7
@@ -64,7 +65,7 @@ def header_fault(header: FrameHeader) -> str | None:
 
 
 def shape_fault(frame_type: int, version: int, columns: int, codec: int, flags: int, hops: int) -> str | None:
-    """Judge the fields in which frames of one producer seldom differ."""
+    """Check the fields that seldom differ between frames of one producer. Return the fault, or None."""
     if not 0 < frame_type <= layout.FRAME_TYPE_MAX:
         return "unknown frame type"
     if not layout.VERSION_FIRST <= version <= layout.VERSION:
@@ -90,19 +91,19 @@ def _number_fault(header: FrameHeader) -> str | None:
     if header.base_seq + header.records > SEQ_MAX + 1 or header.commit_ts > SEQ_MAX:
         return "seq or time is out of range"
     if holds_records and header.raw_len & 7:
-        return "raw_len does not agree with the body"
+        return "raw_len does not match the size of the body"
     if header.codec == Codec.NONE:
         if layout.padded(header.raw_len) != header.stored_bytes:
-            return "raw_len does not agree with the body"
+            return "raw_len does not match the size of the body"
     elif not 0 < header.raw_len <= FRAME_BYTES_MAX - layout.HEADER_BYTES:
         return "raw_len is impossible"
     return None
 
 
 def walk_body(body: memoryview, columns: int, count: int) -> BodyLayout:
-    """Find every column of an uncompressed body of `count` (>= 1) records.
+    """Locate every column of an uncompressed body of `count` (>= 1) records.
 
-    Raises FrameInvalid (its offset counts in the body) unless the columns fill the body exactly.
+    Raises FrameInvalid unless the columns fill the body exactly. Its offset is relative to the body.
     """
     found = BodyLayout()
     at = 0
@@ -123,7 +124,7 @@ def walk_body(body: memoryview, columns: int, count: int) -> BodyLayout:
             raise FrameInvalid("a null has bytes", offset=at)
         at = past
     if at != len(body):
-        raise FrameInvalid("bytes left over in the body", offset=at)
+        raise FrameInvalid("unexpected bytes after the last column", offset=at)
     return found
 
 
@@ -149,7 +150,7 @@ def _span_at(body: memoryview, at: int, entries: int, text: bool) -> tuple[Bytes
 
 
 def _offsets_at(body: memoryview, at: int, entries: int) -> tuple[int, int]:
-    """Check the offsets at `at`; return the last one and the place just past them."""
+    """Check the offsets at `at`. Return the last offset and the position after the padded offsets."""
     stop = at + 4 * (entries + 1)
     past = padded(stop)
     if past > len(body):
@@ -162,7 +163,7 @@ def _offsets_at(body: memoryview, at: int, entries: int) -> tuple[int, int]:
         many = offsets_in(body, at, entries)
         rising, last = many[0] == 0 and bool((many[1:] >= many[:-1]).all()), int(many[-1])
     if not rising:
-        raise FrameInvalid("offsets do not start at 0 and rise", offset=at)
+        raise FrameInvalid("offsets must start at 0 and not decrease", offset=at)
     return last, past
 
 
@@ -181,7 +182,7 @@ def _check_zeros(body: memoryview, start: int, stop: int) -> None:
 
 
 def _is_text(body: memoryview, offsets_at: int, entries: int, start: int, stop: int) -> bool:
-    """True if every entry is UTF-8: the whole decodes and no entry begins inside a character."""
+    """Return True if every entry is UTF-8: the whole data decodes, and no entry begins inside a character."""
     data = bytes(body[start:stop])
     if data.isascii():
         return True
@@ -196,7 +197,7 @@ def _is_text(body: memoryview, offsets_at: int, entries: int, start: int, stop: 
 
 
 def judge(body: memoryview, header: FrameHeader) -> tuple[int, int, int]:
-    """(accounted bytes, those of the largest record, fault) of an uncompressed append."""
+    """Return (accounted bytes, bytes of the largest record, fault) of an uncompressed append."""
     try:
         places = walk_body(body, header.columns, header.records)
     except FrameInvalid as e:
@@ -208,7 +209,10 @@ def judge(body: memoryview, header: FrameHeader) -> tuple[int, int, int]:
 
 
 def judge_sent(data: bytes) -> tuple[int, int, int]:
-    """The same of one frame as a producer sends it, without the flag FOLLOWS; compressed: PACKED."""
+    """Return the same as `judge` for one frame as a producer sends it, without the flag FOLLOWS.
+
+    The fault of a sound compressed frame is UNCHECKED.
+    """
     header = unpack_header(data, 0)
     is_append = header.type == layout.FrameType.APPEND and not header.columns & ~layout.PRODUCER_COLUMNS
     if (
@@ -252,8 +256,11 @@ def _lengths(body: memoryview, span: BytesColumnSpan) -> NDArray[np.int32]:
 
 
 def body_of(columns: Mapping[Column, Sequence[Any]]) -> bytes:
-    """The body that holds these values, nothing of which is checked: of bytes columns bytes or None, of
-    headers lists of pairs of bytes, of others integers."""
+    """Encode a body from these values without any check.
+
+    Bytes columns take bytes or None. The headers column takes lists of pairs of bytes. Other columns take
+    integers.
+    """
     whole = b""
     for column in sorted(columns):
         values = columns[column]
@@ -278,7 +285,7 @@ def _with_nulls(columns: Mapping[Column, Sequence[Any]]) -> list[Column]:
 
 
 def frame_of(columns: Mapping[Column, Sequence[Any]], **fields: int) -> bytearray:
-    """A frame of records with these columns, and these fields of its header."""
+    """Return a frame of records with these columns and these header fields."""
     body = body_of(columns)
     header = FrameHeader(
         layout.FRAME_LEN_MIN + len(body), layout.FrameType.APPEND, layout.VERSION,

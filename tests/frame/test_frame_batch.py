@@ -1,4 +1,4 @@
-"""Many frames at once, against a walk that takes them one by one."""
+"""Functions over many frames, compared with a walk that reads the frames one by one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringlog.limits import FRAME_BYTES_MAX
 
 
 def naive_scan(data: bytes, start: int, stop: int, most: int) -> tuple[list[int], int, ScanEnd]:
-    """The contract of scan, one frame at a time."""
+    """Do the same as scan, one frame at a time."""
     found: list[int] = []
     at = start
     while True:
@@ -40,7 +40,7 @@ def naive_scan(data: bytes, start: int, stop: int, most: int) -> tuple[list[int]
 
 
 def bare(total: int, fill: int = 1) -> bytes:
-    """A frame as scan sees one: a length and anything."""
+    """Return a frame as scan sees it: a length and arbitrary bytes."""
     return (total - 4).to_bytes(4, "little") + bytes([fill]) * (total - 4)
 
 
@@ -81,7 +81,7 @@ def test_scan_finds_what_a_naive_walk_finds(
 
 
 @given(runs, st.integers(0, 400))
-def test_scan_of_a_range_never_looks_past_its_stop(runs: list[tuple[int, int]], cut: int) -> None:
+def test_scan_of_a_range_never_reads_past_its_stop(runs: list[tuple[int, int]], cut: int) -> None:
     data = b"".join(bare(total) * count for total, count in runs) + bare(80)
     stop = max(0, len(data) - 8 * cut)
     found = scan(data, 0, stop)
@@ -89,9 +89,10 @@ def test_scan_of_a_range_never_looks_past_its_stop(runs: list[tuple[int, int]], 
     assert found.stop <= stop
 
 
-def test_scan_behind_the_end_of_what_was_cut_off_finds_nothing_and_says_so() -> None:
+def test_scan_that_starts_after_the_end_of_the_buffer_is_invalid() -> None:
     found = scan(bytes(64), 128)
-    assert (len(found), found.end, found.reason) == (0, ScanEnd.INVALID, "bytes left over")
+    assert (len(found), found.end) == (0, ScanEnd.INVALID)
+    assert found.reason == "unexpected bytes after the last frame"
 
 
 def test_scan_of_nothing_is_empty_and_clean() -> None:
@@ -113,10 +114,10 @@ def joined(runs: list[tuple[bytes, int]]) -> bytearray:
 
 
 @given(payload_runs, st.randoms(use_true_random=False))
-def test_body_hashes_are_those_of_each_body_in_any_order_of_rows(
+def test_body_hashes_match_each_body_in_any_order_of_rows(
     runs: list[tuple[bytes, int]], random: object
 ) -> None:
-    """Rows of one length that are taken out of order must not be mistaken for a run."""
+    """body_hashes does not treat rows of one length as a run if they are out of order."""
     buffer = joined(runs)
     whole = scan(buffer)
     order = list(range(len(whole)))
@@ -130,8 +131,8 @@ def test_body_hashes_are_those_of_each_body_in_any_order_of_rows(
         assert frames.first_bad_body(buffer, batch) is None
 
 
-def test_frames_swapped_inside_a_run_of_equals_hash_to_their_own() -> None:
-    """The first and last rows lie where a run would have them, those between do not."""
+def test_swapped_frames_of_equal_length_keep_their_own_hashes() -> None:
+    """The first and last rows are where a run would have them; the rows between are not."""
     buffer, offsets = encode_frames([bytes([i]) * 16 for i in range(6)], 1, topic_id=1)
     batch = scan(buffer).take(np.array([0, 2, 1, 3, 4, 5]))
     assert int(batch.offsets[-1] - batch.offsets[0]) == 5 * int(offsets[1])
@@ -139,7 +140,7 @@ def test_frames_swapped_inside_a_run_of_equals_hash_to_their_own() -> None:
 
 
 @given(payload_runs, st.data())
-def test_the_first_damaged_body_is_named(runs: list[tuple[bytes, int]], data: st.DataObject) -> None:
+def test_first_bad_body_returns_the_damaged_row(runs: list[tuple[bytes, int]], data: st.DataObject) -> None:
     buffer = joined(runs)
     batch = scan(buffer)
     row = data.draw(st.integers(0, len(batch) - 1))
@@ -149,7 +150,7 @@ def test_the_first_damaged_body_is_named(runs: list[tuple[bytes, int]], data: st
 
 
 @given(payload_runs, st.integers(0, (1 << 64) - 1), st.data())
-def test_sealing_many_is_sealing_each_and_damage_is_named(
+def test_seals_of_a_batch_equal_single_seals_and_damage_is_found(
     runs: list[tuple[bytes, int]], seed: int, data: st.DataObject
 ) -> None:
     buffer = joined(runs)
@@ -170,7 +171,7 @@ def test_sealing_many_is_sealing_each_and_damage_is_named(
     assert frames.first_bad_seal(again, seed) == row
 
 
-def test_columns_of_the_matrix_are_the_fields_of_each_header() -> None:
+def test_columns_of_the_word_matrix_equal_the_header_fields() -> None:
     buffer = frame(encode_records([b"a", b"b"], tags=["t", "u"]), topic_id=1, epoch=9) + frame(
         encode_records([b"c"]), topic_id=2
     )
@@ -196,6 +197,6 @@ def test_taking_rows_keeps_their_headers_together() -> None:
         assert part.total_bytes.tolist() == batch.total_bytes[rows].tolist()
 
 
-def test_a_buffer_that_is_not_whole_words_is_a_usage_mistake() -> None:
+def test_scan_refuses_a_buffer_that_is_not_whole_words() -> None:
     with pytest.raises(ValueError, match="multiple"):
         scan(b"\0" * 12)

@@ -1,4 +1,4 @@
-"""Golden frames: bytes that must never change, read by both decoders (RD-25)."""
+"""Golden frames: bytes that must never change, read by the engine's decoder and by the verifier's decoder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ringlog.verify.frame_decoder import DecodedFrame, decode_frame
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "frames"
 FIRST = ROOT / "tests" / "golden" / "v1" / "frames"
-"""Of version 1, which is read and written no more."""
+"""Golden frames of format version 1: readers still accept them, writers do not write them."""
 HEADER_FIELDS = (
     "topic_id", "base_seq", "commit_ts", "count", "epoch", "producer_id", "producer_seq", "codec",
     "durability", "payload_kind",
@@ -48,14 +48,14 @@ def as_json(found: DecodedFrame) -> dict[str, list[Any]]:
     return columns
 
 
-def test_every_golden_frame_is_described_and_there_are_enough() -> None:
+def test_every_golden_frame_has_a_description() -> None:
     assert {path.stem for path in GOLDEN.glob("*.hex")} == set(DESCRIBED) == set(golden_frames())
     assert len(DESCRIBED) >= 8
 
 
 @OF_EACH_VERSION
-def test_the_second_decoder_reads_what_the_description_says(path: Path, described: dict[str, Any]) -> None:
-    """RD-25: the decoder written from the page."""
+def test_the_verifier_reads_golden_frames_as_described(path: Path, described: dict[str, Any]) -> None:
+    """The verifier's decoder is written from the format page, independently of the engine."""
     found = decode_frame(bytes.fromhex(path.read_text()), 0, GOLDEN_SEED)
     assert as_json(found) == described["columns"]
     assert found.control == described["control"]
@@ -64,7 +64,7 @@ def test_the_second_decoder_reads_what_the_description_says(path: Path, describe
 
 
 @OF_EACH_VERSION
-def test_the_engine_reads_what_the_description_says(path: Path, described: dict[str, Any]) -> None:
+def test_the_engine_reads_golden_frames_as_described(path: Path, described: dict[str, Any]) -> None:
     view: FrameView = open_frame(bytes.fromhex(path.read_text()), seed=GOLDEN_SEED)
     for field in HEADER_FIELDS:
         assert getattr(view, field) == described[field], field
@@ -85,8 +85,9 @@ def test_the_engine_reads_what_the_description_says(path: Path, described: dict[
 
 
 @pytest.mark.parametrize("name", sorted(DESCRIBED))
-def test_encoding_makes_the_golden_bytes_again(name: str) -> None:
-    """Compressed bytes are the compressor's business: there only the records must come out the same."""
+def test_encoding_reproduces_the_golden_bytes(name: str) -> None:
+    """Compressed bytes depend on the compressor's version: for compressed frames the test compares only the
+    records."""
     made = bytes(golden_frames()[name][1])
     if DESCRIBED[name]["codec"] == Codec.NONE:
         assert made == golden(name)
@@ -96,7 +97,7 @@ def test_encoding_makes_the_golden_bytes_again(name: str) -> None:
         assert remade.codec == DESCRIBED[name]["codec"]
 
 
-def test_a_frame_with_every_column_gives_back_what_was_written() -> None:
+def test_a_frame_with_every_column_returns_the_written_values() -> None:
     records = open_frame(golden("every_column"), seed=GOLDEN_SEED).records()
     assert records.seqs == [1_000, 1_001, 1_002]
     for name, values in EVERY_COLUMN.items():
@@ -104,13 +105,13 @@ def test_a_frame_with_every_column_gives_back_what_was_written() -> None:
         assert getattr(records, name) == expected, name
 
 
-def test_null_and_empty_values_come_back_as_what_they_were() -> None:
+def test_null_and_empty_values_stay_distinct() -> None:
     records = open_frame(golden("nulls"), seed=GOLDEN_SEED).records()
     for name, values in NULLS.items():
         assert getattr(records, name) == values, name
 
 
-def test_the_worked_frame_on_the_format_page_is_the_golden_one() -> None:
+def test_the_example_frame_on_the_format_page_is_the_golden_frame() -> None:
     page = (ROOT / "docs" / "reference" / "format.md").read_text()
     block = re.search(r"```hex\n(.*?)```", page, re.DOTALL)
     assert block is not None

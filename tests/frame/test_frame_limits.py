@@ -1,4 +1,4 @@
-"""Limits at encode and in measure: exactly at a limit passes, one past it is refused (N-6, N-8)."""
+"""Limits of encode and measure: a value at the limit passes, a value one above it is refused."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ AT_LIMIT: dict[str, tuple[Any, Any, type[RinglogError], int]] = {
 
 @pytest.mark.parametrize("name", sorted(AT_LIMIT))
 @pytest.mark.parametrize("index", [0, 2])
-def test_a_value_at_its_limit_passes_and_one_past_it_names_index_bytes_and_max(name: str, index: int) -> None:
+def test_a_value_above_its_limit_is_refused_with_index_bytes_and_max(name: str, index: int) -> None:
     passes, fails, kind, most = AT_LIMIT[name]
     name = "headers" if "header" in name else name
     values: list[Any] = [None, None, None]
@@ -86,7 +86,7 @@ def test_a_value_at_its_limit_passes_and_one_past_it_names_index_bytes_and_max(n
 
 
 def test_accounted_bytes_of_a_record_are_its_payload_and_its_meta() -> None:
-    """R-10, N-6b."""
+    """The limit of a record counts its payload and its meta."""
     meta = b'{"a":"1"}'
     at_limit = b"x" * (RECORD_BYTES_MAX - len(meta))
     assert encode_records([b"", at_limit], metas=[meta, meta]).count == 2
@@ -99,8 +99,8 @@ def test_accounted_bytes_of_a_record_are_its_payload_and_its_meta() -> None:
             call([b"", b"x" * (RECORD_BYTES_MAX + 1)])
 
 
-def test_a_write_holds_one_to_ten_thousand_records() -> None:
-    """N-6a, N-6i."""
+def test_a_write_contains_one_to_ten_thousand_records() -> None:
+    """An empty write, and a write of more than BATCH_RECORDS_MAX records, are refused."""
     assert encode_records([b""] * BATCH_RECORDS_MAX).count == BATCH_RECORDS_MAX
     with pytest.raises(BatchTooLarge) as caught:
         encode_records([b""] * (BATCH_RECORDS_MAX + 1))
@@ -111,11 +111,11 @@ def test_a_write_holds_one_to_ten_thousand_records() -> None:
         lambda: encode_arrow(pa.array([], pa.binary())),
         lambda: encode_frames([], 1, topic_id=1),
     ):
-        with pytest.raises(InvalidRequest, match="at least one"):
+        with pytest.raises(InvalidRequest, match="records must be >= 1"):
             empty()
 
 
-def test_too_many_headers_are_refused_by_number() -> None:
+def test_too_many_headers_are_refused_with_the_record_index() -> None:
     many = [(str(i), b"") for i in range(HEADERS_PER_RECORD_MAX)]
     assert encode_records([b"x"], headers=[many]).count == 1
     with pytest.raises(InvalidRequest) as caught:
@@ -124,7 +124,7 @@ def test_too_many_headers_are_refused_by_number() -> None:
 
 
 def test_a_write_larger_than_a_frame_is_refused_before_it_is_built() -> None:
-    """N-6g."""
+    """The whole frame, with its header and offsets, is at most FRAME_BYTES_MAX long."""
     big = b"x" * MIB
     assert 66 * MIB == FRAME_BYTES_MAX
     for call in (lambda n: encode_records([big] * n), lambda n: encode_frames([big] * n, 1, topic_id=1)):
@@ -137,20 +137,20 @@ def test_a_write_larger_than_a_frame_is_refused_before_it_is_built() -> None:
     "meta", [b"[]", b"1", b'"x"', b"null", b"{", b"{}x", b'{"a":}', b"\xff", b"[" * 3_000]
 )
 def test_a_meta_that_is_no_json_object_is_refused(meta: bytes) -> None:
-    """R-12."""
+    """The meta of a record is one valid JSON object."""
     with pytest.raises(InvalidRequest, match="JSON object") as caught:
         encode_records([b"x", b"y"], metas=[b"{}", meta])
     assert caught.value.detail["index"] == 1
 
 
 def test_a_meta_has_at_most_sixty_four_keys() -> None:
-    """N-6f."""
+    """A meta has at most META_KEYS_MAX keys."""
     for names, passes in ((META_KEYS_MAX, True), (META_KEYS_MAX + 1, False)):
         meta = ("{" + ",".join(f'"{i}":1' for i in range(names)) + "}").encode()
         if passes:
             assert encode_records([b"x"], metas=[meta]).count == 1
         else:
-            with pytest.raises(InvalidRequest, match="too many keys"):
+            with pytest.raises(InvalidRequest, match=f"meta must have <= {META_KEYS_MAX} keys"):
                 encode_records([b"x"], metas=[meta])
 
 
@@ -160,7 +160,7 @@ def test_a_meta_has_at_most_sixty_four_keys() -> None:
 )
 def test_numbers_out_of_range_are_refused_with_their_index(column: str, value: int) -> None:
     for values in ([0, value], np.array([0, value])):
-        with pytest.raises(InvalidRequest, match="out of range") as caught:
+        with pytest.raises(InvalidRequest, match=rf"must be in .* got {value}") as caught:
             encode_records([b"x", b"y"], **{column: values})
         assert caught.value.detail["index"] == 1
 
@@ -212,7 +212,7 @@ def test_wrong_arguments_are_usage_errors(call: Any) -> None:
         call()
 
 
-def test_text_that_utf8_cannot_hold_is_invalid() -> None:
+def test_text_that_utf8_cannot_encode_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="UTF-8"):
         encode_records([b"x"], tags=["\ud800"])
     with pytest.raises(FrameInvalid):
@@ -223,7 +223,7 @@ def test_text_that_utf8_cannot_hold_is_invalid() -> None:
 
 
 def unchecked(payloads: list[bytes], column: Column, values: list[bytes]) -> bytearray:
-    """A frame past the encoder's limits, as a client of somebody else's making may send it."""
+    """Return a frame beyond the encoder's limits, as a third-party client may send it."""
     given: list[Any] = values
     if column == Column.HEADERS:
         given = [[(b"k", value) for value in values], *[[] for _ in payloads[1:]]]
@@ -241,10 +241,10 @@ OVER = [
 
 @pytest.mark.parametrize(("column", "most", "fault"), OVER)
 @pytest.mark.parametrize(("records", "times"), [(1, 1), (1, 20), (3, 1), (30, 20)])
-def test_measure_names_the_limit_that_a_frame_breaks(
+def test_measure_reports_the_limit_that_a_frame_exceeds(
     column: Column, most: int, fault: FrameFault, records: int, times: int
 ) -> None:
-    """The frame stays readable: a limit is a matter of admission."""
+    """The frame stays readable: only admission enforces the limits."""
     payloads = [b"p"] * records
     for length, want in ((most, FrameFault.OK), (most + 1, fault)):
         values = [b"a" * length, *([] if column == Column.HEADERS else [b"a"] * (records - 1))]
@@ -257,7 +257,7 @@ def test_measure_names_the_limit_that_a_frame_breaks(
         assert open_frame(whole, seed=None).count == records
 
 
-def test_measure_counts_headers() -> None:
+def test_measure_limits_the_number_of_headers() -> None:
     for number, want in (
         (HEADERS_PER_RECORD_MAX, FrameFault.OK),
         (HEADERS_PER_RECORD_MAX + 1, FrameFault.HEADERS_TOO_LARGE),
@@ -266,7 +266,7 @@ def test_measure_counts_headers() -> None:
         assert measure(whole, scan(whole)).faults.tolist() == [want]
 
 
-def test_measure_adds_up_headers() -> None:
+def test_measure_limits_the_total_bytes_of_headers() -> None:
     for length, want in ((32_767, FrameFault.OK), (32_768, FrameFault.HEADERS_TOO_LARGE)):
         whole = unchecked([b"p"], Column.HEADERS, [b"v" * 32_767] * 31 + [b"v" * length])
         assert measure(whole, scan(whole)).faults.tolist() == [want]
@@ -281,7 +281,7 @@ some_records = st.lists(
 def test_measure_adds_up_payloads_and_metas(
     rows: list[list[tuple[bytes, bytes | None]]], with_metas: bool
 ) -> None:
-    """R-10, over mixes of one-record and larger frames."""
+    """The accounted bytes are right for any mix of one-record frames and larger frames."""
     whole = bytearray()
     sizes = []
     for row in rows:
@@ -295,14 +295,14 @@ def test_measure_adds_up_payloads_and_metas(
     assert not found.faults.any()
 
 
-def test_measure_of_control_frames_is_nothing_and_of_nothing_is_empty() -> None:
+def test_measure_of_control_frames_is_zero_and_of_no_frames_is_empty() -> None:
     whole = control_frame(FrameType.GROUP_MARK, 1, b"\x90") * 20
     found = measure(whole, scan(whole))
     assert (found.accounted.sum(), found.largest.sum(), found.faults.sum()) == (0, 0, 0)
     assert len(measure(b"", scan(b"")).faults) == 0
 
 
-def test_text_faults_are_told_from_structure_on_both_paths() -> None:
+def test_measure_distinguishes_text_faults_on_both_paths() -> None:
     good = frame(encode_records([b"x"], tags=["abcdefgh"]), topic_id=1)
     bad = bytearray(good)
     bad[-8] = 0xFF
@@ -315,7 +315,7 @@ def test_text_faults_are_told_from_structure_on_both_paths() -> None:
 
 @pytest.mark.parametrize("records", [1, 30])
 def test_a_character_may_not_continue_in_the_next_tag(records: int) -> None:
-    """Both halves of the data decode as a whole; each by itself does not."""
+    """Both halves of the character decode when joined; each half alone does not."""
     whole = frame(encode_records([b""] * (records + 1), tags=["é"] + [None] * records), topic_id=1)
     words = np.frombuffer(whole, "<i4")
     first = int(np.flatnonzero(words[22:] == 2)[0]) + 22

@@ -1,4 +1,4 @@
-"""What was encoded comes back, from lists, buffers and Arrow, whole and sliced."""
+"""Frames return the encoded values: from lists, buffers and Arrow, whole and sliced."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def opened(columns: Any, **options: Any) -> FrameView:
 
 
 def expected(name: str, values: list[Any]) -> list[Any]:
-    """What records() gives for what was written: absence is None, of metadata an empty value is absence."""
+    """Return the values that records() is expected to give for written values.
+
+    Absence is None. For metadata an empty value is absence, and for times 0 is.
+    """
     if name == "headers":
         return [list(value) if value else [] for value in values]
     if name == "metas":
@@ -77,7 +80,7 @@ _ABSENT = {"event_ts": EVENT_TS_NONE, "expires_at": 0, "not_before": 0, "priorit
 
 
 def as_stored(name: str, values: list[Any]) -> list[Any]:
-    """What the format holds for values of a column."""
+    """Return a column's values as the format stores them."""
     if name == "headers":
         pairs = [value.items() if isinstance(value, dict) else value or () for value in values]
         return [[(key.encode(), content) for key, content in each] for each in pairs]
@@ -87,7 +90,7 @@ def as_stored(name: str, values: list[Any]) -> list[Any]:
 
 
 @given(record_columns(), st.integers(1, 12))
-def test_frames_with_any_columns_are_the_oracles(given: dict[str, list[Any]], records: int) -> None:
+def test_frames_with_any_columns_equal_the_oracles_frames(given: dict[str, list[Any]], records: int) -> None:
     columns = {name: values for name, values in given.items() if name != "payloads"}
     buffer, offsets = encode_frames(given["payloads"], records, columns, topic_id=7, first_producer_seq=3)
     frames = [
@@ -122,7 +125,7 @@ def test_a_slice_of_a_view_is_the_slice_of_its_records(
 
 
 @given(record_columns())
-def test_arrow_out_and_in_again_makes_the_same_body(given: dict[str, list[Any]]) -> None:
+def test_a_round_trip_through_arrow_gives_the_same_body(given: dict[str, list[Any]]) -> None:
     columns = encoded(given)
     opened(columns).to_arrow().validate(full=True)
     table = opened(columns).to_arrow(nulls=True)
@@ -132,7 +135,7 @@ def test_arrow_out_and_in_again_makes_the_same_body(given: dict[str, list[Any]])
 
 
 @given(record_columns(counts=st.integers(2, 12)), st.integers(0, 11), st.integers(1, 12))
-def test_a_sliced_arrow_batch_is_read_from_where_its_slice_begins(
+def test_a_sliced_arrow_batch_encodes_only_its_slice(
     given: dict[str, list[Any]], start: int, length: int
 ) -> None:
     table = opened(encoded(given)).to_arrow(nulls=True).drop_columns(["seq", "ts"])
@@ -145,7 +148,7 @@ def test_a_sliced_arrow_batch_is_read_from_where_its_slice_begins(
     st.lists(st.binary(max_size=40), min_size=1, max_size=40)
     | st.lists(st.binary(min_size=5, max_size=5), min_size=1)
 )
-def test_frames_of_one_are_the_frames_that_frame_makes(payloads: list[bytes]) -> None:
+def test_encode_frames_of_one_record_equals_frame(payloads: list[bytes]) -> None:
     options: dict[str, Any] = {
         "topic_id": 9,
         "producer_id": 77,
@@ -164,7 +167,7 @@ def test_frames_of_one_are_the_frames_that_frame_makes(payloads: list[bytes]) ->
     assert not malformed(batch.words).any()
 
 
-def test_every_arrow_type_that_holds_payloads_is_taken() -> None:
+def test_encode_arrow_accepts_every_type_that_can_contain_payloads() -> None:
     want = encode_records([b"a", b"", b"ccc"]).body
     values = ["a", "", "ccc"]
     for kind in (pa.binary(), pa.large_binary(), pa.string(), pa.large_string(), pa.binary_view()):
@@ -175,7 +178,7 @@ def test_every_arrow_type_that_holds_payloads_is_taken() -> None:
     assert encode_arrow(pa.array(values).dictionary_encode()).body == want
 
 
-def test_nulls_in_arrow_are_absence_even_where_bytes_hide_beneath() -> None:
+def test_nulls_in_arrow_are_absent_values_even_over_bytes() -> None:
     """A null slot may cover bytes; they must not leak into the frame."""
     hidden = pa.Array.from_buffers(
         pa.binary(),
@@ -202,7 +205,7 @@ def test_headers_in_arrow_may_be_maps_and_null_lists_have_none() -> None:
         assert opened(encode_arrow(table)).records().headers == want[start:]
 
 
-def test_a_null_list_that_covers_entries_contributes_none() -> None:
+def test_a_null_list_over_entries_gives_no_headers() -> None:
     pairs = pa.array(
         [{"key": k, "value": b"v"} for k in "abc"], pa.struct([("key", pa.string()), ("value", pa.binary())])
     )
@@ -271,7 +274,9 @@ def test_without_pyarrow_the_error_names_the_extra(monkeypatch: pytest.MonkeyPat
 
 @given(any_frame(), st.integers(0, (1 << 63) - 99), st.integers(1, (1 << 64) - 1))
 @settings(max_examples=40)
-def test_patching_and_sealing_change_only_what_they_name(whole: bytearray, base_seq: int, seed: int) -> None:
+def test_patch_header_and_seal_change_only_the_given_fields(
+    whole: bytearray, base_seq: int, seed: int
+) -> None:
     before = open_frame(bytes(whole), seed=None).header
     changes = {"topic_id": 5, "epoch": 6, "producer_id": 7, "producer_seq": 8, "commit_ts": 9}
     patch_header(whole, base_seq=base_seq, **changes)
@@ -285,13 +290,13 @@ def test_a_control_frame_has_a_body_and_no_records() -> None:
     view = open_frame(control_frame(FrameType.GROUP_MARK, 1, b"\x93\x01\x02\x03"), seed=None)
     assert (view.control(), len(view), view.header.raw_len, view.total_bytes) == ([1, 2, 3], 0, 4, 88)
     for read in (lambda: view.payloads, view.to_list, view.to_arrow):
-        with pytest.raises(UsageError, match="no records"):
+        with pytest.raises(UsageError, match="must be an append"):
             read()
-    with pytest.raises(UsageError, match="no control body"):
+    with pytest.raises(UsageError, match="must be a control frame"):
         opened(encode_records([b"a"])).control()
 
 
-def test_after_gives_the_records_above_a_seq() -> None:
+def test_slice_after_gives_the_records_above_a_seq() -> None:
     whole = frame(encode_records([b"a", b"b", b"c"]), topic_id=1)
     patch_header(whole, base_seq=10)
     view = open_frame(whole, seed=None)

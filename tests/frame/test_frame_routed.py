@@ -1,4 +1,4 @@
-"""Routed frames: one payload for many topics, read as the appends it stands for."""
+"""Routed frames: one payload for many topics, read as the appends that the frame represents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COPIES = [
 def routed(
     appended: bytes | bytearray, rows: list[CopyRow], *, hops: int = 1, seed: int = GOLDEN_SEED
 ) -> bytearray:
-    """The sealed frame with copies of an append."""
+    """Return the sealed frame with copies of an append."""
     made = routed_frame(routed_content_of(appended, frames.scan(appended), 0, hops=hops), rows)
     words = frames.words_of(made)
     words[layout.W_SEAL_XXH3] = frames.seals(words[: layout.HEADER_WORDS].reshape(1, -1), seed)[0]
@@ -43,8 +43,9 @@ def sample() -> bytearray:
 
 
 @pytest.mark.parametrize(("place", "empty"), [("routed", None), ("v1/routed", "")])
-def test_the_golden_frame_is_read_by_both_decoders(place: str, empty: str | None) -> None:
-    """RD-25."""
+def test_both_decoders_read_the_golden_routed_frame(place: str, empty: str | None) -> None:
+    """The engine's decoder and the verifier's decoder read the golden frames of both versions; only version 2
+    is written."""
     golden = bytes.fromhex((GOLDEN / place / "two_copies.hex").read_text())
     assert (bytes(sample()) == golden) == (place == "routed"), "version 1 is written no more"
     found = decode_frame(golden, 0, GOLDEN_SEED)
@@ -58,8 +59,8 @@ def test_the_golden_frame_is_read_by_both_decoders(place: str, empty: str | None
     assert [open_row(golden, copies, row).records().tags for row in range(2)] == [["a", None]] * 2
 
 
-def test_copies_are_appends_that_verify_where_they_lie():
-    """RT-16: numbers, stamp and class of their own; RT-10: hops."""
+def test_copies_in_a_buffer_verify_as_appends():
+    """Each copy has its own seqs, stamp, class and hops."""
     before = frame(encode_records([b"x"]), topic_id=1)
     buffer = bytes(before) + bytes(sample()) + bytes(before)
     found = resolve_copies(buffer, frames.scan(buffer), GOLDEN_SEED)
@@ -80,19 +81,19 @@ def test_copies_are_appends_that_verify_where_they_lie():
     assert copies.copies.cursors.tolist() == [12, 12]
 
 
-def test_of_one_topic_only_its_copies_are_looked_at():
+def test_resolve_copies_of_one_topic_verifies_only_its_copies():
     made = sample()
     batch = frames.scan(made)
     assert resolve_copies(made, batch, GOLDEN_SEED, topic_id=43).words[:, layout.W_TOPIC].tolist() == [43]
     made[-1] ^= 1
     assert len(resolve_copies(made, batch, GOLDEN_SEED, topic_id=44)) == 0
-    with pytest.raises(FrameInvalid, match="body does not verify"):
+    with pytest.raises(FrameInvalid, match="body does not match its checksum"):
         resolve_copies(made, batch, GOLDEN_SEED, topic_id=43)
-    with pytest.raises(FrameInvalid, match="header does not verify"):
+    with pytest.raises(FrameInvalid, match="header does not match its seal"):
         resolve_copies(sample(), batch, GOLDEN_SEED + 1, topic_id=43)
 
 
-def test_what_cannot_be_a_routed_frame_is_not_made():
+def test_a_routed_frame_without_copies_or_with_too_many_hops_is_refused():
     appended = frame(encode_records([b"x"]), topic_id=0)
     batch = frames.scan(appended)
     with pytest.raises(UsageError):
@@ -103,7 +104,7 @@ def test_what_cannot_be_a_routed_frame_is_not_made():
 
 @settings(max_examples=60, deadline=None)
 @given(record_columns(), st.sampled_from(list(Codec)), st.integers(1, 5), st.integers(0, ROUTER_HOPS_MAX))
-def test_any_records_read_as_the_append_they_came_from(columns, codec, many, hops):
+def test_a_copy_reads_as_the_append_that_it_copies(columns, codec, many, hops):
     appended = frame(encoded(columns), topic_id=0, codec=codec)
     rows = [CopyRow(n + 1, 10 * n + 1, n, 1, n + 1, n + 1, 2) for n in range(many)]
     made = routed(appended, rows, hops=hops)
@@ -121,8 +122,8 @@ def test_any_records_read_as_the_append_they_came_from(columns, codec, many, hop
 
 @settings(max_examples=150, deadline=None)
 @given(any_frame(), st.data())
-def test_the_decoders_agree_on_damaged_ones(appended, data):
-    """Whatever a routed frame holds: both take it, or both refuse."""
+def test_the_decoders_agree_on_damaged_routed_frames(appended, data):
+    """For every damaged routed frame, either both decoders accept it or both refuse it."""
     if appended[4] != layout.FrameType.APPEND:
         return
     made = routed(appended, COPIES)

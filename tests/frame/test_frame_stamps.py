@@ -1,4 +1,4 @@
-"""Frames of segments carry a commit stamp for each record; everybody reads it from there."""
+"""Frames of segments carry a commit stamp for each record, and every reader takes the time from there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run_of(frames: list[bytes]) -> FrameRun:
     return FrameRun(whole, scan(whole), 0, "file", 0)
 
 
-def test_a_view_has_the_stamp_of_each_record_and_its_slices_theirs() -> None:
+def test_a_view_and_its_slices_have_the_stamp_of_each_record() -> None:
     view = sealed()
     assert view.commit_stamps.tolist() == STAMPS
     assert view.commit_ts == STAMPS[0]
@@ -42,22 +42,22 @@ def test_without_the_column_every_record_has_the_headers_stamp() -> None:
     assert view.commit_stamps.dtype == np.int64
 
 
-def test_arrow_shows_the_stamps_as_ts_and_no_column_of_their_own() -> None:
+def test_arrow_shows_the_stamps_as_ts_and_adds_no_column() -> None:
     table = sealed().to_arrow()
     assert table.schema.names == ["seq", "ts", "payload", "tag"]
     assert table.column("ts").cast("int64").to_pylist() == STAMPS
     assert sealed().to_arrow(columns=1 << Column.COMMIT_TS).schema.names == ["seq", "ts", "payload"]
 
 
-def test_nobody_can_send_stamps_as_arrow() -> None:
+def test_encode_arrow_refuses_a_column_of_stamps() -> None:
     pyarrow = pytest.importorskip("pyarrow")
     batch = pyarrow.RecordBatch.from_pydict({"payload": [b"a"], "commit_ts": [5]})
     with pytest.raises(UsageError):
         encode_arrow(batch)
 
 
-def test_records_of_a_piece_have_their_own_stamps() -> None:
-    """Also those of a filtered or cut piece; and the piece's time is its first record's."""
+def test_records_of_a_batch_have_their_own_stamps() -> None:
+    """The same holds for a filtered or cut batch. The batch's time is that of its first record."""
     piece = FrameRecordBatch(sealed())
     assert [record.ts for record in piece.records()] == STAMPS
     assert [record.ts for record in piece.select_rows(np.array([0, 2])).records()] == [STAMPS[0], STAMPS[2]]
@@ -67,7 +67,7 @@ def test_records_of_a_piece_have_their_own_stamps() -> None:
 
 
 @given(record_columns(), st.lists(st.integers(0, 1 << 50), min_size=4, max_size=9))
-def test_many_small_frames_with_stamps_read_as_each_by_itself(given_columns, firsts) -> None:
+def test_many_frames_with_stamps_decode_like_single_frames(given_columns, firsts) -> None:
     columns, frames, seq = encoded(given_columns), [], 1
     for first in firsts:
         whole = frame(stamped(columns, [first + i for i in range(columns.count)]), topic_id=1)
@@ -86,6 +86,6 @@ def test_many_small_frames_with_stamps_read_as_each_by_itself(given_columns, fir
     assert arrow.column("ts").cast("int64").to_pylist() == [record.ts for record in expected]
 
 
-def test_structure_of_the_column_is_judged_like_that_of_any_other() -> None:
+def test_measure_accepts_a_frame_with_commit_stamps() -> None:
     whole = frame(stamped(encoded({"payloads": [b"a"]}), [5]), topic_id=1)
     assert not measure(whole, scan(whole)).faults.any()

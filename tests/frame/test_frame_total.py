@@ -1,4 +1,4 @@
-"""Every input ends in a frame or a typed error, and the two decoders and `measure` agree which."""
+"""Every input gives a frame or a typed error, and the two decoders and `measure` agree."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from ringlog.verify.frame_decoder import DecodedFrame, VerifyError, decode_frame
 
 
 def engine_reads(data: Any, seed: int | None = None) -> dict[str, list[Any]] | str | None:
-    """Columns as stored (or the control value's text), or None when the engine refuses."""
+    """Return the columns as stored, or the repr of a control body, or None if the engine refuses."""
     try:
         view = open_frame(data, seed=seed)
     except FrameInvalid:
@@ -83,13 +83,16 @@ def verifier_reads(data: bytes, seed: int | None = None) -> dict[str, list[Any]]
 
 
 def one_row(data: bytes) -> FrameBatch:
-    """The batch of the one frame that `data` is, whatever its header says beyond its length."""
+    """Return the batch of the single frame in `data`, whatever its header contains besides its length."""
     words = frames.words_of(data)
     return FrameBatch(np.zeros(1, np.int64), words[:10].reshape(1, 10).copy(), len(data), ScanEnd.CLEAN)
 
 
 def judged_by_measure(data: bytes, times: int) -> set[int]:
-    """Faults that `measure` gives the frame when it comes `times` times, few or many taking other paths."""
+    """Return the faults that `measure` gives for the frame repeated `times` times.
+
+    `measure` processes few and many frames by different code.
+    """
     row = one_row(data)
     whole = data * times
     offsets = np.arange(times, dtype=np.int64) * len(data)
@@ -101,7 +104,7 @@ def judged_by_measure(data: bytes, times: int) -> set[int]:
 
 @given(st.binary(max_size=400), st.integers(-8, 408), st.none() | st.integers(0, (1 << 64) - 1))
 def test_arbitrary_bytes_end_in_a_frame_or_a_typed_error(data: bytes, offset: int, seed: int | None) -> None:
-    """RD-24, WF-8."""
+    """Both decoders accept the bytes, or both raise their error with offset and reason."""
     found = trouble = None
     try:
         found = open_frame(data, offset, seed=seed)
@@ -116,13 +119,13 @@ def test_arbitrary_bytes_end_in_a_frame_or_a_typed_error(data: bytes, offset: in
 
 @given(mutated_frame())
 @settings(max_examples=200)
-def test_both_decoders_say_the_same_of_damaged_frames(whole: bytearray) -> None:
-    """RD-25: with the checksum made right again, only structure decides."""
+def test_both_decoders_agree_on_damaged_frames(whole: bytearray) -> None:
+    """The checksum is correct, so only the structure decides."""
     assert engine_reads(bytes(whole)) == verifier_reads(bytes(whole))
 
 
 @given(any_frame(), st.integers(0, (1 << 64) - 1))
-def test_both_decoders_say_the_same_of_valid_frames(whole: bytearray, seed: int) -> None:
+def test_both_decoders_agree_on_valid_frames(whole: bytearray, seed: int) -> None:
     seal(whole, seed)
     found = engine_reads(bytes(whole), seed)
     assert found is not None
@@ -131,7 +134,7 @@ def test_both_decoders_say_the_same_of_valid_frames(whole: bytearray, seed: int)
 
 @given(mutated_frame() | any_frame())
 @settings(max_examples=150)
-def test_measure_finds_a_format_fault_exactly_where_open_frame_refuses(whole: bytearray) -> None:
+def test_measure_reports_a_format_fault_exactly_when_open_frame_refuses(whole: bytearray) -> None:
     data = bytes(whole)
     if frames.scan(data).end != ScanEnd.CLEAN or len(frames.scan(data)) != 1:
         return
@@ -144,8 +147,8 @@ def test_measure_finds_a_format_fault_exactly_where_open_frame_refuses(whole: by
 
 @given(mutated_frame(counts=st.just(1)))
 @settings(max_examples=150)
-def test_one_record_frames_measure_alike_side_by_side_and_one_by_one(whole: bytearray) -> None:
-    """The vectorised walk of one-record frames against the ordinary one."""
+def test_the_vectorised_walk_of_one_record_frames_agrees_with_the_ordinary_walk(whole: bytearray) -> None:
+    """`measure` uses the vectorised walk for many one-record frames."""
     data = bytes(whole)
     if frames.scan(data).end != ScanEnd.CLEAN or len(frames.scan(data)) != 1:
         return
@@ -154,8 +157,8 @@ def test_one_record_frames_measure_alike_side_by_side_and_one_by_one(whole: byte
 
 
 @given(any_frame(), st.data())
-def test_one_flipped_bit_is_always_found(whole: bytearray, data: st.DataObject) -> None:
-    """The two checksums cover every byte (WF-2)."""
+def test_one_flipped_bit_is_always_detected(whole: bytearray, data: st.DataObject) -> None:
+    """The two checksums cover every byte."""
     seal(whole, 5)
     at = data.draw(st.integers(0, 8 * len(whole) - 1))
     whole[at >> 3] ^= 1 << (at & 7)
@@ -164,7 +167,7 @@ def test_one_flipped_bit_is_always_found(whole: bytearray, data: st.DataObject) 
 
 
 def test_a_frame_under_another_seed_does_not_verify() -> None:
-    """RD-21, WF-9: bytes of another file, or of an earlier life of this one."""
+    """Such bytes come from another file, or from an earlier use of this file."""
     for _, whole in golden_frames().values():
         with pytest.raises(FrameInvalid, match="seal"):
             open_frame(whole, seed=GOLDEN_SEED + 1)
@@ -172,7 +175,7 @@ def test_a_frame_under_another_seed_does_not_verify() -> None:
             decode_frame(bytes(whole), 0, GOLDEN_SEED + 1)
 
 
-def test_every_truncation_of_a_frame_is_refused_by_both() -> None:
+def test_both_decoders_refuse_every_truncation_of_a_frame() -> None:
     for _, whole in golden_frames().values():
         for stop in range(len(whole)):
             assert engine_reads(bytes(whole[:stop])) is None
@@ -215,20 +218,20 @@ _GOOD = unpack_header(golden_frames()["payload_only"][1], 0)
 @given(st.lists(headers, min_size=1, max_size=8))
 @example([_GOOD, _GOOD._replace(base_seq=(1 << 63) - 2), _GOOD._replace(base_seq=(1 << 63) - 1)])
 @settings(max_examples=150)
-def test_one_header_and_many_are_judged_alike(rows: list[FrameHeader]) -> None:
+def test_checks_of_one_header_and_of_many_headers_agree(rows: list[FrameHeader]) -> None:
     assert [unpack_header(pack_header(row), 0) for row in rows] == rows
     words = np.frombuffer(b"".join(map(pack_header, rows)), dtype="<u8").reshape(-1, 10)
     assert frames.malformed(words).tolist() == [oracle.header_fault(row) is not None for row in rows]
     assert [header_fault(pack_header(row)) for row in rows] == list(map(oracle.header_fault, rows))
 
 
-# -- decompression (SEC-15, RF-103) -------------------------------------------------------------------
+# -- decompression ------------------------------------------------------------------------------------
 
 
 def compressed_frame(
     packed: bytes, raw_len: int, codec: Codec, count: int = 1, length: int | None = None
 ) -> bytes:
-    """A frame around any compressed bytes, with checksums that fit."""
+    """Return a frame around any compressed bytes, with matching checksums."""
     stored = (len(packed) if length is None else length).to_bytes(8, "little") + packed
     stored += bytes(-len(stored) & 7)
     like = unpack_header(frame(encode_records([b"x"]), topic_id=1), 0)
@@ -255,28 +258,28 @@ _LZ4_BOMB = lz4.block.compress(bytes(8 * MIB), store_size=False)
 _WIDE = b"\x28\xb5\x2f\xfd\x80" + bytes([14 << 3]) + (20 * MIB).to_bytes(4, "little") + bytes(20 * MIB // 900)
 HOSTILE: dict[str, tuple[str, bytes, int, Codec]] = {
     "a bomb that lies about its size": ("another size", _BOMB, len(_BODY), Codec.ZSTD),
-    "a bomb that tells its size": ("grow", _BOMB, 32 * MIB, Codec.ZSTD),
+    "a bomb that tells its size": ("raw_len is too large", _BOMB, 32 * MIB, Codec.ZSTD),
     "an LZ4 bomb": ("does not decompress", _LZ4_BOMB, 800, Codec.LZ4),
     "no content size": ("another size", zstd(_BODY, write_content_size=False), len(_BODY), Codec.ZSTD),
     "two frames": ("another size", zstd(_BODY[:200]) + zstd(_BODY[200:]), len(_BODY), Codec.ZSTD),
     "the whole twice": ("does not decompress", zstd(_BODY) * 2, len(_BODY), Codec.ZSTD),
     "a skippable frame after": ("does not decompress", zstd(_BODY) + _SKIPPABLE, len(_BODY), Codec.ZSTD),
     "a skippable frame first": ("does not decompress", _SKIPPABLE + zstd(_BODY), len(_BODY), Codec.ZSTD),
-    "nothing": ("grow", b"", 8, Codec.ZSTD),
+    "nothing": ("raw_len is too large", b"", 8, Codec.ZSTD),
     "LZ4 with its size in front": ("does not", lz4.block.compress(_BODY), len(_BODY), Codec.LZ4),
     "declares less than raw_len": ("another size", zstd(_BODY), len(_BODY) + 8, Codec.ZSTD),
-    "LZ4 shorter than it says": ("the length", _LZ4, len(_BODY) + 8, Codec.LZ4),
+    "LZ4 shorter than it says": ("to raw_len bytes", _LZ4, len(_BODY) + 8, Codec.LZ4),
     "LZ4 longer than it says": ("does not decompress", _LZ4, len(_BODY) - 8, Codec.LZ4),
     "codec says the other": ("does not decompress", zstd(_BODY), len(_BODY), Codec.LZ4),
     "raw_len of nothing": ("raw_len is impossible", zstd(b""), 0, Codec.ZSTD),
-    "raw_len not whole": ("raw_len does not agree", zstd(_BODY[:-1]), len(_BODY) - 1, Codec.ZSTD),
+    "raw_len not whole": ("raw_len does not match", zstd(_BODY[:-1]), len(_BODY) - 1, Codec.ZSTD),
     "too large a window": ("window", _WIDE, 20 * MIB, Codec.ZSTD),
 }
 
 
 @pytest.mark.parametrize("name", sorted(HOSTILE))
-def test_hostile_compressed_bodies_are_refused_before_anything_large_is_allocated(name: str) -> None:
-    """SEC-15, RF-103."""
+def test_hostile_compressed_bodies_are_refused_before_a_large_allocation(name: str) -> None:
+    """The decoders check the declared size before they decompress (RF-103)."""
     reason, packed, raw_len, codec = HOSTILE[name]
     data = compressed_frame(packed, raw_len, codec)
     tracemalloc.start()
@@ -299,7 +302,7 @@ def test_a_compressed_length_that_does_not_fit_the_body_is_refused(length: int) 
 
 
 @given(st.binary(max_size=200), st.sampled_from([Codec.LZ4, Codec.ZSTD]), st.integers(0, 4_000))
-def test_arbitrary_compressed_bytes_end_alike_in_both_decoders(
+def test_both_decoders_agree_on_arbitrary_compressed_bytes(
     packed: bytes, codec: Codec, raw_len: int
 ) -> None:
     data = compressed_frame(packed, raw_len, codec)
@@ -308,7 +311,7 @@ def test_arbitrary_compressed_bytes_end_alike_in_both_decoders(
 
 @given(st.data(), st.sampled_from([Codec.LZ4, Codec.ZSTD]))
 @settings(max_examples=200)
-def test_damaged_compressed_bodies_end_alike_in_both_decoders(data: st.DataObject, codec: Codec) -> None:
+def test_both_decoders_agree_on_damaged_compressed_bodies(data: st.DataObject, codec: Codec) -> None:
     body = encode_records([b"abcdefgh" * 20, b"", b"12345"], tags=["t"] * 3).body
     packed = bytearray(zstd(body) if codec == Codec.ZSTD else lz4.block.compress(body, store_size=False))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -317,8 +320,8 @@ def test_damaged_compressed_bodies_end_alike_in_both_decoders(data: st.DataObjec
     assert engine_reads(whole) == verifier_reads(whole)
 
 
-def test_what_shrinks_beyond_the_ratio_is_stored_so_that_it_can_be_read() -> None:
-    """An honest producer must not make frames that the bomb check refuses."""
+def test_a_body_that_shrinks_too_much_for_zstd_is_stored_as_lz4() -> None:
+    """A well-behaved producer must not make frames that the check for decompression bombs refuses."""
     columns = encode_records([bytes(1 * MIB)] * 4)
     whole = frame(columns, topic_id=1, codec=Codec.ZSTD)
     view = open_frame(whole, seed=None)
@@ -326,14 +329,14 @@ def test_what_shrinks_beyond_the_ratio_is_stored_so_that_it_can_be_read() -> Non
     assert view.body == columns.body
 
 
-def test_a_body_that_does_not_shrink_is_stored_as_it_is() -> None:
+def test_a_body_that_does_not_shrink_is_stored_uncompressed() -> None:
     assert compress(b"abcdefgh", Codec.ZSTD) == (Codec.NONE, b"abcdefgh")
     assert (
         open_frame(frame(encode_records([b"a"]), topic_id=1, codec=Codec.LZ4), seed=None).codec == Codec.NONE
     )
 
 
-# -- control bodies (SEC-13, RF-102) ------------------------------------------------------------------
+# -- control bodies -----------------------------------------------------------------------------------
 
 
 def reads_control(body: bytes) -> bool:
@@ -345,7 +348,7 @@ def reads_control(body: bytes) -> bool:
 
 
 def control_around(body: bytes) -> bytes:
-    """A control frame around any bytes, which the encoder itself would refuse."""
+    """Return a control frame around any bytes, including bodies that the encoder refuses."""
     like = unpack_header(control_frame(FrameType.LEASE, 1, b"\xc0"), 0)
     stored = body + bytes(-len(body) & 7)
     whole = bytearray(pack_header(like._replace(frame_len=76 + len(stored), raw_len=len(body))) + stored)
@@ -376,19 +379,19 @@ HOSTILE_CONTROL = {
 
 
 @pytest.mark.parametrize("name", sorted(HOSTILE_CONTROL))
-def test_hostile_control_bodies_are_refused_by_both(name: str) -> None:
-    """SEC-13, RF-102."""
+def test_both_decoders_refuse_hostile_control_bodies(name: str) -> None:
+    """Both decoders refuse nesting, extensions, bad keys and sizes beyond the limits (RF-102)."""
     data = control_around(HOSTILE_CONTROL[name])
     assert engine_reads(data) is None
     assert verifier_reads(data) is None
 
 
-def test_the_deepest_control_body_that_is_allowed_is_read_by_both() -> None:
+def test_both_decoders_read_the_deepest_allowed_control_body() -> None:
     data = control_around(b"\x91" * 16 + b"\x01")
     assert engine_reads(data) == verifier_reads(data) is not None
 
 
-def test_padding_of_a_control_body_must_be_zero_for_both() -> None:
+def test_both_decoders_refuse_nonzero_padding_of_a_control_body() -> None:
     whole = bytearray(control_around(b"\x01"))
     whole[-1] = 1
     fix_body_checksum(whole)
@@ -399,14 +402,14 @@ def test_padding_of_a_control_body_must_be_zero_for_both() -> None:
 
 @given(st.binary(max_size=40) | control_values.map(msgpack.packb))
 @settings(max_examples=150)
-def test_control_bodies_end_alike_in_both_decoders(body: bytes) -> None:
+def test_both_decoders_agree_on_arbitrary_control_bodies(body: bytes) -> None:
     data = control_around(body)
     assert engine_reads(data) == verifier_reads(data)
     assert reads_control(body) == (engine_reads(data) is not None)
 
 
 @given(st.binary(max_size=600))
-def test_scanning_arbitrary_bytes_ends_and_stays_inside(data: bytes) -> None:
+def test_scan_of_arbitrary_bytes_stays_inside_the_buffer(data: bytes) -> None:
     data = data[: len(data) & ~7]
     found = scan(data)
     assert found.stop <= len(data)

@@ -1,4 +1,4 @@
-"""Many frames built at once are the frames that would be built one by one."""
+"""Frames that are built together equal frames that are built one by one."""
 
 from __future__ import annotations
 

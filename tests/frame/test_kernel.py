@@ -1,4 +1,5 @@
-"""The compiled kernel does what NumPy and plain Python do, on every input, and touches nothing else."""
+"""The compiled kernel gives the same results as NumPy and plain Python on every input, and writes nothing
+else."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ payloads = st.lists(st.binary(max_size=30), min_size=1, max_size=12)
 
 @st.composite
 def plain_frame(draw: st.DrawFn) -> bytearray:
-    """A frame as a producer sends it: payloads alone, perhaps following the one before."""
+    """Draw a frame as a producer sends it: only payloads, sometimes with the flag FOLLOWS."""
     made = frame(
         encode_records(draw(payloads)),
         topic_id=draw(st.integers(1, 3)),
@@ -55,7 +56,7 @@ def plain_frame(draw: st.DrawFn) -> bytearray:
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytearray:
-    """A plain frame with one byte changed anywhere, sometimes with a checksum that is right again."""
+    """Draw a plain frame with one changed byte, sometimes with a corrected body checksum."""
     made = draw(plain_frame())
     at = draw(st.integers(0, len(made) - 1))
     made[at] ^= draw(st.integers(1, 255))
@@ -73,10 +74,10 @@ tails = st.sampled_from(
     st.lists(plain_frame() | damaged() | any_frame() | mutated_frame(), max_size=6), tails, st.integers(0, 8)
 )
 @example([], b"", 5)
-def test_what_a_producer_sent_is_found_as_scan_finds_it_and_judged_as_the_oracle_judges(
+def test_scan_checked_finds_frames_like_scan_and_checks_them_like_the_oracle(
     pieces: list[bytearray], tail: bytes, frames_max: int
 ) -> None:
-    """RF-31: whatever a producer wrote."""
+    """The results agree for any bytes that a producer writes (RF-31)."""
     buffer = bytearray().join([*pieces, tail])
     assume(len(buffer) % 8 == 0)
     before = bytearray(buffer)
@@ -108,7 +109,7 @@ def test_what_a_producer_sent_is_found_as_scan_finds_it_and_judged_as_the_oracle
 
 
 def require_runs(runs: list[CheckedFrameRange], words: Any, judged: list[tuple[int, int, int]]) -> None:
-    """Runs cover all rows, are as long as they can be, and say of their frames what is so."""
+    """Require that runs cover all rows, are as long as possible, and describe their frames correctly."""
     assert [run.start for run in runs] == [0, *(run.stop for run in runs[:-1])][: len(runs)]
     assert (runs[-1].stop if runs else 0) == len(words)
     counts, columns = frames.counts_of(words).tolist(), frames.columns_of(words).tolist()
@@ -135,7 +136,7 @@ def require_runs(runs: list[CheckedFrameRange], words: Any, judged: list[tuple[i
 
 
 @given(st.lists(any_frame(), min_size=1, max_size=5), st.integers(0, (1 << 64) - 1))
-def test_hashes_and_seals_are_those_of_xxhash(pieces: list[bytearray], salt: int) -> None:
+def test_hashes_and_seals_equal_those_of_xxhash(pieces: list[bytearray], salt: int) -> None:
     buffer = bytes(bytearray().join(pieces))
     batch = scan(buffer)
     assert frames.body_hashes(buffer, batch).tolist() == [xxh3_64_intdigest(bytes(p[80:])) for p in pieces]
@@ -145,8 +146,8 @@ def test_hashes_and_seals_are_those_of_xxhash(pieces: list[bytearray], salt: int
 
 
 @given(mutated_frame() | any_frame())
-def test_a_body_is_walked_as_the_oracle_walks_it(whole: bytearray) -> None:
-    """The same places, or the same fault at the same place."""
+def test_walk_body_agrees_with_the_oracle(whole: bytearray) -> None:
+    """Both return the same positions, or the same fault at the same position."""
     header = unpack_header(whole, 0)
     assume(not oracle.header_fault(header) and header.records and not header.codec)
     body = memoryview(bytes(whole))[layout.HEADER_BYTES : header.total_bytes]
@@ -170,13 +171,13 @@ ROWS_OF_NOTHING = (None,) * 9
      [b"x" * (RECORD_BYTES_MAX + 1)], (b"x", [0, 1])],
     ids=["none", "bytearray", "text", "view", "too large", "no offsets"],
 )  # fmt: skip
-def test_what_is_not_plain_is_not_encoded(items: Any) -> None:
+def test_the_kernel_does_not_encode_values_other_than_plain_bytes(items: Any) -> None:
     columns = (items, *ROWS_OF_NOTHING)
     assert kernel.encode(columns, len(items), 1, bytes(80), FRAME_BYTES_MAX, LIMITS) is None
 
 
 @pytest.mark.parametrize("records", [0, -1, 1 << 40])
-def test_numbers_of_records_that_make_no_sense_are_not_encoded(records: int) -> None:
+def test_the_kernel_does_not_encode_invalid_numbers_of_records(records: int) -> None:
     columns = ([b"x"], *ROWS_OF_NOTHING)
     assert kernel.encode(columns, 1, records, bytes(80), FRAME_BYTES_MAX, LIMITS) is None
 
@@ -186,7 +187,7 @@ def test_a_header_of_another_size_is_an_error() -> None:
         kernel.encode(([b"x"], *ROWS_OF_NOTHING), 1, 1, bytes(79), FRAME_BYTES_MAX, LIMITS)
 
 
-def test_more_than_a_call_may_hold_is_not_encoded() -> None:
+def test_the_kernel_does_not_encode_more_bytes_than_the_limit() -> None:
     one = codec.encode_frames([b"x"] * 4, 2, topic_id=1)[0]
     columns = ([b"x"] * 4, *ROWS_OF_NOTHING)
     assert kernel.encode(columns, 4, 2, bytes(80), len(one), LIMITS) is not None
@@ -199,7 +200,7 @@ def rows(count: int) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 1), (2, 1), (0, 4), (4, 5)])
 def test_rows_outside_of_a_matrix_are_an_error(start: int, stop: int) -> None:
-    """A mistake of ours must not become somebody else's memory."""
+    """An error of the caller must not read or write foreign memory."""
     entries = np.zeros((3, WORDS), dtype=np.uint64)
     with pytest.raises(ValueError, match="outside"):
         kernel.number(rows(3), entries, start, stop, 1, 1, 1, 1)
@@ -221,7 +222,7 @@ def test_offsets_outside_of_a_buffer_are_an_error(offset: int) -> None:
         kernel.stamp(buffer, offsets, 1, 1, 1, 1, True)
 
 
-def test_what_may_not_be_written_is_not() -> None:
+def test_the_kernel_refuses_read_only_buffers() -> None:
     with pytest.raises((TypeError, BufferError)):
         kernel.take(bytes(80), 1, 0, LIMITS)
     with pytest.raises((TypeError, BufferError)):
@@ -229,7 +230,7 @@ def test_what_may_not_be_written_is_not() -> None:
 
 
 @given(st.lists(plain_frame(), min_size=1, max_size=5), st.integers(0, (1 << 64) - 1))
-def test_seals_are_those_of_batch(pieces: Sequence[bytearray], salt: int) -> None:
+def test_seal_rows_gives_the_seals_of_the_batch_functions(pieces: Sequence[bytearray], salt: int) -> None:
     buffer = bytearray().join(pieces)
     batch = scan_checked(buffer)
     other, expected = bytearray(buffer), scan(bytearray(buffer))
@@ -305,8 +306,9 @@ print("clean")
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_no_byte_outside_of_a_buffer_is_touched(tmp_path: Path) -> None:
-    """RF-31: the same source under the address and the undefined-behaviour sanitizer, with hostile frames."""
+def test_the_kernel_accesses_no_byte_outside_of_a_buffer(tmp_path: Path) -> None:
+    """The same source runs under the address and the undefined-behaviour sanitizer with hostile frames
+    (RF-31)."""
     compiler = os.environ.get("CC", "cc")
     found = subprocess.run(
         [compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=False
@@ -355,7 +357,7 @@ def without_kernel(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_where_it_is_missing_the_error_says_what_to_do() -> None:
+def test_connect_without_the_kernel_fails_with_a_remedy() -> None:
     done = without_kernel(
         "try:\n    ringlog.connect()\nexcept ringlog.errors.KernelMissing as e:\n    print(e.code, e)"
     )
@@ -366,7 +368,7 @@ def test_where_it_is_missing_the_error_says_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("command", ["ringlog.cli.main(['doctor'])", "supervisor.main()"])
-def test_where_it_is_missing_a_command_says_so_in_one_line(command: str) -> None:
+def test_a_command_without_the_kernel_fails_with_one_line(command: str) -> None:
     done = without_kernel(f"import ringlog.cli, supervisor\nsys.argv = ['x']\nsys.exit({command})")
     assert done.returncode == 1
     assert done.stderr.startswith("ringlog's compiled kernel is missing")
@@ -374,7 +376,7 @@ def test_where_it_is_missing_a_command_says_so_in_one_line(command: str) -> None
 
 
 def test_frames_with_and_without_nulls_are_decoded_together() -> None:
-    """A column of which one frame has nulls and the next none: validity of all their records."""
+    """The validity covers all records, also if the column has nulls in one frame and no nulls in the next."""
     keys: list[list[bytes | None]] = [[b"a", None], [b"b", b""], [None, b""]]
     made = [codec.encode_frames([b"x", b"yy"], 2, {"keys": each}, topic_id=7)[0] for each in keys]
     whole = b"".join(made)

@@ -1,4 +1,4 @@
-"""What a change leases, as tests look at it."""
+"""The leases of a change in a form for tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ringlog.leases.change import CLAIM_ROW, LeaseChange
 
 
 class LeaseRun(NamedTuple):
-    """Numbers `first` up to `stop`, exclusive, handed out together; `token` is of the first."""
+    """Seqs `first` up to `stop`, exclusive, that one claim leased together. `token` belongs to the first."""
 
     first: int
     stop: int
@@ -17,7 +17,7 @@ class LeaseRun(NamedTuple):
 
 
 def lease_runs(change: LeaseChange | None) -> list[LeaseRun]:
-    """What a claim was given."""
+    """Return the runs that a claim leased."""
     rows = change.rows if change is not None else []
     return [
         LeaseRun(first, first + count, deliveries, token)

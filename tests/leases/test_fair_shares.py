@@ -1,4 +1,4 @@
-"""Fair shares of jobs among claims that came in together."""
+"""Fair shares of jobs among concurrent claims."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ wants = st.lists(st.integers(0, 12), max_size=12)
         ([1000, 1, 1000], 2, [1, 1, 0]),
     ],
 )  # fmt: skip
-def test_shares_are_those_of_the_examples(asked, supply, shares):
-    """QC-13."""
+def test_fair_shares_gives_the_worked_examples(asked, supply, shares):
+    """No claim gets more than it requests, and the shares of unsatisfied claims differ by at most one."""
     assert fair_shares(asked, supply) == shares
 
 
 @given(wants, st.integers(0, 80))
-def test_shares_are_what_dealing_one_by_one_gives(asked, supply):
-    """QC-12, QC-13."""
+def test_fair_shares_equals_round_robin(asked, supply):
+    """Round robin gives one job to each unsatisfied claim in turn."""
     dealt = [0] * len(asked)
     left = min(supply, sum(asked))
     while left:
@@ -45,7 +45,7 @@ def test_shares_are_what_dealing_one_by_one_gives(asked, supply):
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), max_size=8), wants)
-def test_parts_are_all_jobs_in_their_order(lengths, asked):
+def test_split_runs_keeps_all_jobs_in_order(lengths, asked):
     found, at = [], 1
     for length, deliveries in lengths:
         found.append((at, at + length, deliveries))
@@ -61,7 +61,7 @@ def test_parts_are_all_jobs_in_their_order(lengths, asked):
 
 
 def test_each_claim_has_its_own_lease():
-    """QC-14, QC-15: with its own node and length, from the same instant."""
+    """Each lease has the node and the length of its claim, and all start at the same time."""
     queue = ConsumerGroup(tokens=LeaseTokens(1))
     requests = [ClaimRequest("a", 2, 100), ClaimRequest("b", 9, 500), ClaimRequest("a", 1, 300)]
     first, second, third = queue.claim_fair_shares(LiveSeqs(1, 6), requests, 1_000, 1_000)

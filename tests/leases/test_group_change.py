@@ -1,4 +1,4 @@
-"""A group's changes as bytes: what the golden frames say, and what no version can have written."""
+"""Changes of a consumer group as bytes: the golden frames, and bytes that no version can have written."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def golden_of(name: str) -> bytes:
     return golden
 
 
-def test_a_group_that_was_made_before_there_were_dead_letters_has_none() -> None:
+def test_a_group_created_before_dead_letters_existed_has_none() -> None:
     golden = bytes.fromhex((GOLDEN / "group_created.hex").read_text())
     assert open_frame(golden, seed=SEED).frame_type == FrameType.LEASE
     found = decode_body(FrameType.LEASE, golden[80:].rstrip(b"\0"))
@@ -86,7 +86,7 @@ def test_a_group_saved_and_loaded_is_the_same() -> None:
     )
 
 
-def test_the_answers_of_one_member_are_not_forgotten_for_those_of_another() -> None:
+def test_replies_of_one_member_do_not_evict_those_of_another() -> None:
     group = create_group(CREATED)
     group.replay(CLAIMED)
     for n in range(limits.LEASE_CALLS_PER_NODE_MAX + 9):
@@ -111,8 +111,8 @@ def test_the_answers_of_one_member_are_not_forgotten_for_those_of_another() -> N
 
 
 @pytest.mark.parametrize("at", range(0, 200, 3))
-def test_damaged_state_is_found_or_makes_sense(at: int) -> None:
-    """SN-9: no exception but CorruptData comes out, whatever the bytes."""
+def test_damaged_group_state_is_refused_or_consistent(at: int) -> None:
+    """Any bytes give CorruptData and no other exception, or a consistent group."""
     group = create_group(CREATED)
     group.replay(CLAIMED)
     data = bytearray(encode_group(group))

@@ -1,4 +1,5 @@
-"""A consumer group against a model that keeps one dictionary a position; and its log against its state."""
+"""A consumer group compared with a model of one object for each position, and its log compared with its
+state."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ NODES = ("a", "b", "c")
 node = st.sampled_from(NODES)
 pick = st.integers(0, 60)
 BEGIN = BLOCK - 20
-"""The first position: what happens, happens around the end of a block."""
+"""The first position. The test runs around the end of a block of the run table."""
 PENDING_MAX, MEMBER_MAX = 40, 25
 STATE = {"leased": LEASED, "delayed": DELAYED, "returned": RETURNED}
 _encode = msgspec.msgpack.Encoder().encode
@@ -37,12 +38,12 @@ _decode = msgspec.msgpack.Decoder(LeaseChange).decode
 
 @dataclass
 class Position:
-    """One position as the model knows it."""
+    """One position in the model."""
 
     not_before: int = 0
     priority: int = 0
     state: str = "fresh"
-    """Of one that nobody was given: fresh, or waiting for its time."""
+    """Without a delivery: fresh, or waiting until `not_before`."""
     node: str = ""
     token: int = 0
     at: int = 0
@@ -53,8 +54,10 @@ class Position:
 
 
 class GroupMachine(RuleBasedStateMachine):
-    """F26 to F33 and F47, in the order and at the time that records ask for; that the log says the same as
-    the state, and a snapshot of any moment too."""
+    """Any history of a consumer group: order and time of delivery, settlements, seeks and removals.
+
+    Replay of the log from any snapshot gives the same state (CG1, CG2, CG4).
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,14 +67,14 @@ class GroupMachine(RuleBasedStateMachine):
         made = GroupConfig("g", Mode.QUEUE, "", PENDING_MAX, MEMBER_MAX)
         self.log: list[bytes] = []
         self.saved: list[tuple[int, bytes]] = []
-        """States, each with how long the log was then."""
+        """Encoded states, each with the length of the log at that time."""
         self.group = create_group(self.logged(created(1, made, BEGIN, self.now)), self.tokens)
         self.positions: dict[int, Position] = {}
         self.all: set[int] = set()
         self.dead: set[int] = set()
         self.front, self.head, self.levels = BEGIN, BEGIN - 1, 3
         self.asked: dict[int, tuple[int, int]] = {}
-        """(not before, priority) of each record."""
+        """(not_before, priority) of each record."""
         self.given: list[tuple[int, int, str]] = []
         self.seen: set[int] = set()
         self.calls = 0
@@ -103,7 +106,7 @@ class GroupMachine(RuleBasedStateMachine):
         }  # fmt: skip
 
     def begun(self, seq: int) -> Position:
-        """A position that nobody was given."""
+        """Return a position without a delivery."""
         not_before, priority = self.asked[seq]
         return Position(not_before, priority, "waiting" if not_before > self.now else "fresh")
 
@@ -112,7 +115,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule()
     def learn(self):
-        """What the shard asks storage for before a claim."""
+        """Load the delivery attributes that the shard loads from storage before a claim."""
         group = self.group
         if group.levels != self.levels:
             group.invalidate_priorities(self.levels)
@@ -154,7 +157,7 @@ class GroupMachine(RuleBasedStateMachine):
             self.logged(change)
             assert change.until_ms == self.now + lease
 
-    # -- what happens ---------------------------------------------------------------------------------
+    # -- operations ---------------------------------------------------------------------------------------
 
     @rule(
         count=st.integers(1, 30), delay=st.sampled_from([None, None, None, 1, 100, 250]),
@@ -274,7 +277,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule(at=pick)
     def again(self, at):
-        """What is done comes back; what is pending, or was given to nobody yet, is as it was."""
+        """Redeliver a position: an acked one becomes ready, a pending or undelivered one does not change."""
         self.expire()
         there = sorted(seq for seq in self.all - self.dead if seq >= self.front)
         if not there:
@@ -318,7 +321,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 20), again=st.integers(0, 3))
     def restart(self, at, again):
-        """From any snapshot there was, or from none, and with some of the log replayed twice."""
+        """Recover from any snapshot, or from none, and replay some of the log twice."""
         begun, group = 1, create_group(_decode(self.log[0]))
         if self.saved:
             begun, data = self.saved[at % len(self.saved)]
@@ -340,7 +343,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.group = group
 
     def facts(self, group: ConsumerGroup) -> dict[int, tuple]:
-        """Everything that is known of each pending position."""
+        """Return all known values of each pending position."""
         entries, more = group.list_pending(self.now, limit=1_000)
         assert not more
         facts = {}
@@ -352,7 +355,7 @@ class GroupMachine(RuleBasedStateMachine):
                 )  # fmt: skip
         return facts
 
-    # -- what must be true ----------------------------------------------------------------------------
+    # -- invariants ---------------------------------------------------------------------------------------
 
     @invariant()
     def the_model_says_the_same(self):
@@ -378,7 +381,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @invariant()
     def why_they_failed_is_known_as_long_as_they_are_pending(self):
-        """L24, L33."""
+        """The failure of a position is kept until it is no longer pending."""
         wanted = {seq: each.failure for seq, each in self.positions.items() if each.failure}
         assert dict(self.group.failures) == wanted
 

@@ -1,4 +1,4 @@
-"""The table of runs: found by number, split and dropped, in blocks."""
+"""The table of runs: lookup by seq, splits and drops, in blocks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from ringlog.leases.runs import BLOCK, LEASED, LeaseRuns
 
 
-def test_a_run_is_found_by_each_of_its_numbers_and_by_no_other():
+def test_find_returns_a_run_for_each_of_its_seqs_and_no_other():
     runs = LeaseRuns()
     row = runs.add(10, 20, LEASED, token=100)
     assert [runs.find(seq) for seq in (9, 10, 19, 20, 10 + BLOCK)] == [-1, row, row, -1, -1]
 
 
-def test_a_split_run_keeps_its_facts_and_its_tokens():
+def test_split_row_keeps_the_values_and_tokens():
     runs = LeaseRuns()
     row = runs.add(10, 20, LEASED, at=5, token=100, holder=3, deliveries=2)
     new = runs.split_row(row, 14)
@@ -23,7 +23,7 @@ def test_a_split_run_keeps_its_facts_and_its_tokens():
     assert (runs.find(13), runs.find(14)) == (row, new)
 
 
-def test_rows_are_used_again():
+def test_dropped_rows_are_reused():
     runs = LeaseRuns()
     for turn in range(10_000):
         runs.drop(runs.add(turn * 7, turn * 7 + 3, LEASED))
@@ -35,7 +35,7 @@ SPANS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5)), max_size=40)
 
 
 @given(SPANS, st.integers(0, 400), st.integers(0, 400), st.integers(1, 300))
-def test_what_lies_within_and_below_is_what_a_search_of_all_finds(spans, low, floor, length):
+def test_within_and_below_agree_with_a_full_scan(spans, low, floor, length):
     runs, at, made = LeaseRuns(), BLOCK - 100, []
     for gap, size in spans:
         at += gap

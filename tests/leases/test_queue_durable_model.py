@@ -1,4 +1,4 @@
-"""What the log says of a queue against the recounting model of it: after every crash all is as it was."""
+"""The logged changes of a queue compared with its model: after every crash the state is the same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CALLS = {"claim", "nack", "nack_resting", "undo", "extend", "reject", "release"}
 
 
 class Logged:
-    """A queue that logs what is done to it, as its shard would."""
+    """A queue that logs every change as its shard does."""
 
     def __init__(self, queue: ConsumerGroup, log: list[bytes]) -> None:
         self._queue, self._log = queue, log
@@ -45,7 +45,10 @@ class Logged:
 
 
 class DurableMachine(QueueMachine):
-    """QL-10, QL-15, QL-17, QL-22, QN-6: replay, a snapshot of any moment, and both together say the same."""
+    """Any history of a queue with durable leases (Q6).
+
+    Replay, a snapshot of any moment, and both together give the same state.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,14 +64,17 @@ class DurableMachine(QueueMachine):
         super().rests(queue._queue if isinstance(queue, Logged) else queue)
 
     def restore(self):
-        """Not logged: it is done again by the first claim after a restart."""
+        """Do nothing. This operation is not logged; the first claim after a restart repeats it."""
 
     @rule()
     def snapshot(self):
         self.snapshots.append((len(self.log), encode_queue_leases(self.durable)))
 
     def replayed(self, which: int, again: int = 0) -> ConsumerGroup:
-        """The log behind a snapshot, perhaps with some of what the snapshot has already (QL-17)."""
+        """Return the state of a snapshot with the log after it.
+
+        `again` changes that the snapshot already contains are replayed too.
+        """
         length, data = self.snapshots[which % len(self.snapshots)]
         durable = decode_queue_leases(data)
         self.rests(durable)

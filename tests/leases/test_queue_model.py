@@ -1,4 +1,4 @@
-"""A queue against a model that keeps one dictionary a job and counts everything again each time."""
+"""A queue compared with a model of one object for each job, which recounts everything after each step."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ LIVES = {"a": (101, 7), "b": (102, 7), "c": (103, 7)}
 node = st.sampled_from(NODES)
 pick = st.integers(0, 60)
 BEGIN = BLOCK - 20
-"""The first number: what happens, happens around the end of a block."""
+"""The first seq. The test runs around the end of a block of the run table."""
 
 
 @dataclass
 class Job:
-    """One job as the model knows it."""
+    """One job in the model."""
 
     not_before: int = 0
     priority: int = 0
     put: int = 0
     ripe: int = 0
-    """When it became ready, if it was delayed and the queue counts from then."""
+    """Time at which the job became ready, if it was delayed and the queue counts from then."""
     state: str = "fresh"
     node: str = ""
     token: int = 0
@@ -45,7 +45,8 @@ class Job:
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """QL-3..QL-13, QC-5..7, QA-3..4, QA-9..12, QN, QE, QS-1..3 and QD-1."""
+    """Any history of a queue against the model: claims, settlements, leases, delays, removals and counts (Q1,
+    Q2, Q3, Q5, Q8, Q10)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +81,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def rest_of(self, job: Job) -> int:
         base, most = self.backoff
-        return min(base * 2 ** (job.deliveries - 1), most)  # L34
+        return min(base * 2 ** (job.deliveries - 1), most)  # the backoff doubles with each delivery
 
     def expire(self) -> None:
         for job in self.jobs.values():
@@ -100,7 +101,7 @@ class QueueMachine(RuleBasedStateMachine):
         return min(job.priority, self.levels - 1) if self.levels else 0
 
     def feed(self, seqs: list[int]) -> None:
-        """What the records of these jobs say, as the shard would tell."""
+        """Add the delivery attributes of these jobs, as the shard does."""
         found = [(seq, self.jobs[seq].not_before, self.level_of(self.jobs[seq])) for seq in seqs]
         found = [row for row in found if row[1] or row[2]]
         columns = zip(*found, strict=True) if found else ((), (), ())
@@ -111,7 +112,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue.add_delivery_attributes(marks, self.live(), self.head, self.now)
 
     def fresh_in_order(self, starvation: int) -> tuple[list[int], set[int]]:
-        """L11, L12: jobs nobody had, in the order in which they are handed out; and which are promoted."""
+        """Return the undelivered jobs in the order of delivery, and the set of promoted jobs."""
         fresh = [seq for seq, job in sorted(self.jobs.items()) if job.state == "fresh"]
         until, top = self.now - starvation, self.levels - 1
         overdue = [
@@ -128,7 +129,8 @@ class QueueMachine(RuleBasedStateMachine):
         return job is not None and job.state == "leased" and job.node == who and token in {0, job.token}
 
     def chosen(self, picks: list[int], with_tokens: bool, strangers: bool):
-        """Entries of a request: jobs that somebody was given at some time, and numbers nobody was."""
+        """Return the entries of a request: jobs that were delivered at some time, and an unknown seq if
+        `strangers`."""
         found = [self.given[at % len(self.given)] for at in picks if self.given]
         entries = [(seq, token) for seq, token, _ in found]
         if strangers:
@@ -137,7 +139,7 @@ class QueueMachine(RuleBasedStateMachine):
         tokens = np.array([token for _, token in entries], dtype=np.uint64) if with_tokens else None
         return [(seq, token if with_tokens else 0) for seq, token in entries], seqs, tokens
 
-    # -- what happens ---------------------------------------------------------------------------------
+    # -- operations ---------------------------------------------------------------------------------------
 
     @rule(
         count=st.integers(1, 30), delay=st.sampled_from([None, None, -5, 0, 1, 100, 250]),
@@ -174,7 +176,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.expire()
         order = DispatchOrder(self.levels, starvation, by_number)
         if not starvation:
-            # Nobody counts from when they became ready; but what does so right now, the queue still knows.
+            # With promotion off, the queue does not use the time at which a job became ready. It still keeps
+            # the times of the current millisecond.
             for job in self.jobs.values():
                 job.ripe = job.ripe if job.ripe == self.now else 0
         has_marked = bool(self.queue.ready_index)
@@ -229,7 +232,8 @@ class QueueMachine(RuleBasedStateMachine):
         spoilt=st.sampled_from(["", "", "token", "order", "twice"]),
     )  # fmt: skip
     def ack_in_a_row(self, start, count, with_tokens, spoilt):
-        """Jobs as they were handed out together, as most workers ack them; and nearly so."""
+        """Ack jobs in the order in which they were delivered, as most workers do, or with one small
+        deviation."""
         if not self.given:
             return
         found = self.given[start % len(self.given) :][:count]
@@ -258,7 +262,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue.apply_removal(0, BitMap64(leased), on_request=True)
 
     def outcome(self, entries, matched, who):
-        """QA-3, QA-4, QA-9, QA-10: entry by entry; a number listed twice counts once."""
+        """Check the match entry by entry, and return the leased and the deleted jobs. A repeated seq counts
+        once."""
         leased, gone, skipped = set(), set(), []
         for seq, token in entries:
             if seq not in leased and self.holds(seq, token, who, self.jobs):
@@ -277,7 +282,7 @@ class QueueMachine(RuleBasedStateMachine):
         delay=st.sampled_from([0, 0, 50, 500, None]), reason=st.sampled_from(["", "timeout", "refused"]),
     )  # fmt: skip
     def nack(self, who, picks, with_tokens, delay, reason):
-        """L34: with no delay each rests by its deliveries."""
+        """Nack jobs. Without a delay, each job waits for the backoff of its delivery count."""
         self.expire()
         entries, seqs, tokens = self.chosen(picks, with_tokens, False)
         matched = self.queue.match(seqs, tokens, who, self.now)
@@ -295,7 +300,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(who=node, picks=st.lists(pick, max_size=8), with_tokens=st.booleans())
     def undo(self, who, picks, with_tokens):
-        """Nobody began them: as before they were handed out, but that they come back first."""
+        """Undo deliveries that no worker started: they do not count, and the jobs are delivered next."""
         self.expire()
         entries, seqs, tokens = self.chosen(picks, with_tokens, False)
         matched = self.queue.match(seqs, tokens, who, self.now)
@@ -369,7 +374,10 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self):
-        """QL-14: every live job is ready, deliveries from 0; no token comes again (QL-7)."""
+        """Restart with a new incarnation.
+
+        Every live job is ready with delivery count 0, and no token is issued again (Q3).
+        """
         self.incarnation += 1
         self.queue = ConsumerGroup(tokens=LeaseTokens(self.incarnation))
         self.rests(self.queue)
@@ -389,11 +397,11 @@ class QueueMachine(RuleBasedStateMachine):
             if job.state == "spent":
                 job.state = "returned"
 
-    # -- what always holds ----------------------------------------------------------------------------
+    # -- invariants ---------------------------------------------------------------------------------------
 
     @invariant()
     def counts_are_what_a_recount_finds(self):
-        """QS-1, QS-2, QS-3."""
+        """The counts of the queue equal a recount (Q2)."""
         self.expire()
         self.queue.apply_expirations(self.now)
         states = [job.state for job in self.jobs.values()]
@@ -404,7 +412,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_next_instant_is_the_earliest_one(self):
-        """QL-9."""
+        """`next_due_ms` returns the earliest time at which a job changes its state."""
         due = [job.at + 1 for job in (*self.jobs.values(), *self.gone.values()) if job.state == "leased"]
         due += [job.at for job in self.jobs.values() if job.state == "delayed"]
         due += [job.not_before for job in self.jobs.values() if job.state == "waiting"]
@@ -425,7 +433,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def why_jobs_failed_is_known_as_long_as_they_are_there(self):
-        """L24, L33."""
+        """The failure of a job is kept until the job leaves the queue."""
         assert dict(self.queue.failures) == {
             seq: job.failure for seq, job in self.jobs.items() if job.failure
         }

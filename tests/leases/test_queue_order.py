@@ -1,4 +1,4 @@
-"""In which order jobs are handed out that nobody had: short lives against the model, and the parts alone."""
+"""The order of first deliveries: short histories compared with the model, and the parts on their own."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ lives = st.lists(st.one_of(puts, puts, claims, claims, passing, changes), max_si
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from([0, 2, 3]), lives)
 @example(
-    # Found in November 2026: ready in the very millisecond in which promotion was off.
+    # Found in November 2026: the job became ready in the same millisecond in which promotion was off.
     2,
     [
         ("append", 2, 1, 0), ("claim", "a", 1, 100, 0, 0), ("time_passes", 201),
         ("claim", "a", 1, 100, 0, 0), ("claim", "a", 1, 100, 0, 200),
     ],
 )  # fmt: skip
-def test_a_short_life_is_what_the_model_says(levels, life):
+def test_a_short_history_agrees_with_the_model(levels, life):
     machine = QueueMachine()
     machine.levels_change(levels)
     for name, *arguments in life:
@@ -76,21 +76,21 @@ def claimed(queue: ConsumerGroup, live: LiveSeqs, most: int, now: int, starvatio
     return [seq for run in lease_runs(found) for seq in range(run.first, run.stop)]
 
 
-def test_a_delayed_job_is_handed_out_at_its_instant_and_not_before():
+def test_a_delayed_job_is_delivered_at_its_time_and_not_before():
     queue, live = queue_of(3, {2: 1_500}, {}), LiveSeqs(1, 3)
     assert claimed(queue, live, 9, 1_499) == [1, 3]
     assert (queue.counts(3).delayed, queue.next_due_ms()) == (1, 1_500)
     assert claimed(queue, live, 9, 1_500) == [2], "at equality it is ready"
 
 
-def test_what_became_ready_behind_the_cursor_comes_before_what_lies_ahead():
+def test_delayed_jobs_below_the_cursor_are_delivered_before_those_above_it():
     queue = queue_of(9, {2: 1_500, 8: 1_600}, {})
     assert claimed(queue, LiveSeqs(1, 9), 4, 1_000) == [1, 3, 4, 5]
     assert claimed(queue, LiveSeqs(1, 9), 3, 1_600) == [2, 6, 7]
     assert claimed(queue, LiveSeqs(1, 9), 3, 1_600) == [8, 9]
 
 
-def test_what_was_deleted_while_delayed_is_never_ready():
+def test_a_job_deleted_while_delayed_is_never_ready():
     queue = queue_of(3, {1: 1_500, 2: 1_500}, {})
     queue.apply_removal(0, BitMap64([2]), on_request=True)
     live = LiveSeqs(1, 3, BitMap64([2]))
@@ -99,7 +99,7 @@ def test_what_was_deleted_while_delayed_is_never_ready():
     queue.check()
 
 
-def test_the_highest_level_goes_first_and_an_answer_ascends():
+def test_the_highest_level_is_delivered_first_and_a_reply_is_sorted_by_seq():
     queue, live = queue_of(6, {}, {2: 1, 4: 2, 5: 1}), LiveSeqs(1, 6)
     assert claimed(queue, live, 2, 1_000) == [2, 4]
     assert claimed(queue, live, 2, 1_000) == [1, 5]
@@ -108,8 +108,8 @@ def test_the_highest_level_goes_first_and_an_answer_ascends():
     assert claimed(queue, LiveSeqs(1, 3), 9, 1_000) == [1, 2, 3]
 
 
-def test_no_job_waits_longer_than_the_bound_under_a_stream_of_urgent_ones():
-    """L12: the window plus one pass, whatever comes in meanwhile."""
+def test_no_job_waits_longer_than_starvation_ms_under_a_stream_of_urgent_jobs():
+    """It waits at most the starvation window plus one pass, whatever arrives in the meantime."""
     queue = queue_of(1, {}, {1: 0, 2: 2})
     head, now = 1, 1_000
     while 1 in (live := [1]) and now < 40_000:
@@ -126,7 +126,7 @@ def test_no_job_waits_longer_than_the_bound_under_a_stream_of_urgent_ones():
     assert queue.promoted == 1
 
 
-def test_a_restart_knows_delays_from_the_records_alone():
+def test_a_restart_restores_delays_from_the_records():
     first = queue_of(2, {1: 5_000}, {})
     assert claimed(first, LiveSeqs(1, 2), 9, 1_000) == [2]
     again = queue_of(2, {1: 5_000}, {}, now=2_000)
@@ -134,7 +134,7 @@ def test_a_restart_knows_delays_from_the_records_alone():
     assert claimed(again, LiveSeqs(1, 2), 9, 5_000) == [1]
 
 
-def test_a_million_delayed_jobs_take_fifty_bytes_each_and_a_claim_no_time():
+def test_a_million_delayed_jobs_take_at_most_fifty_bytes_each():
     import tracemalloc
 
     count = 1_000_000
@@ -149,7 +149,7 @@ def test_a_million_delayed_jobs_take_fifty_bytes_each_and_a_claim_no_time():
         queue.add_delivery_attributes(marks, live, int(seqs[part[-1]]), 1_000)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    # The bitmaps are not Python's: at most two bytes a number and a few thousand containers of them.
+    # tracemalloc does not see the bitmaps: at most two bytes a seq, and a few thousand containers.
     bitmaps = sum(
         len(each.serialize()) for each in (queue.ready_index.delayed, queue.ready_index.skipped_by_cursor)
     )
@@ -158,12 +158,12 @@ def test_a_million_delayed_jobs_take_fifty_bytes_each_and_a_claim_no_time():
     assert claimed(queue, live, 12, 1_000) == [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13]
 
 
-# -- the parts --------------------------------------------------------------------------------------------
+# -- parts ------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.one_of(st.lists(st.integers(0, 50), max_size=8), st.integers(0, 60)), max_size=20))
-def test_a_schedule_is_a_sorted_list(steps):
+def test_a_delay_schedule_agrees_with_a_sorted_list(steps):
     schedule, model, number = DelaySchedule(), [], 0
     for step in steps:
         if isinstance(step, int):
@@ -183,7 +183,7 @@ def test_a_schedule_is_a_sorted_list(steps):
 
 
 @pytest.mark.parametrize("count", [10, QUEUE_AGES_MAX, 3 * QUEUE_AGES_MAX])
-def test_ages_are_exact_until_there_are_too_many_and_never_too_young(count):
+def test_enqueue_times_are_exact_up_to_a_limit_and_never_too_late(count):
     ages = EnqueueTimes()
     for n in range(count):
         ages.record_enqueue(1 + 3 * n, 1_000 + 7 * n)
@@ -206,7 +206,7 @@ def test_ages_are_exact_until_there_are_too_many_and_never_too_young(count):
     assert ages.put_ms(3 * count) == last
 
 
-def test_waits_are_known_to_an_eighth_and_forgotten_after_two_windows():
+def test_a_wait_histogram_is_exact_to_an_eighth_and_covers_two_windows():
     for waited in (0, 1, 15, 16, 17, 31, 1_000, 123_456, 10**9):
         waits = WaitHistogram()
         waits.record_waits(1, waited, 0)
@@ -221,7 +221,7 @@ def test_waits_are_known_to_an_eighth_and_forgotten_after_two_windows():
     assert waits.p99_ms(0) >= 5_000
 
 
-def test_instants_at_which_jobs_became_ready_are_bounded():
+def test_the_ready_times_kept_are_bounded():
     index = ReadyIndex()
     count = 2 * QUEUE_READY_INSTANTS_MAX
     seqs = np.arange(1, count + 1, dtype=np.int64)
@@ -236,8 +236,8 @@ def test_instants_at_which_jobs_became_ready_are_bounded():
     assert list(index.overdue(2, 1 << 40)) == [(1, (1, count + 1))]
 
 
-def test_by_number_levels_mean_nothing_and_what_came_back_is_first():
-    """L14: delayed jobs wait all the same."""
+def test_delivery_by_seq_ignores_levels_and_starts_with_returned_jobs():
+    """Delayed jobs still wait for their time."""
     queue, live = queue_of(12, {3: 1_500, 9: 1_500}, {2: 2, 5: 1, 9: 2}), LiveSeqs(1, 12)
     by_number = DispatchOrder(queue.levels, 0, by_number=True)
 
@@ -255,8 +255,8 @@ def test_by_number_levels_mean_nothing_and_what_came_back_is_first():
 
 
 @pytest.mark.parametrize(("jobs", "shares"), [(12, ([1, 3], [2, 4], [5])), (4, ([1, 2], [4], [3]))])
-def test_a_cohort_may_ask_in_both_ways(jobs, shares):
-    """QC-13, QC-15, L14: each is given by its own order while there is enough; else all there is, fairly."""
+def test_concurrent_claims_may_use_different_orders(jobs, shares):
+    """With enough jobs, each claim gets jobs in its own order. Otherwise all jobs are shared out fairly."""
     queue, live = queue_of(jobs, {}, dict.fromkeys((2, 4), 1)), LiveSeqs(1, jobs)
     requests = [
         ClaimRequest("a", 2, 500, by_number=True),

@@ -1,4 +1,4 @@
-"""One queue, case by case: edges of time, order, matching, what ends a lease, what it costs."""
+"""One queue, case by case: time limits, order, matching, ends of leases, and costs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def match(of: ConsumerGroup, seqs: list[int], now: int, node: str = A, tokens: l
 # -- order and time ---------------------------------------------------------------------------------------
 
 
-def test_fresh_jobs_come_lowest_first_and_each_once():
+def test_new_jobs_are_delivered_lowest_seq_first_and_once():
     """QL-5, QC-5, QC-6."""
     q = queue()
     assert claim(q, live(5), 2, 0) == [1, 2]
@@ -60,16 +60,16 @@ def test_fresh_jobs_come_lowest_first_and_each_once():
     assert claim(q, live(5), 9, 0) == []
 
 
-def test_dead_and_lost_jobs_are_passed_over():
-    """QC-5."""
+def test_deleted_and_lost_jobs_are_skipped():
+    """A claim never leases a deleted seq or a seq of a lost range."""
     q = queue()
     assert claim(q, LiveSeqs(2, 12, BitMap64({4, 5, 9}), ((6, 7),)), 9, 0) == [2, 3, 8, 10, 11, 12]
     assert claim(q, LiveSeqs(2, 14, BitMap64({4, 5, 9, 13, 14}), ((6, 7),)), 9, 0) == []
     assert claim(q, LiveSeqs(2, 15, BitMap64({4, 5, 9, 13, 14}), ((6, 7),)), 9, 0) == [15]
 
 
-def test_a_lease_is_held_at_its_deadline_and_not_after_it():
-    """QL-8, QC-7, QL-12."""
+def test_a_lease_is_valid_through_its_deadline_and_not_after_it():
+    """The lease is valid in the last millisecond and expired in the next one."""
     q = queue()
     claim(q, live(1), 1, 0)
     q.apply_expirations(LEASE)
@@ -80,7 +80,7 @@ def test_a_lease_is_held_at_its_deadline_and_not_after_it():
 
 
 def test_a_delay_is_over_at_its_end():
-    """QN-3, QN-4."""
+    """The job is ready in the millisecond in which its delay ends."""
     q = queue()
     claim(q, live(2), 2, 0)
     q.nack(match(q, [1], 5), A, 100, 5)
@@ -89,16 +89,16 @@ def test_a_delay_is_over_at_its_end():
     assert claim(q, live(2), 1, 105) == [1]
 
 
-def test_what_came_back_comes_before_what_is_fresh():
-    """QL-5, QN-3: and its nacker may have it again."""
+def test_returned_jobs_are_delivered_before_new_ones():
+    """The worker that nacked a job may get it again."""
     q = queue()
     claim(q, live(6), 4, 0)
     q.nack(match(q, [3, 2], 1), A, 0, 1)
     assert claim(q, live(6), 3, 1) == [2, 3, 5]
 
 
-def test_deliveries_count_hand_outs_over_expiry_and_nack():
-    """QL-10, QN-5."""
+def test_the_delivery_count_grows_after_expiry_and_nack():
+    """Each delivery increments the count of the job."""
     q = queue()
     assert lease_runs(q.claim(live(1), A, 1, LEASE, 0))[0].deliveries == 1
     q.nack(match(q, [1], 0), A, 0, 0)
@@ -106,8 +106,8 @@ def test_deliveries_count_hand_outs_over_expiry_and_nack():
     assert lease_runs(q.claim(live(1), B, 1, LEASE, LEASE + 1))[0].deliveries == 3
 
 
-def test_extending_sets_the_deadline_anew_also_to_an_earlier_one():
-    """QE-2, QE-3."""
+def test_extend_replaces_the_deadline_also_by_an_earlier_one():
+    """The new deadline counts from the time of the call."""
     q = queue()
     given = lease_runs(q.claim(live(2), A, 2, LEASE, 0))[0]
     assert q.extend(match(q, [1], 10), A, 5_000, 10).until_ms == 5_010
@@ -118,7 +118,7 @@ def test_extending_sets_the_deadline_anew_also_to_an_earlier_one():
     assert list(match(q, [1], 5_011).skipped) == [1], "an expired lease cannot be extended"
 
 
-def test_a_clock_that_steps_back_revives_nothing_that_came_back():
+def test_a_clock_that_steps_back_does_not_revive_an_expired_lease():
     """CK-4."""
     q = queue()
     claim(q, live(1), 1, 0)
@@ -129,8 +129,8 @@ def test_a_clock_that_steps_back_revives_nothing_that_came_back():
 # -- matching ---------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_held_is_skipped_in_the_order_of_the_request():
-    """QA-3, QA-4, QA-5."""
+def test_match_lists_skipped_jobs_in_the_order_of_the_request():
+    """A job is skipped if the node does not lease it. A repeated seq is skipped the second time."""
     q = queue()
     claim(q, live(6), 3, 0)
     claim(q, live(6), 1, 0, B)
@@ -140,8 +140,8 @@ def test_what_is_not_held_is_skipped_in_the_order_of_the_request():
     assert ack(q, [1, 3], 0).skipped.tolist() == [1, 3]
 
 
-def test_a_token_of_an_earlier_lease_does_not_fit():
-    """QA-10; a token of 0 asks for none (QA-1)."""
+def test_a_token_of_an_earlier_lease_does_not_match():
+    """The token 0 matches any lease of the node."""
     q = queue()
     old = lease_runs(q.claim(live(3), A, 3, LEASE, 0))[0].token
     q.nack(match(q, [2], 0), A, 0, 0)
@@ -152,16 +152,16 @@ def test_a_token_of_an_earlier_lease_does_not_fit():
     assert match(q, [1, 2, 3], 0, tokens=[0, new, 0]).leased.tolist() == [1, 2, 3]
 
 
-def test_another_node_holds_nothing_of_it():
-    """QA-11."""
+def test_a_lease_matches_only_its_own_node():
+    """Node names are case-sensitive."""
     q = queue()
     claim(q, live(1), 1, 0, "Worker")
     assert match(q, [1], 0, "worker").skipped.tolist() == [1]
     assert match(q, [1], 0, "Worker").leased.tolist() == [1]
 
 
-def test_a_job_deleted_while_it_is_held_counts_as_acked_and_one_evicted_does_not():
-    """QA-9, QL-11."""
+def test_an_ack_of_a_deleted_job_succeeds_and_of_an_evicted_job_does_not():
+    """A delete on request keeps the lease until it is acked or expires. An eviction ends it at once."""
     q = queue()
     claim(q, live(4), 4, 0)
     q.apply_removal(3, None, on_request=False)
@@ -172,7 +172,7 @@ def test_a_job_deleted_while_it_is_held_counts_as_acked_and_one_evicted_does_not
     assert len(q.runs) == 0
 
 
-def test_a_deleted_jobs_lease_is_forgotten_when_it_expires():
+def test_the_lease_of_a_deleted_job_ends_when_it_expires():
     q = queue()
     claim(q, live(1), 1, 0)
     q.apply_removal(2, None, on_request=True)
@@ -183,8 +183,8 @@ def test_a_deleted_jobs_lease_is_forgotten_when_it_expires():
 # -- dead letters -----------------------------------------------------------------------------------------
 
 
-def test_a_job_that_had_its_deliveries_is_set_aside_and_stays_ready_until_it_is_moved():
-    """QD-1, QD-3."""
+def test_an_exhausted_job_counts_as_ready_until_it_is_moved():
+    """A job with `max_deliveries` deliveries becomes exhausted and is not delivered again."""
     q = queue()
     for now in (0, 2_000):
         assert claim(q, live(2), 1, now, deliveries_max=2) == [1]
@@ -196,7 +196,7 @@ def test_a_job_that_had_its_deliveries_is_set_aside_and_stays_ready_until_it_is_
     assert claim(q, live(2), 9, 4_000) == [1], "without a limit it comes back for ever (QD-5)"
 
 
-def test_a_job_that_was_moved_is_forgotten():
+def test_a_moved_exhausted_job_is_forgotten():
     q = queue()
     claim(q, live(3), 3, 0)
     q.nack(match(q, [1, 2, 3], 0), A, 0, 0)
@@ -206,11 +206,11 @@ def test_a_job_that_was_moved_is_forgotten():
     assert q.exhausted_runs(9) == [(3, 4, 1)]
 
 
-# -- what it costs ----------------------------------------------------------------------------------------
+# -- costs ------------------------------------------------------------------------------------------------
 
 
 def test_claiming_a_hundred_of_ten_million_jobs_touches_one_or_two_runs():
-    """QS-4: by jobs moved, not by the size of the queue."""
+    """The cost grows with the jobs of the claim, not with the size of the queue."""
     q = queue()
     whole = live(10_000_000)
     began = time.perf_counter()
@@ -222,8 +222,8 @@ def test_claiming_a_hundred_of_ten_million_jobs_touches_one_or_two_runs():
     assert took < 0.000_5, "microseconds, with room for a busy machine"
 
 
-def test_a_million_delayed_jobs_take_less_than_fifty_bytes_of_each_job_there_is():
-    """Memory at ten million ready and a million delayed jobs, each given back alone."""
+def test_a_million_separate_delays_take_less_than_fifty_bytes_per_job_of_the_queue():
+    """The queue has ten million ready and one million delayed jobs; each delayed job is a run of its own."""
     q = queue()
     whole = live(11_000_000)
     tracemalloc.start()
@@ -237,12 +237,12 @@ def test_a_million_delayed_jobs_take_less_than_fifty_bytes_of_each_job_there_is(
     finally:
         tracemalloc.stop()
     assert q.delayed == 50_000
-    # 50,000 delays apart from each other, and as many leases between them.
+    # 50,000 separate delays, and as many leases between them.
     assert used / 100_000 < 300
     assert used / 100_000 * 1_000_000 / 11_000_000 < 50
 
 
-def test_heaps_stay_as_small_as_what_they_speak_of():
+def test_heaps_stay_proportional_to_their_live_entries():
     q = queue()
     claim(q, live(1), 1, 0)
     for now in range(20_000):
@@ -258,8 +258,8 @@ def test_heaps_stay_as_small_as_what_they_speak_of():
 # -- parts ------------------------------------------------------------------------------------------------
 
 
-def test_tokens_of_two_incarnations_never_meet():
-    """QL-7."""
+def test_tokens_of_two_incarnations_never_collide():
+    """A token contains the incarnation (Q3)."""
     first, second = LeaseTokens(1), LeaseTokens(2)
     assert first.allocate(3) + 3 == first.allocate(1)
     assert (incarnation_of(first.allocate(1)), incarnation_of(second.allocate(1))) == (1, 2)
@@ -270,7 +270,7 @@ def test_tokens_of_two_incarnations_never_meet():
         LeaseTokens(1 << 24)
 
 
-def test_spans_are_the_stretches_without_a_gap():
+def test_spans_of_returns_the_ranges_without_a_gap():
     assert spans_of(np.array([], dtype=np.int64)) == []
     assert spans_of(np.array([3, 4, 5], dtype=np.int64)) == [(3, 6)]
     assert spans_of(np.array([1, 3, 4, 9], dtype=np.int64)) == [(1, 2), (3, 5), (9, 10)]
@@ -291,10 +291,13 @@ def test_spans_are_the_stretches_without_a_gap():
     ],
     ids=["all", "inside", "token", "first", "last", "order", "twice", "beyond", "stranger"],
 )
-def test_jobs_that_were_claimed_together_are_matched_together_and_nearly_so_one_by_one(
+def test_match_agrees_on_its_fast_and_its_general_path(
     seqs, shift, who, leased
 ):
-    """QA-3, QA-10: jobs 1 to 10 are A's by one claim, and 11 to 20 B's."""
+    """Jobs 1 to 10 belong to one claim of A, and 11 to 20 to one claim of B.
+
+    The fast path matches a whole run. Any deviation uses the general path.
+    """
     q = queue()
     (run,) = lease_runs(q.claim(live(20), A, 10, LEASE, 0))
     claim(q, live(20), 10, 0, B)
@@ -310,8 +313,8 @@ def test_jobs_that_were_claimed_together_are_matched_together_and_nearly_so_one_
         assert without.leased.tolist() == list(leased), "and without tokens"
 
 
-def test_of_a_stretch_that_was_claimed_together_some_may_have_ended():
-    """QL-8, QL-11."""
+def test_match_of_a_run_handles_deleted_and_expired_jobs():
+    """A deleted job is reported as deleted, and the others as leased until they expire."""
     q = queue()
     (run,) = lease_runs(q.claim(live(10), A, 10, LEASE, 0))
     tokens = [run.token + n for n in range(10)]

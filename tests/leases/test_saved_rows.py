@@ -1,4 +1,5 @@
-"""Rows of snapshots that were written before queues and groups had one engine: read as what they said."""
+"""Snapshot rows from before queues and groups shared one implementation are read with their original meaning.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def row_of(name: str) -> bytes:
     return bytes.fromhex((GOLDEN / f"{name}_row.hex").read_text())
 
 
-def test_durable_leases_of_a_queue_are_read():
+def test_an_old_row_with_durable_leases_of_a_queue_is_read():
     queue = decode_queue_leases(row_of("queue"))
     for each in (queue, decode_queue_leases(encode_queue_leases(queue))):
         assert (each.last_change_number, each.at_ms, each.dead_lettered) == (5, NOW, 6)
@@ -41,7 +42,7 @@ def test_durable_leases_of_a_queue_are_read():
     assert matched.leased.tolist() == [8]
 
 
-def test_a_group_is_read():
+def test_an_old_row_of_a_group_is_read():
     group = decode_group(row_of("group"))
     for each in (group, decode_group(encode_group(group))):
         assert (each.last_change_number, each.cursor, each.pending, each.config.key) == (

@@ -1,4 +1,4 @@
-"""URLs and the file an engine leaves (CL-1)."""
+"""URLs, and the file by which clients find a local engine."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def test_a_remote_url_names_an_endpoint_and_the_servers_key():
 
 
 @given(key=st.binary(min_size=32, max_size=32).map(lambda raw: zmq.utils.z85.encode(raw).decode()))
-def test_any_server_key_may_be_pasted_as_printed_or_quoted(key):
-    """Z85 uses & # % + ? and others that mean something in a URL."""
+def test_any_server_key_can_be_given_plain_or_percent_encoded(key):
+    """Z85 contains characters such as & # % + ? that have a meaning in a URL."""
     for spelling in (key, quote(key, safe="")):
         address = parse_url(f"ringlog://host:4100?server_key={spelling}")
         assert (address.server_key, address.endpoint) == (key, "tcp://host:4100")
 
 
-def test_without_a_url_the_environment_decides_then_the_default(monkeypatch):
-    """CL-1."""
+def test_the_default_url_comes_from_the_environment(monkeypatch):
+    """Without `RINGLOG_URL` it is the run directory of `ringlog-data`."""
     monkeypatch.setenv("RINGLOG_URL", "ringlog:///from/environment")
     assert parse_url(None).run_dir == "/from/environment"
     monkeypatch.delenv("RINGLOG_URL")
@@ -53,23 +53,23 @@ def test_without_a_url_the_environment_decides_then_the_default(monkeypatch):
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("http://x", "not a ringlog URL"),
+        ("http://x", "must start with ringlog://"),
         ("ringlog:relative", "absolute"),
-        ("ringlog://host", "names host and port"),
-        ("ringlog://host:99999", "not a port"),
+        ("ringlog://host", "name host and port"),
+        ("ringlog://host:99999", "port of a url must be"),
         ("ringlog://host:1?colour=red", "unknown option"),
         ("ringlog://host:1?server_key=short", "40 characters"),
-        ("ringlog://[", "not a URL"),
-        ("ringlog://[x]:1?server_key=short", "not a URL"),
-        ("ringlog://h\u2100:1", "not a URL"),
+        ("ringlog://[", "url is not valid"),
+        ("ringlog://[x]:1?server_key=short", "url is not valid"),
+        ("ringlog://h\u2100:1", "url is not valid"),
     ],
 )
-def test_a_wrong_url_is_a_usage_error_that_says_what_is_wrong(url, said):
+def test_a_wrong_url_is_a_usage_error_with_a_reason(url, said):
     with pytest.raises(UsageError, match=said):
         parse_url(url)
 
 
-def test_the_engine_is_found_from_its_run_or_its_data_directory(tmp_path):
+def test_the_engine_is_found_from_its_run_or_data_directory(tmp_path):
     info = EngineInfo("e", "s", "/dev/shm/x", "/data", 2)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "engine.json").write_bytes(msgspec.json.encode(info))
@@ -78,20 +78,20 @@ def test_the_engine_is_found_from_its_run_or_its_data_directory(tmp_path):
     assert read_engine_file(str(tmp_path / "elsewhere")) is None
 
 
-def test_an_unreadable_engine_file_is_named(tmp_path):
+def test_an_unreadable_engine_file_is_a_usage_error(tmp_path):
     (tmp_path / "engine.json").write_text("{")
-    with pytest.raises(UsageError, match="not readable"):
+    with pytest.raises(UsageError, match="not valid"):
         read_engine_file(str(tmp_path))
 
 
-def test_a_run_directory_that_cannot_be_read_for_a_while_is_looked_at_again(tmp_path):
-    """RF-50: the device of the run directory fails, and comes back; the watch outlives that."""
+def test_an_unreadable_run_directory_is_read_again(tmp_path):
+    """If the device of the run directory fails and recovers (RF-50), the watch continues."""
     clock, timers, found = ManualClock(), Timers(), []
     watch = EngineWatch(
         str(tmp_path), clock=clock, timers=timers, on_engine=found.append, on_mismatch=found.append
     )
     in_the_way = tmp_path / "engine.json"
-    in_the_way.mkdir()  # Any failure of the system that is no absence.
+    in_the_way.mkdir()  # A directory causes a read error that is not FileNotFoundError.
     with pytest.raises(UsageError, match="cannot be read"):
         read_engine_file(str(tmp_path))
     watch.start()
@@ -104,8 +104,8 @@ def test_a_run_directory_that_cannot_be_read_for_a_while_is_looked_at_again(tmp_
 
 
 @pytest.mark.parametrize("content", [b"{", b'{"engine_id":"0\xa5\xa5"}', b"[" * 100_000, b"{}", b"\xff"])
-def test_an_engine_file_that_is_none_is_a_typed_error(tmp_path: Path, content: bytes) -> None:
-    """CL-1: whatever lies there; text that is not UTF-8 was found by fuzzing."""
+def test_a_malformed_engine_file_is_a_usage_error(tmp_path: Path, content: bytes) -> None:
+    """Fuzzing found the contents that are not UTF-8."""
     (tmp_path / "engine.json").write_bytes(content)
-    with pytest.raises(UsageError, match=r"engine\.json is not readable"):
+    with pytest.raises(UsageError, match=r"engine\.json is not valid"):
         read_engine_file(str(tmp_path))

@@ -1,4 +1,4 @@
-"""Requests and answers through shared memory: one client, one shard (CL-7, BP-1)."""
+"""Requests and replies through shared memory, with one client and one shard."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def words_of(shm_dir):
     return BoardFile(str(shm_dir / NAME), layout.CALLS_MAGIC, writable=True)
 
 
-def test_requests_and_answers_come_whole_and_in_order(server, caller):
+def test_requests_and_replies_arrive_complete_and_in_order(server, caller):
     assert not server.has_requests
     assert caller.send(b"one")
     assert caller.send(b"two, which is longer")
@@ -56,7 +56,7 @@ def test_requests_and_answers_come_whole_and_in_order(server, caller):
     assert not caller.has_replies
 
 
-def test_only_as_many_are_taken_as_were_asked_for(server, caller):
+def test_take_requests_returns_at_most_the_given_number(server, caller):
     for n in range(5):
         caller.send(b"%d" % n)
     assert server.take_requests(2) == [b"0", b"1"]
@@ -64,8 +64,8 @@ def test_only_as_many_are_taken_as_were_asked_for(server, caller):
     assert server.take_requests(10) == [b"2", b"3", b"4"]
 
 
-def test_a_full_ring_takes_nothing_more_until_something_was_taken(server, caller):
-    """BP-1: what has no room goes elsewhere; nothing is overwritten."""
+def test_a_full_ring_accepts_no_request_until_space_is_free(server, caller):
+    """`send` returns False and overwrites nothing, so the client can use the socket."""
     message = b"x" * 1_000
     sent = 0
     while caller.send(message):
@@ -78,7 +78,7 @@ def test_a_full_ring_takes_nothing_more_until_something_was_taken(server, caller
     assert taken == [message] * (sent - 1) + [b"y" * 1_000]
 
 
-def test_what_is_longer_than_the_longest_message_does_not_go_through(server, caller):
+def test_messages_above_the_maximum_size_are_refused(server, caller):
     assert caller.send(b"x" * CALL_BYTES_MAX)
     assert server.take_requests(1) == [b"x" * CALL_BYTES_MAX]
     assert not caller.send(b"x" * (CALL_BYTES_MAX + 1))
@@ -88,7 +88,7 @@ def test_what_is_longer_than_the_longest_message_does_not_go_through(server, cal
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32))
-def test_any_mixture_of_lengths_goes_round_and_round(shm_dir, seed):
+def test_messages_of_any_size_survive_the_wrap_around(shm_dir, seed):
     rng = random.Random(seed)
     server = CallServer(str(shm_dir), NAME, 0)
     caller = CallClient(str(shm_dir), NAME)
@@ -111,7 +111,7 @@ def test_any_mixture_of_lengths_goes_round_and_round(shm_dir, seed):
         server.close()
 
 
-def test_the_bell_rings_only_for_who_wants_it(server, caller):
+def test_the_bell_rings_only_if_the_client_wants_a_wake_up(server, caller):
     server.send_reply(b"a")
     server.ring()
     assert not rang(caller)
@@ -132,8 +132,8 @@ def test_the_bell_rings_only_for_who_wants_it(server, caller):
     ("word", "value"),
     [(64, 4), (64, CALL_RING_BYTES + 8), (64, 1 << 63), (512, 0), (512, CALL_BYTES_MAX + 1), (512, 1 << 40)],
 )
-def test_words_that_cannot_be_are_an_error_and_nothing_is_taken(server, caller, shm_dir, word, value):
-    """RF-25: whoever writes them."""
+def test_invalid_words_are_an_error_and_no_request_is_read(server, caller, shm_dir, word, value):
+    """Words and lengths may be overwritten by any process (RF-25)."""
     caller.send(b"sound")
     file = words_of(shm_dir)
     file.words[word] = value
@@ -142,7 +142,7 @@ def test_words_that_cannot_be_are_an_error_and_nothing_is_taken(server, caller, 
         server.take_requests(10)
 
 
-def test_a_reader_that_says_it_took_more_than_there_was_is_not_believed(server, caller, shm_dir):
+def test_a_tail_above_the_head_is_an_error(server, caller, shm_dir):
     file = words_of(shm_dir)
     file.words[80] = 1 << 40
     file.close()
@@ -152,7 +152,7 @@ def test_a_reader_that_says_it_took_more_than_there_was_is_not_believed(server, 
         caller.send(b"x" * 10_000)
 
 
-def test_a_ring_has_one_client_and_the_shard_sees_whether_it_lives(server, shm_dir):
+def test_a_ring_has_one_client_and_the_shard_detects_its_end(server, shm_dir):
     assert not server.has_client()
     first = CallClient(str(shm_dir), NAME)
     assert server.has_client()
@@ -162,7 +162,7 @@ def test_a_ring_has_one_client_and_the_shard_sees_whether_it_lives(server, shm_d
     assert not server.has_client()
 
 
-def test_a_closed_ring_is_gone_and_its_client_sees_it(server, caller, shm_dir):
+def test_closing_a_ring_removes_it_and_notifies_the_client(server, caller, shm_dir):
     caller.set_wakeup(is_wanted=True)
     assert not caller.is_closed
     server.close()
@@ -174,7 +174,7 @@ def test_a_closed_ring_is_gone_and_its_client_sees_it(server, caller, shm_dir):
     server.close()
 
 
-def test_no_ring_where_there_is_no_bell(shm_dir):
+def test_a_ring_without_a_bell_cannot_be_opened(shm_dir):
     made = CallServer(str(shm_dir), NAME, 0)
     os.unlink(shm_dir / (NAME + ".bell"))
     with pytest.raises(RingError):
@@ -183,7 +183,7 @@ def test_no_ring_where_there_is_no_bell(shm_dir):
     made.close()
 
 
-def test_another_file_is_no_call_ring(shm_dir):
+def test_a_file_of_another_kind_cannot_be_opened_as_a_call_ring(shm_dir):
     (shm_dir / NAME).write_bytes(bytes(100))
     (shm_dir / NAME).chmod(0o600)
     os.mkfifo(shm_dir / (NAME + ".bell"), 0o600)
@@ -191,7 +191,7 @@ def test_another_file_is_no_call_ring(shm_dir):
         CallClient(str(shm_dir), NAME)
 
 
-def test_a_successor_removes_what_was_left(server, shm_dir):
+def test_a_new_shard_removes_stale_call_rings(server, shm_dir):
     CallServer(str(shm_dir), "calls-01-1-1", 1)
     remove_stale_call_rings(str(shm_dir), 0)
     assert sorted(os.listdir(shm_dir)) == ["calls-01-1-1", "calls-01-1-1.bell"]

@@ -1,4 +1,7 @@
-"""What a client keeps with the schedulers: ZC-4, SCH-9 and the protocol page, section Delivery."""
+"""The client's side of the delivery protocol with schedulers.
+
+See the section Delivery of docs/reference/protocol.md.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ pytestmark = pytest.mark.timeout(30)
 
 
 def opened(host, *wanted, **options):
-    """A subscription with feeds (topic, position), known to the schedulers."""
+    """Return a subscription that the schedulers know, and its feeds.
+
+    `wanted` has items `(topic, position)`.
+    """
     subscription = host.delivery.open_subscription(
         **({"credit": 4, "strong": False, "names": False} | options)
     )
@@ -34,7 +40,7 @@ def opened(host, *wanted, **options):
     return subscription, adding.result()
 
 
-def test_a_turn_is_given_once_and_given_back_with_the_position():
+def test_a_grant_is_taken_once_and_returned_with_the_position():
     host = FakeDeliveryHost()
     subscription, (feed,) = opened(host, (topic(7), 5))
     assert host.delivery.take_grant(subscription) is None
@@ -48,8 +54,8 @@ def test_a_turn_is_given_once_and_given_back_with_the_position():
     assert host.fake_schedulers[0].returned_grants() == [[subscription.number, feed, 9, 1]]
 
 
-def test_turns_are_expected_of_a_scheduler_from_the_first_topic_on():
-    """A client has a ring for them only while something is told of."""
+def test_grants_are_expected_from_a_scheduler_after_its_first_feed():
+    """A client has a grant ring only while it has feeds."""
     host = FakeDeliveryHost()
     subscription, _ = opened(host, (topic(7), 0), (topic(8), 0))
     assert host.expected == [0]
@@ -63,8 +69,8 @@ def test_turns_are_expected_of_a_scheduler_from_the_first_topic_on():
     assert host.expected == [0, 0]
 
 
-def test_turns_that_are_over_are_said_together_and_soon():
-    """One message for many; who does not wait for more has them given back within a moment."""
+def test_returned_grants_are_sent_together_and_soon():
+    """One message contains many. If the client does not wait for more grants, it sends them within 5 ms."""
     host = FakeDeliveryHost()
     subscription, feeds = opened(
         host, *((topic(n), 0) for n in range(1, RETURNS_PER_MESSAGE_MAX + 37)), credit=400
@@ -77,8 +83,8 @@ def test_turns_that_are_over_are_said_together_and_soon():
     assert len(host.fake_schedulers[0].returned_grants()) == 36
 
 
-def test_turns_that_end_without_the_lock_are_said_with_the_next_that_are():
-    """The first has somebody arrange it; those beside it are looked at then, and none is forgotten."""
+def test_grants_returned_without_the_lock_are_sent_together():
+    """The first return asks its caller to schedule the collection. The collection includes later returns."""
     host = FakeDeliveryHost()
     subscription, feeds = opened(
         host, *((topic(n), 0) for n in range(1, RETURNS_PER_MESSAGE_MAX + 37)), credit=400
@@ -109,8 +115,8 @@ def test_turns_that_end_without_the_lock_are_said_with_the_next_that_are():
     assert len(host.fake_schedulers[0].returned_grants()) == 1
 
 
-def test_a_reader_that_looks_without_waiting_says_himself_what_is_over():
-    """Nobody else does soon: a thread of the client that sees to it would disturb the reader's."""
+def test_a_polling_reader_sends_overdue_returns_itself():
+    """Otherwise another thread of the client would have to send them and would disturb the reader."""
     host = FakeDeliveryHost(give_back_ns=50_000_000)
     subscription, feeds = opened(host, *((topic(n), 0) for n in range(1, 4)))
     delivery = host.delivery
@@ -129,14 +135,17 @@ def test_a_reader_that_looks_without_waiting_says_himself_what_is_over():
 
 
 def sought(host, subscription, *feeds):
-    """The scheduler finds nothing where these feeds were said to be; returns what shards are asked."""
+    """Grant feeds without a position, since the scheduler found no topic in their slots.
+
+    Return the resulting requests.
+    """
     host.give_grants(*((subscription.number, feed, UNBOUNDED) for feed in feeds))
     asked, host.shard_requests = host.shard_requests, []
     return asked
 
 
-def test_a_topic_that_its_shard_shows_elsewhere_is_followed_there():
-    """Slots are a shard's to give: a successor may have given others."""
+def test_a_topic_is_followed_to_the_slot_that_its_shard_reports():
+    """The shard assigns slots, and its successor may assign others."""
     host = FakeDeliveryHost()
     subscription, (feed, other) = opened(host, (topic(7, slot=3), 5), (topic(9, slot=4), 1))
     ((shard, message, answer),) = sought(host, subscription, feed)
@@ -151,8 +160,8 @@ def test_a_topic_that_its_shard_shows_elsewhere_is_followed_there():
     assert len(sought(host, subscription, feed, other)) == 1, "it may move again; the other is next"
 
 
-def test_a_name_whose_home_points_elsewhere_is_asked_for_there():
-    """SH-6."""
+def test_a_topic_is_followed_to_the_shard_that_its_home_reports():
+    """The home shard of the name returns a reference to the owner."""
     host = FakeDeliveryHost()
     subscription, (feed,) = opened(host, (topic(7, shard=2, slot=3), 5))
     ((_, _, answer),) = sought(host, subscription, feed)
@@ -164,7 +173,7 @@ def test_a_name_whose_home_points_elsewhere_is_asked_for_there():
 
 
 @pytest.mark.parametrize("found", [topic(7, slot=3), topic(8, slot=5), TopicNotFound("no such topic")])
-def test_a_topic_that_is_where_it_was_or_no_more_is_left_to_its_reader(found):
+def test_a_topic_that_did_not_move_or_does_not_exist_is_left_to_its_reader(found):
     host = FakeDeliveryHost()
     subscription, (feed,) = opened(host, (topic(7, slot=3), 5))
     ((_, _, answer),) = sought(host, subscription, feed)
@@ -174,8 +183,8 @@ def test_a_topic_that_is_where_it_was_or_no_more_is_left_to_its_reader(found):
 
 
 @pytest.mark.parametrize("error", [NotReady("restarts"), NotConnected("away"), RequestTimeout("no answer")])
-def test_a_shard_that_does_not_answer_is_asked_again_where_topics_are(error):
-    """The scheduler tells its reader to find out once; a reader that gave up would wait for ever."""
+def test_the_lookup_of_a_moved_topic_is_retried(error):
+    """The scheduler sends its notice only once. Without the retry the reader would wait forever."""
     host = FakeDeliveryHost()
     subscription, (feed, gone) = opened(host, (topic(7, slot=3), 5), (topic(9, slot=4), 1))
     for _, _, answer in sought(host, subscription, feed, gone):
@@ -190,7 +199,7 @@ def test_a_shard_that_does_not_answer_is_asked_again_where_topics_are(error):
     assert [each.slot for told in host.fake_schedulers[0].answer_all() for each in told.feeds] == [6]
 
 
-def test_many_topics_are_sought_some_at_a_time_and_subscribed_to_together():
+def test_lookups_of_many_topics_are_bounded_and_subscribed_together():
     host = FakeDeliveryHost()
     subscription, feeds = opened(host, *((topic(n, slot=n), 0) for n in range(1, 101)), credit=200)
     asked = sought(host, subscription, *feeds)
@@ -207,7 +216,7 @@ def test_many_topics_are_sought_some_at_a_time_and_subscribed_to_together():
     assert len(host.shard_requests) == 100 - 1 - RELOCATIONS_AT_ONCE
 
 
-def test_who_waits_is_woken_by_the_turn():
+def test_a_grant_wakes_up_the_waiting_reader():
     host = FakeDeliveryHost()
     subscription, (feed,) = opened(host, (topic(7), 0))
     waiting = host.delivery.wait_for_work(subscription)
@@ -217,8 +226,8 @@ def test_who_waits_is_woken_by_the_turn():
     assert host.delivery.wait_for_work(subscription).is_done, "it was not taken yet"
 
 
-def test_a_turn_told_twice_is_one():
-    """SCH-9: a scheduler that has forgotten tells again; the feed is read once for both."""
+def test_two_grants_of_one_feed_are_merged():
+    """A restarted scheduler repeats its grants. The feed is read once."""
     host = FakeDeliveryHost()
     subscription, (feed,) = opened(host, (topic(7), 0))
     host.give_grants((subscription.number, feed, 1))
@@ -227,8 +236,8 @@ def test_a_turn_told_twice_is_one():
     assert host.delivery.take_grant(subscription) is None
 
 
-def test_after_a_new_connection_everything_is_said_again_with_todays_positions():
-    """SCH-9, ZC-3."""
+def test_a_new_connection_gets_all_feeds_with_current_positions():
+    """A new scheduler knows no subscription."""
     host = FakeDeliveryHost()
     subscription, (first, second) = opened(host, (topic(7), 0), (topic(8), 3))
     host.give_grants((subscription.number, first, 5))
@@ -239,7 +248,7 @@ def test_after_a_new_connection_everything_is_said_again_with_todays_positions()
     assert [(feed.feed, feed.after) for feed in asked.feeds] == [(first, 5), (second, 3)]
 
 
-def test_a_scheduler_that_knows_nothing_of_us_is_told_again():
+def test_a_scheduler_that_lost_the_subscription_gets_it_again():
     host = FakeDeliveryHost()
     subscription, _ = opened(host, (topic(7), 0))
     host.expected.clear()
@@ -249,7 +258,7 @@ def test_a_scheduler_that_knows_nothing_of_us_is_told_again():
     assert host.expected == [0], "its ring went with them"
 
 
-def test_feeds_go_to_the_scheduler_of_their_topic():
+def test_feeds_are_assigned_to_the_scheduler_of_their_topic():
     host = FakeDeliveryHost(schedulers=3)
     subscription = host.delivery.open_subscription(credit=1, strong=True, names=True)
     host.delivery.add_feeds(subscription, [(topic(n), 0) for n in range(1, 40)])
@@ -261,7 +270,7 @@ def test_feeds_go_to_the_scheduler_of_their_topic():
     assert len(subscription.feeds) == 39
 
 
-def test_many_feeds_are_said_in_pieces():
+def test_many_feeds_are_sent_in_several_messages():
     host = FakeDeliveryHost()
     subscription = host.delivery.open_subscription(credit=1, strong=False, names=False)
     adding = host.delivery.add_feeds(
@@ -274,8 +283,8 @@ def test_many_feeds_are_said_in_pieces():
     assert len(set(adding.result())) == FEEDS_PER_MESSAGE_MAX + 10
 
 
-def test_a_refusal_that_passes_is_tried_again_and_another_ends_it():
-    """LIM-2."""
+def test_a_temporary_refusal_is_retried_and_another_error_ends_the_subscription():
+    """`NotReady` is temporary; `Throttled` for the limit of links is not."""
     host = FakeDeliveryHost()
     subscription = host.delivery.open_subscription(credit=1, strong=False, names=False)
     adding = host.delivery.add_feeds(subscription, [(topic(7), 0)])
@@ -288,8 +297,8 @@ def test_a_refusal_that_passes_is_tried_again_and_another_ends_it():
     assert subscription.has_work, "who waits for it has to hear of it"
 
 
-def test_what_was_dropped_or_closed_gives_nothing_any_more():
-    """WSK-9."""
+def test_dropped_feeds_and_closed_subscriptions_deliver_no_grants():
+    """Closing also stops all timers."""
     host = FakeDeliveryHost()
     subscription, (first, second) = opened(host, (topic(7), 0), (topic(8), 0))
     host.give_grants((subscription.number, first, 1), (subscription.number, second, 1))
@@ -303,7 +312,7 @@ def test_what_was_dropped_or_closed_gives_nothing_any_more():
     assert host.timers.next_ns() is None, "an idle client has nothing to wake up for"
 
 
-def test_it_says_a_word_of_life_while_there_is_a_subscription():
+def test_a_client_sends_keep_alives_while_it_has_a_subscription():
     host = FakeDeliveryHost()
     opened(host, (topic(7), 0))
     host.advance(10)
@@ -314,7 +323,7 @@ def test_it_says_a_word_of_life_while_there_is_a_subscription():
     assert len(host.fake_schedulers[0].sent_messages) == 2
 
 
-def test_ones_own_turn_needs_nobody_and_gives_way_to_a_real_one():
+def test_a_self_grant_is_replaced_by_a_grant_of_the_scheduler():
     host = FakeDeliveryHost()
     subscription, (feed,) = opened(host, (topic(7), 0))
     host.delivery.self_grant(subscription, feed)
@@ -335,7 +344,7 @@ def test_a_credit_out_of_range_is_refused(credit):
         FakeDeliveryHost().delivery.open_subscription(credit=credit, strong=False, names=False)
 
 
-def test_without_schedulers_a_watch_is_an_error_that_says_what_to_do():
+def test_a_subscription_without_schedulers_fails_with_a_remedy():
     host = FakeDeliveryHost(schedulers=0)
     subscription = host.delivery.open_subscription(credit=1, strong=False, names=False)
     with pytest.raises(InvalidRequest, match=r"delivery\.schedulers"):
@@ -343,14 +352,14 @@ def test_without_schedulers_a_watch_is_an_error_that_says_what_to_do():
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 63, None])
-def test_rows_that_are_none_are_passed_over(data):
+def test_malformed_grant_rows_are_ignored(data):
     host = FakeDeliveryHost()
     subscription, _ = opened(host, (topic(7), 0))
     host.delivery.scheduler_message(0, PeerReply(m.Turns(1), data))
     assert not subscription.has_work
 
 
-def test_turns_through_shared_memory_are_turns_like_others():
+def test_grants_through_shared_memory_equal_other_grants():
     host = FakeDeliveryHost()
     subscription, (feed,) = opened(host, (topic(7), 5))
     row = [subscription.number, feed, 9, 6, 9, 1, 4096, 8192]
@@ -358,8 +367,8 @@ def test_turns_through_shared_memory_are_turns_like_others():
     assert host.delivery.take_grant(subscription).hint == (6, 9, 1, 4096, 8192)
 
 
-def test_who_may_have_missed_turns_looks_at_everything_and_says_how_far_he_is():
-    """SC-1: a reader that was overrun loses time. A feed that has its turn gets no second one."""
+def test_an_overrun_of_the_grant_ring_leads_to_self_grants_for_all_feeds():
+    """The client loses time and no record. A feed with a grant gets no second one."""
     host = FakeDeliveryHost()
     subscription, (first, second) = opened(host, (topic(7), 0), (topic(8), 3))
     host.give_grants((subscription.number, first, 5))
@@ -375,8 +384,11 @@ def test_who_may_have_missed_turns_looks_at_everything_and_says_how_far_he_is():
     assert host.fake_schedulers[0].returned_grants() == [[subscription.number, second, 4, 1]]
 
 
-def test_names_are_asked_of_one_scheduler_also_when_nothing_matches_yet():
-    """A pattern without a topic: a subscription without feeds; and again when that scheduler is new."""
+def test_changes_of_names_are_requested_without_any_feed():
+    """A pattern without matching topics needs a subscription without feeds.
+
+    It is sent again to a restarted scheduler.
+    """
     host = FakeDeliveryHost(schedulers=2)
     subscription = host.delivery.open_subscription(credit=4, strong=False, names=True)
     adding = host.delivery.add_feeds(subscription, [])
@@ -404,8 +416,8 @@ def test_names_are_asked_of_one_scheduler_also_when_nothing_matches_yet():
     assert host.fake_schedulers[0].answer_all() == [m.Unsubscribe(subscription.number)]
 
 
-def test_a_subscription_is_ended_with_schedulers_whose_feeds_have_all_ended():
-    """Else each watch of a deleted topic would count against the client's bound for good."""
+def test_a_subscription_is_closed_at_schedulers_without_remaining_feeds():
+    """Otherwise each watch of a deleted topic would count towards the client's limit permanently."""
     host = FakeDeliveryHost(schedulers=2)
     number = scheduler_of(7, 2)
     subscription, (feed,) = opened(host, (topic(7), 0))

@@ -1,4 +1,7 @@
-"""Connections over long lines: the handshake takes several round trips and is waited for."""
+"""Connections with a long round-trip time or a low bandwidth.
+
+The handshake takes several round trips, and the client waits for it.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def echo():
 
 
 class Far:
-    """A Peer with keys."""
+    """A Peer with CURVE keys and its environment."""
 
     def __init__(self, port: int) -> None:
         self.context = zmq.Context()
@@ -84,8 +87,8 @@ class Far:
         self.fds.close()
 
 
-def test_a_handshake_that_takes_longer_than_a_try_is_waited_for(echo):
-    """RF-90: with a quarter of a second of round trip nobody ever got in."""
+def test_a_peer_waits_for_a_slow_handshake(echo):
+    """With a round trip of 250 ms the handshake takes longer than one connection attempt (RF-90)."""
     with Proxy(echo.port) as proxy:
         proxy.weather.delay_s = CONNECT_NS_MAX / 1e9 / 4
         far = Far(proxy.port)
@@ -98,8 +101,8 @@ def test_a_handshake_that_takes_longer_than_a_try_is_waited_for(echo):
             far.close()
 
 
-def test_a_connection_that_is_refused_is_tried_again_at_once(echo):
-    """The time for a handshake is not spent where nobody listens."""
+def test_a_refused_connection_is_retried_at_once(echo):
+    """If no process listens, the client does not wait for the timeout of a handshake."""
     with Proxy(echo.port) as proxy:
         proxy.weather.refuses = True
         far = Far(proxy.port)
@@ -113,8 +116,8 @@ def test_a_connection_that_is_refused_is_tried_again_at_once(echo):
             far.close()
 
 
-def test_a_large_request_has_the_time_that_a_narrow_line_takes(echo, monkeypatch):
-    """RF-90: it was sent anew again and again, each time before its end had arrived."""
+def test_a_large_request_has_time_for_a_narrow_line(echo, monkeypatch):
+    """The request is not sent again while its transfer is in progress (RF-90)."""
     monkeypatch.setattr("ringlog.link.peer.SILENCE_NS", 500_000_000)
     with Proxy(echo.port) as proxy:
         far = Far(proxy.port)

@@ -1,4 +1,4 @@
-"""Requests over one connection at a time, against a real ROUTER that the test makes behave badly."""
+"""Requests over a connection to a real ROUTER socket, whose misbehaviour the test controls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONG_S = 10.0
 
 
 class Server:
-    """A ROUTER that answers when told to."""
+    """A ROUTER that replies when the test requests it."""
 
     def __init__(self, endpoint):
         self.endpoint = endpoint
@@ -32,7 +32,7 @@ class Server:
         self.socket.bind(self.endpoint)
 
     def take(self):
-        """The next request: (client, envelope, attachments), or None."""
+        """Return the next request as `(client, envelope, attachments)`, or None."""
         try:
             client, data, *more = self.socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
@@ -51,7 +51,7 @@ class Server:
 
 
 class Client:
-    """A Peer with everything it needs."""
+    """A Peer with its environment."""
 
     def __init__(self, endpoint):
         self.context = zmq.Context()
@@ -63,7 +63,7 @@ class Client:
         return self.clock.monotonic_ns() + int(seconds * 1e9)
 
     def until(self, condition):
-        """Serve until it holds."""
+        """Serve the peer until the condition is true. Return its value."""
         end = time.monotonic() + LONG_S
         while not (found := condition()):
             assert time.monotonic() < end, "waited in vain"
@@ -73,7 +73,10 @@ class Client:
         return found
 
     def until_quiet(self):
-        """Serve until nothing wakes us any more: the next wake-up is for what happens next."""
+        """Serve the peer until no descriptor wakes it up.
+
+        The next wake-up belongs to the next step of the test.
+        """
         while self.fds.sleep(0.05):
             self.peer.pump()
 
@@ -102,8 +105,8 @@ def client(endpoint):
     client.close()
 
 
-def test_replies_are_matched_by_number_whatever_their_order(server, client):
-    """ZC-2."""
+def test_replies_are_matched_by_their_correlation_id(server, client):
+    """Replies may arrive in any order."""
     pendings = [client.peer.request(Ping(), client.deadline()) for _ in range(3)]
     requests = [client.until(server.take) for _ in range(3)]
     for turns, (who, envelope, _) in reversed(list(enumerate(requests))):
@@ -112,7 +115,7 @@ def test_replies_are_matched_by_number_whatever_their_order(server, client):
     assert [p.result().message.turns for p in pendings] == [0, 1, 2]
 
 
-def test_a_reply_nobody_waits_for_and_bytes_that_are_no_reply_are_dropped(server, client):
+def test_unexpected_replies_and_malformed_envelopes_are_dropped(server, client):
     pending = client.peer.request(Ping(), client.deadline())
     who, envelope, _ = client.until(server.take)
     server.socket.send_multipart([who, b"\xff not an envelope"])
@@ -123,20 +126,20 @@ def test_a_reply_nobody_waits_for_and_bytes_that_are_no_reply_are_dropped(server
     assert pending.result().message == Pong(1, 1)
 
 
-def test_what_waits_fails_at_once_when_the_other_side_answers_in_another_version(server, client):
-    """An engine of the version before refuses what it cannot read, and does not know its number."""
+def test_open_requests_fail_at_once_if_the_peer_has_another_version(server, client):
+    """A peer of the previous version cannot decode the request and replies without its correlation id."""
     pendings = [client.peer.request(Ping(), client.deadline()) for _ in range(2)]
     who, _, _ = client.until(server.take)
     refusal = ErrorReply(int(Status.INVALID_REQUEST), "unknown protocol version", {}, "not_applied")
     server.socket.send_multipart([who, encode(refusal, 0, PROTOCOL - 1)])
     client.until(lambda: all(pending.is_done for pending in pendings))
     for pending in pendings:
-        with pytest.raises(VersionMismatch, match=f"{PROTOCOL - 1} and {PROTOCOL}: install the same release"):
+        with pytest.raises(VersionMismatch, match=f"{PROTOCOL - 1} and {PROTOCOL}: install the same ringlog"):
             pending.result()
 
 
-def test_after_a_death_open_requests_are_sent_again_in_order_under_their_numbers(server, client):
-    """CL-7: a restart is a pause; the order is what makes producer numbers safe."""
+def test_open_requests_are_sent_again_in_order_after_a_reconnection(server, client):
+    """A restart is a pause for the caller. Producer numbers are safe only if the order is kept."""
     pendings = [client.peer.request(Append(f"t{n}", 1), client.deadline(), bytes([n]) * 8) for n in range(5)]
     before = [client.until(server.take) for _ in range(5)]
     who, envelope, _ = before[1]
@@ -155,7 +158,7 @@ def test_after_a_death_open_requests_are_sent_again_in_order_under_their_numbers
     client.until(lambda: late.is_done and all(p.is_done for p in pendings))
 
 
-def test_a_peer_that_comes_up_late_is_connected_to(endpoint, client):
+def test_a_peer_that_starts_late_is_connected(endpoint, client):
     pending = client.peer.request(Ping(), client.deadline())
     client.until(lambda: client.timers.next_ns() is not None)
     server = Server(endpoint)
@@ -168,7 +171,7 @@ def test_a_peer_that_comes_up_late_is_connected_to(endpoint, client):
         server.close()
 
 
-def test_not_ready_is_asked_again_until_it_is_answered(server, client):
+def test_a_request_refused_as_not_ready_is_retried(server, client):
     pending = client.peer.request(Ping(), client.deadline())
     who, envelope, _ = client.until(server.take)
     server.answer(who, envelope.corr, ErrorReply(Status.NOT_READY, "recovering", {"retry_after_ms": 1}))
@@ -179,8 +182,8 @@ def test_not_ready_is_asked_again_until_it_is_answered(server, client):
     assert pending.error is None
 
 
-def test_frames_are_not_asked_again_behind_later_ones(server, client):
-    """A frame refused for now needs a new producer number: its owner decides, not the connection."""
+def test_refused_frames_are_not_retried_by_the_connection(server, client):
+    """A refused frame needs a new producer number, so its stream decides about the retry."""
     pending = client.peer.request(Append("t", 1), client.deadline(), b"x" * 8, is_patient=False)
     who, envelope, _ = client.until(server.take)
     server.answer(who, envelope.corr, ErrorReply(Status.NOT_READY, "recovering"))
@@ -189,8 +192,11 @@ def test_frames_are_not_asked_again_behind_later_ones(server, client):
 
 
 @pytest.mark.parametrize("status", [Status.NOT_READY, Status.SHUTTING_DOWN, Status.THROTTLED])
-def test_a_repeat_that_is_refused_for_now_says_nothing_of_the_first(server, client, status):
-    """RF-8, I-13: frames of a dead gateway's ring are appended all the same; sent anew they were doubled."""
+def test_a_refused_retry_has_an_unknown_outcome(server, client, status):
+    """The first attempt may still be appended from the ring of a dead gateway (RF-8).
+
+    The outcome `not_applied` would be wrong.
+    """
     pending = client.peer.request(Append("t", 1), client.deadline(), b"x" * 8, is_patient=False)
     client.until(server.take)
     server.die()
@@ -202,7 +208,7 @@ def test_a_repeat_that_is_refused_for_now_says_nothing_of_the_first(server, clie
     assert pending.error.outcome == "unknown"
 
 
-def test_a_refusal_is_the_typed_error_with_its_facts(server, client):
+def test_a_refusal_is_raised_as_its_typed_error_with_details(server, client):
     pending = client.peer.request(Ping(), client.deadline())
     who, envelope, _ = client.until(server.take)
     server.answer(who, envelope.corr, ErrorReply(Status.TOPIC_NOT_FOUND, "no such topic", {"topic": "x"}))
@@ -211,8 +217,8 @@ def test_a_refusal_is_the_typed_error_with_its_facts(server, client):
         pending.result()
 
 
-def test_silence_is_a_timeout_of_unknown_outcome(server, client):
-    """CL-5, CL-6."""
+def test_a_missing_reply_is_a_timeout_with_unknown_outcome(server, client):
+    """The request was sent, so it may have been applied."""
     client.until(lambda: client.peer.is_up)
     pending = client.peer.request(Ping(), client.deadline(0.05))
     client.until(lambda: pending.is_done)
@@ -220,8 +226,8 @@ def test_silence_is_a_timeout_of_unknown_outcome(server, client):
     assert pending.error.outcome == "unknown"
 
 
-def test_what_was_never_sent_was_certainly_not_applied(client):
-    """CL-6."""
+def test_a_request_that_was_never_sent_was_not_applied(client):
+    """The error is `NotConnected`."""
     pending = client.peer.request(Ping(), client.deadline(0.05))
     client.until(lambda: pending.is_done)
     assert isinstance(pending.error, NotConnected)
@@ -229,8 +235,11 @@ def test_what_was_never_sent_was_certainly_not_applied(client):
 
 
 @pytest.mark.interpreted
-def test_a_reply_that_comes_while_the_events_are_read_is_not_slept_over(server, client):
-    """CL-2: reading ZMQ_EVENTS takes the wake-up of what arrived meanwhile; look for it again."""
+def test_a_reply_that_arrives_while_events_are_read_is_received(server, client):
+    """Reading ZMQ_EVENTS consumes the wake-up of messages that arrive in the meantime.
+
+    The peer must poll again after it.
+    """
     client.until(lambda: client.peer.is_up)
     pending = client.peer.request(Ping(), client.deadline())
     who, envelope, _ = client.until(server.take)
@@ -250,8 +259,8 @@ def test_a_reply_that_comes_while_the_events_are_read_is_not_slept_over(server, 
     assert pending.is_done
 
 
-def test_who_only_tells_sees_that_the_connection_has_ended(server, client):
-    """CL-2: trying to send takes the wake-up, too. Who is told of news asks nothing for hours."""
+def test_a_oneway_send_detects_the_end_of_the_connection(server, client):
+    """A send attempt also consumes the wake-up. A client with watches may send no request for hours."""
     client.until(lambda: client.peer.is_up)
     client.until_quiet()
     server.die()
@@ -264,8 +273,8 @@ def test_who_only_tells_sees_that_the_connection_has_ended(server, client):
 
 
 @pytest.mark.interpreted
-def test_a_connection_that_ends_while_open_requests_are_sent_is_seen_to_have_ended(server, client):
-    """CL-2: whatever sending does takes the wake-up with it; nobody looks again before some deadline."""
+def test_a_connection_that_ends_during_resends_is_detected(server, client):
+    """A send consumes the wake-up, and the peer would not poll again before some deadline."""
     client.until(lambda: client.peer.is_up)
     server.die()
     client.until(lambda: not client.peer.is_up)
@@ -288,8 +297,8 @@ def test_a_connection_that_ends_while_open_requests_are_sent_is_seen_to_have_end
     client.until(lambda: pending.is_done)
 
 
-def test_a_connection_without_open_requests_has_no_times_to_wake_up_at(server, client):
-    """CL-2: an idle client sleeps for good."""
+def test_an_idle_connection_has_no_timers(server, client):
+    """An idle client sleeps until its next request."""
     pending = client.peer.request(Ping(), client.deadline())
     who, envelope, _ = client.until(server.take)
     server.answer(who, envelope.corr, Pong(1, 1))
@@ -298,7 +307,7 @@ def test_a_connection_without_open_requests_has_no_times_to_wake_up_at(server, c
 
 
 class Lane:
-    """Takes every request, and answers none by itself."""
+    """A fast path that accepts every request and sends no reply."""
 
     def __init__(self):
         self.sent = []
@@ -319,7 +328,7 @@ def awaited(client, seconds=LONG_S):
     return client.peer.request(Ping(), client.deadline(seconds), by_lane=True, is_awaited=True)
 
 
-def test_an_answer_that_is_looked_on_for_needs_no_time_to_wake_up_at(client, lane):
+def test_a_request_that_is_spun_for_needs_no_timer(client, lane):
     asked = awaited(client)
     assert client.timers.next_ns() is None
     client.peer.on_message(encode(Pong(1, 1), lane.sent[0]), None)
@@ -328,8 +337,8 @@ def test_an_answer_that_is_looked_on_for_needs_no_time_to_wake_up_at(client, lan
     assert client.timers.next_ns() is None
 
 
-def test_the_time_of_a_request_counts_from_when_its_owner_sleeps(client, lane):
-    """CL-5."""
+def test_the_timeout_of_a_spun_request_starts_when_its_caller_sleeps(client, lane):
+    """At the timeout the outcome is unknown."""
     asked = awaited(client, 0.05)
     asked.start_timer()
     client.until(lambda: asked.is_done)
@@ -338,7 +347,7 @@ def test_the_time_of_a_request_counts_from_when_its_owner_sleeps(client, lane):
     assert client.timers.next_ns() is None
 
 
-def test_a_refusal_may_be_taken_over_and_settled_later(client, lane):
+def test_a_refusal_can_be_handled_and_the_request_settled_later(client, lane):
     asked, again = awaited(client), awaited(client)
     seen = []
     asked.on_refused = lambda error: bool(seen.append(error)) or True

@@ -1,4 +1,4 @@
-"""Pendings, steps and timers: the parts without any input or output."""
+"""Pending results, steps and timers: the parts of the client without I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ringlog.link.futures import Pending, gather, resolved, run_steps
 from ringlog.link.timers import Timers
 
 
-def test_a_result_is_given_once_and_later_ones_are_ignored():
+def test_the_first_result_of_a_pending_counts():
     pending: Pending[int] = Pending()
     seen = []
     pending.when_done(lambda p: seen.append(p.result()))
@@ -19,7 +19,7 @@ def test_a_result_is_given_once_and_later_ones_are_ignored():
     assert (pending.result(), seen, pending.error) == (1, [1], None)
 
 
-def test_steps_go_on_when_what_they_wait_for_is_done():
+def test_steps_continue_when_their_pending_is_done():
     first: Pending[int] = Pending()
     second: Pending[int] = Pending()
 
@@ -35,7 +35,7 @@ def test_steps_go_on_when_what_they_wait_for_is_done():
     assert result.result() == 42
 
 
-def test_a_failure_is_raised_inside_the_steps_where_it_can_be_handled():
+def test_a_failure_is_raised_inside_the_steps():
     failing: Pending[int] = Pending()
 
     def steps():
@@ -49,7 +49,7 @@ def test_a_failure_is_raised_inside_the_steps_where_it_can_be_handled():
     assert result.result() == "made"
 
 
-def test_a_thousand_finished_steps_do_not_grow_the_stack():
+def test_many_finished_pendings_do_not_grow_the_stack():
     def steps():
         total = 0
         for _ in range(100_000):
@@ -94,7 +94,7 @@ def test_a_timer_cancelled_by_one_that_fires_with_it_does_not_fire():
     assert timers.next_ns() is None
 
 
-def test_cancelled_timers_do_not_pile_up():
+def test_cancelled_timers_are_removed_from_the_heap():
     timers = Timers()
     for _ in range(50_000):
         timers.call_at(10**15, lambda: None).cancel()

@@ -1,4 +1,4 @@
-"""Every field of every message has its range, and what lies outside is refused where it is decoded."""
+"""Every field of every message has a range, and the decoder refuses values outside."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _encode = msgspec.msgpack.encode
 
 
 def sent(kind: str, body: Any, corr: int = 7) -> Any:
-    """What whoever takes such an envelope has then."""
+    """Return the message that a receiver decodes from this envelope."""
     return decode(_encode([PROTOCOL, kind, corr, body])).message
 
 
 def _taken(kind: str, body: Any) -> Any:
-    """The message, or what its sender is answered."""
+    """Return the message, or the error that its sender receives."""
     try:
         return sent(kind, body)
     except MessageInvalid as e:
@@ -34,7 +34,7 @@ def _taken(kind: str, body: Any) -> Any:
 
 
 def _unranged(kind: inspect.Type, place: str) -> Iterator[str]:
-    """Places of integers without a range."""
+    """Yield the paths of integer fields without a range."""
     match kind:
         case inspect.IntType():
             if kind.ge is None:
@@ -56,13 +56,13 @@ def _unranged(kind: inspect.Type, place: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_number_of_every_message_has_a_range(kind: str) -> None:
-    """See ringlog/envelope/messages/ranges.py: annotate a new field with one of those."""
+def test_every_integer_of_every_message_has_a_range(kind: str) -> None:
+    """A new field needs an annotation of ringlog/envelope/messages/ranges.py."""
     assert list(_unranged(inspect.type_info(KINDS[kind]), kind)) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_a_field_holds_it_is_a_message_or_refused_to_its_sender(kind: str) -> None:
+def test_extreme_field_values_decode_or_are_refused_to_their_sender(kind: str) -> None:
     refused = 0
     for what, body in extreme_bodies(KINDS[kind], {}):
         answer = _taken(kind, body)
@@ -71,7 +71,7 @@ def test_whatever_a_field_holds_it_is_a_message_or_refused_to_its_sender(kind: s
             assert answer.detail["kind"] == kind
             assert answer.detail.get("field") or answer.detail.get("reason"), what
             assert decode(encode(answer, 7)).corr == 7, what
-        elif kind != "ErrorReply" and "nan" not in what:  # A long error is cut; no number equals nan.
+        elif kind != "ErrorReply" and "nan" not in what:  # Long errors are cut.
             assert type(answer) is KINDS[kind]
             assert decode(encode(answer, 7)).message == answer
     assert refused or not KINDS[kind].__struct_fields__ or kind == "ErrorReply"
@@ -98,7 +98,7 @@ def test_whatever_a_field_holds_it_is_a_message_or_refused_to_its_sender(kind: s
         ("Read", [msgspec.Raw(b"\xa3\xed\xa0\x80"), 0], "topic must be UTF-8 text"),
     ],
 )  # fmt: skip
-def test_the_error_names_field_value_and_limit(kind: str, body: list[Any], text: str) -> None:
+def test_the_error_names_the_field_the_value_and_the_limit(kind: str, body: list[Any], text: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         sent(kind, body)
     assert refused.value.message == text
@@ -106,7 +106,7 @@ def test_the_error_names_field_value_and_limit(kind: str, body: list[Any], text:
     assert refused.value.detail["limit"]
 
 
-def test_what_is_no_envelope_has_no_sender_to_be_answered() -> None:
+def test_a_malformed_envelope_has_no_sender() -> None:
     for data in (b"", b"\xc1", _encode([PROTOCOL, "Ping", -1, []]), _encode([PROTOCOL, 5, 1, []])):
         with pytest.raises(EnvelopeInvalid) as refused:
             decode(data)

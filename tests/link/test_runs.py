@@ -1,4 +1,4 @@
-"""Matching settle entries with frames in flight, and stamping."""
+"""Settle entries are matched with frames in flight, and frames are stamped."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ringlog.frame.codec import encode_frames
 from ringlog.frame.settle_entry import S_POSITION, WORDS
 from ringlog.link.channel.outbound_frames import InFlight, OutboundFrames
 
-# Its runs are subclasses, which compiled ones have none of that are not compiled.
+# The test subclasses OutboundFrames, which is impossible if the class is compiled and the subclass is not.
 pytestmark = pytest.mark.interpreted
 
 
 class Kept(OutboundFrames):
-    """A run that remembers its fate."""
+    """A run of frames that records its results."""
 
     __slots__ = ("got", "lost")
 
@@ -46,7 +46,7 @@ def entries_at(positions):
 @given(
     sizes=st.lists(st.integers(1, 7), min_size=1, max_size=8), cuts=st.lists(st.integers(1, 9), max_size=30)
 )
-def test_every_frame_gets_its_own_entry_however_entries_arrive(sizes, cuts):
+def test_every_frame_gets_its_own_entry(sizes, cuts):
     in_flight, runs, position = InFlight(), [], 0
     placed = []
     for size in sizes:
@@ -70,11 +70,11 @@ def test_every_frame_gets_its_own_entry_however_entries_arrive(sizes, cuts):
 def test_an_entry_of_another_frame_is_refused():
     in_flight = InFlight()
     in_flight.add(Kept(2), [0, 64])
-    with pytest.raises(RingError, match="not that of the oldest"):
+    with pytest.raises(RingError, match="not belong to the oldest"):
         in_flight.match(entries_at([64]))
 
 
-def test_what_is_unsettled_comes_back_once_a_run_and_oldest_first():
+def test_drain_returns_unsettled_runs_once_and_oldest_first():
     in_flight, first, second = InFlight(), Kept(3), Kept(1)
     in_flight.add(first, [0, 8])
     in_flight.add(first, [16])
@@ -86,7 +86,7 @@ def test_what_is_unsettled_comes_back_once_a_run_and_oldest_first():
 
 
 @pytest.mark.parametrize("count", [1, 5])
-def test_stamping_numbers_frames_upwards_and_leaves_bodies_intact(count):
+def test_stamping_numbers_the_frames_and_keeps_their_bodies(count):
     run = Kept(count)
     run.stamp(topic_id=9, epoch=3, producer_id=(1 << 63) + 5, first_producer_seq=100)
     found = frames.scan(run.buffer)
@@ -99,7 +99,7 @@ def test_stamping_numbers_frames_upwards_and_leaves_bodies_intact(count):
     assert frames.counts_of(words).tolist() == [1] * count
 
 
-def test_copied_frames_are_whole_and_in_the_order_asked_for():
+def test_copy_frames_returns_complete_frames_in_the_given_order():
     run = Kept(4)
     run.stamp(topic_id=1, epoch=1, producer_id=7, first_producer_seq=1)
     buffer, offsets = run.copy_frames(np.array([1, 3]))
@@ -108,7 +108,7 @@ def test_copied_frames_are_whole_and_in_the_order_asked_for():
     assert offsets.tolist() == [*found.offsets.tolist(), len(buffer)]
 
 
-def test_the_first_frame_too_large_for_a_ring_is_found():
+def test_first_larger_returns_the_first_frame_that_is_too_large():
     run = Kept(3)
     size = run.size_of(0)
     assert run.first_larger(size) == 3
@@ -117,8 +117,8 @@ def test_the_first_frame_too_large_for_a_ring_is_found():
     assert run.first_larger(size - 8) == 2
 
 
-def test_frames_taken_back_from_a_ring_were_sent_all_the_same():
-    """What they became is unknown, however often they are pushed again."""
+def test_frames_that_left_a_ring_count_as_sent_after_a_rewind():
+    """Their outcome is unknown, however often they are pushed again."""
     run = Kept(3)
     assert (run.was_sent, run.rewind(), run.was_sent) == (False, 0, False)
     run.pushed = 2

@@ -1,4 +1,4 @@
-"""Requests of an actor to a shard, against a real ROUTER that the test makes behave badly."""
+"""Requests of an actor to a shard, against a real ROUTER socket whose misbehaviour the test controls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PONG = Pong(1, 2)
 
 
 class Server:
-    """A ROUTER in a thread of its own; `answer` maps (corr, attachment) to the parts it sends."""
+    """A ROUTER in its own thread. `answer` maps `(corr, attachment)` to the messages that it sends."""
 
     def __init__(self, endpoint, answer, times=1, *, dies=False):
         self.context = zmq.Context()
@@ -39,7 +39,7 @@ class Server:
             client, data, *more = self.socket.recv_multipart()
             for parts in answer(decode(data).corr, more):
                 self.socket.send_multipart([client, *parts])
-        # The end of a connection takes unread answers with it.
+        # Closing the socket would discard replies that the client has not read yet.
         self.may_end.wait()
         self.socket.close()
 
@@ -69,7 +69,7 @@ def requester(endpoint):
     requester.close()
 
 
-def test_a_reply_comes_with_what_was_attached(endpoint, tmp_path):
+def test_a_reply_contains_its_attachment(endpoint, tmp_path):
     server = Server(endpoint, lambda corr, more: [[encode(PONG, corr), more[0] * 2]])
     requests = ShardRequests(str(tmp_path), 1)
     answer = requests.ask(0, Ping(), Pong, attachment=b"ab")
@@ -79,7 +79,7 @@ def test_a_reply_comes_with_what_was_attached(endpoint, tmp_path):
     server.close()
 
 
-def test_a_refusal_is_raised_as_its_error(endpoint, requester):
+def test_a_refusal_is_raised_as_its_typed_error(endpoint, requester):
     server = Server(
         endpoint, lambda corr, _: [[encode(ErrorReply(Status.TOPIC_NOT_FOUND, "no such topic", {}), corr)]]
     )
@@ -88,7 +88,7 @@ def test_a_refusal_is_raised_as_its_error(endpoint, requester):
     server.close()
 
 
-def test_an_answer_to_an_earlier_request_is_passed_over(endpoint, requester):
+def test_a_reply_to_an_earlier_request_is_ignored(endpoint, requester):
     server = Server(
         endpoint, lambda corr, _: [[encode(PONG, corr - 1), b"old"], [encode(PONG, corr), b"new"]]
     )
@@ -103,15 +103,13 @@ def test_a_reply_of_another_kind_is_refused(endpoint, requester):
     server.close()
 
 
-def test_nobody_there_is_not_ready(requester, monkeypatch):
+def test_a_request_without_a_listener_fails_with_not_ready(requester, monkeypatch):
     monkeypatch.setattr(shard_requests, "CONNECT_S", 0.05)
     with pytest.raises(NotReady):
         requester.ask(Ping(), Pong)
 
 
-def test_a_shard_that_ends_with_the_request_open_is_not_ready_and_its_successor_is_asked_anew(
-    endpoint, requester
-):
+def test_a_request_to_a_dying_shard_fails_and_its_successor_can_be_queried(endpoint, requester):
     first = Server(endpoint, lambda corr, _: [], dies=True)
     with pytest.raises(NotReady) as caught:
         requester.ask(Ping(), Pong)
@@ -122,8 +120,11 @@ def test_a_shard_that_ends_with_the_request_open_is_not_ready_and_its_successor_
     second.close()
 
 
-def test_a_lost_connection_asks_for_no_threads(endpoint, requester):
-    """There may be none left, and libzmq ends the process then: a compactor died of a shard's death."""
+def test_a_lost_connection_creates_no_threads(endpoint, requester):
+    """libzmq aborts the process if it cannot create a thread.
+
+    A compactor died in this way after the death of a shard.
+    """
     ours = set(os.listdir("/proc/self/task"))
     first = Server(endpoint, lambda corr, _: [], dies=True)
     with pytest.raises(NotReady):
@@ -135,7 +136,7 @@ def test_a_lost_connection_asks_for_no_threads(endpoint, requester):
     wait_until(lambda: set(os.listdir("/proc/self/task")) <= ours, 5.0, "the servers' threads to be gone")
 
 
-def test_silence_ends_in_a_timeout_and_a_late_answer_is_nobodys(endpoint, requester):
+def test_a_missing_reply_is_a_timeout_and_a_late_reply_is_ignored(endpoint, requester):
     late = []
 
     def answer(corr, _):
@@ -149,7 +150,7 @@ def test_silence_ends_in_a_timeout_and_a_late_answer_is_nobodys(endpoint, reques
     server.close()
 
 
-def test_a_stop_ends_the_waiting(endpoint):
+def test_a_stop_request_ends_the_wait(endpoint):
     stop = Stop()
     requester = Requester("shard 0", endpoint, stop=stop, beat=lambda: setattr(stop, "asked", True))
     server = Server(endpoint, lambda corr, _: [], times=1)

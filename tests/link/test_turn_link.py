@@ -1,4 +1,4 @@
-"""A client's side of opening a ring of turns: whatever goes wrong, turns are heard (promise 3, SC-1)."""
+"""The client's side of opening a grant ring. No failure loses a grant."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ringlog.link.peer import PeerReply
 from ringlog.testing.clock import ManualClock
 from tests.link.test_turn_ring import rows
 
-# Its doubles of a peer and of who hears are none to compiled code.
+# The test uses fakes for the peer and the receiver of grants, which compiled code does not accept.
 pytestmark = pytest.mark.interpreted
 
 
 class Asked:
-    """As much of a connection as is needed to ask over it."""
+    """A fake connection with the parts that requests need."""
 
     def __init__(self):
         self.is_up = True
@@ -60,7 +60,7 @@ def world(shm_dir):
     assert not World.fds.fds
 
 
-def test_turns_that_were_told_before_the_answer_are_heard_with_it(world):
+def test_grants_written_before_the_reply_are_received_with_it(world):
     world.link.request_ring(world.peer, world.dir)
     writer = GrantWriter(world.dir, "turns-02-1-1", 2)
     writer.write_grants(rows(0, 2))
@@ -75,7 +75,7 @@ def test_turns_that_were_told_before_the_answer_are_heard_with_it(world):
     writer.close()
 
 
-def test_a_slow_scheduler_is_asked_again_since_it_may_tell_us_by_a_ring_all_the_same(world):
+def test_a_timed_out_request_for_a_ring_is_sent_again(world):
     world.link.request_ring(world.peer, world.dir)
     world.peer.open.pop()[1].fail(RequestTimeout("no answer"))
     assert [message for message, _ in world.peer.open] == [OpenTurns()]
@@ -84,7 +84,7 @@ def test_a_slow_scheduler_is_asked_again_since_it_may_tell_us_by_a_ring_all_the_
     assert world.peer.open == [], "the next connection asks for itself"
 
 
-def test_who_is_refused_gets_messages_and_does_not_ask_on(world):
+def test_a_refused_client_gets_grants_by_message_and_does_not_retry(world):
     world.link.request_ring(world.peer, world.dir)
     world.peer.open.pop()[1].fail(InvalidRequest("no"))
     assert world.peer.open == []
@@ -93,7 +93,7 @@ def test_who_is_refused_gets_messages_and_does_not_ask_on(world):
     assert (world.peer.open, world.link.fd, world.heard.said) == ([], -1, [])
 
 
-def test_a_ring_that_cannot_be_opened_is_given_up_and_everything_looked_at(world):
+def test_a_ring_that_cannot_be_opened_is_given_up_and_all_feeds_are_scanned(world):
     world.link.request_ring(world.peer, world.dir)
     world.peer.open.pop()[1].resolve(PeerReply(TurnsOpened("turns-02-9-9")))
     assert [message for message, _ in world.peer.open] == [OpenTurns(wanted=False)]
@@ -104,7 +104,7 @@ def test_a_ring_that_cannot_be_opened_is_given_up_and_everything_looked_at(world
     assert world.heard.said == [(2, [], False)]
 
 
-def test_the_answer_to_a_connection_that_is_gone_is_nobodys(world):
+def test_the_reply_of_an_earlier_connection_is_ignored(world):
     world.link.request_ring(world.peer, world.dir)
     _, pending = world.peer.open.pop()
     world.link.request_ring(world.peer, world.dir)

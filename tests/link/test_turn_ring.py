@@ -1,4 +1,4 @@
-"""Turns through shared memory: one scheduler, one client (BP-1, BP-2, SC-1)."""
+"""Grants through shared memory, with one scheduler and one client."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rang(reader):
     return bool(select.select([reader.fileno()], [], [], 0)[0])
 
 
-def test_what_was_told_before_the_client_opened_the_ring_is_not_missed(writer, shm_dir):
+def test_grants_written_before_the_client_opened_the_ring_are_received(writer, shm_dir):
     writer.write_grants(rows(0, 3))
     reader = GrantReader(str(shm_dir), "turns-00-1-1")
     taken = reader.take_grants()
@@ -48,7 +48,7 @@ def test_what_was_told_before_the_client_opened_the_ring_is_not_missed(writer, s
     reader.close()
 
 
-def test_each_turn_is_taken_once_and_the_bell_rings_for_it(writer, reader):
+def test_each_grant_is_taken_once_and_rings_the_bell(writer, reader):
     assert not reader.has_grants
     assert not rang(reader)
     writer.write_grants(rows(0, 1))
@@ -63,8 +63,8 @@ def test_each_turn_is_taken_once_and_the_bell_rings_for_it(writer, reader):
     assert (told(taken), taken.is_complete) == ([], True)
 
 
-def test_a_client_that_was_overrun_learns_it_and_nobody_waited(writer, reader):
-    """BP-2: the scheduler goes on."""
+def test_an_overrun_is_detected_by_the_client(writer, reader):
+    """The scheduler never waits for a client."""
     for first in range(0, GRANT_RING_ROWS + 10, 10):
         writer.write_grants(rows(first, first + 10))
     taken = reader.take_grants()
@@ -75,7 +75,7 @@ def test_a_client_that_was_overrun_learns_it_and_nobody_waited(writer, reader):
     assert (told(taken), taken.is_complete) == ([7], True)
 
 
-def test_a_ring_that_ended_is_gone_and_who_has_it_keeps_it(writer, reader, shm_dir):
+def test_a_closed_ring_is_removed_and_its_reader_can_still_read_it(writer, reader, shm_dir):
     writer.write_grants(rows(0, 2))
     writer.close()
     assert os.listdir(shm_dir) == []
@@ -84,7 +84,7 @@ def test_a_ring_that_ended_is_gone_and_who_has_it_keeps_it(writer, reader, shm_d
         GrantReader(str(shm_dir), "turns-00-1-1")
 
 
-def test_a_successor_removes_what_its_predecessor_left_and_nothing_else(shm_dir):
+def test_a_new_scheduler_removes_only_its_own_stale_rings(shm_dir):
     left = GrantWriter(str(shm_dir), "turns-00-1-1", 0)
     others = GrantWriter(str(shm_dir), "turns-01-1-1", 1)
     remove_stale_grant_rings(str(shm_dir), 0)
@@ -93,7 +93,7 @@ def test_a_successor_removes_what_its_predecessor_left_and_nothing_else(shm_dir)
     others.close()
 
 
-def test_without_a_bell_there_is_no_ring(shm_dir):
+def test_a_ring_needs_a_bell_that_can_be_created(shm_dir):
     os.mkfifo(shm_dir / "turns-00-1-1.bell")
     with pytest.raises(RingError):
         GrantWriter(str(shm_dir), "turns-00-1-1", 0)

@@ -1,10 +1,10 @@
-"""What runs in another process on the code of one release: an engine, or a program that uses one.
+"""Run an engine, or a program that uses one, with the code of one release.
 
-    python program.py engine DIRECTORY          until its standard input ends; prints its address
-    python program.py use URL TRANSPORT TOPIC   writes, reads, works; prints what it was told, as JSON
-    python program.py read URL TOPIC            prints what is there
+python program.py engine DIRECTORY          runs until its standard input ends; prints its URL
+python program.py use URL TRANSPORT TOPIC   writes, reads and claims; prints the results as JSON
+python program.py read URL TOPIC            prints the stored records and counts as JSON
 
-It uses nothing that only one of two releases has.
+The program uses only functions that both releases have.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def run_engine(directory: str) -> None:
 
 
 def told(record: Any) -> list[Any]:
-    """What must come back of a record, as JSON has it."""
+    """Return the fields of a record that both releases must agree on, in JSON types."""
     data = None if record.data is None else record.data.decode()
     key = None if record.key is None else record.key.decode()
     headers = {name: value.decode() for name, value in record.headers.items()}

@@ -1,7 +1,7 @@
-"""The release before and this one understand one another: clients, engines, and the data they leave.
+"""The previous release and this one are compatible: clients, engines, and stored data.
 
-The release before is the newest tag; until there is one, the commit below. It is built in a worktree, so this
-needs the history of the repository. `make test-releases` runs it.
+The previous release is the newest tag, or the commit below if there is none. It is built in a worktree, so
+the test needs the history of the repository. `make test-releases` runs it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.releases, pytest.mark.timeout(600)]
 
 
 def newest() -> str:
-    """The commit of the release before."""
+    """Return the commit of the previous release."""
     asked = ["git", "describe", "--tags", "--abbrev=0", "HEAD^"]
     done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
     return resolve(done.stdout.strip() or FIRST)
@@ -52,7 +52,7 @@ def now() -> Tree:
 
 @contextlib.contextmanager
 def running(tree: Tree, directory: Path) -> Iterator[str]:
-    """An engine of that release; yields its address."""
+    """Run an engine of that release. Yield its URL."""
     process = subprocess.Popen(
         [sys.executable, "-P", str(PROGRAM), "engine", str(directory)], env=tree.environ(), text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -70,7 +70,7 @@ def running(tree: Tree, directory: Path) -> Iterator[str]:
 
 
 def told(tree: Tree, *arguments: str) -> dict[str, Any]:
-    """What a program on that release was told."""
+    """Run the program with that release and return its results."""
     done = subprocess.run(
         [sys.executable, "-P", str(PROGRAM), *arguments], env=tree.environ(), text=True, timeout=USE_S,
         stdout=subprocess.PIPE, check=True,
@@ -101,8 +101,8 @@ def test_a_client_of_one_release_works_with_an_engine_of_the_other(
             assert str(protocol_of(before)) in found["text"]
 
 
-def test_data_of_one_release_is_there_for_the_other(before: Tree, now: Tree, tmp_path: Path) -> None:
-    """An upgrade keeps everything; and so does going back, where the data is of the same version."""
+def test_data_of_one_release_can_be_read_by_the_other(before: Tree, now: Tree, tmp_path: Path) -> None:
+    """An upgrade keeps all data. A downgrade keeps it too if both releases have the same protocol version."""
     directory = tmp_path / "engine"
     with running(before, directory) as url:
         written = told(before, "use", url, "ring", "old")

@@ -24,7 +24,8 @@ def shm_dir() -> Iterator[Path]:
 
 @pytest.fixture
 def make_ring(shm_dir: Path) -> Callable[..., str]:
-    """make_ring(**changes) -> path of a new ring of 64 KiB with 64 settle entries."""
+    """Return make_ring(**changes), which creates a ring of 64 KiB with 64 settle entries and returns its
+    path."""
 
     def make(name: str = "ring", **changes: object) -> str:
         path = str(shm_dir / name)

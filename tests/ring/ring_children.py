@@ -1,4 +1,4 @@
-"""Forked children that attach to a ring, and how to wait for them."""
+"""Forked children that attach to a ring, and functions that wait for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEADLINE_S = 30.0
 
 
 class Child:
-    """A forked process that runs one function; its exit status is 0, or 3 when the function raised."""
+    """A forked process that runs one function. Its exit status is 0, or 3 if the function raised."""
 
     def __init__(self, run: Callable[[], object]) -> None:
         self.pid = os.fork()
@@ -36,7 +36,7 @@ class Child:
         signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Exit status, negative for a signal."""
+        """Return the exit status, negative for a signal."""
         assert self.has_ended(DEADLINE_S), "child does not end"
         _, status = os.waitpid(self.pid, 0)
         os.close(self.pidfd)
@@ -44,7 +44,7 @@ class Child:
 
 
 def until(condition: Callable[[], object], what: str) -> None:
-    """Look until the condition holds; fails after a deadline."""
+    """Poll until the condition holds. Fail after DEADLINE_S."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline, f"not in time: {what}"

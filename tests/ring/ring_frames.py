@@ -1,4 +1,4 @@
-"""Frames a ring can carry, and a consumer that takes them as a shard does."""
+"""Frames for a ring, and a consumer that reads them as a shard does."""
 
 from __future__ import annotations
 
@@ -11,27 +11,30 @@ from ringlog.ring.producer import RingProducer
 
 
 def frame_of(number: int, length: int = 64) -> bytes:
-    """`length` bytes: frame_len, number, filling, checksum."""
+    """Return a frame of `length` bytes: frame_len, number, fill bytes, checksum."""
     body = (length - 4).to_bytes(8, "little") + number.to_bytes(8, "little")
     body += bytes((number + i) & 0xFF for i in range(length - 24))
     return body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little")
 
 
 def number_of(frame: bytes | bytearray | memoryview) -> int | None:
-    """The frame's number, or None when it does not verify."""
+    """Return the frame's number, or None if its checksum does not match."""
     if xxhash.xxh3_64_intdigest(bytes(frame[:-8])) != int.from_bytes(frame[-8:], "little"):
         return None
     return int.from_bytes(frame[8:16], "little")
 
 
 def push_all(producer: RingProducer, frames: list[bytes]) -> list[int]:
-    """Push frames of any sizes; the positions of those that fitted."""
+    """Push frames of any sizes. Return the positions of the frames that fitted."""
     offsets = np.cumsum([0, *map(len, frames[:-1])])
     return producer.push_buffer(b"".join(frames), offsets)[1].tolist()
 
 
 def split(position: int, data: bytes | bytearray) -> tuple[list[tuple[int, bytes]], bool]:
-    """([(position, frame)] of the whole frames in what copy gave, whether padding follows)."""
+    """Split the bytes that copy_pending returned into frames.
+
+    Return ([(position, frame)] of the whole frames, whether padding follows).
+    """
     frames, offset = [], 0
     while offset + 8 <= len(data):
         length = int.from_bytes(data[offset : offset + 4], "little")
@@ -45,7 +48,7 @@ def split(position: int, data: bytes | bytearray) -> tuple[list[tuple[int, bytes
 
 
 def take(consumer: RingConsumer, limit: int = 1 << 20, frames_max: int = 1 << 20) -> list[tuple[int, bytes]]:
-    """Copy and advance over what is there, up to the lap's end; does not settle."""
+    """Copy the published frames up to the end of the lap and advance past them, without settling."""
     got = consumer.copy_pending(limit)
     if got is None:
         return []
@@ -59,7 +62,7 @@ def take(consumer: RingConsumer, limit: int = 1 << 20, frames_max: int = 1 << 20
 
 
 def settle(consumer: RingConsumer, frames: list[tuple[int, bytes]]) -> None:
-    """Settle frames that `take` gave."""
+    """Settle frames that `take` returned."""
     entries = np.zeros((len(frames), 8), dtype=np.uint64)
     entries[:, 0] = [position for position, _ in frames]
     position, last = frames[-1]

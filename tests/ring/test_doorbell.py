@@ -1,4 +1,4 @@
-"""Bells wake a sleeper, and losing or doubling a ring harms nobody."""
+"""Bells wake a sleeping process. Lost or repeated rings cause no error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_ringing(bell: BellListener | EventBell, wait_s: float = 0.0) -> bool:
     return bool(select.select([bell], [], [], wait_s)[0])
 
 
-def test_a_ring_wakes_the_sleeper_and_draining_forgets_it(shm_dir: Path) -> None:
+def test_a_ring_wakes_the_listener_and_drain_clears_it(shm_dir: Path) -> None:
     path = str(shm_dir / "bell")
     make_bell(path)
     assert os.stat(path).st_mode & 0o777 == 0o600
@@ -32,7 +32,7 @@ def test_a_ring_wakes_the_sleeper_and_draining_forgets_it(shm_dir: Path) -> None
     ringer.close()
 
 
-def test_another_process_rings_and_its_death_does_not_end_the_pipe(shm_dir: Path) -> None:
+def test_the_death_of_a_ringer_does_not_close_the_pipe(shm_dir: Path) -> None:
     path = str(shm_dir / "bell")
     make_bell(path)
     listener = BellListener(path)
@@ -44,7 +44,7 @@ def test_another_process_rings_and_its_death_does_not_end_the_pipe(shm_dir: Path
 
 
 def test_a_full_pipe_is_already_a_wake_up(shm_dir: Path) -> None:
-    """RF-35: the ringer never blocks."""
+    """The ringer never blocks (RF-35)."""
     path = str(shm_dir / "bell")
     make_bell(path)
     listener, ringer = BellListener(path), BellRinger(path)
@@ -55,8 +55,8 @@ def test_a_full_pipe_is_already_a_wake_up(shm_dir: Path) -> None:
     ringer.close()
 
 
-def test_a_ringer_without_descriptors_rings_later_and_fails_nobody(shm_dir: Path) -> None:
-    """RF-19: the frame it would tell of is published already; an error here would say it was not."""
+def test_a_ringer_without_free_descriptors_returns_false_and_recovers(shm_dir: Path) -> None:
+    """The frame is already published, so an error of the ringer would be wrong (RF-19)."""
     path = str(shm_dir / "bell")
     make_bell(path)
 
@@ -74,7 +74,7 @@ def test_a_ringer_without_descriptors_rings_later_and_fails_nobody(shm_dir: Path
     listener.close()
 
 
-def test_ringing_where_nobody_listens_is_no_error_and_works_again_later(shm_dir: Path) -> None:
+def test_ringing_without_a_listener_is_no_error_and_works_later(shm_dir: Path) -> None:
     path = str(shm_dir / "bell")
     ringer = BellRinger(path)
     assert ringer.ring() is False, "no pipe"
@@ -93,8 +93,8 @@ def test_ringing_where_nobody_listens_is_no_error_and_works_again_later(shm_dir:
 
 
 @pytest.mark.parametrize("kind", ["file", "symlink", "loose"])
-def test_what_is_not_a_private_pipe_of_ours_is_refused(shm_dir: Path, kind: str) -> None:
-    """RF-111: neither end writes into somebody's file."""
+def test_a_path_that_is_not_a_private_pipe_is_refused(shm_dir: Path, kind: str) -> None:
+    """Neither end writes into another file (RF-111)."""
     path, bell = shm_dir / "bell", shm_dir / "real"
     make_bell(str(bell))
     if kind == "file":
@@ -112,7 +112,7 @@ def test_what_is_not_a_private_pipe_of_ours_is_refused(shm_dir: Path, kind: str)
         os.close(somebody)
 
 
-def test_a_bell_is_never_made_over_something(shm_dir: Path) -> None:
+def test_make_bell_refuses_an_existing_path(shm_dir: Path) -> None:
     make_bell(str(shm_dir / "bell"))
     with pytest.raises(RingError, match="File exists"):
         make_bell(str(shm_dir / "bell"))

@@ -1,4 +1,4 @@
-"""Who may attach to what: identity, ownership, one producer, restarts, forks, leftovers."""
+"""Attaching to a ring: identity, ownership, one producer, restarts, forks, leftovers."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ BOTH = pytest.mark.parametrize(
 )
 
 
-def test_a_ring_is_made_private_whole_and_once(make_ring: MakeRing) -> None:
-    """SEC-22, RD-11: 0600, all blocks allocated, never over an existing file."""
+def test_a_ring_is_created_private_allocated_and_once(make_ring: MakeRing) -> None:
+    """The file has mode 0600 and all its blocks are allocated. An existing file is never overwritten."""
     path = make_ring(ring_bytes=65_537)
     facts = os.stat(path)
     assert (facts.st_mode & 0o7777, facts.st_nlink) == (0o600, 1)
     assert facts.st_size == 4096 + 65_536 + 4096 + 65 * 64
     assert facts.st_blocks * 512 >= facts.st_size
-    with pytest.raises(RingError, match="taken"):
+    with pytest.raises(RingError, match="file exists"):
         make_ring()
     assert os.listdir(os.path.dirname(path)) == ["ring"]
 
 
 def shared_kib() -> int:
-    """Shared memory that is mapped into this process and there."""
+    """Return the shared memory in KiB that this process has mapped and resident."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("RssShmem:")[2].split()[0])
 
 
 @BOTH
-def test_attaching_brings_no_more_than_the_words_into_memory(make_ring: MakeRing, attach: Callable) -> None:
-    """A shard commits for nobody while it attaches: what a whole ring takes is not to be paid at once."""
+def test_attaching_maps_only_the_header_words_into_memory(make_ring: MakeRing, attach: Callable) -> None:
+    """A shard commits nothing while it attaches, so attaching must not fault in the whole ring."""
     path = make_ring(ring_bytes=16 << 20)
     before = shared_kib()
     end = attach(path)
@@ -56,17 +56,17 @@ def test_attaching_brings_no_more_than_the_words_into_memory(make_ring: MakeRing
 
 @pytest.mark.parametrize("changes", [{"ring_bytes": 4096}, {"ring_bytes": 1 << 31}, {"settle_entries": 0}])
 def test_sizes_out_of_bounds_are_refused_with_the_limit(make_ring: MakeRing, changes: dict) -> None:
-    with pytest.raises(RingError, match=r"out of bounds.*min=.*max="):
+    with pytest.raises(RingError, match=r"must be in .* got .*min=.*max="):
         make_ring(**changes)
 
 
 @contextmanager
 def free_descriptors(count: int) -> Iterator[None]:
-    """This process can open so many files more."""
+    """Let this process open `count` more files."""
     listed = [int(name) for name in os.listdir("/proc/self/fd")]
     used = {
         number for number in listed if Path(f"/proc/self/fd/{number}").is_symlink()
-    }  # Not the listing's own.
+    }  # Without the descriptor of the listing itself.
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = list(itertools.islice((n for n in itertools.count() if n not in used), count + 1))
     resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1], limits[1]))
@@ -77,10 +77,11 @@ def free_descriptors(count: int) -> Iterator[None]:
 
 
 @BOTH
-def test_want_of_descriptors_is_a_typed_error_wherever_it_strikes(
+def test_a_lack_of_descriptors_is_a_typed_error_at_each_step(
     make_ring: MakeRing, attach: Callable
 ) -> None:
-    """RF-19: opening takes one, mapping another; who attaches must not die of an OSError."""
+    """Opening needs one descriptor and mapping another. A process that attaches must not fail with OSError
+    (RF-19)."""
     path = make_ring()
     for count in (0, 1):
         with free_descriptors(count), pytest.raises(RingError) as refused:
@@ -92,7 +93,7 @@ def test_want_of_descriptors_is_a_typed_error_wherever_it_strikes(
 
 @BOTH
 def test_another_engines_ring_is_refused(make_ring: MakeRing, attach: Callable) -> None:
-    """RF-30."""
+    """The engine id in the ring's identity must match (RF-30)."""
     with pytest.raises(RingError, match="another engine"):
         attach(make_ring(), engine_id="someone else")
 
@@ -104,13 +105,13 @@ def test_another_shards_ring_is_refused(make_ring: MakeRing) -> None:
 
 @BOTH
 def test_any_damaged_byte_of_the_identity_is_refused(make_ring: MakeRing, attach: Callable) -> None:
-    """RF-30: magic, version, sizes, ids: whatever differs."""
+    """Magic, version, sizes, ids: every changed byte is detected (RF-30)."""
     path = make_ring()
     good = Path(path).read_bytes()[: layout.IDENTITY_BYTES]
     with open(path, "r+b", buffering=0) as file:
         for at in range(layout.IDENTITY_BYTES):
             os.pwrite(file.fileno(), bytes([good[at] ^ 0x10]), at)
-            with pytest.raises(RingError, match=r"magic|version|verify"):
+            with pytest.raises(RingError, match=r"magic|version|checksum"):
                 attach(path)
             os.pwrite(file.fileno(), good[at : at + 1], at)
     attach(path)._memory.close()
@@ -119,7 +120,7 @@ def test_any_damaged_byte_of_the_identity_is_refused(make_ring: MakeRing, attach
 @BOTH
 @pytest.mark.parametrize("change", [-64, 64, -65_536])
 def test_a_file_of_another_size_is_refused(make_ring: MakeRing, attach: Callable, change: int) -> None:
-    """RF-29, RF-30: a truncated file is never mapped."""
+    """A truncated file is never mapped (RF-29, RF-30)."""
     path = make_ring()
     os.truncate(path, os.stat(path).st_size + change)
     with pytest.raises(RingError, match="wrong size"):
@@ -130,16 +131,16 @@ def test_an_empty_and_an_absent_file_are_refused(shm_dir: Path) -> None:
     with pytest.raises(RingError, match="No such file"):
         RingProducer.attach(str(shm_dir / "absent"))
     (shm_dir / "empty").touch(0o600)
-    with pytest.raises(RingError, match="too short"):
+    with pytest.raises(RingError, match="must have at least"):
         RingProducer.attach(str(shm_dir / "empty"))
 
 
 @pytest.mark.parametrize("kind", ["symlink", "hard link", "pipe", "directory", "mode", "owner"])
 @BOTH
-def test_what_is_not_a_private_file_of_ours_is_refused(
+def test_a_path_that_is_not_a_private_ring_file_is_refused(
     make_ring: MakeRing, shm_dir: Path, attach: Callable, kind: str
 ) -> None:
-    """RF-111, SEC-24: and opening it never blocks."""
+    """Opening such a path never blocks (RF-111)."""
     path, target = make_ring(), shm_dir / "other"
     if kind == "symlink":
         target.symlink_to(path)
@@ -161,11 +162,11 @@ def test_what_is_not_a_private_file_of_ours_is_refused(
         attach(str(target))
 
 
-def test_a_second_producer_is_refused_and_the_first_goes_on(make_ring: MakeRing) -> None:
-    """RF-31."""
+def test_a_second_producer_is_refused_and_the_first_continues(make_ring: MakeRing) -> None:
+    """A ring has at most one producer (R5, RF-31)."""
     path = make_ring()
     first = RingProducer.attach(path)
-    with pytest.raises(RingError, match="producer already"):
+    with pytest.raises(RingError, match="already has a producer"):
         RingProducer.attach(path)
     assert producer_alive(path)
     assert first.push_one(frame_of(1)) == 0
@@ -185,7 +186,7 @@ def test_a_close_is_final_for_either_side(make_ring: MakeRing) -> None:
         RingProducer.attach(path)
 
 
-def test_a_restarted_consumer_reads_again_what_was_not_settled(make_ring: MakeRing) -> None:
+def test_a_restarted_consumer_rereads_unsettled_frames(make_ring: MakeRing) -> None:
     path = make_ring()
     producer, consumer = RingProducer.attach(path), RingConsumer.attach(path)
     push_all(producer, [frame_of(i) for i in range(5)])
@@ -202,8 +203,8 @@ def test_a_restarted_consumer_reads_again_what_was_not_settled(make_ring: MakeRi
     consumer.detach()
 
 
-def test_what_a_restarted_consumer_settles_again_is_recognised_by_position(make_ring: MakeRing) -> None:
-    """RF-36: the settle head was stored, the tail was not."""
+def test_a_producer_recognises_repeated_settlements_by_position(make_ring: MakeRing) -> None:
+    """The consumer stored the settle head and died before it stored the tail (RF-36)."""
     path = make_ring()
     producer, consumer = RingProducer.attach(path), RingConsumer.attach(path)
     push_all(producer, [frame_of(i) for i in range(3)])
@@ -219,7 +220,7 @@ def test_what_a_restarted_consumer_settles_again_is_recognised_by_position(make_
 
 
 def test_a_killed_producers_frames_are_drained_and_the_ring_removed(make_ring: MakeRing) -> None:
-    """RF-9: nobody takes the settlements any more, and that stops nobody."""
+    """No process takes the settlements any more, and the consumer does not block (RF-9)."""
     path = make_ring()
     ready, say = os.pipe()
 
@@ -258,8 +259,11 @@ def consumer_nothing():
     return np.empty((0, 8), dtype=np.uint64)
 
 
-def test_a_next_producer_goes_on_and_knows_what_is_in_flight(make_ring: MakeRing) -> None:
-    """It counts what lies in the ring and what was settled but not taken, not what its predecessor took."""
+def test_a_next_producer_counts_the_frames_in_flight(make_ring: MakeRing) -> None:
+    """It counts the frames in the ring and the settlements that no producer took yet.
+
+    It does not count the settlements that its predecessor took.
+    """
     path = make_ring()
     consumer = RingConsumer.attach(path)
 
@@ -283,7 +287,7 @@ def test_a_next_producer_goes_on_and_knows_what_is_in_flight(make_ring: MakeRing
 
 
 def test_a_forked_child_can_neither_use_the_producer_nor_keep_its_lock(make_ring: MakeRing) -> None:
-    """RD-7: a fork must not write into its parent's ring, nor look like a living producer."""
+    """A forked process must not write into its parent's ring, and must not appear as a living producer."""
     path = make_ring()
     ready, say = os.pipe()
 
@@ -315,20 +319,23 @@ def test_a_forked_child_can_neither_use_the_producer_nor_keep_its_lock(make_ring
         os.close(end)
 
 
-def test_another_machine_needs_a_package_or_sockets(shm_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never hope that stores stay in order."""
+def test_a_weakly_ordered_machine_needs_the_package_or_sockets(
+    shm_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code never assumes that a CPU keeps stores in order."""
     monkeypatch.setattr(atomic_words.stores_are_ordered.__globals__["platform"], "machine", lambda: "riscv64")
     monkeypatch.setitem(__import__("sys").modules, "atomicshm", None)
-    with pytest.raises(RingError, match=r"use sockets.*riscv64"):
+    with pytest.raises(RingError, match=r"by TCP.*riscv64"):
         create_ring(
             str(shm_dir / "r"), ring_bytes=65_536, settle_entries=8, shard=0, engine_id="e", client="c"
         )
 
 
-def test_on_another_machine_the_package_carries_a_ring(
+def test_a_ring_on_a_weakly_ordered_machine_uses_the_package(
     make_ring: MakeRing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Acquire loads and release stores instead of plain ones; the same protocol."""
+    """The package provides acquire loads and release stores instead of plain ones. The protocol is the same.
+    """
     pytest.importorskip("atomicshm", reason="only needed on machines that reorder stores")
     monkeypatch.setattr(atomic_words.stores_are_ordered.__globals__["platform"], "machine", lambda: "aarch64")
     path = make_ring()
@@ -340,9 +347,11 @@ def test_on_another_machine_the_package_carries_a_ring(
     consumer.detach()
 
 
-def test_what_a_dead_consumer_settled_is_not_read_again(make_ring: MakeRing) -> None:
-    """It died between its settlements and its tail. A frame that it refused must not be taken by the next
-    one: its producer was told, and sends it again under another number.
+def test_frames_that_a_dead_consumer_settled_are_not_read_again(make_ring: MakeRing) -> None:
+    """The consumer died after it stored its settlements and before it stored its tail.
+
+    Its successor must not accept a frame that the dead consumer refused (R8). The producer received the
+    refusal and sends the frame again under another number.
     """
     path = make_ring()
     producer = RingProducer.attach(path)
@@ -361,8 +370,8 @@ def test_what_a_dead_consumer_settled_is_not_read_again(make_ring: MakeRing) -> 
     producer.close()
 
 
-def test_a_last_settlement_that_makes_no_sense_moves_no_tail(make_ring: MakeRing) -> None:
-    """The producer can write there: what it says harms its own frames at most."""
+def test_an_invalid_last_settlement_does_not_move_the_tail(make_ring: MakeRing) -> None:
+    """The producer can write to the settle area, so a wrong value there may harm only its own frames."""
     path = make_ring()
     producer = RingProducer.attach(path)
     push_all(producer, [frame_of(1), frame_of(2)])

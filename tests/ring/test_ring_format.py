@@ -1,4 +1,4 @@
-"""docs/reference/format.md and the code say the same about rings."""
+"""Rings in the code match docs/reference/format.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "format.md").read_tex
 RINGS = PAGE.split("\n## Rings\n")[1].split("\n## ")[0]
 
 
-def test_the_worked_identity_is_what_the_code_writes() -> None:
+def test_the_example_identity_on_the_page_equals_the_encoded_one() -> None:
     block = re.search(r"```ring\n(.*?)```", RINGS, re.S)
     assert block
     written = bytes.fromhex("".join(re.split(r"   +", line)[0] for line in block[1].splitlines()))
@@ -23,6 +23,6 @@ def test_the_worked_identity_is_what_the_code_writes() -> None:
     assert layout.decode_identity(written, "page") == identity
 
 
-def test_the_live_words_lie_where_the_page_says() -> None:
+def test_the_ring_words_have_the_offsets_of_the_page() -> None:
     rows = re.findall(r"^\| (\d+) \| ([a-z_]+) \| (?:producer|consumer) \|", RINGS, re.M)
     assert {name.upper(): int(byte) for byte, name in rows} == {word.name: word * 8 for word in RingWord}

@@ -1,4 +1,4 @@
-"""RF-26 and the measured facts of rings, again on this machine: no torn word, and SIGKILL of both sides."""
+"""Torn words (RF-26) and SIGKILL of both sides of a ring, measured on this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BYTES_ALIKE = 0x0101010101010101
 
 
 def torn_reads(store: Callable[[mmap.mmap], None], enough: Callable[[int, int], bool]) -> tuple[int, int]:
-    """(reads, torn) of a word that another process keeps storing with all its bytes alike."""
+    """Return (reads, torn reads) of a word that another process keeps storing with eight equal bytes."""
     page = mmap.mmap(-1, 4096)
     child = Child(lambda: store(page))
     words = AtomicWords(memoryview(page))
@@ -56,14 +56,14 @@ def store_by_pack_into(page: mmap.mmap) -> None:
 
 
 @pytest.mark.slow
-def test_no_word_is_ever_seen_torn() -> None:
-    """RD-10, RF-26: two million racing reads, none torn."""
+def test_no_word_is_ever_read_torn() -> None:
+    """None of two million racing reads is torn (R1, RF-26)."""
     assert torn_reads(store_through_words, lambda reads, _: reads >= READS) == (READS, 0)
 
 
 @pytest.mark.slow
-def test_the_rig_sees_words_torn_by_pack_into() -> None:
-    """Mutant 21: or the test above would mean nothing."""
+def test_the_rig_detects_words_torn_by_pack_into() -> None:
+    """Without this check the test above would prove nothing."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("a torn word is seen only while both processes run")
     _, torn = torn_reads(store_by_pack_into, lambda reads, torn: torn > 0 or reads > 20 * READS)
@@ -76,13 +76,13 @@ BATCH = 24
 
 
 def number_at(producer: RingProducer) -> int:
-    """How many frames of FRAME_BYTES were ever published: a new producer goes on after them."""
+    """Return the number of frames of FRAME_BYTES that were ever published. A new producer continues there."""
     lap, index = divmod(producer.head, producer.capacity)
     return lap * (producer.capacity // FRAME_BYTES) + index // FRAME_BYTES
 
 
 def produce(path: str) -> None:
-    """Push counters, take settlements, check their order; the ring pushes back."""
+    """Push counters, take settlements and check their order. The full ring pushes back."""
     producer = RingProducer.attach(path)
     assert 0 <= producer.in_flight <= producer.settle_entries
     number, last = number_at(producer), -1
@@ -123,10 +123,10 @@ def consume(path: str, log: str) -> None:
 @pytest.mark.parametrize(
     "victims", [(True, False), (False, True), (True, True)], ids=["producer", "consumer", "both"]
 )
-def test_kills_at_random_lose_double_and_reorder_nothing(
+def test_random_kills_lose_duplicate_and_reorder_no_frame(
     make_ring: Callable[..., str], shm_dir: Path, victims: tuple[bool, bool]
 ) -> None:
-    """Ecosystem section 2, RF-1, RF-9: the log of counters has no gap, no double, and is in order."""
+    """The log of counters has no gap and no duplicate, and is in order (RF-1, RF-9)."""
     path, log = make_ring(), str(shm_dir / "log")
     chance = random.Random(20)
     runs = [lambda: produce(path), lambda: consume(path, log)]

@@ -1,4 +1,5 @@
-"""A broken or hostile peer, and memory that says anything: typed errors, private copies, no harm."""
+"""A broken or hostile peer, and shared memory with any content: the result is a typed error and a private
+copy."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def ends() -> tuple[RingMemory, RingProducer, RingConsumer]:
 
 
 def answers(call: Callable[[], object]) -> bool:
-    """True for a value, False for a RingError; anything else is a bug and comes out."""
+    """Return True if the call returns and False if it raises RingError. Any other exception is a bug and
+    passes through."""
     try:
         call()
     except RingError:
@@ -56,7 +58,8 @@ def answers(call: Callable[[], object]) -> bool:
 
 @given(producer_lies)
 def test_a_consumer_survives_any_words_of_its_producer(lies: list[tuple[RingWord, int]]) -> None:
-    """RF-25, RF-32: each call answers or raises RingError, and never reads what it settled or beyond."""
+    """Each call returns or raises RingError. It never reads settled frames or bytes beyond the ring (RF-25,
+    RF-32)."""
     memory, _, consumer = ends()
     for word, value in lies:
         memory.store(word, value)
@@ -75,7 +78,7 @@ def test_a_consumer_survives_any_words_of_its_producer(lies: list[tuple[RingWord
 
 @given(all_lies)
 def test_a_producer_survives_any_words(lies: list[tuple[RingWord, int]]) -> None:
-    """RF-25: also when it attaches to them."""
+    """The same holds when a producer attaches to such words (RF-25)."""
     memory, producer, _ = ends()
     for word, value in lies:
         memory.store(word, value)
@@ -98,28 +101,28 @@ def test_a_producer_survives_any_words(lies: list[tuple[RingWord, int]]) -> None
     ],
     ids=["zero", "backwards", "beyond capacity", "odd", "huge"],
 )
-def test_a_head_that_makes_no_sense_is_named(word: RingWord, value: int) -> None:
-    """RF-32: backwards, beyond capacity, no multiple of 8."""
+def test_an_invalid_head_is_reported_with_its_value(word: RingWord, value: int) -> None:
+    """The head is below the tail, beyond the capacity, or no multiple of 8 (RF-32)."""
     memory, _, consumer = ends()
     assert consumer.pending == 64
     memory.store(word, value)
-    with pytest.raises(RingError, match=rf"make no sense.*head={value}.*tail=128"):
+    with pytest.raises(RingError, match=rf"corrupt ring header.*head={value}.*tail=128"):
         _ = consumer.pending
 
 
-def test_settlements_for_frames_never_pushed_are_named() -> None:
+def test_a_settlement_of_a_frame_never_pushed_is_reported() -> None:
     memory, producer, _ = ends()
     assert len(producer.take_settlements()) == 2
     entry = np.zeros((1, 8), dtype=np.uint64)
     entry[0, 0] = 4000
     memory.write_entries(2, entry.data.cast("B"))
     memory.store(RingWord.SETTLE_HEAD, 3)
-    with pytest.raises(RingError, match=r"make no sense.*settled_position=4000"):
+    with pytest.raises(RingError, match=r"corrupt ring header.*settled_position=4000"):
         producer.take_settlements()
 
 
 def test_a_consumer_never_reads_back_its_own_words() -> None:
-    """A hostile producer that moves the tail or the settle head moves nothing."""
+    """A hostile producer that changes the tail or the settle head has no effect."""
     memory, _, consumer = ends()
     memory.store(RingWord.TAIL, 0)
     memory.store(RingWord.SETTLE_HEAD, 77)
@@ -130,14 +133,14 @@ def test_a_consumer_never_reads_back_its_own_words() -> None:
 
 @given(st.binary(min_size=8, max_size=400))
 def test_a_successor_survives_any_bytes_in_the_data_area(junk: bytes) -> None:
-    """Its count of frames in flight comes from lengths somebody else wrote."""
+    """The successor counts frames in flight by lengths that another process wrote."""
     memory, _, _ = ends()
     memory.write(128, junk)
     assert 0 <= RingProducer(memory).in_flight <= 8
 
 
 def test_a_change_after_the_copy_does_not_reach_the_copy(make_ring: Callable[..., str]) -> None:
-    """RF-33, RD-13: what was verified is what is written."""
+    """The shard writes exactly the bytes that it verified (R3, RF-33)."""
     path = make_ring()
     producer, consumer = RingProducer.attach(path), RingConsumer.attach(path)
     producer.push_one(frame_of(1))
@@ -150,10 +153,12 @@ def test_a_change_after_the_copy_does_not_reach_the_copy(make_ring: Callable[...
 
 
 @pytest.mark.slow
-def test_a_scribbling_producer_never_gets_a_bad_frame_accepted(make_ring: Callable[..., str]) -> None:
-    """RF-33: another process changes published bytes all the time; what verified stays verified.
+def test_a_producer_that_changes_published_bytes_gets_no_bad_frame_accepted(
+    make_ring: Callable[..., str]
+) -> None:
+    """Another process changes published bytes all the time, and a verified copy stays valid (RF-33).
 
-    The rig must really race: verifying in the ring and copying afterwards is shown to take bad frames.
+    The test must show a real race: verifying in the ring and copying afterwards accepts bad frames.
     """
     path = make_ring()
 
@@ -190,12 +195,12 @@ def test_a_scribbling_producer_never_gets_a_bad_frame_accepted(make_ring: Callab
 
 
 def test_a_ring_that_does_not_fit_is_refused_and_leaves_no_file(shm_dir: Path) -> None:
-    """RF-28: by RLIMIT_FSIZE, which fails the allocation as a full file system does."""
+    """RLIMIT_FSIZE makes the allocation fail as a full file system does (RF-28)."""
     path = str(shm_dir / "ring")
 
     def create() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
-        with pytest.raises(RingError, match=rf"no room.*{path}.*bytes=\d\d+"):
+        with pytest.raises(RingError, match=rf"cannot allocate.*{path}.*bytes=\d\d+"):
             create_ring(path, ring_bytes=65_536, settle_entries=8, shard=0, engine_id="e", client="c")
 
     assert Child(create).wait() == 0
@@ -235,8 +240,8 @@ assert frames == producer.capacity // 16384, frames
 """
 
 
-def test_a_full_dev_shm_refuses_at_creation_and_never_kills_a_writer(tmp_path: Path) -> None:
-    """RF-28: a file system of 100 KiB; a ring that was made can be filled to the last byte."""
+def test_a_full_dev_shm_refuses_a_new_ring_and_never_kills_a_writer(tmp_path: Path) -> None:
+    """On a file system of 100 KiB, a ring that was created can be filled to its last byte (RF-28)."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("a private mount needs root and unshare")
     mount = f'mount -t tmpfs -o size=100k none {tmp_path} && exec {sys.executable} -c "$0" {tmp_path}'

@@ -1,7 +1,7 @@
-"""RF-115, T-6: every schedule of a ring's two ends, with either end dying at every step.
+"""Every schedule of the two ends of a ring, with a crash of either end at every step (RF-115).
 
-The explorer drives the real RingProducer and RingConsumer. It also has to catch each of the classic
-mistakes, or its silence about the real classes would mean nothing.
+The explorer drives the real RingProducer and RingConsumer. It also has to catch seven planted bugs; otherwise
+a pass of the real classes would prove nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ TWO_FRAMES_AND_A_PAD = TWO_FRAMES + 8
 
 
 @pytest.mark.parametrize("capacity", [TWO_FRAMES, TWO_FRAMES_AND_A_PAD], ids=["exact", "padded"])
-def test_no_schedule_with_a_crash_of_each_side_loses_doubles_or_reorders(capacity: int) -> None:
-    """RF-115, INV-17: capacity two frames, three frames, each side dies once, anywhere."""
+def test_no_schedule_with_a_crash_of_each_side_loses_duplicates_or_reorders(capacity: int) -> None:
+    """The capacity is two frames, three frames are pushed, and each side dies once, at any step (RF-115)."""
     explored = explore(Plan(capacity, frames=3))
     assert explored.states > 40_000, "the bound shrank: this is no longer the whole space"
     assert explored.schedules > 100_000
@@ -28,27 +28,27 @@ def test_no_schedule_with_a_crash_of_each_side_loses_doubles_or_reorders(capacit
 
 @pytest.mark.slow
 @pytest.mark.parametrize("push", ["push_one", "push_run", "push_buffer"])
-def test_no_schedule_of_frames_pushed_together_breaks_a_promise(push: str) -> None:
-    """RF-115 for each call that publishes several frames by one store, padding between them."""
+def test_no_schedule_of_frames_pushed_together_loses_or_duplicates(push: str) -> None:
+    """The calls publish several frames by one store, with padding between them (RF-115)."""
     capacity = 3 * FRAME_BYTES + 8
     explored = explore(Plan(capacity, frames=4, settle_entries=3, push=push, batch=2))
     assert explored.states > 50_000
 
 
 def test_no_schedule_with_one_settle_entry_gets_stuck() -> None:
-    """The smallest settle area still lets everything through."""
+    """The smallest settle area still lets every frame through."""
     assert explore(Plan(TWO_FRAMES_AND_A_PAD, frames=3, settle_entries=1)).schedules > 100_000
 
 
-def test_a_new_producer_that_sends_again_what_it_was_not_told_doubles_nothing() -> None:
-    """CL-4, decision 11: resent frames are recognised and settled with their first numbers."""
+def test_a_new_producer_that_resends_unsettled_frames_duplicates_nothing() -> None:
+    """The consumer recognises resent frames and settles them with their first seqs."""
     assert explore(Plan(TWO_FRAMES_AND_A_PAD, frames=3, resend=True)).schedules > 100_000
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("producer", "consumer"), [(2, 1), (1, 2)])
-def test_no_schedule_with_repeated_crashes_breaks_a_promise(producer: int, consumer: int) -> None:
-    """RF-115: one side dies twice, also while its successor attaches."""
+def test_no_schedule_with_repeated_crashes_loses_or_duplicates(producer: int, consumer: int) -> None:
+    """One side dies twice, also while its successor attaches (RF-115)."""
     explored = explore(
         Plan(TWO_FRAMES_AND_A_PAD, frames=3, producer_crashes=producer, consumer_crashes=consumer)
     )
@@ -56,7 +56,7 @@ def test_no_schedule_with_repeated_crashes_breaks_a_promise(producer: int, consu
 
 
 class TailBeforeSettlement(RingConsumer):
-    """Mutant 20: a crash between the two stores takes the settlement with it."""
+    """Stores the tail first: a crash between the two stores loses the settlement."""
 
     def settle(self, entries, new_tail):
         self._tail = new_tail
@@ -65,7 +65,7 @@ class TailBeforeSettlement(RingConsumer):
 
 
 class TailMovedOnRead(RingConsumer):
-    """What lost 14 records within a minute: the room is given back before the work is done."""
+    """Frees the space of a frame before the frame is processed. This bug lost 14 records within a minute."""
 
     def copy_pending(self, limit):
         got = super().copy_pending(limit)
@@ -79,7 +79,7 @@ class TailMovedOnRead(RingConsumer):
 
 
 class SettleHeadBeforeEntries(RingConsumer):
-    """The producer reads an entry that is not there yet."""
+    """Lets the producer read an entry that is not written yet."""
 
     def settle(self, entries, new_tail):
         self._memory.store(RingWord.SETTLE_HEAD, self._settle_head + len(entries))
@@ -87,7 +87,7 @@ class SettleHeadBeforeEntries(RingConsumer):
 
 
 class HeadBeforeBody(RingProducer):
-    """The consumer sees bytes that are not there yet."""
+    """Lets the consumer read bytes that are not written yet."""
 
     def _write_laps(self, source, split, total, lap_left):
         stop = total if total == split else lap_left + total - split
@@ -96,7 +96,7 @@ class HeadBeforeBody(RingProducer):
 
 
 class SettleTailBeforeEntries(RingProducer):
-    """The consumer overwrites entries that were not read yet."""
+    """Lets the consumer overwrite entries that were not read yet."""
 
     def _unread_entries(self):
         head = self._memory.load(RingWord.SETTLE_HEAD)
@@ -105,7 +105,7 @@ class SettleTailBeforeEntries(RingProducer):
 
 
 class BelievesRepeats(RingProducer):
-    """A frame that a restarted consumer settles again is taken for news."""
+    """Counts a repeated settlement of a restarted consumer as a new one."""
 
     def take_settlements(self):
         entries, self._settle_tail = self._unread_entries()
@@ -115,14 +115,14 @@ class BelievesRepeats(RingProducer):
 
 
 class ReadsSettledAgain(RingConsumer):
-    """A successor that begins at the tail, as who settles again would have to."""
+    """A successor that starts at the tail and reads settled frames again."""
 
     def _pass_settled(self):
         return
 
 
 class ForgetsThePad(RingProducer):
-    """The rest of a lap is left as it was."""
+    """Writes no pad word at the end of a lap."""
 
     def _write_pad(self, start, stop):
         assert start <= stop
@@ -142,8 +142,8 @@ MUTANTS = [
 @pytest.mark.parametrize(
     ("mutant", "changes", "promise"), MUTANTS, ids=lambda value: getattr(value, "__name__", "")
 )
-def test_the_explorer_catches(mutant: type, changes: dict, promise: str) -> None:
-    """Section 7, mutant 20 and its neighbours: some schedule must break the promise the mistake is about."""
+def test_the_explorer_detects_each_planted_bug(mutant: type, changes: dict, promise: str) -> None:
+    """For each planted bug, some schedule breaks the invariant that the bug affects."""
     side = "producer" if issubclass(mutant, RingProducer) else "consumer"
     with pytest.raises(Broken, match=promise):
         explore(Plan(TWO_FRAMES_AND_A_PAD, frames=3), **{side: mutant, **changes})

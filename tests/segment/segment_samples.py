@@ -1,4 +1,4 @@
-"""Topics to make segments of: frames of any shape, and the plain records a segment must give back."""
+"""Sample topics for segments: frames of any shape, and the plain records that a segment must return."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ ABSENT = {"headers": [], "priorities": 0}
 
 @dataclass(slots=True)
 class SampleTopic:
-    """Frames of one topic as a shard would have logged them, and what is dead of them."""
+    """Frames of one topic as a shard logs them, and the seqs of its dead records."""
 
     topic_id: int
     epoch: int
     frames: list[bytes] = field(default_factory=list)
     records: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """By number: every field, `ts` and `flags`."""
+    """Seq to record: every column, `ts` and `flags`."""
     earliest_seq: int = 1
     dead: set[int] = field(default_factory=set)
 
@@ -43,7 +43,10 @@ class SampleTopic:
         durability: Durability = Durability.DISK, kind: PayloadKind = PayloadKind.BYTES,
         is_first: bool = False,
     ) -> int:  # fmt: skip
-        """Add a frame, if `is_first` of version 1, whose nulls are empty; returns the number behind it."""
+        """Add a frame and return the seq after it.
+
+        With `is_first` the frame has format version 1, in which nulls are empty values.
+        """
         if is_first:
             empty = {"payloads": b"", "keys": b"", "tags": "", "nodes": ""}
             columns = columns | {
@@ -73,12 +76,12 @@ class SampleTopic:
         return seq + len(columns["payloads"])
 
     def runs(self, at_once: int = 1 << 30) -> list[tuple[bytes, FrameBatch]]:
-        """The frames as a compactor would read them, so many to a buffer."""
+        """Return the frames as a compactor reads them, at most `at_once` frames in a buffer."""
         parts = [self.frames[at : at + at_once] for at in range(0, len(self.frames), at_once)]
         return [(whole, scan(whole)) for whole in map(b"".join, parts)]
 
     def alive(self) -> list[int]:
-        """Numbers of living records."""
+        """Return the seqs of live records."""
         return [seq for seq in sorted(self.records) if seq >= self.earliest_seq and seq not in self.dead]
 
 
@@ -101,7 +104,7 @@ _VALUES = {
 
 @st.composite
 def columns_of(draw: st.DrawFn) -> dict[str, list]:
-    """Arguments of encode_records for one to a few records."""
+    """Draw arguments of encode_records for one to five records."""
     count = draw(st.sampled_from([1, 1, 1, 2, 5]))
     names = draw(st.sets(st.sampled_from(OPTIONAL), max_size=4))
     given = {name: draw(st.lists(_VALUES[name], min_size=count, max_size=count)) for name in sorted(names)}
@@ -111,7 +114,7 @@ def columns_of(draw: st.DrawFn) -> dict[str, list]:
 
 @st.composite
 def sample_topic(draw: st.DrawFn, topic_id: int) -> SampleTopic:
-    """A topic of up to 30 frames with gaps, classes, kinds, codecs and dead records."""
+    """Draw a topic of up to 30 frames with gaps, classes, kinds, codecs and dead records."""
     topic = SampleTopic(topic_id, draw(st.integers(1, 5)))
     shapes = draw(st.lists(columns_of(), min_size=1, max_size=4))
     seq, ts = draw(st.integers(1, 1 << 40)), STAMP
@@ -133,13 +136,13 @@ def sample_topic(draw: st.DrawFn, topic_id: int) -> SampleTopic:
 
 @st.composite
 def sample_topics(draw: st.DrawFn) -> list[SampleTopic]:
-    """Topics in ascending order."""
+    """Draw topics in ascending order of their ids."""
     ids = draw(st.sets(st.sampled_from([1, 2, 77, (1 << 64) - 1]), min_size=1, max_size=3))
     return [draw(sample_topic(topic_id)) for topic_id in sorted(ids)]
 
 
 def simple_topic(topic_id: int = 5, records: int = 40, **columns: list) -> SampleTopic:
-    """One-record frames, numbers from 1, a tag on every third, a commit each."""
+    """Return a topic of one-record frames: seqs from 1, one commit each, a tag on every third record."""
     topic = SampleTopic(topic_id, 1)
     for i in range(records):
         given = {name: [values[i % len(values)]] for name, values in columns.items()}
@@ -150,7 +153,7 @@ def simple_topic(topic_id: int = 5, records: int = 40, **columns: list) -> Sampl
 
 
 def writer(disk: Any, data_dir: str, **options: Any) -> SegmentWriter:
-    """A writer with the samples' number and salt."""
+    """Return a SegmentWriter with the samples' number and salt."""
     given = {
         "number": NUMBER,
         "salt": SALT,
@@ -163,7 +166,7 @@ def writer(disk: Any, data_dir: str, **options: Any) -> SegmentWriter:
 
 
 def write(disk: Any, data_dir: str, topics: list[SampleTopic], at_once: int = 1 << 30, **options: Any) -> Any:
-    """Write topics to one segment; returns its SegmentRef, or None."""
+    """Write topics to one segment. Return its SegmentRef, or None if no record is live."""
     made = writer(disk, data_dir, **options)
     for topic in topics:
         dead = BitMap64(topic.dead)
@@ -174,7 +177,7 @@ def write(disk: Any, data_dir: str, topics: list[SampleTopic], at_once: int = 1 
 
 
 def read_file(disk: Any, path: str) -> bytes:
-    """A file's bytes."""
+    """Return a file's bytes."""
     fd = disk.open_read(path)
     try:
         return disk.read_at(fd, disk.size(fd), 0)
@@ -183,7 +186,7 @@ def read_file(disk: Any, path: str) -> bytes:
 
 
 def overwrite(disk: Any, path: str, data: bytes) -> None:
-    """Make a file hold these bytes, durably, as damage does."""
+    """Replace a file durably by one with these bytes, to simulate damage."""
     if disk.exists(path):
         disk.unlink(path)
     fd = disk.create(path)
@@ -194,7 +197,7 @@ def overwrite(disk: Any, path: str, data: bytes) -> None:
 
 
 def stored_frames(disk: Any, data_dir: str, stem: str) -> list[tuple[int, Any]]:
-    """(offset, FrameView) of every frame of a data part, fully verified."""
+    """Return (offset, FrameView) of every frame of a data part, fully verified."""
     header = read_data_header(disk, data_dir, stem)
     data = read_file(disk, f"{data_dir}/{stem}{DATA}")
     found, at = [], 4096
@@ -205,7 +208,7 @@ def stored_frames(disk: Any, data_dir: str, stem: str) -> list[tuple[int, Any]]:
 
 
 def records_in(view: Any) -> dict[int, dict[str, Any]]:
-    """Records of a frame in the shape of SampleTopic.records."""
+    """Return the records of a frame in the form of SampleTopic.records."""
     found, made = view.records(), {}
     columns = {
         "keys": found.keys, "tags": found.tags, "nodes": found.nodes, "headers": found.headers,

@@ -1,4 +1,4 @@
-"""Where a sealed frame ends, and what is left out."""
+"""Merging of frames in a segment: where a frame ends, and which records are omitted."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def bounds(disk, ref) -> list[tuple[int, int]]:
     return [(view.first_seq, view.last_seq) for view in views(disk, ref)]
 
 
-def test_small_frames_become_frames_of_the_most_records(disk) -> None:
+def test_small_frames_are_merged_up_to_the_record_limit(disk) -> None:
     topic = simple_topic(records=SEALED_FRAME_RECORDS + 5)
     ref = write(disk, DATA_DIR, [topic], at_once=100)
     assert bounds(disk, ref) == [(1, SEALED_FRAME_RECORDS), (SEALED_FRAME_RECORDS + 1, ref.records)]
 
 
-def test_a_frame_ends_at_a_size_and_a_larger_record_has_one_alone(disk) -> None:
+def test_a_frame_ends_at_the_size_limit_and_a_large_record_gets_its_own_frame(disk) -> None:
     topic = SampleTopic(5, 1)
     seq = 1
     third = SEALED_FRAME_BYTES * 2 // 7
@@ -55,7 +55,7 @@ def test_a_frame_ends_at_a_size_and_a_larger_record_has_one_alone(disk) -> None:
     assert bounds(disk, write(disk, DATA_DIR, [topic])) == [(1, 3), (4, 4), (5, 5), (6, 6)]
 
 
-def test_class_and_kind_are_kept_by_cutting_where_they_change(disk) -> None:
+def test_a_frame_ends_where_class_or_payload_kind_changes(disk) -> None:
     topic = SampleTopic(5, 1)
     classes = [Durability.DISK, Durability.DISK, Durability.FSYNC, Durability.FSYNC, Durability.FSYNC]
     kinds = [PayloadKind.BYTES, PayloadKind.BYTES, PayloadKind.BYTES, PayloadKind.JSON, PayloadKind.JSON]
@@ -71,7 +71,7 @@ def test_class_and_kind_are_kept_by_cutting_where_they_change(disk) -> None:
     assert views(disk, ref)[2].payload_kind == PayloadKind.JSON
 
 
-def test_stamps_are_a_column_only_where_they_differ(disk) -> None:
+def test_commit_stamps_are_a_column_only_if_they_differ(disk) -> None:
     alike = SampleTopic(5, 1)
     for i in range(3):
         alike.add(i + 1, STAMP, {"payloads": [b"x"]})
@@ -84,7 +84,7 @@ def test_stamps_are_a_column_only_where_they_differ(disk) -> None:
 
 @pytest.mark.parametrize("at_once", [1, 7, 1_000])
 @pytest.mark.parametrize(("hole", "is_cut"), [(1, False), (63, False), (64, True), (200, True)])
-def test_a_hole_cuts_a_frame_from_64_dead_records_on(disk, hole, is_cut, at_once) -> None:
+def test_a_frame_is_split_at_64_or_more_dead_records_in_a_row(disk, hole, is_cut, at_once) -> None:
     topic = simple_topic(records=300)
     topic.dead = set(range(20, 20 + hole))
     ref = write(disk, DATA_DIR, [topic], at_once)
@@ -97,21 +97,21 @@ def test_a_hole_cuts_a_frame_from_64_dead_records_on(disk, hole, is_cut, at_once
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 1_000])
-def test_dead_records_at_the_ends_are_left_out(disk, at_once) -> None:
+def test_dead_records_at_the_ends_are_omitted(disk, at_once) -> None:
     topic = simple_topic(records=50)
     topic.earliest_seq, topic.dead = 5, {5, 6, 49, 50}
     assert bounds(disk, write(disk, DATA_DIR, [topic], at_once)) == [(7, 48)]
 
 
-def test_every_second_record_dead_makes_one_frame_not_many(disk) -> None:
+def test_alternating_dead_records_do_not_split_a_frame(disk) -> None:
     topic = simple_topic(records=1_000)
     topic.dead = set(range(2, 1_000, 2))
     ref = write(disk, DATA_DIR, [topic])
     assert bounds(disk, ref) == [(1, 1_000)]
 
 
-def test_numbers_that_never_were_are_not_invented(disk) -> None:
-    """A gap of the log stays one, however small: an empty record there would be read."""
+def test_a_gap_in_the_log_stays_a_gap(disk) -> None:
+    """A reader would return an empty record in place of the gap, however small the gap is."""
     topic = SampleTopic(5, 1, dead={2})
     for seq in (1, 3, 4, 6):
         topic.add(seq, STAMP, {"payloads": [b"x"]})
@@ -119,8 +119,8 @@ def test_numbers_that_never_were_are_not_invented(disk) -> None:
 
 
 @pytest.mark.parametrize("dead", [set(), {2}])
-def test_the_only_frame_of_a_topic_is_what_coalescing_it_would_make(disk, dead) -> None:
-    """The short way for one frame and the general one agree on every column; no producer is left."""
+def test_the_fast_path_for_one_frame_gives_the_general_result(disk, dead) -> None:
+    """The fast path and the general path agree on every column. Neither keeps the producer."""
     columns = {
         "payloads": [b"a", b"bc"], "tags": ["x", None], "metas": [None, b"{}"], "expires_at": [None, 70],
         "event_ts": [3, None],
@@ -138,7 +138,7 @@ def test_the_only_frame_of_a_topic_is_what_coalescing_it_would_make(disk, dead) 
         segment.close()
 
 
-def test_a_frame_of_more_records_than_a_sealed_one_holds_is_split(disk) -> None:
+def test_a_frame_above_the_record_limit_is_split(disk) -> None:
     topic = SampleTopic(5, 1)
     topic.add(1, STAMP, {"payloads": [b"x"] * 10_000})
     ref = write(disk, DATA_DIR, [topic])
@@ -146,7 +146,7 @@ def test_a_frame_of_more_records_than_a_sealed_one_holds_is_split(disk) -> None:
     assert bounds(disk, ref) == [(at, min(at + size - 1, 10_000)) for at in range(1, 10_001, size)]
 
 
-def test_nothing_alive_leaves_nothing(disk) -> None:
+def test_no_live_records_give_no_segment(disk) -> None:
     topic = simple_topic()
     topic.earliest_seq = 1_000
     assert write(disk, DATA_DIR, [topic]) is None
@@ -154,7 +154,7 @@ def test_nothing_alive_leaves_nothing(disk) -> None:
 
 
 @pytest.mark.parametrize(("name", "codec"), [("lz4", Codec.LZ4), ("zstd", Codec.ZSTD)])
-def test_compression_is_used_where_it_saves_enough(disk, name, codec) -> None:
+def test_compression_is_used_only_if_it_saves_enough(disk, name, codec) -> None:
     topic = simple_topic(records=500)
     assert [view.codec for view in views(disk, write(disk, DATA_DIR, [topic], compression=name))] == [codec]
     never = write(disk, DATA_DIR, [topic], compression=name, compression_saving=0.99, number=NUMBER + 1)
@@ -162,7 +162,7 @@ def test_compression_is_used_where_it_saves_enough(disk, name, codec) -> None:
     assert {view.codec for ref in (never, small) for view in views(disk, ref)} == {Codec.NONE}
 
 
-def test_topics_and_numbers_out_of_order_are_refused(disk) -> None:
+def test_topics_and_seqs_out_of_order_are_refused(disk) -> None:
     made = writer(disk, DATA_DIR)
     topic = simple_topic()
     made.add_topic(5, 1, topic.runs())
@@ -174,7 +174,7 @@ def test_topics_and_numbers_out_of_order_are_refused(disk) -> None:
     assert part_names(disk, DATA_DIR) == []
 
 
-def test_a_body_that_does_not_fit_its_frame_is_named(disk) -> None:
+def test_an_invalid_frame_body_is_refused(disk) -> None:
     made = writer(disk, DATA_DIR)
     frames = simple_topic(records=3).frames
     whole = bytearray(frames[2])
@@ -186,7 +186,7 @@ def test_a_body_that_does_not_fit_its_frame_is_named(disk) -> None:
     made.abandon()
 
 
-def test_stems_say_what_they_hold() -> None:
+def test_stems_encode_topic_first_seq_and_number() -> None:
     number = MAKER_RECLAIMER << MAKER_SHIFT | 5
     assert parse_stem(topic_stem(0xAB, 12, number)) == (0xAB, 12, number)
     assert parse_stem(pack_stem(number)) == (0, 0, number)
@@ -196,7 +196,7 @@ def test_stems_say_what_they_hold() -> None:
     assert split_part("wal/shard-00/wal-1-0.log") is None
 
 
-def test_numbers_go_on_above_all_that_is_known_of_their_maker() -> None:
+def test_segment_numbers_continue_above_the_known_ones_of_their_maker() -> None:
     first = MAKER_RECLAIMER << MAKER_SHIFT
     assert NumberAllocator(MAKER_RECLAIMER).allocate() == first + 1
     allocator = NumberAllocator(MAKER_RECLAIMER, [first + 9, NUMBER, first + 4])

@@ -1,4 +1,4 @@
-"""Values of many frames copied in few pieces are the values, however they lie."""
+"""Values of many frames are copied in few runs, and the result equals the single values for any positions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def as_values(starts: list[int], lengths: list[int]) -> BytesColumnValues:
 
 @st.composite
 def places(draw):
-    """Runs of equally long values with one step each, some of them alone, some of another length."""
+    """Draw runs of equally long values at a constant step, some single values, and some values of another
+    length."""
     starts, lengths = [], []
     length = draw(st.integers(0, 40))
     for _ in range(draw(st.integers(1, 8))):
@@ -34,7 +35,7 @@ def places(draw):
 
 
 @given(places())
-def test_what_is_copied_is_every_value_in_order(found):
+def test_copy_values_returns_every_value_in_order(found):
     starts, lengths = found
     expected = b"".join(BUFFER[a : a + n] for a, n in zip(starts, lengths, strict=True))
     values = as_values(starts, lengths)
@@ -43,14 +44,14 @@ def test_what_is_copied_is_every_value_in_order(found):
 
 
 def test_runs_of_one_step_are_copied_run_by_run():
-    """As frames of one record lie between two marks: what this is for."""
+    """The one-record frames between two chain marks have this layout, for which the function is optimised."""
     starts = [100 + i * 184 for i in range(250)] + [50_000 + i * 48 for i in range(250)]
     values = as_values(starts, [40] * 500)
     assert len(copy_values(memoryview(BUFFER), values)) == 2
 
 
 @pytest.mark.parametrize("count", [2, 3, 17])
-def test_a_last_value_alone_is_a_run_of_its_own(count):
+def test_a_single_last_value_is_a_separate_run(count):
     starts = np.array([i * 64 for i in range(40)] + [5_000 + i * 1_000 for i in range(count)], dtype=np.int64)
     runs = _regular_runs(starts, np.diff(starts), 40)
     assert runs is not None

@@ -1,4 +1,4 @@
-"""Damage of every part is a CorruptData that names it; the index is made anew from the data."""
+"""Damage of any part raises CorruptData with the file name, and the index can be rebuilt from the data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def part(stem: str, suffix: str) -> str:
 
 
 def ask_everything(disk, stem: str) -> None:
-    """Ask a segment all there is to ask; raises what the segment raises."""
+    """Make every query that a segment supports. Raise what the segment raises."""
     read_data_header(disk, DATA_DIR, stem)
     segment = Segment.open(disk, DATA_DIR, stem)
     try:
@@ -52,7 +52,7 @@ def ask_everything(disk, stem: str) -> None:
             segment.tagged(topic_id, TagMatch(b"tag", is_prefix=True))
             segment.tagged(topic_id, TagMatch(b"tag1"))
             segment.deleted(row)
-            segment.mark_deleted(disk, row, BitMap64([1, 2, 3]))
+            segment.mark_deleted(row, BitMap64([1, 2, 3]))
     finally:
         segment.close()
 
@@ -61,14 +61,14 @@ def is_named(error: Exception, stem: str, suffix: str) -> bool:
     return error.detail["file"] == part(stem, suffix)
 
 
-def test_nothing_is_wrong_with_a_sound_one() -> None:
+def test_an_intact_segment_has_no_findings() -> None:
     disk, stem = made(topic_ids=(5, 6))
     ask_everything(disk, stem)
     assert verify_segment(disk, DATA_DIR, stem) == []
 
 
 @pytest.mark.parametrize("suffix", PARTS)
-def test_a_part_cut_anywhere_is_named(suffix) -> None:
+def test_a_truncated_part_is_reported(suffix) -> None:
     disk, stem = made()
     whole = read_file(disk, part(stem, suffix))
     for length in {0, 7, 40, len(whole) // 2, len(whole) - 8, len(whole) - 1}:
@@ -80,7 +80,7 @@ def test_a_part_cut_anywhere_is_named(suffix) -> None:
 
 
 @pytest.mark.parametrize("suffix", PARTS)
-def test_a_longer_part_is_named(suffix) -> None:
+def test_an_extended_part_is_reported(suffix) -> None:
     disk, stem = made()
     overwrite(disk, part(stem, suffix), read_file(disk, part(stem, suffix)) + bytes(8))
     with pytest.raises(CorruptData) as caught:
@@ -90,8 +90,8 @@ def test_a_longer_part_is_named(suffix) -> None:
 
 
 @pytest.mark.parametrize("suffix", [DATA, IDX, TAGS])
-def test_every_flipped_bit_is_found_by_a_whole_verification(suffix) -> None:
-    """Checksums cover every byte of every part but the marks."""
+def test_verify_segment_detects_every_flipped_bit(suffix) -> None:
+    """Checksums cover every byte of every part except the deletion marks."""
     disk, stem = made()
     whole = bytearray(read_file(disk, part(stem, suffix)))
     step = max(1, len(whole) // 400)
@@ -105,21 +105,21 @@ def test_every_flipped_bit_is_found_by_a_whole_verification(suffix) -> None:
 
 
 @pytest.mark.parametrize("suffix", PARTS)
-def test_a_part_of_another_segment_is_named(suffix) -> None:
-    """Another number, another salt under the same number, another topic."""
+def test_a_part_of_another_segment_is_reported(suffix) -> None:
+    """The other segment has another number, another salt under the same number, or another topic."""
     for other in ({"number": NUMBER + 1}, {"salt": 99}, {"topic_ids": (6,)}):
         disk, stem = made()
         foreign, foreign_stem = made(**other)
         overwrite(disk, part(stem, suffix), read_file(foreign, part(foreign_stem, suffix)))
         if suffix in (TAGS, DEL) and "topic_ids" in other:
-            continue  # the same ordinals under the same number and salt: nothing tells them apart
+            continue  # the same ordinals under the same number and salt cannot be distinguished
         with pytest.raises(CorruptData):
             ask_everything(disk, stem)
         assert verify_segment(disk, DATA_DIR, stem)
 
 
 @pytest.mark.parametrize("suffix", PARTS)
-def test_a_version_this_engine_does_not_know_is_named(suffix, monkeypatch) -> None:
+def test_an_unknown_version_is_reported(suffix, monkeypatch) -> None:
     monkeypatch.setattr(layout, "VERSION", 2)
     disk, stem = made()
     newer = read_file(disk, part(stem, suffix))
@@ -132,7 +132,7 @@ def test_a_version_this_engine_does_not_know_is_named(suffix, monkeypatch) -> No
 
 
 def test_a_missing_index_is_a_disk_error_and_missing_tags_are_corruption() -> None:
-    """Whoever opens a segment must tell one that was removed from one that is damaged."""
+    """A process that opens a segment must distinguish a removed segment from a damaged one."""
     disk, stem = made()
     disk.unlink(part(stem, TAGS))
     with pytest.raises(CorruptData, match="tags part is missing"):
@@ -145,8 +145,8 @@ def test_a_missing_index_is_a_disk_error_and_missing_tags_are_corruption() -> No
 
 
 @pytest.mark.parametrize("suffix", [IDX, TAGS])
-def test_a_damaged_index_is_made_anew_and_marks_stay(suffix) -> None:
-    """SG-5."""
+def test_a_damaged_index_is_rebuilt_and_deletion_marks_stay(suffix) -> None:
+    """The rebuilt index has the same bytes (S2)."""
     disk, stem = made(topic_ids=(5, 6))
     before = read_file(disk, part(stem, suffix))
     overwrite(disk, part(stem, suffix), b"\xff" * 500)
@@ -157,20 +157,20 @@ def test_a_damaged_index_is_made_anew_and_marks_stay(suffix) -> None:
     assert verify_segment(disk, DATA_DIR, stem) == []
 
 
-def test_an_index_is_not_made_of_damaged_data() -> None:
+def test_an_index_is_not_rebuilt_from_damaged_data() -> None:
     disk, stem = made()
     whole = bytearray(read_file(disk, part(stem, DATA)))
     whole[5_000] ^= 1
     overwrite(disk, part(stem, DATA), bytes(whole))
-    with pytest.raises(CorruptData, match="does not verify") as caught:
+    with pytest.raises(CorruptData, match="frame is invalid") as caught:
         rebuild_index(disk, DATA_DIR, stem)
     assert (caught.value.detail["offset"], caught.value.detail["seq"]) == (4096, 1)
 
 
 @pytest.mark.parametrize("beyond", [0, 1, 7, 9, 1_004, -9, -1])
-def test_an_index_is_not_made_of_data_that_was_cut_anywhere(beyond) -> None:
-    """RF-53: the compactor reads back what it wrote in the same way, and was ended by a length that is no
-    multiple of 8."""
+def test_an_index_is_not_rebuilt_from_truncated_data(beyond) -> None:
+    """The compactor reads back its segment in the same way. It must not fail on a length that is no multiple
+    of 8 (RF-53)."""
     disk, stem = made()
     whole = read_file(disk, part(stem, DATA))
     overwrite(disk, part(stem, DATA), whole[: layout.DATA_HEADER_BYTES + beyond if beyond >= 0 else beyond])
@@ -179,7 +179,7 @@ def test_an_index_is_not_made_of_data_that_was_cut_anywhere(beyond) -> None:
     assert is_named(caught.value, stem, DATA)
 
 
-def test_tags_that_lie_over_from_another_life_go_when_the_data_has_none() -> None:
+def test_a_stale_tags_part_is_removed_if_the_data_has_no_tags() -> None:
     disk = SimulatedDisk(DATA_DIR)
     stem = write(disk, DATA_DIR, [simple_topic(tags=[None])]).stem
     overwrite(disk, part(stem, TAGS), b"old")
@@ -187,8 +187,8 @@ def test_tags_that_lie_over_from_another_life_go_when_the_data_has_none() -> Non
     assert not disk.exists(part(stem, TAGS))
 
 
-def test_an_index_is_rebuilt_beside_data_in_another_place() -> None:
-    """A cold store has the data part, the host has the rest."""
+def test_an_index_is_rebuilt_from_data_in_another_directory() -> None:
+    """A cold store has the data part, and the host has the other parts."""
     disk, stem = made()
     for directory in ("/cold", "/cold/topics", f"/cold/topics/{5:016x}"):
         disk.make_dir(directory)
@@ -200,8 +200,8 @@ def test_an_index_is_rebuilt_beside_data_in_another_place() -> None:
     assert find_segments(disk, DATA_DIR) == []
 
 
-def test_other_bytes_among_marks_do_not_delete_and_are_counted() -> None:
-    """SG-14."""
+def test_invalid_deletion_marks_delete_nothing_and_are_counted() -> None:
+    """Only the byte 0xD5 marks a deletion (S6)."""
     disk, stem = made()
     marks = bytearray(read_file(disk, part(stem, DEL)))
     marks[layout.DEL_HEADER_BYTES + 3] = 0x01
@@ -222,7 +222,8 @@ _STEM = made(topic_ids=(5, 6))[1]
 
 @st.composite
 def damaged_part(draw: st.DrawFn) -> tuple[str, bytes]:
-    """A part with bytes changed, and its header's and tables' checksums put right: structure decides."""
+    """Draw a part with changed bytes and corrected checksums of header and tables, so that only its structure
+    can fail."""
     suffix = draw(st.sampled_from(PARTS))
     if draw(st.integers(0, 5)) == 0:
         return suffix, draw(st.binary(max_size=600))
@@ -235,7 +236,7 @@ def damaged_part(draw: st.DrawFn) -> tuple[str, bytes]:
 
 
 def repair(suffix: str, whole: bytearray) -> None:
-    """Put the checksums right, as far as the part still says where they are."""
+    """Correct the checksums, as far as the part still shows their positions."""
 
     def sum_of(start: int, stop: int) -> bytes:
         return xxhash.xxh3_64_intdigest(bytes(whole[start:stop])).to_bytes(8, "little")
@@ -257,8 +258,8 @@ def repair(suffix: str, whole: bytearray) -> None:
 
 @given(damaged_part())
 @settings(max_examples=600)
-def test_any_bytes_end_in_an_answer_or_in_corrupt_data(damage) -> None:
-    """Every decoder is total, and allocates nothing by an unchecked number."""
+def test_any_bytes_give_an_answer_or_corrupt_data(damage) -> None:
+    """Every decoder ends, and allocates no memory by an unchecked number."""
     suffix, data = damage
     disk = SimulatedDisk(DATA_DIR)
     disk.make_dir("/data/packs")

@@ -1,4 +1,5 @@
-"""Golden segments: bytes that must never change, read by both decoders (RD-25)."""
+"""Golden segments: bytes that must never change, read by the engine's decoder and by the verifier's decoder.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ PARTS = parts_of("segment")
 
 
 def golden_topics() -> list[SampleTopic]:
-    """Two topics: stamps, sizes and expiries that differ, tags, a gap, a change of class, a small hole."""
+    """Return two topics with different stamps, sizes and expiries, tags, a gap, a change of class and a dead
+    record."""
     one, two = SampleTopic(0x11, 3), SampleTopic(0xFEDC_BA98_7654_3210, 1)
     one.add(7, STAMP, {"payloads": [b"hello", b"ringlog!"], "tags": ["red", "größe"]})
     one.add(9, STAMP + 1, {"payloads": [b"gone"], "tags": ["red"]})
@@ -43,7 +45,7 @@ def golden_topics() -> list[SampleTopic]:
 
 @pytest.fixture(params=["segment", "v1/segment"])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A data directory with the golden segment, or with the one whose frames are of version 1."""
+    """A data directory with the golden segment, or with the golden segment whose frames have version 1."""
     (tmp_path / STEM).parent.mkdir(mode=0o700)
     for suffix, data in parts_of(request.param).items():
         path = tmp_path / f"{STEM}{suffix}"
@@ -52,7 +54,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_writer_makes_the_golden_bytes_again() -> None:
+def test_the_writer_reproduces_the_golden_bytes() -> None:
     disk = SimulatedDisk("/data")
     ref = write(disk, "/data", golden_topics())
     assert ref.stem == STEM
@@ -76,7 +78,7 @@ def test_the_engine_reads_the_golden_segment(root: Path) -> None:
     segment.close()
 
 
-def test_the_second_decoder_reads_the_golden_segment(root: Path) -> None:
+def test_the_verifier_reads_the_golden_segment(root: Path) -> None:
     report = segment_decoder.verify_segment(str(root), STEM, is_deep=True)
     assert report.findings == []
     assert report.stored == {(0x11, 3): [(7, 10), (100, 102)], (0xFEDC_BA98_7654_3210, 1): [(1, 2)]}
@@ -85,8 +87,8 @@ def test_the_second_decoder_reads_the_golden_segment(root: Path) -> None:
     assert tags.dictionary == [(0, "größe", [1]), (0, "red", [0]), (1, "red", [7])]
 
 
-def test_the_header_is_where_the_page_says() -> None:
-    """The first words of the data part, as docs/reference/format.md draws them."""
+def test_the_data_header_has_the_offsets_of_the_page() -> None:
+    """The first words of the data part match docs/reference/format.md."""
     head = PARTS[DATA]
     assert head[:16] == b"RLOGSEG1" + bytes.fromhex("01000000 02000000")
     assert int.from_bytes(head[64:72], "little") == 9

@@ -1,4 +1,4 @@
-"""A segment is there whole or not at all, wherever its maker dies and whatever the disk refuses."""
+"""A segment exists as a whole or not at all, wherever its writer dies and whichever disk call fails (S1)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DATA_DIR = "/data"
 
 
 def topics() -> list:
-    """Two topics with tags and a small hole, so that all four parts are made."""
+    """Return two topics with tags and dead records, so that all four parts are written."""
     found = [simple_topic(5, 30), simple_topic(9, 30)]
     found[0].dead = {4, 5}
     return found
@@ -43,7 +43,7 @@ def count_calls(disk: SimulatedDisk, action) -> int:
 
 
 def believed(disk: SimulatedDisk) -> dict[str, int]:
-    """Every segment that recovery would adopt, verified; stem -> records."""
+    """Return {stem: records} of every segment that recovery adopts, after verification."""
     found = {}
     for stem in find_segments(disk, DATA_DIR):
         with contextlib.suppress(DiskError):
@@ -56,7 +56,8 @@ def believed(disk: SimulatedDisk) -> dict[str, int]:
 
 
 def test_parts_are_synced_before_they_are_named_and_data_is_named_last() -> None:
-    """ST-3: bytes, then names; and the name that makes it a segment after the others are durable."""
+    """All bytes are synced before the renames. The data part gets its name last, after the other names are
+    durable (S1)."""
     disk = RecordingDisk(SimulatedDisk(DATA_DIR))
     write(disk, DATA_DIR, topics())
     names = [op.target.rpartition(".")[2] for op in disk.operations_of(Rename)]
@@ -70,7 +71,7 @@ def test_parts_are_synced_before_they_are_named_and_data_is_named_last() -> None
 
 
 @pytest.mark.parametrize("kind", ["kill", "power"])
-def test_a_cut_at_every_call_leaves_a_whole_segment_or_none(kind) -> None:
+def test_a_crash_at_every_call_leaves_a_whole_segment_or_none(kind) -> None:
     disk = SimulatedDisk(DATA_DIR)
     before = write(disk, DATA_DIR, topics(), number=NUMBER - 1)
     calls = count_calls(disk, lambda on: write(on, DATA_DIR, topics()))
@@ -85,7 +86,7 @@ def test_a_cut_at_every_call_leaves_a_whole_segment_or_none(kind) -> None:
             assert found.pop(before.stem) == 60
             assert list(found.values()) in ([], [60])
             seen.add(len(found))
-            # Whoever comes next may use the number again, whatever lies there.
+            # The next writer may use the number again, whatever files exist.
             if not found:
                 assert write(after, DATA_DIR, topics()).records == 60
                 assert len(believed(after)) == 2
@@ -93,7 +94,7 @@ def test_a_cut_at_every_call_leaves_a_whole_segment_or_none(kind) -> None:
 
 
 @pytest.mark.parametrize("op", ["write", "full_sync", "rename", "dir_sync", "open", "make_dir"])
-def test_a_refusal_of_the_disk_is_raised_and_nothing_is_believed_half(op) -> None:
+def test_a_disk_error_is_raised_and_leaves_a_whole_segment_or_none(op) -> None:
     for nth in range(1, 12):
         disk = SimulatedDisk(DATA_DIR)
         faulty = FaultyDisk(disk, DiskFault(op, nth, "EIO"))
@@ -108,7 +109,7 @@ def test_a_refusal_of_the_disk_is_raised_and_nothing_is_believed_half(op) -> Non
     pytest.fail("the disk never got through")
 
 
-def test_an_abandoned_segment_leaves_nothing_even_after_a_failure() -> None:
+def test_an_abandoned_segment_leaves_no_file_even_after_a_failure() -> None:
     disk = SimulatedDisk(DATA_DIR)
     faulty = FaultyDisk(disk, DiskFault("full_sync", 2, "EIO"))
     made = writer(faulty, DATA_DIR)
@@ -120,8 +121,8 @@ def test_an_abandoned_segment_leaves_nothing_even_after_a_failure() -> None:
     assert part_names(disk, DATA_DIR) == []
 
 
-def test_a_cut_while_an_index_is_rebuilt_changes_nothing_that_counts() -> None:
-    """SG-5."""
+def test_a_crash_during_an_index_rebuild_changes_no_data() -> None:
+    """After every crash the next rebuild succeeds."""
     disk = SimulatedDisk(DATA_DIR)
     ref = write(disk, DATA_DIR, topics())
     for suffix in (IDX, TAGS):
@@ -136,18 +137,18 @@ def test_a_cut_while_an_index_is_rebuilt_changes_nothing_that_counts() -> None:
         assert believed(after) == {ref.stem: 60}
 
 
-def test_a_cut_while_marks_are_made_leaves_marks_that_were_asked_for() -> None:
-    """DL-17, DL-20: none is torn, and the log still tells of the rest; what was synced stays."""
+def test_a_crash_during_marking_leaves_only_requested_deletion_marks() -> None:
+    """No mark is torn and synced marks survive. The log still contains the other deletions."""
     plain = [simple_topic(5, 30)]
     disk = SimulatedDisk(DATA_DIR)
     ref = write(disk, DATA_DIR, plain)
 
     def mark(on) -> None:
         segment = Segment.open(on, DATA_DIR, ref.stem)
-        segment.mark_deleted(on, 0, BitMap64([2, 3, 20]))
-        segment.sync_marks(on)
-        segment.mark_deleted(on, 0, BitMap64([7]))
-        segment.sync_marks(on)
+        segment.mark_deleted(0, BitMap64([2, 3, 20]))
+        segment.sync_marks()
+        segment.mark_deleted(0, BitMap64([7]))
+        segment.sync_marks()
         segment.close()
 
     for nth in range(1, count_calls(disk, mark) + 1):
@@ -169,8 +170,9 @@ def test_a_cut_while_marks_are_made_leaves_marks_that_were_asked_for() -> None:
     assert disk.exists(f"{DATA_DIR}/{ref.stem}{DATA}")
 
 
-def test_a_directory_that_a_dead_predecessor_made_is_durable_before_anything_is_in_it() -> None:
-    """Made, and its maker killed before the sync: whoever comes next finds it, and must not trust it."""
+def test_a_directory_of_a_dead_predecessor_is_synced_before_use() -> None:
+    """The predecessor died between mkdir and the sync of the parent. Its successor must not assume that the
+    directory is durable."""
     for calls in range(1, 9):
         disk = SimulatedDisk(DATA_DIR)
         with contextlib.suppress(Halted):

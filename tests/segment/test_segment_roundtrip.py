@@ -1,4 +1,4 @@
-"""What goes into a segment comes out of it, and its index answers as the records themselves would."""
+"""A segment returns the records that were written, and its index answers like the records themselves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def accounted(record: dict) -> int:
 
 
 def blanked(record: dict) -> dict:
-    """A dead record that was kept as an empty one."""
+    """Return a dead record that was kept as an empty one."""
     empty = dict.fromkeys(("metas", "event_ts", "expires_at", "not_before"))
     values = {"payload": b"", "keys": b"", "tags": "", "nodes": ""}
     empty |= {name: None if record[name] is None else value for name, value in values.items()}
@@ -46,7 +46,7 @@ def blanked(record: dict) -> dict:
 
 
 def stored_model(disk, stem: str, topics: list[SampleTopic]) -> dict[int, dict[int, dict]]:
-    """topic_id -> seq -> record, of what is stored; asserts that it is what the samples said."""
+    """Return {topic_id: {seq: record}} of the stored records, and assert that they match the samples."""
     found: dict[int, dict[int, dict]] = {}
     for _, view in stored_frames(disk, DATA_DIR, stem):
         assert (view.producer_id, view.producer_seq) == (0, 0)
@@ -63,8 +63,8 @@ def stored_model(disk, stem: str, topics: list[SampleTopic]) -> dict[int, dict[i
 
 @given(sample_topics(), st.sampled_from([1, 3, 1 << 30]), st.sampled_from(["none", "lz4", "zstd"]))
 @settings(max_examples=150)
-def test_living_records_come_back_and_the_index_answers_for_them(topics, at_once, compression) -> None:
-    """R-10, R-14, CK-3, SG-5, SG-14: places, sizes, stamps, expiry, tags and marks from the index alone."""
+def test_live_records_are_returned_and_the_index_agrees_with_them(topics, at_once, compression) -> None:
+    """Positions, sizes, stamps, expiry, tags and deletion marks come from the index alone (S2, S5, S6)."""
     disk = SimulatedDisk(DATA_DIR)
     ref = write(disk, DATA_DIR, topics, at_once, compression=compression, compression_min_bytes=64)
     living = [topic for topic in topics if topic.alive()]
@@ -129,7 +129,7 @@ def check_topic(segment: Segment, topic: SampleTopic, stored: dict[int, dict]) -
 
 
 def check_rebuilt(disk: SimulatedDisk, stem: str) -> None:
-    """An index made anew has the same bytes (SG-5), and a whole verification finds nothing."""
+    """Check that a rebuilt index has the same bytes (S2), and that verification finds nothing."""
     assert verify_segment(disk, DATA_DIR, stem) == []
     parts = {suffix: f"{DATA_DIR}/{stem}{suffix}" for suffix in (IDX, TAGS)}
     before = {suffix: read_file(disk, path) for suffix, path in parts.items() if disk.exists(path)}
@@ -143,8 +143,9 @@ def check_rebuilt(disk: SimulatedDisk, stem: str) -> None:
 
 @given(sample_topics())
 @settings(max_examples=40)
-def test_the_second_decoder_reads_every_segment_the_same_way(topics) -> None:
-    """RD-25: the decoder written from the format page finds no fault, and the same numbers and marks."""
+def test_the_verifier_reads_every_segment_like_the_engine(topics) -> None:
+    """The verifier's decoder is written from the format page. It finds no fault, and the same seqs and
+    deletion marks."""
     with tempfile.TemporaryDirectory() as root:
         disk = RealDisk()
         ref = write(disk, root, topics)
@@ -167,7 +168,7 @@ def test_the_second_decoder_reads_every_segment_the_same_way(topics) -> None:
 
 
 def columns_agree(root: Path, stem: str) -> None:
-    """The second decoder's view of what differs from record to record is the engine's, and the data's."""
+    """Check that the verifier's columns of each record equal those of the engine and of the data."""
     disk = RealDisk()
     segment = Segment.open(disk, str(root), stem)
     data = (root / f"{stem}{IDX}").read_bytes()
@@ -188,8 +189,8 @@ def columns_agree(root: Path, stem: str) -> None:
 
 @given(sample_topics(), st.data())
 @settings(max_examples=60)
-def test_a_segment_made_of_a_segment_holds_the_same(topics, data) -> None:
-    """What a rewrite leaves is what was alive, with the stamps each record had (CK-3)."""
+def test_a_rewritten_segment_has_the_same_live_records(topics, data) -> None:
+    """A rewrite keeps the live records, each with its commit stamp (S5)."""
     disk = SimulatedDisk(DATA_DIR)
     ref = write(disk, DATA_DIR, topics)
     if ref is None:
@@ -218,8 +219,8 @@ def test_a_segment_made_of_a_segment_holds_the_same(topics, data) -> None:
 
 @given(sample_topics(), st.data())
 @settings(max_examples=60)
-def test_marks_are_what_was_marked(topics, data) -> None:
-    """DL-20: marks are read back as they were made, by this handle and by the next; doubles count once."""
+def test_deletion_marks_read_back_as_written(topics, data) -> None:
+    """This handle and the next one read the marks back. A repeated mark counts once."""
     disk = SimulatedDisk(DATA_DIR)
     ref = write(disk, DATA_DIR, topics)
     if ref is None:
@@ -232,10 +233,10 @@ def test_marks_are_what_was_marked(topics, data) -> None:
         stored = set(segment.positions(row, 0, 1 << 62)[0].tolist())
         before = set(segment.deleted(row))
         wanted = data.draw(st.sets(st.sampled_from(sorted(topic.records)))) | {3, 1 << 55}
-        assert segment.mark_deleted(disk, row, BitMap64(wanted)) == len((wanted & stored) - before)
-        assert segment.mark_deleted(disk, row, BitMap64(wanted)) == 0
+        assert segment.mark_deleted(row, BitMap64(wanted)) == len((wanted & stored) - before)
+        assert segment.mark_deleted(row, BitMap64(wanted)) == 0
         assert set(segment.deleted(row)) == before | (wanted & stored)
-    segment.sync_marks(disk)
+    segment.sync_marks()
     segment.close()
     disk.power_loss(1)
     assert verify_segment(disk, DATA_DIR, ref.stem) == []

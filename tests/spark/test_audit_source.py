@@ -95,14 +95,17 @@ def test_a_log_without_holes_is_one_row_a_topic():
 
 def test_faults_are_named_and_counted_and_a_damaged_append_is_stored_all_the_same():
     rows = told(
-        [frame(first=1, count=5), frame(first=6, count=5, fault="body does not verify", offset=512)],
+        [
+            frame(first=1, count=5),
+            frame(first=6, count=5, fault="body does not match its checksum", offset=512),
+        ],
         [frame(None, None, 0, 0, kind="part", fault="file is missing", file="a")],
-        [frame(None, 7, 99, 3, kind="append", fault="header does not verify", file="b", offset=8)],
+        [frame(None, 7, 99, 3, kind="append", fault="header does not match its seal", file="b", offset=8)],
     )
     faults = [row for row in rows if row["what"] == FAULT]
     assert [(row["file"], row["fault"], row["topic"]) for row in faults] == [
-        ("a", "file is missing", None), ("b", "header does not verify", None),
-        ("seg", "body does not verify", "t"),
+        ("a", "file is missing", None), ("b", "header does not match its seal", None),
+        ("seg", "body does not match its checksum", "t"),
     ]  # fmt: skip
     assert faults[2]["offset"] == 512
     assert stored(rows) == [("t", 1, 1, 10)], "of one whose owner is not known nothing is believed"

@@ -101,7 +101,7 @@ def test_damage_fails_the_task_and_quarantine_leaves_out_the_frame_alone(hurt):
     checkpoint(hurt)
     first, last = damage(hurt, 5_000)
     assert (first, last) == (4_097, 5_120)
-    with pytest.raises(CorruptData, match="body does not verify") as caught:
+    with pytest.raises(CorruptData, match="body does not match its checksum") as caught:
         seqs(hurt, "t")
     assert (caught.value.detail["first_seq"], caught.value.detail["last_seq"]) == (first, last)
     with pytest.raises(CorruptData):

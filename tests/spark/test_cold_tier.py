@@ -142,9 +142,9 @@ def test_a_stream_of_the_cold_tier_alone_and_one_of_the_log_have_the_same_places
 def test_a_cold_place_without_snapshots_or_of_nobody_is_refused(tiered, tmp_path):
     with pytest.raises(OptionError, match="no snapshot"):
         alone(tiered, path=str(tmp_path))
-    with pytest.raises(OptionError, match="no engine has used"):
+    with pytest.raises(OptionError, match="not the cold tier of an engine"):
         alone(tiered, cold=str(tmp_path))
-    with pytest.raises(NotReady, match="does not answer"):
+    with pytest.raises(NotReady, match="is not available"):
         alone(tiered, cold=str(tmp_path / "absent"))
     with pytest.raises(TopicNotFound):
         alone(tiered, subscribe="u")

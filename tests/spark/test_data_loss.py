@@ -203,7 +203,7 @@ def test_a_stream_over_a_topic_made_anew_fails_or_reads_the_new_one_from_its_beg
     old = query.place[topic][0]
     make_anew(sealing_client, topic, 90)
     for _ in range(2):
-        with pytest.raises(DataLoss, match="made anew") as e:
+        with pytest.raises(DataLoss, match="was recreated") as e:
             query.restart().step()
     assert e.value.detail["reason"] == "recreated"
     assert "failOnDataLoss" in str(e.value)

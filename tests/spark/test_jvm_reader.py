@@ -194,11 +194,11 @@ def test_what_it_does_not_know_is_read_the_other_way(spark, sealing_engine, seal
     assert [None if row.headers is None else row.headers[0].key for row in rows] == ["a", None]
     assert read(spark, "other", path=path, tags=["x"]).count() == 1
     assert read(spark, "other", path=path, view="topics").count() == 1
-    with pytest.raises(Exception, match="reader is one of jvm, python"):
+    with pytest.raises(Exception, match="reader must be one of jvm, python"):
         read(spark, "other", path=path, reader="c").count()
     with pytest.raises(Exception, match="no such column"):
         spark.read.format("ringlog").schema("seqs long").options(path=path, subscribe="other").load().count()
-    with pytest.raises(Exception, match="another type"):
+    with pytest.raises(Exception, match="wrong column type"):
         spark.read.format("ringlog").schema("seq int").options(path=path, subscribe="other").load().count()
 
 
@@ -271,7 +271,7 @@ def test_damage_is_found_where_the_columns_are_made(spark):
         checkpoint(hurt)
         first, last = damage(hurt, 5_000)
         with pytest.raises(
-            Exception, match="CorruptData: stored frames are damaged: body does not verify"
+            Exception, match="CorruptData: stored frames are damaged: body does not match its checksum"
         ) as caught:
             read(spark, "t", path=hurt.data_dir, failOnDataLoss=False).count()
         assert f"topic=t, first_seq={first}, last_seq={last}, file=" in str(caught.value)

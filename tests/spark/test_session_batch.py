@@ -85,7 +85,7 @@ def test_columns_options_and_keywords(spark, sealing_engine, topic):
     assertDataFrameEqual(found, expected)
     with pytest.raises(SchemaError, match="no such column"):
         read(spark, topic, path=path, columns="seqs")
-    with pytest.raises(OptionError, match="twice"):
+    with pytest.raises(OptionError, match="both spellings"):
         read(spark, topic, path=path, min_partitions=1, minPartitions=2)
 
 
@@ -127,9 +127,9 @@ def test_a_frame_is_a_snapshot(spark, sealing_engine):
     ("change", "words"),
     [
         ({"subscrbe": "t"}, "did you mean subscribe"),
-        ({"startingOffsets": "latest"}, "startingOffsets is one of earliest"),
+        ({"startingOffsets": "latest"}, "startingOffsets must be one of earliest"),
         ({"path": "/nowhere"}, "ringlog serve --data-dir"),
-        ({"startingOffsets": json.dumps({"session": 10**9})}, "beyond the end"),
+        ({"startingOffsets": json.dumps({"session": 10**9})}, "exceed the end"),
     ],
 )
 def test_what_is_wrong_is_said_in_sparks_own_error(spark, sealing_engine, topic, change, words):

@@ -131,7 +131,7 @@ def test_verify_finds_damage_and_what_is_missing(spark, tmp_path):
         path.write_bytes(whole)
         report = verify.run(spark, running.data_dir)
         assert [(each.fault, each.first_seq, each.last_seq, each.topic) for each in report.damage] == [
-            ("body does not verify", third["first_seq"], third["last_seq"], "hurt")
+            ("body does not match its checksum", third["first_seq"], third["last_seq"], "hurt")
         ]
         assert (report.damaged, report.is_whole, report.missing) == (1, False, ())
         client.topics.delete_records("hurt", match="t3")
@@ -220,7 +220,7 @@ def test_replay_writes_each_record_once_and_in_order(spark, data, sealing_client
     state_file.write_text(json.dumps(forgotten))  # It died before it could note what was written.
     assert replay.run(spark, data, source, **kept).skipped == 0
     assert read(spark, f"copy.{source}", path=data, columns="seq").count() == len(live)
-    with pytest.raises(OptionError, match="into itself"):
+    with pytest.raises(OptionError, match="copied to itself"):
         replay.run(spark, data, source)
     with pytest.raises(OptionError, match="other options"):
         replay.run(spark, data, source, to="elsewhere", name="n1")

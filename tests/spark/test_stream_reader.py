@@ -233,7 +233,7 @@ def test_other_limits_are_refused(sealing_engine, sealing_client, prefix):
     query = Query(sealing_engine, topic)
     query.step()
     query.limit = ReadMaxFiles(3)
-    with pytest.raises(UsageError, match="positions or by bytes"):
+    with pytest.raises(UsageError, match="unsupported read limit"):
         query.step()
 
 

@@ -114,7 +114,7 @@ def test_a_view_takes_a_schema_of_some_of_its_columns_and_refuses_others(sealing
     assert sum(sum(batch.column("records").to_pylist()) for batch in batches) == N + TAIL
     with pytest.raises(SchemaError, match="no such column"):
         ViewReader(options, StructType([StructField("payload", StringType())]))
-    with pytest.raises(SchemaError, match="another type"):
+    with pytest.raises(SchemaError, match="wrong column type"):
         ViewReader(options, StructType([StructField("topic", LongType())]))
     assert list(reader.read(None)) == []
 
@@ -192,9 +192,9 @@ def faults_of(roots, place, client):
 @pytest.mark.parametrize(
     ("part", "place_in_frame", "expected"),
     [
-        ("data", 16, ("header does not verify", "data")),  # base_seq
-        ("data", 80, ("body does not verify", "data")),
-        ("data", 0, ("header does not verify", "data")),  # its own length
+        ("data", 16, ("header does not match its seal", "data")),  # base_seq
+        ("data", 80, ("body does not match its checksum", "data")),
+        ("data", 0, ("header does not match its seal", "data")),  # its own length
     ],
 )
 def test_one_damaged_frame_is_named_and_hides_none(damaged_place, part, place_in_frame, expected):
@@ -229,7 +229,7 @@ def test_damage_beside_the_data_is_named_too(damaged_place, suffix, at):
         path.write_bytes(hurt)
         found = faults_of(roots, place, client)
         assert {file for _, file, _ in found} == {suffix}
-        assert all("verify" in fault or "contradict" in fault for fault, _, _ in found)
+        assert all("checksum mismatch" in fault or "inconsistent" in fault for fault, _, _ in found)
     finally:
         path.write_bytes(whole)
 
@@ -261,7 +261,7 @@ def test_a_damaged_log_is_named_from_the_damage_on(sealing_engine, sealing_clien
     hurt[second + 100] ^= 1
     path.write_bytes(hurt)
     assert [(row["fault"], row["offset"]) for row in audited() if row["fault"]] == [
-        ("body does not verify", second)
+        ("body does not match its checksum", second)
     ]
     hurt[second : second + 4] = b"\x05\0\0\0"
     path.write_bytes(hurt)

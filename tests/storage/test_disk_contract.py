@@ -1,4 +1,4 @@
-"""What every Disk does, asked of the real one, the simulated one and each wrapper around it."""
+"""The contract of every Disk, tested on the real disk, the simulated disk and each wrapper around it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringlog.testing.disk import FaultyDisk, Monitor, RecordingDisk, SimulatedDi
 
 
 class DiskContract:
-    """Subclasses give `disk` and `root`, an existing empty directory."""
+    """Tests for any Disk. Subclasses provide `disk` and `root`, an existing empty directory."""
 
     disk: Disk
     root: str
@@ -51,8 +51,8 @@ class DiskContract:
         assert self.disk.list_dir(self.root) == ["a"]
         self.disk.close(fd)
 
-    def test_a_file_is_made_once(self):
-        """RD-3: O_EXCL."""
+    def test_create_refuses_an_existing_file(self):
+        """`create` uses O_EXCL. The error reports the call, the path and the errno."""
         self.disk.close(self.disk.create(self.path("a")))
         with pytest.raises(DiskError) as caught:
             self.disk.create(self.path("a"))
@@ -64,13 +64,13 @@ class DiskContract:
     @pytest.mark.parametrize(
         "call", ["create", "open_read", "open_cut", "list_dir", "sync_dir", "unlink", "lock"]
     )
-    def test_what_is_below_no_directory_is_not_found(self, call):
+    def test_a_path_in_a_missing_directory_is_not_found(self, call):
         with pytest.raises(DiskError) as caught:
             getattr(self.disk, call)(self.path("none/a"))
         assert caught.value.errno == errno.ENOENT
         assert caught.value.detail["call"] == call
 
-    def test_written_buffers_lie_one_after_another(self):
+    def test_write_at_writes_buffers_one_after_another(self):
         fd = self.disk.create(self.path("a"))
         buffers = [
             b"one",
@@ -86,7 +86,7 @@ class DiskContract:
         assert self.disk.write_at(fd, [b""], 0) == 0
         self.disk.close(fd)
 
-    def test_more_buffers_than_one_call_takes_are_all_written(self):
+    def test_write_at_writes_more_buffers_than_one_system_call_accepts(self):
         fd = self.disk.create(self.path("a"))
         buffers = [bytes([i % 251]) * (i % 3) for i in range(3 * IOV_MAX + 7)]
         assert self.disk.write_at(fd, buffers, 1) == len(b"".join(buffers))
@@ -107,7 +107,7 @@ class DiskContract:
         assert self.disk.read_into(fd, bytearray(), 0) == 0
         self.disk.close(fd)
 
-    def test_allocated_room_reads_as_zeros_and_keeps_what_is_there(self):
+    def test_allocated_space_reads_as_zeros_and_keeps_existing_bytes(self):
         fd = self.made("a", b"abc")
         self.disk.allocate(fd, 0, 8192)
         assert self.disk.size(fd) == 8192
@@ -116,7 +116,7 @@ class DiskContract:
         assert self.disk.size(fd) == 8192
         self.disk.close(fd)
 
-    def test_nothing_cannot_be_allocated(self):
+    def test_an_allocation_of_zero_bytes_is_refused(self):
         fd = self.disk.create(self.path("a"))
         with pytest.raises(DiskError) as caught:
             self.disk.allocate(fd, 0, 0)
@@ -133,14 +133,14 @@ class DiskContract:
         assert not any(self.disk.read_at(fd, length, 9))
         self.disk.close(fd)
 
-    def test_a_length_can_be_set_both_ways(self):
+    def test_truncate_shortens_and_extends_a_file(self):
         fd = self.made("a", b"abcdef")
         self.disk.truncate(fd, 2)
         self.disk.truncate(fd, 4)
         assert self.disk.read_at(fd, 10, 0) == b"ab\0\0"
         self.disk.close(fd)
 
-    def test_what_is_opened_for_reading_cannot_be_written(self):
+    def test_a_file_opened_for_reading_cannot_be_written(self):
         self.put("a", b"abc")
         fd = self.disk.open_read(self.path("a"))
         with pytest.raises(DiskError) as caught:
@@ -149,8 +149,8 @@ class DiskContract:
         self.disk.close(fd)
         assert self.contents("a") == b"abc"
 
-    def test_a_file_opened_to_be_cut_can_only_become_shorter(self):
-        """RD-3: nobody adds to a file that somebody else made."""
+    def test_a_file_opened_with_open_cut_can_only_become_shorter(self):
+        """A process never adds to a file that another process created (D3)."""
         self.put("a", b"abcdef")
         fd = self.disk.open_cut(self.path("a"))
         for add in (
@@ -190,7 +190,7 @@ class DiskContract:
             lambda disk, fd: disk.close(fd),
         ],
     )
-    def test_a_closed_handle_is_of_no_use(self, use):
+    def test_a_closed_handle_is_refused(self, use):
         fd = self.made("a")
         self.disk.close(fd)
         with pytest.raises(InvariantViolation):
@@ -198,7 +198,7 @@ class DiskContract:
 
     # -- names ----------------------------------------------------------------------------------------
 
-    def test_a_rename_replaces_what_had_the_name(self):
+    def test_a_rename_replaces_an_existing_file(self):
         self.put("a", b"new")
         self.put("b", b"old")
         self.disk.rename(self.path("a"), self.path("b"))
@@ -218,7 +218,7 @@ class DiskContract:
 
     @pytest.mark.parametrize("is_open", [True, False])
     def test_a_file_whose_bytes_are_not_synced_is_not_renamed(self, is_open):
-        """RD-9, ST-3: the name could survive without the bytes."""
+        """Otherwise the name could survive a power loss without the bytes (D2)."""
         fd = self.made("a", b"abc")
         if not is_open:
             self.disk.close(fd)
@@ -228,7 +228,7 @@ class DiskContract:
         if is_open:
             self.disk.close(fd)
 
-    def test_a_file_left_unsynced_may_be_renamed_once_another_handle_synced_it(self):
+    def test_a_file_may_be_renamed_after_another_handle_synced_it(self):
         self.disk.close(self.made("a", b"abc"))
         fd = self.disk.open_read(self.path("a"))
         self.disk.sync_file(fd)
@@ -251,7 +251,7 @@ class DiskContract:
         assert self.disk.list_dir(self.path("d")) == []
         assert self.disk.exists(self.path("d"))
 
-    def test_a_directory_is_not_made_where_a_file_is(self):
+    def test_make_dir_refuses_the_path_of_a_file(self):
         self.put("d", b"")
         with pytest.raises(DiskError) as caught:
             self.disk.make_dir(self.path("d"))
@@ -276,7 +276,7 @@ class DiskContract:
             self.disk.remove_dir(self.path("a"))
         assert caught.value.errno == errno.ENOTDIR
 
-    def test_parents_of_a_directory_are_not_made(self):
+    def test_make_dir_does_not_create_parents(self):
         with pytest.raises(DiskError) as caught:
             self.disk.make_dir(self.path("d/e"))
         assert caught.value.errno == errno.ENOENT
@@ -286,8 +286,8 @@ class DiskContract:
             self.put(name, b"")
         assert self.disk.list_dir(self.root) == ["a", "b", "c"]
 
-    def test_absence_and_a_failure_to_look_are_told_apart(self):
-        """RF-50: an error is never taken for an empty place."""
+    def test_exists_distinguishes_absence_from_an_error(self):
+        """An error is never treated as an absent file (RF-50)."""
         assert not self.disk.exists(self.path("a"))
         assert not self.disk.exists(self.path("none/a"))
         self.put("f", b"")
@@ -295,15 +295,15 @@ class DiskContract:
             self.disk.exists(self.path("f/a"))
         assert caught.value.errno == errno.ENOTDIR
 
-    def test_a_file_is_replaced_whole(self):
-        """ST-3."""
+    def test_replace_file_replaces_a_file_as_a_whole(self):
+        """A reader sees the old contents or the new contents, and no temporary file remains."""
         replace_file(self.disk, self.root, "a", b"first")
         replace_file(self.disk, self.root, "a", memoryview(b"second"))
         assert self.contents("a") == b"second"
         assert self.disk.list_dir(self.root) == ["a"]
 
-    def test_a_leftover_temporary_does_not_stop_a_replacement(self):
-        """ST-4."""
+    def test_replace_file_overwrites_a_leftover_temporary_file(self):
+        """An earlier process may have died before its rename."""
         self.put("a.tmp", b"half")
         replace_file(self.disk, self.root, "a", b"whole")
         assert self.contents("a") == b"whole"
@@ -311,7 +311,7 @@ class DiskContract:
 
     # -- locks ----------------------------------------------------------------------------------------
 
-    def test_a_lock_is_held_once_and_can_be_taken_again(self):
+    def test_a_lock_has_one_holder_and_can_be_taken_after_unlock(self):
         first = self.disk.lock(self.path("LOCK"))
         with pytest.raises(DiskError) as caught:
             self.disk.lock(self.path("LOCK"))

@@ -1,4 +1,4 @@
-"""What only the real disk can show: modes, links, limits of the kernel, and its own bookkeeping."""
+"""Properties of the real disk alone: modes, links, limits of the kernel, and the state of unsynced files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def root(tmp_path):
 
 
 def test_files_and_directories_are_for_the_owner_only(disk, root):
-    """ST-7, SEC-20."""
+    """The modes do not depend on the umask."""
     before = os.umask(0)
     try:
         disk.close(disk.create(f"{root}/a"))
@@ -42,8 +42,8 @@ def test_files_and_directories_are_for_the_owner_only(disk, root):
     assert modes == {"a": 0o600, "d": 0o700, "LOCK": 0o600}
 
 
-def test_handles_do_not_reach_children(disk, root):
-    """RD-7."""
+def test_handles_are_not_inherited_by_child_processes(disk, root):
+    """All descriptors are close-on-exec."""
     for fd in (disk.create(f"{root}/a"), disk.open_read(f"{root}/a"), disk.lock(f"{root}/LOCK")):
         assert not os.get_inheritable(fd)
         disk.close(fd)
@@ -51,7 +51,7 @@ def test_handles_do_not_reach_children(disk, root):
 
 @pytest.mark.parametrize("call", ["create", "open_read", "open_cut", "open_marks", "lock"])
 def test_a_symbolic_link_is_not_followed(disk, root, call):
-    """SEC-24, RF-111."""
+    """Every open call refuses a symbolic link (RF-111)."""
     disk.close(disk.create(f"{root}/target"))
     os.symlink(f"{root}/target", f"{root}/link")
     with pytest.raises(DiskError) as caught:
@@ -59,7 +59,7 @@ def test_a_symbolic_link_is_not_followed(disk, root, call):
     assert caught.value.errno in {errno.ELOOP, errno.EEXIST}
 
 
-def test_a_dangling_link_is_not_made_into_a_file(disk, root):
+def test_a_dangling_link_does_not_create_its_target(disk, root):
     os.symlink(f"{root}/target", f"{root}/link")
     with pytest.raises(DiskError):
         disk.create(f"{root}/link")
@@ -70,7 +70,7 @@ def test_a_dangling_link_is_not_made_into_a_file(disk, root):
 
 @pytest.mark.parametrize("call", ["open_read", "open_cut", "open_marks", "lock"])
 def test_a_file_with_two_names_is_refused(disk, root, call):
-    """SEC-24."""
+    """A second hard link would give another program access to the file."""
     disk.close(disk.create(f"{root}/a"))
     os.link(f"{root}/a", f"{root}/b")
     with pytest.raises(DiskError) as caught:
@@ -79,8 +79,8 @@ def test_a_file_with_two_names_is_refused(disk, root, call):
 
 
 @pytest.mark.parametrize("call", ["open_read", "open_cut", "open_marks", "lock"])
-def test_a_pipe_is_refused_and_does_not_hang(disk, root, call):
-    """SEC-24."""
+def test_a_pipe_is_refused_without_blocking(disk, root, call):
+    """Only regular files are opened."""
     os.mkfifo(f"{root}/pipe")
     with pytest.raises(DiskError) as caught:
         getattr(disk, call)(f"{root}/pipe")
@@ -88,8 +88,8 @@ def test_a_pipe_is_refused_and_does_not_hang(disk, root, call):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_what_belongs_to_somebody_else_is_refused(disk, root):
-    """SEC-24."""
+def test_a_file_or_directory_of_another_user_is_refused(disk, root):
+    """The error contains the owner's uid."""
     disk.close(disk.create(f"{root}/a"))
     os.chown(f"{root}/a", 12345, -1)
     disk.make_dir(f"{root}/d")
@@ -121,7 +121,7 @@ def test_refused_files_leave_no_descriptor_open(disk, root):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_the_holder_of_a_lock_is_named(disk, root):
+def test_a_refused_lock_reports_its_holder(disk, root):
     held = disk.lock(f"{root}/LOCK")
     with pytest.raises(DiskError) as caught:
         RealDisk().lock(f"{root}/LOCK")
@@ -129,11 +129,11 @@ def test_the_holder_of_a_lock_is_named(disk, root):
     disk.unlock(held)
 
 
-# -- what no sync covers (RD-9) -------------------------------------------------------------------------
+# -- unsynced state ---------------------------------------------------------------------------------------
 
 
-def test_a_file_knows_what_no_sync_covers(disk, root):
-    """RD-9."""
+def test_unsynced_reports_the_bytes_length_and_name_without_a_sync(disk, root):
+    """Bytes, length and name of a file each need a sync of their own kind."""
     fd = disk.create(f"{root}/a")
     assert disk.unsynced(fd) == UnsyncedState(bytes=0, length=False, name=True)
     disk.write_at(fd, [b"abc", b"de"], 0)
@@ -155,7 +155,7 @@ def test_a_file_knows_what_no_sync_covers(disk, root):
     disk.close(fd)
 
 
-def test_a_sync_of_another_directory_covers_no_name(disk, root):
+def test_a_sync_of_another_directory_does_not_cover_a_name(disk, root):
     disk.make_dir(f"{root}/d")
     fd = disk.create(f"{root}/a")
     disk.sync_dir(f"{root}/d")
@@ -170,7 +170,7 @@ def test_a_sync_of_another_directory_covers_no_name(disk, root):
     disk.close(fd)
 
 
-def test_what_is_written_while_a_sync_runs_is_not_covered_by_it(disk, root, monkeypatch):
+def test_bytes_written_during_a_sync_are_not_covered_by_it(disk, root, monkeypatch):
     fd = disk.create(f"{root}/a")
     disk.write_at(fd, [b"before"], 0)
     real = os.fdatasync
@@ -203,7 +203,7 @@ def test_threads_may_write_and_sync_different_files_at_once(disk, root):
     assert results == [bytes([number]) * 400 for number in range(8)]
 
 
-# -- a failed sync is final (D-17, RD-2) ------------------------------------------------------------------
+# -- failed syncs -----------------------------------------------------------------------------------------
 
 USES = {
     "write_at": lambda disk, fd: disk.write_at(fd, [b"x"], 0),
@@ -216,8 +216,11 @@ USES = {
 
 
 def test_a_failure_to_write_back_is_a_failed_sync(disk, root, monkeypatch):
-    """RF-43, RD-2: the kernel reports a failed write-back once for each descriptor. Were it passed over, the
-    sync that follows would succeed, and the log from which the file was made would go."""
+    """The kernel reports a failed write-back once for each descriptor (RF-43).
+
+    If write_back ignored the error, the next sync would succeed. The engine would then delete the log from
+    which the file was made.
+    """
     fd = disk.create(f"{root}/a")
     disk.write_at(fd, [b"x" * 65_536], 0)
     calls = []
@@ -238,7 +241,7 @@ def test_a_failure_to_write_back_is_a_failed_sync(disk, root, monkeypatch):
     disk.close(fd)
 
 
-def test_write_back_reports_what_the_system_says(disk, root):
+def test_write_back_reports_errors_of_the_system_call(disk, root):
     fd = disk.create(f"{root}/a")
     disk.write_at(fd, [b"x" * 65_536], 0)
     disk.write_back(fd, 0, 65_536)
@@ -249,8 +252,8 @@ def test_write_back_reports_what_the_system_says(disk, root):
     assert caught.value.errno == errno.EBADF
 
 
-def test_a_sync_may_begin_early_and_what_fails_there_is_a_failed_sync(disk, root):
-    """D-17: begun or not, a sync that failed is not tried again."""
+def test_a_failure_of_begin_sync_is_a_failed_sync(disk, root):
+    """A failed sync is never retried, whether it began early or not (D4)."""
     fd = disk.create(f"{root}/a")
     disk.write_at(fd, [b"x" * 65_536], 0)
     disk.begin_sync(fd, 0, 65_536)
@@ -270,8 +273,8 @@ def test_a_sync_may_begin_early_and_what_fails_there_is_a_failed_sync(disk, root
 
 @pytest.mark.parametrize("sync", ["sync_data", "sync_file"])
 @pytest.mark.parametrize("use", USES)
-def test_after_a_failed_sync_nothing_may_build_on_the_file(disk, root, sync, use):
-    """D-17: a sync is never retried. The failure is a real one: the descriptor is gone."""
+def test_a_file_whose_sync_failed_refuses_further_use(disk, root, sync, use):
+    """A failed sync is never retried (D4). The failure is real: the descriptor is closed."""
     fd = disk.create(f"{root}/a")
     disk.write_at(fd, [b"abc"], 0)
     kept = os.dup(fd)
@@ -289,7 +292,7 @@ def test_after_a_failed_sync_nothing_may_build_on_the_file(disk, root, sync, use
     disk.close(fd)
 
 
-def test_a_new_file_under_the_same_number_is_not_poisoned(disk, root):
+def test_a_new_file_with_a_reused_descriptor_number_is_usable(disk, root):
     fd = disk.create(f"{root}/a")
     os.close(fd)
     with pytest.raises(DiskError):
@@ -303,8 +306,8 @@ def test_a_new_file_under_the_same_number_is_not_poisoned(disk, root):
     disk.close(again)
 
 
-def test_names_stay_in_doubt_after_their_directorys_sync_failed(disk, root, monkeypatch):
-    """A later success says nothing about what an earlier failure dropped."""
+def test_names_stay_unsynced_after_a_failed_directory_sync(disk, root, monkeypatch):
+    """A later success does not cover the changes that an earlier failure dropped."""
     fd = disk.create(f"{root}/a")
 
     def fail(synced: int) -> None:
@@ -324,7 +327,7 @@ def test_names_stay_in_doubt_after_their_directorys_sync_failed(disk, root, monk
 
 
 def test_a_directory_that_cannot_be_synced_is_tolerated(disk, root, monkeypatch):
-    """ST-9, RF-56."""
+    """Some file systems refuse to sync a directory with EINVAL (RF-56)."""
 
     def refuse(synced: int) -> None:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
@@ -333,11 +336,11 @@ def test_a_directory_that_cannot_be_synced_is_tolerated(disk, root, monkeypatch)
     disk.sync_dir(root)
 
 
-# -- room -------------------------------------------------------------------------------------------------
+# -- allocation -------------------------------------------------------------------------------------------
 
 
-def test_without_allocation_zeros_are_written_beyond_the_end(disk, root, monkeypatch):
-    """RF-46: what was there is kept."""
+def test_allocate_writes_zeros_if_the_file_system_cannot_allocate(disk, root, monkeypatch):
+    """Existing bytes are kept (RF-46)."""
 
     def refuse(fd: int, offset: int, length: int) -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
@@ -372,8 +375,9 @@ print(disk.write_at(fd, [whole[:4000], whole[4000:]], 0), disk.read_at(fd, 9000,
 """
 
 
-def test_a_genuinely_short_write_is_continued_until_the_kernel_refuses(root):
-    """ST-11, ST-13: the limit makes the kernel write 6,000 of 8,000 bytes, then say EFBIG."""
+def test_a_real_short_write_continues_until_the_kernel_refuses(root):
+    """RLIMIT_FSIZE makes the kernel write 6,000 of 8,000 bytes and then return EFBIG. A later write succeeds.
+    """
     done = subprocess.run(
         [sys.executable, "-c", SHORT_WRITE, f"{root}/a"],
         capture_output=True,
@@ -393,8 +397,8 @@ sys.stdin.read()
 """
 
 
-def test_a_lock_ends_with_the_process_that_held_it(disk, root):
-    """RD-6, RD-7: never by age or pid."""
+def test_a_lock_ends_with_its_process(disk, root):
+    """A lock never ends by age or by a check of a pid."""
     with subprocess.Popen(
         [sys.executable, "-c", LOCK_AND_WAIT, f"{root}/LOCK"],
         stdin=subprocess.PIPE,
@@ -410,11 +414,12 @@ def test_a_lock_ends_with_the_process_that_held_it(disk, root):
     disk.unlock(disk.lock(f"{root}/LOCK"))
 
 
-# -- continuing a write (ST-11, ST-12) -----------------------------------------------------------------------
+# -- short writes -----------------------------------------------------------------------------------------
 
 
 class Kernel:
-    """Stands where pwritev stands: takes at most `step` bytes a call, refuses as it is told."""
+    """A replacement for pwritev that accepts at most `step` bytes a call and raises the errors in `refusals`.
+    """
 
     def __init__(self, step, refusals=()):
         self.image = bytearray()
@@ -432,15 +437,15 @@ class Kernel:
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 64, 1000])
-def test_a_short_write_is_continued_from_where_it_stopped(step):
-    """ST-11, mutant 17."""
+def test_a_short_write_continues_where_it_stopped(step):
+    """No byte is written twice or skipped, whatever the sizes of the buffers."""
     buffers = [b"", b"ab", b"cdefg", b"", bytes(range(50)), b"z"]
     kernel = Kernel(step)
     assert write_fully(kernel, buffers, 0) == 58
     assert kernel.image == b"".join(buffers)
 
 
-def test_no_call_gets_more_buffers_than_it_takes(monkeypatch):
+def test_no_call_gets_more_than_iov_max_buffers(monkeypatch):
     monkeypatch.setattr(vectored_write, "IOV_MAX", 4)
     kernel = Kernel(5)
     buffers = [bytes([i]) * (i % 4) for i in range(40)]
@@ -449,8 +454,8 @@ def test_no_call_gets_more_buffers_than_it_takes(monkeypatch):
     assert kernel.most_buffers == 4
 
 
-def test_no_progress_is_an_error():
-    """ST-11."""
+def test_a_write_without_progress_is_an_error():
+    """The error reports how many bytes were written."""
     with pytest.raises(OSError, match="no progress after 0 of 3 bytes") as caught:
         write_fully(Kernel(0), [b"abc"], 0)
     assert caught.value.errno == errno.EIO
@@ -458,7 +463,7 @@ def test_no_progress_is_an_error():
 
 @pytest.mark.parametrize("code", [errno.EAGAIN, errno.EINTR])
 def test_a_transient_refusal_is_retried_a_bounded_number_of_times(code):
-    """ST-12."""
+    """EAGAIN and EINTR are retried at most TRANSIENT_RETRIES_MAX times in a row."""
     kernel = Kernel(2, [code] * TRANSIENT_RETRIES_MAX)
     assert write_fully(kernel, [b"abcd"], 0) == 4
     assert kernel.image == b"abcd"
@@ -468,13 +473,13 @@ def test_a_transient_refusal_is_retried_a_bounded_number_of_times(code):
     assert endless.image == b""
 
 
-def test_progress_renews_the_patience():
-    """ST-12: refusals in a row are bounded, not refusals of a long write."""
+def test_progress_resets_the_retry_count():
+    """The bound applies to refusals in a row, not to all refusals of a long write."""
     kernel = Kernel(1, ([errno.EAGAIN] * TRANSIENT_RETRIES_MAX + [0]) * 3)
     assert write_fully(kernel, [b"abc"], 0) == 3
 
 
-def test_any_other_refusal_is_passed_on_at_once():
+def test_other_errors_are_raised_at_once():
     kernel = Kernel(2, [0, errno.ENOSPC])
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         write_fully(kernel, [b"abcd"], 0)

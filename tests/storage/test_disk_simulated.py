@@ -1,4 +1,4 @@
-"""What the simulated disk does to those who did not sync, and how test disks fail and watch."""
+"""The simulated disk: loss of unsynced changes, injected failures, and checks of the sync order."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def contents(disk, path=A):
 
 
 def synced_file(disk, data=b"", path=A):
-    """A durable file, still open."""
+    """Return a durable file that is still open."""
     fd = disk.create(path)
     disk.write_at(fd, [data], 0)
     disk.sync_file(fd)
@@ -58,7 +58,7 @@ def synced_file(disk, data=b"", path=A):
 
 
 def outcomes(disk, damage):
-    """Contents after a power cut, over many seeds."""
+    """Return the contents after a power loss, over many seeds."""
     found = set()
     for seed in SEEDS:
         after = disk.copy()
@@ -67,25 +67,25 @@ def outcomes(disk, damage):
     return found
 
 
-# -- what survives -------------------------------------------------------------------------------------
+# -- power loss -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("damage", [None, *PowerLossDamage])
-def test_what_was_synced_survives_every_power_cut(disk, damage):
-    """FH-2."""
+def test_synced_bytes_survive_every_power_loss(disk, damage):
+    """No kind of damage affects synced bytes."""
     synced_file(disk, b"synced")
     assert outcomes(disk, damage) == {b"synced"}
 
 
 @pytest.mark.parametrize("damage", [None, *PowerLossDamage])
-def test_synced_bytes_survive_whatever_happens_to_later_ones(disk, damage):
+def test_synced_bytes_survive_damage_to_later_bytes(disk, damage):
     fd = synced_file(disk, b"s" * 1000)
     disk.write_at(fd, [b"n" * 3000], 1000)
     assert all(data.startswith(b"s" * 1000) for data in outcomes(disk, damage))
 
 
-def test_a_name_that_no_directory_sync_covers_may_go(disk):
-    """Mutant 3."""
+def test_a_name_without_a_directory_sync_may_be_lost(disk):
+    """A power loss keeps the file under some seeds and removes it under others."""
     fd = disk.create(A)
     disk.write_at(fd, [b"abc"], 0)
     disk.sync_file(fd)
@@ -97,7 +97,7 @@ def test_a_name_that_no_directory_sync_covers_may_go(disk):
     assert seen == {True, False}
 
 
-def test_directory_changes_are_lost_from_a_point_on(disk):
+def test_a_power_loss_drops_the_last_directory_changes(disk):
     for name in "abc":
         disk.close(disk.create(f"/data/{name}"))
     seen = set()
@@ -108,15 +108,15 @@ def test_directory_changes_are_lost_from_a_point_on(disk):
     assert seen == {"", "a", "ab", "abc"}
 
 
-def test_a_removal_that_no_directory_sync_covers_may_come_back(disk):
+def test_a_removal_without_a_directory_sync_may_be_undone(disk):
     synced_file(disk, b"abc")
     disk.unlink(A)
     disk.power_loss(0, PowerLossDamage.LOST)
     assert contents(disk) == b"abc"
 
 
-def test_a_replacement_shows_the_old_file_or_the_new_one_never_a_mixture(disk):
-    """ST-3, at every call and many seeds (FH-5)."""
+def test_a_crash_in_replace_file_leaves_the_old_or_the_new_contents(disk):
+    """The process halts at every call of replace_file, followed by a power loss with many seeds."""
     replace_file(disk, "/data", "a", b"old" * 500)
     calls = FaultyDisk(disk.copy())
     replace_file(calls, "/data", "a", b"new" * 600)
@@ -135,8 +135,8 @@ def test_a_replacement_shows_the_old_file_or_the_new_one_never_a_mixture(disk):
     assert seen == {b"old" * 500, b"new" * 600}
 
 
-def test_without_the_sync_a_replacement_can_lose_both(disk):
-    """Mutant 4: the simulation is unkind enough to see it."""
+def test_a_replacement_without_a_sync_can_lose_both_contents(disk):
+    """The simulated disk is strict enough to show the missing sync."""
     replace_file(disk, "/data", "a", b"old")
     disk.ignore_syncs = True
     replace_file(disk, "/data", "a", b"new")
@@ -146,7 +146,7 @@ def test_without_the_sync_a_replacement_can_lose_both(disk):
     assert contents(disk) == b"\0\0\0"
 
 
-def test_each_damage_does_what_it_says(disk):
+def test_each_kind_of_damage_gives_its_documented_outcomes(disk):
     fd = synced_file(disk, b"s" * 512)
     disk.write_at(fd, [b"n" * 1024], 512)
     old, new = b"s" * 512, b"n" * 512
@@ -165,14 +165,14 @@ def test_each_damage_does_what_it_says(disk):
         assert [data[512:1024] == new, data[1024:] == new].count(True) == 1
 
 
-def test_content_without_length_keeps_what_lies_inside(disk):
+def test_damage_content_only_keeps_bytes_inside_the_old_length(disk):
     fd = synced_file(disk, bytes(1024))
     disk.write_at(fd, [b"x" * 1024], 512)
     assert outcomes(disk, PowerLossDamage.CONTENT_ONLY) == {bytes(512) + b"x" * 512}
 
 
-def test_unsynced_writes_reach_the_device_in_any_order_and_choice(disk):
-    """FH-2: the second may be there without the first."""
+def test_any_subset_of_unsynced_writes_may_reach_the_device(disk):
+    """The second write may be on the device without the first."""
     fd = synced_file(disk, bytes(3))
     for at, byte in enumerate(b"abc"):
         disk.write_at(fd, [bytes([byte])], at)
@@ -191,7 +191,7 @@ def test_unsynced_writes_reach_the_device_in_any_order_and_choice(disk):
     ],
 )
 def test_a_byte_changed_where_it_lies_is_the_old_or_the_new_one(disk, damage):
-    """DL-17: also when several deletion marks go in one call, and beside one that stays."""
+    """The same holds if one call writes several deletion marks, and next to a byte that does not change."""
     disk.close(synced_file(disk, b"a\xd5bc"))
     fd = disk.open_marks(A)
     disk.write_at(fd, [b"x\xd5yz"], 0)
@@ -206,15 +206,15 @@ def test_a_byte_changed_where_it_lies_is_the_old_or_the_new_one(disk, damage):
     assert outcomes(disk, damage) == {b"x\xd5yz"}
 
 
-def test_allocation_keeps_later_writes_whatever_the_order(disk):
+def test_a_lost_allocation_never_erases_later_writes(disk):
     fd = synced_file(disk, b"")
     disk.allocate(fd, 0, 4)
     disk.write_at(fd, [b"wxyz"], 4)
     assert outcomes(disk, PowerLossDamage.SUBSET) == {b"", bytes(4), bytes(4) + b"wxyz"}
 
 
-def test_one_seed_is_one_outcome(disk):
-    """FH-8."""
+def test_a_seed_gives_one_outcome(disk):
+    """A power loss with the same seed gives the same contents."""
     fd = synced_file(disk, b"s" * 700)
     disk.write_at(fd, [b"n" * 5000], 100)
     first, second = disk.copy(), disk.copy()
@@ -223,7 +223,7 @@ def test_one_seed_is_one_outcome(disk):
     assert contents(first) == contents(second)
 
 
-def test_a_killed_process_loses_no_bytes_only_its_handles_and_locks(disk):
+def test_a_process_kill_loses_handles_and_locks_but_no_bytes(disk):
     fd = disk.create(A)
     disk.lock("/data/LOCK")
     disk.write_at(fd, [b"abc"], 0)
@@ -234,11 +234,11 @@ def test_a_killed_process_loses_no_bytes_only_its_handles_and_locks(disk):
     disk.unlock(disk.lock("/data/LOCK"))
 
 
-# -- syncs that fail, lie or are late (FH-2, RD-2) --------------------------------------------------------
+# -- syncs that fail, are ignored or are late -------------------------------------------------------------
 
 
-def test_a_failed_sync_leaves_the_trap_that_linux_leaves(disk):
-    """RD-2: readers see the bytes, the next sync succeeds, the device never gets them."""
+def test_a_failed_sync_drops_pages_as_linux_does(disk):
+    """Readers see the bytes and the next sync succeeds, but the device never gets the bytes."""
     fd = synced_file(disk, b"old")
     disk.write_at(fd, [b"new"], 0)
     disk.fail_syncs = 1
@@ -257,8 +257,8 @@ def test_a_failed_sync_leaves_the_trap_that_linux_leaves(disk):
     assert contents(dropped) == contents(cut) == b"old"
 
 
-def test_writing_the_bytes_again_into_a_new_file_escapes_the_trap(disk):
-    """RD-2: copy-forward."""
+def test_copying_the_bytes_into_a_new_file_saves_them(disk):
+    """A successor copies uncertain bytes into a file of its own."""
     fd = synced_file(disk, b"old")
     disk.write_at(fd, [b"new"], 0)
     disk.fail_syncs = 1
@@ -271,15 +271,15 @@ def test_writing_the_bytes_again_into_a_new_file_escapes_the_trap(disk):
     assert contents(disk, "/data/b") == b"new"
 
 
-def test_dropping_caches_keeps_what_is_merely_unsynced(disk):
+def test_drop_caches_keeps_unsynced_bytes_without_a_failed_sync(disk):
     fd = disk.create(A)
     disk.write_at(fd, [b"abc"], 0)
     disk.drop_caches()
     assert contents(disk) == b"abc"
 
 
-def test_a_sync_that_lies_saves_nothing(disk):
-    """RF-44, D-16."""
+def test_an_ignored_sync_saves_nothing(disk):
+    """Such a device acknowledges a sync without doing it (RF-44)."""
     fd = synced_file(disk, b"old")
     disk.ignore_syncs = True
     disk.write_at(fd, [b"new"], 0)
@@ -295,7 +295,7 @@ def test_a_late_sync_takes_effect_some_changes_later(disk, changes_after, expect
     disk.late_by = 2
     disk.write_at(fd, [b"new"], 0)
     disk.sync_data(fd)
-    disk.write_at(fd, [b"???"], 0)  # the first change after it, and not covered by it
+    disk.write_at(fd, [b"???"], 0)  # the first change after the sync, which the sync does not cover
     for _ in range(changes_after - 1):
         disk.write_at(other, [b"x"], 0)
     disk.power_loss(0, PowerLossDamage.LOST)
@@ -315,7 +315,7 @@ def test_a_late_directory_sync_covers_only_the_names_of_its_time(disk):
 # -- recording -------------------------------------------------------------------------------------------
 
 
-def test_operations_and_notes_are_kept_in_order(disk):
+def test_operations_and_notes_are_recorded_in_order(disk):
     recording = RecordingDisk(disk)
     recording.make_dir("/data/d")
     recording.make_dir("/data/d")
@@ -343,7 +343,7 @@ def test_operations_and_notes_are_kept_in_order(disk):
     assert recording.operations_of(DiskNote) == [DiskNote("ack", 7)]
 
 
-def test_what_failed_is_not_in_the_record(disk):
+def test_failed_operations_are_not_recorded(disk):
     recording = RecordingDisk(FaultyDisk(disk, DiskFault("data_sync", 1, "EIO")))
     fd = recording.create(A)
     with pytest.raises(DiskError):
@@ -351,7 +351,7 @@ def test_what_failed_is_not_in_the_record(disk):
     assert recording.operations == [Create(A)]
 
 
-def test_a_record_keeps_the_bytes_as_they_were_written(disk):
+def test_a_recorded_write_keeps_a_copy_of_its_bytes(disk):
     recording = RecordingDisk(disk)
     buffer = bytearray(b"abc")
     fd = recording.create(A)
@@ -379,7 +379,7 @@ CALLS = {
 @pytest.mark.parametrize("kind", ["EIO", "ENOSPC", "ESTALE"])
 @pytest.mark.parametrize("op", CALLS)
 def test_every_class_of_call_can_fail_with_every_error(disk, op, kind):
-    """FH-3."""
+    """Each class of call can be made to fail with EIO, ENOSPC and ESTALE."""
     faulty = FaultyDisk(disk, DiskFault(op, 1, kind))
     synced_file(disk, b"abc")
     fd = faulty._opened(disk.create("/data/w"), "/data/w")
@@ -390,7 +390,7 @@ def test_every_class_of_call_can_fail_with_every_error(disk, op, kind):
     assert faulty.calls[op] == 1
 
 
-def test_a_fault_strikes_once_or_from_then_on(disk):
+def test_a_fault_occurs_once_or_from_then_on(disk):
     once = FaultyDisk(disk, DiskFault("make_dir", 2, "EIO"))
     struck = [strikes(once, f"/data/once{i}") for i in range(4)]
     for_ever = FaultyDisk(disk, DiskFault("make_dir", 2, "EIO", always=True))
@@ -408,7 +408,7 @@ def strikes(disk, path):
 
 
 def test_a_short_write_is_continued_in_two_steps(disk):
-    """ST-11: the test sees two writes, the caller one."""
+    """The recording disk below sees two writes, the caller one."""
     recording = RecordingDisk(disk)
     faulty = FaultyDisk(recording, DiskFault("write", 1, "short"))
     fd = faulty.create(A)
@@ -416,8 +416,8 @@ def test_a_short_write_is_continued_in_two_steps(disk):
     assert recording.operations_of(Write) == [Write(A, 0, b"abc"), Write(A, 3, b"def")]
 
 
-def test_one_refusal_to_write_is_survived_and_endless_ones_are_not(disk):
-    """ST-12."""
+def test_one_eagain_is_retried_and_endless_ones_are_an_error(disk):
+    """The number of retries in a row is bounded."""
     faulty = FaultyDisk(disk, DiskFault("write", 1, "EAGAIN"), DiskFault("write", 2, "EAGAIN", always=True))
     fd = faulty.create(A)
     assert faulty.write_at(fd, [b"abc"], 0) == 3
@@ -427,8 +427,8 @@ def test_one_refusal_to_write_is_survived_and_endless_ones_are_not(disk):
     assert contents(disk) == b"abc"
 
 
-def test_a_full_disk_takes_half_of_the_write_that_meets_it(disk):
-    """RF-39: what is there of a failed write is not nothing."""
+def test_a_full_disk_writes_half_of_the_failing_write(disk):
+    """A failed write can leave bytes behind (RF-39)."""
     faulty = FaultyDisk(disk, DiskFault("write", 1, "ENOSPC"))
     fd = faulty.create(A)
     with pytest.raises(DiskError) as caught:
@@ -439,7 +439,7 @@ def test_a_full_disk_takes_half_of_the_write_that_meets_it(disk):
 
 
 def test_a_write_that_makes_no_progress_fails(disk):
-    """ST-11."""
+    """The error is EIO."""
     faulty = FaultyDisk(disk, DiskFault("write", 1, "stuck"))
     fd = faulty.create(A)
     with pytest.raises(DiskError) as caught:
@@ -448,8 +448,8 @@ def test_a_write_that_makes_no_progress_fails(disk):
 
 
 @pytest.mark.parametrize("sync", ["sync_data", "sync_file"])
-def test_an_injected_sync_failure_poisons_and_sets_the_trap(disk, sync):
-    """D-17, RD-2; through a recording disk between the two."""
+def test_an_injected_sync_failure_refuses_further_use_and_drops_bytes(disk, sync):
+    """The same holds with a recording disk between the faulty and the simulated disk (D4)."""
     fault = DiskFault("data_sync" if sync == "sync_data" else "full_sync", 1, "EIO")
     faulty = FaultyDisk(RecordingDisk(disk), fault)
     fd = faulty.create(A)
@@ -473,7 +473,7 @@ def test_a_halted_process_does_nothing_more(disk):
     for act in (lambda: faulty.unlink(A), lambda: faulty.read_at(fd, 1, 0)):
         with pytest.raises(Halted):
             act()
-    faulty.close(fd)  # As an object does that is freed after the death.
+    faulty.close(fd)  # An object that is freed after the halt closes its file too.
     assert not issubclass(Halted, Exception)
     assert contents(disk) == b"abc"
 
@@ -483,10 +483,10 @@ def test_only_writes_can_be_short(disk):
         FaultyDisk(disk, DiskFault("data_sync", 1, "short"))
 
 
-# -- the monitor (FH-4) -----------------------------------------------------------------------------------
+# -- the monitor ------------------------------------------------------------------------------------------
 
 
-def test_relying_on_a_file_needs_its_bytes_and_its_name_synced(disk):
+def test_require_durable_needs_synced_bytes_and_a_synced_name(disk):
     """RD-1."""
     monitor = Monitor()
     watched = monitor.watch(disk, incarnation=1)
@@ -520,7 +520,7 @@ def test_rewritten_bytes_need_their_own_sync(disk):
         monitor.require_durable(A, 3)
 
 
-def test_nothing_may_rely_on_a_file_whose_sync_failed(disk):
+def test_require_durable_refuses_a_file_whose_sync_failed(disk):
     monitor = Monitor()
     watched = monitor.watch(FaultyDisk(disk, DiskFault("data_sync", 1, "EIO")), 1)
     fd = synced_file(watched, b"abc")
@@ -533,7 +533,7 @@ def test_nothing_may_rely_on_a_file_whose_sync_failed(disk):
 
 
 def test_a_file_belongs_to_one_incarnation(disk):
-    """RD-3: not even after it was removed may another make it again."""
+    """A path is never created twice, even after its file was removed (D3)."""
     monitor = Monitor()
     first, second = monitor.watch(disk, 1), monitor.watch(disk, 2)
     fd = synced_file(first, b"abc")
@@ -543,17 +543,17 @@ def test_a_file_belongs_to_one_incarnation(disk):
         second.create(A)
 
 
-def test_another_incarnation_may_not_write_a_file_it_did_not_make(disk):
+def test_another_incarnation_may_not_write_the_file(disk):
     monitor = Monitor()
     fd = monitor.watch(disk, 1).create(A)
     second = monitor.watch(disk, 2)
-    second.paths[fd] = A  # as if it had inherited the handle
+    second.paths[fd] = A  # as if the process had inherited the handle
     with pytest.raises(SyncOrderViolation, match="did not make it"):
         second.write_at(fd, [b"x"], 0)
 
 
-def test_a_successor_may_cut_the_end_of_a_predecessors_file_even_after_a_failed_sync(disk):
-    """RD-2, RD-3: it adds nothing, and nothing of it counts as synced."""
+def test_a_successor_may_cut_a_file_even_after_a_failed_sync(disk):
+    """The successor adds no bytes, and no byte of the file counts as synced (D3)."""
     monitor = Monitor()
     first = monitor.watch(FaultyDisk(disk, DiskFault("data_sync", 1, "EIO")), 1)
     fd = synced_file(first, b"abcdef")
@@ -571,7 +571,7 @@ def test_a_successor_may_cut_the_end_of_a_predecessors_file_even_after_a_failed_
 
 
 def test_a_file_is_not_renamed_before_it_is_synced(disk):
-    """FH-4."""
+    """The monitor reports the rename (D2)."""
     watched = Monitor().watch(disk, 1)
     fd = watched.create("/data/a.tmp")
     with pytest.raises(SyncOrderViolation, match="before it is synced"):
@@ -580,8 +580,8 @@ def test_a_file_is_not_renamed_before_it_is_synced(disk):
     watched.rename("/data/a.tmp", A)
 
 
-def test_what_a_file_replaces_is_not_removed_before_the_directory_sync(disk):
-    """FH-4."""
+def test_the_old_file_is_not_removed_before_the_directory_sync(disk):
+    """Otherwise a power loss could take both the old and the new file."""
     watched = Monitor().watch(disk, 1)
     synced_file(watched, b"old")
     fd = watched.create("/data/b")
@@ -592,7 +592,7 @@ def test_what_a_file_replaces_is_not_removed_before_the_directory_sync(disk):
     watched.unlink(A)
 
 
-def test_the_monitor_has_nothing_to_say_about_a_proper_replacement(disk):
+def test_the_monitor_accepts_a_correct_replacement(disk):
     monitor = Monitor()
     for incarnation in (1, 2):
         replace_file(monitor.watch(disk, incarnation), "/data", "a", b"abc")
@@ -614,7 +614,7 @@ def test_a_disk_is_copied_while_the_collector_closes_files(disk, request):
         abandoned = [reads_one() for _ in range(20)]
         for reading in abandoned:
             next(reading)
-        abandoned.append(abandoned)  # Only the collector finds it.
+        abandoned.append(abandoned)  # The cycle can only be freed by the garbage collector.
         gc.collect(0)
         gc.set_threshold(objects_made, 1, 1)
         del reading, abandoned

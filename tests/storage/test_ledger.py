@@ -1,4 +1,5 @@
-"""The ledger's answers against plain lists: over the log, over segments, over both with the same records."""
+"""StoredRecordIndex compared with plain lists: over the log, over segments, and over both with the same
+records."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class Row:
 
 
 class Library:
-    """A LogWorld, its ledger, and what the ledger must say."""
+    """A LogWorld, its StoredRecordIndex, and the expected rows."""
 
     def __init__(self, root: Path) -> None:
         self.world = LogWorld(str(root))
@@ -50,7 +51,7 @@ class Library:
         return self.ledger.for_topic(self.located())
 
     def write(self, rng: random.Random, frames: int) -> None:
-        """Frames of several shapes, with frames of another topic between them."""
+        """Write frames of several shapes, with frames of another topic between them."""
         for _ in range(frames):
             if rng.random() < 0.3:
                 self.world.write_other(b"o" * rng.randrange(2_000))
@@ -81,7 +82,7 @@ class Library:
         self.world.publish()
 
     def check(self, rng: random.Random) -> None:
-        """Ask everything, in a random place."""
+        """Make every query at a random position."""
         asked, rows = self.of(), self.rows
         first = rng.randrange(1, len(rows) + 1)
         last = rng.randrange(first, len(rows) + 2)
@@ -114,8 +115,8 @@ class Library:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_answers_agree_with_plain_lists_wherever_records_lie(tmp_path, seed):
-    """DL-16, X-6: in the log alone, in segments, in both at once, and as more is written."""
+def test_queries_agree_with_plain_lists_wherever_records_are_stored(tmp_path, seed):
+    """Records are in the log, in segments, or in both at once, while more records are written."""
     rng = random.Random(seed)
     library = Library(tmp_path)
     for _ in range(6):
@@ -133,8 +134,8 @@ def test_answers_agree_with_plain_lists_wherever_records_lie(tmp_path, seed):
     library.ledger.close()
 
 
-def test_a_frame_is_read_once_however_often_is_asked(tmp_path):
-    """The tail extends: what was read is not scanned again."""
+def test_a_frame_is_read_once_for_many_queries(tmp_path):
+    """The index extends at its end and does not scan a frame again."""
     library = Library(tmp_path)
     library.write(random.Random(1), 50)
     disk, read = library.world.disk, []
@@ -155,8 +156,8 @@ def test_a_frame_is_read_once_however_often_is_asked(tmp_path):
     assert sum(read) <= 2 * library.world.file.stop, "once more for tags, when they are first asked for"
 
 
-def test_only_what_a_question_needs_is_read(tmp_path):
-    """A look at the front of a long log does not read all of it."""
+def test_a_query_reads_only_the_bytes_that_it_needs(tmp_path):
+    """A query at the front of a long log does not read the whole log."""
     library = Library(tmp_path)
     for _ in range(35):
         library.world.write([b"x" * 100_000])
@@ -169,8 +170,8 @@ def test_only_what_a_question_needs_is_read(tmp_path):
     assert library.of().seek_time(TS_US + 5) == 6
 
 
-def test_records_in_memory_follow_those_in_files(tmp_path):
-    """What a group is about to write is known before it is in a file."""
+def test_staged_records_follow_the_records_in_files(tmp_path):
+    """The index includes the records of a commit batch before they are in a file."""
     library = Library(tmp_path)
     library.world.append([b"1", b"22"])
     staged = RecordFacts(
@@ -186,7 +187,7 @@ def test_records_in_memory_follow_those_in_files(tmp_path):
     assert library.of().totals(1, 9) == (4, 10), "and not twice afterwards"
 
 
-def test_what_lies_below_the_front_is_forgotten(tmp_path):
+def test_records_below_earliest_seq_are_dropped_from_memory(tmp_path):
     library = Library(tmp_path)
     for _ in range(10):
         library.world.append([b"x"] * 10)
@@ -196,8 +197,8 @@ def test_what_lies_below_the_front_is_forgotten(tmp_path):
     assert len(library.ledger._tails[5, 1]) == 10
 
 
-def test_tags_of_what_was_forgotten_are_forgotten_too(tmp_path, monkeypatch):
-    """RF-108: each record with a tag of its own, and the front moves on: what is held stays as it was."""
+def test_tags_of_dropped_records_are_dropped_too(tmp_path, monkeypatch):
+    """Each record has its own tag and earliest_seq advances: the memory stays bounded (RF-108)."""
     monkeypatch.setattr(tails, "_ROOM_MIN", 16)
     library = Library(tmp_path)
     last = 0
@@ -220,7 +221,7 @@ def test_tags_of_what_was_forgotten_are_forgotten_too(tmp_path, monkeypatch):
     assert tail.memory_cost < 5 + 8 * 21
 
 
-def test_room_that_is_not_used_any_more_is_given_back():
+def test_a_growable_array_frees_unused_memory():
     held = tails.GrowableArray(np.int64)
     held.append(np.arange(100_000))
     held.drop(99_990)
@@ -230,8 +231,8 @@ def test_room_that_is_not_used_any_more_is_given_back():
     assert held.values.tolist() == [*range(99_990, 100_000), *range(5)]
 
 
-def test_what_is_remembered_is_bounded(tmp_path, monkeypatch):
-    """The topic that nobody asked about for longest is read again when somebody does."""
+def test_the_index_in_memory_is_bounded(tmp_path, monkeypatch):
+    """The least recently queried topic is dropped, and read again at its next query."""
     monkeypatch.setattr(ledgers, "TAIL_RECORDS_MAX", 25)
     library = Library(tmp_path)
     for topic_id in (5, 15, 25):
@@ -244,8 +245,8 @@ def test_what_is_remembered_is_bounded(tmp_path, monkeypatch):
     assert library.of().totals(1, 99) == (10, 10)
 
 
-def test_a_new_incarnation_is_read_anew(tmp_path):
-    """A power loss may have taken back what was read before it."""
+def test_the_log_of_a_new_incarnation_is_read_again(tmp_path):
+    """A power loss may have removed records that were read earlier."""
     library = Library(tmp_path)
     library.world.append([b"lost", b"lost"])
     assert library.of().totals(1, 9) == (2, 8)
@@ -256,7 +257,7 @@ def test_a_new_incarnation_is_read_anew(tmp_path):
     assert library.of().totals(1, 9) == (1, 3)
 
 
-def test_damage_and_absence_have_names(tmp_path):
+def test_damage_and_a_missing_file_raise_typed_errors(tmp_path):
     library = Library(tmp_path)
     library.world.append([b"precious"])
     located = library.located()
@@ -272,7 +273,7 @@ def test_damage_and_absence_have_names(tmp_path):
         library.of().totals(1, 9)
 
 
-def test_a_bitmap_of_numbers_is_the_set_of_them():
+def test_a_bitmap_of_seqs_contains_exactly_the_seqs():
     seqs = np.array([1, 5, 1 << 62], dtype=np.uint64)
     assert seqs_of(bitmap_of(seqs)).tolist() == seqs.tolist()
     assert not bitmap_of(seqs[:0])

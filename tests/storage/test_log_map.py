@@ -1,4 +1,4 @@
-"""LogMap: what readers of one process tell each other of where topics lie in the log."""
+"""LogMap: the readers of one process share where topics are in the log."""
 
 import pytest
 
@@ -18,7 +18,7 @@ FILE = LogFileKey("shard-00/wal/1.wal", 7)
 
 
 def log_of(topics, size=100):
-    """Frames of these topics, one behind the other, and where each begins."""
+    """Return frames of these topics in order, and the start offset of each."""
     made = [frame(encode_records([b"x" * size]), topic_id=topic) for topic in topics]
     starts = [sum(map(len, made[:n])) for n in range(len(made) + 1)]
     return b"".join(map(bytes, made)), starts
@@ -31,31 +31,32 @@ def learned(topics, size=100, log_map=None, file=FILE, origin=4096):
     return log_map, [origin + start for start in starts]
 
 
-def test_a_reader_goes_straight_to_its_topics_next_frame():
+def test_find_returns_the_topics_next_frame():
     log_map, at = learned([1, 2, 3, 1, 2, 9, 1])
     assert log_map.find(FILE, 9, at[0], MIB) == LogMapRange(at[5], at[6] - at[5], is_known=True)
     assert log_map.find(FILE, 2, at[2], MIB) == LogMapRange(at[4], at[5] - at[4], is_known=True)
 
 
-def test_frames_that_lie_close_are_one_stretch_and_as_large_as_is_asked_for():
+def test_close_frames_are_one_range_of_at_most_the_requested_size():
     log_map, at = learned([1, 2, 1, 2, 1])
     assert log_map.find(FILE, 1, at[0], MIB) == LogMapRange(at[0], at[5] - at[0], is_known=True)
     assert log_map.find(FILE, 1, at[0], at[3] - at[0]) == LogMapRange(at[0], at[3] - at[0], is_known=True)
-    assert log_map.find(FILE, 1, at[0], 8) == LogMapRange(at[0], at[1] - at[0], is_known=True)  # one at least
+    # at least one frame
+    assert log_map.find(FILE, 1, at[0], 8) == LogMapRange(at[0], at[1] - at[0], is_known=True)
 
 
-def test_what_lies_far_apart_is_two_stretches():
+def test_distant_frames_are_two_ranges():
     log_map, at = learned([1, 2, 1], size=GAP_BYTES_MAX)
     assert log_map.find(FILE, 1, at[0], MIB) == LogMapRange(at[0], at[1] - at[0], is_known=True)
 
 
-def test_a_topic_without_a_frame_is_sent_behind_what_is_known():
+def test_find_of_a_topic_without_frames_returns_the_end_of_the_known_range():
     log_map, at = learned([1, 2, 3])
     found = log_map.find(FILE, 4, at[1], MIB)
     assert (found.offset, found.is_known) == (at[3], False)
 
 
-def test_nothing_is_known_of_other_lives_of_a_file_or_before_and_behind_what_was_seen():
+def test_nothing_is_known_of_another_salt_or_outside_of_the_scanned_range():
     log_map, at = learned([1, 2, 3])
     assert not log_map.find(FILE._replace(salt=8), 1, at[0], MIB).is_known
     assert log_map.find(FILE, 2, 64, MIB) == LogMapRange(64, at[0] - 64, is_known=False)
@@ -63,7 +64,7 @@ def test_nothing_is_known_of_other_lives_of_a_file_or_before_and_behind_what_was
     assert not log_map.find(FILE, 2, at[3], MIB).is_known
 
 
-def test_pieces_that_adjoin_become_one_whatever_their_order():
+def test_adjacent_scans_are_merged_in_any_order():
     data, starts = log_of([n % 10 for n in range(1_000)])
     log_map, step = LogMap(), 7
     pieces = list(range(0, 1_000, step))
@@ -80,7 +81,7 @@ def test_pieces_that_adjoin_become_one_whatever_their_order():
     assert one.bytes < 1_000 * 24 + 20 * SECTION_BYTES, "not a piece for each time it was told"
 
 
-def test_what_overlaps_is_taken_once():
+def test_overlapping_scans_are_stored_once():
     data, starts = log_of([1, 2, 3, 4, 5])
     log_map = LogMap()
     log_map.add_scan(FILE, data, scan(data, starts[2], starts[4]), starts[2], 0)
@@ -94,7 +95,7 @@ def test_what_overlaps_is_taken_once():
     assert log_map.find(FILE, 5, 0, 8) == LogMapRange(starts[4], 1 << 62, is_known=False)
 
 
-def test_memory_is_bounded_and_what_was_asked_least_goes_first():
+def test_memory_is_bounded_and_the_least_used_file_is_evicted_first():
     bytes_max = 40 * 24 + 3 * SECTION_BYTES
     log_map = LogMap(bytes_max)
     files = [LogFileKey(f"{n}.wal", n) for n in range(10)]
@@ -108,10 +109,10 @@ def test_memory_is_bounded_and_what_was_asked_least_goes_first():
     assert len(known) < 10
 
 
-def test_of_one_file_that_is_too_much_the_front_goes():
+def test_the_first_range_of_a_file_beyond_the_bound_is_evicted():
     log_map = LogMap(30 * 24 + 2 * SECTION_BYTES)
     data, starts = log_of([1] * 100)
-    for first in (0, 40, 80):  # with holes between: pieces that stay apart
+    for first in (0, 40, 80):  # with gaps, so that the ranges are not merged
         log_map.add_scan(FILE, data, scan(data, starts[first], starts[first + 10]), starts[first], 0)
     assert not log_map.find(FILE, 1, starts[0], 8).is_known
     assert log_map.find(FILE, 1, starts[80], 8).is_known
@@ -130,14 +131,14 @@ def test_copies_of_a_router_are_found_by_their_topics():
         assert found == LogMapRange(len(before), len(data), is_known=True)
     assert log_map.find(FILE, 2, len(before), MIB).offset == len(before) + len(data)
     broken = bytearray(data)
-    broken[frames.layout.HEADER_BYTES] = 0  # It says that it holds no copies.
+    broken[frames.layout.HEADER_BYTES] = 0  # The frame now declares zero copies.
     spoilt = LogMap()
     spoilt.add_scan(FILE, before + broken + after, scan(before + broken + after), 0, 0)
     assert not spoilt.find(FILE, 30, 0, MIB).is_known
 
 
 class CountingDisk(RealDisk):
-    """A disk that says how much was read."""
+    """A disk that counts the bytes read."""
 
     def __init__(self):
         super().__init__()
@@ -149,7 +150,7 @@ class CountingDisk(RealDisk):
 
 
 class Log:
-    """One log file with `topics` topics in turn, `rounds` frames of each."""
+    """One log file with `rounds` rounds of one frame for each of `topics` topics."""
 
     def __init__(self, root, topics, rounds, size=2_000):
         self.disk, self.root, self.log_map = CountingDisk(), str(root), LogMap()
@@ -181,7 +182,7 @@ class Log:
             found += run.batch.words[:, frames.layout.W_BASE_SEQ].tolist()
 
 
-def test_a_thousand_readers_of_one_log_look_through_it_once(tmp_path):
+def test_many_readers_of_one_log_scan_it_once(tmp_path):
     log = Log(tmp_path, topics=400, rounds=4)
     size = log.file.stop
     for topic in range(1, 401):
@@ -193,12 +194,12 @@ def test_a_thousand_readers_of_one_log_look_through_it_once(tmp_path):
     alone = log.disk.bytes_read
     log.file.close()
     assert alone > 3 * size
-    # Each begins with a window of its own, and reads its four frames.
+    # Each reader starts with one window and reads its four frames.
     assert shared < 2 * size + 400 * (2 * 64 * KIB + 5 * 4 * KIB)
 
 
-def test_what_others_saw_further_on_is_not_read_before_it_is_published(tmp_path):
-    """S-9: another reader's later mark is nothing to go by."""
+def test_a_range_that_others_scanned_is_not_read_before_it_is_published(tmp_path):
+    """A reader never uses the later mark of another reader."""
     log = Log(tmp_path, topics=200, rounds=3)
     assert log.read(200, log_map=log.log_map)[0] == [1, 2, 3]
     early = LogHighWatermark(log.file.file_id, log.starts[400])
@@ -207,7 +208,7 @@ def test_what_others_saw_further_on_is_not_read_before_it_is_published(tmp_path)
     log.file.close()
 
 
-def test_a_frame_whose_topic_rotted_is_missed_also_where_the_map_leads_past_it(tmp_path):
+def test_a_frame_with_a_damaged_topic_id_is_detected_through_the_map(tmp_path):
     log = Log(tmp_path, topics=200, rounds=3)
     log.file.damage(log.starts[200 + 99] + 8, flip=1 << 6)  # The second frame of topic 100.
     assert log.read(1, log_map=log.log_map)[0] == [1, 2, 3]
@@ -223,21 +224,21 @@ def test_a_frame_whose_topic_rotted_is_missed_also_where_the_map_leads_past_it(t
     log.file.close()
 
 
-def test_damage_found_where_the_map_leads_is_named(tmp_path):
+def test_damage_at_a_mapped_position_is_reported(tmp_path):
     log = Log(tmp_path, topics=200, rounds=3)
     assert log.read(1, log_map=log.log_map)[0] == [1, 2, 3]
     bad = log.starts[200 + 99]
     log.file.damage(bad + 100)
     reader = log.reader(100, log_map=log.log_map)
     assert reader.next_run(3).last_seq == 1
-    with pytest.raises(CorruptData, match="body does not verify") as e:
+    with pytest.raises(CorruptData, match="body does not match its checksum") as e:
         reader.next_run(3)
     assert (e.value.detail["offset"], e.value.detail["seq"]) == (bad, 2)
     reader.close()
     log.file.close()
 
 
-def test_a_control_frame_is_nobodys_next_frame():
+def test_find_never_returns_a_control_frame():
     control = sealed_frame({}, topic_id=5, base_seq=0, kind=2, control=b"\xc0")
     log_map = LogMap()
     log_map.add_scan(FILE, control, scan(control), 0, 0)

@@ -1,4 +1,4 @@
-"""The register of a log: its bytes as docs/reference/format.md has them, and what damage leaves of it."""
+"""The log register: its bytes match docs/reference/format.md, and a damaged register is detected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GOLDEN = (
 ).ljust(4088, b"\0")  # fmt: skip
 
 
-def test_an_entry_is_what_the_format_page_says():
+def test_an_entry_has_the_bytes_of_the_format_page():
     body = GOLDEN + struct.pack("<Q", xxhash.xxh3_64_intdigest(GOLDEN))
     assert ENTRY.encode() == body
     assert encode_register(ENTRY) == bytes(4096) + body, "an odd number lies behind an even one"
@@ -55,7 +55,7 @@ def noted(times: int) -> SimulatedDisk:
     return disk
 
 
-def test_the_newest_file_under_every_number_of_shards_is_kept():
+def test_the_newest_file_of_every_shard_count_is_kept():
     found = read_register(noted(8), "/data", 0)
     assert found is not None
     assert found.number == 8
@@ -64,7 +64,7 @@ def test_the_newest_file_under_every_number_of_shards_is_kept():
     again.record_newest_file(ENGINE, 1, 2 << 24, 1 << 20, (9, 9))
 
 
-def test_a_flipped_bit_anywhere_leaves_the_other_entry_or_is_refused_and_both_readers_agree():
+def test_a_flipped_bit_leaves_the_other_entry_and_both_readers_agree():
     disk = noted(4)
     data = disk.contents()["/data/meta/log-00"]
     sound = decode_register(data, "")
@@ -78,16 +78,16 @@ def test_a_flipped_bit_anywhere_leaves_the_other_entry_or_is_refused_and_both_re
 
 
 @pytest.mark.parametrize("data", [b"", bytes(8192), b"\xff" * 8192, ENTRY.encode(), ENTRY.encode() * 3])
-def test_what_holds_no_entry_is_refused(data):
+def test_bytes_without_a_valid_entry_are_refused(data):
     with pytest.raises(CorruptData):
         decode_register(data, "meta/log-03")
     assert verify_register("meta/log-03", data).is_damaged
 
 
-def test_a_register_of_another_stream_or_version_is_refused():
+def test_a_register_of_another_shard_or_version_is_refused():
     disk = noted(1)
     disk.rename("/data/meta/log-00", "/data/meta/log-01")
-    with pytest.raises(CorruptData, match="another stream"):
+    with pytest.raises(CorruptData, match="must belong to shard 1, got shard 0"):
         read_register(disk, "/data", 1)
     body = bytearray(ENTRY.encode()[:-8])
     body[8] = 2
@@ -97,7 +97,7 @@ def test_a_register_of_another_stream_or_version_is_refused():
     assert verify_register("meta/log-03", newer).is_damaged
 
 
-def test_ids_beyond_what_a_lost_file_may_have_held():
+def test_ids_upper_bound_exceeds_the_ids_of_a_lost_file():
     ids, epochs = ids_upper_bound((100, 7), 88_000, 4)
     assert (ids, epochs) == (100 + 16 * 1001, 7 + 1001)
 
@@ -110,8 +110,9 @@ class CountingDisk(SimulatedDisk):
         return super().open_marks(path)
 
 
-def test_a_register_opens_its_file_once_and_a_predecessor_does_not_reach_its_successors():
-    """No descriptor is needed to begin the next log file, and a process that was replaced writes nowhere."""
+def test_a_register_opens_its_file_once_and_cannot_write_its_successors_file():
+    """The next log file needs no new descriptor, and a replaced process does not write the current register.
+    """
     disk = CountingDisk("/data")
     before, after = LogRegister(disk, "/data", 0), LogRegister(disk, "/data", 0)
     before.record_newest_file(ENGINE, 1, 1 << 24, 1 << 20, (0, 0))

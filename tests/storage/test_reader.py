@@ -17,7 +17,7 @@ from ringlog.testing.log_file import LogFile, sealed_frame
 
 
 class World:
-    """A data directory with WAL files, and the mark a shard would publish."""
+    """A data directory with WAL files, and the published mark of a shard."""
 
     def __init__(self, root, **options):
         self.disk = RealDisk()
@@ -58,7 +58,7 @@ def world(request, tmp_path):
 
 
 def spans(reader, head=1000, **more):
-    """(base, last) of every frame until a pause, and the pause."""
+    """Return (first seq, last seq) of every frame until a pause, and the pause."""
     found = []
     while isinstance(run := reader.next_run(head, **more), FrameRun):
         for words in run.batch.words.tolist():
@@ -69,7 +69,7 @@ def spans(reader, head=1000, **more):
     return found, run
 
 
-def test_a_topics_frames_come_in_order_from_between_the_others(world):
+def test_frames_of_a_topic_are_read_in_order_among_other_topics(world):
     file = world.file()
     for seq in range(1, 10, 3):
         file.append(5, seq, [b"a", b"b", b"c"])
@@ -78,7 +78,7 @@ def test_a_topics_frames_come_in_order_from_between_the_others(world):
     assert spans(world.reader([file.extent()])) == ([(1, 3), (4, 6), (7, 9)], Pause.AT_MARK)
 
 
-def test_reading_starts_with_the_frame_that_holds_the_next_record(world):
+def test_reading_starts_with_the_frame_that_contains_the_next_record(world):
     file = world.file()
     for seq in range(1, 10, 3):
         file.append(5, seq, [b"a", b"b", b"c"])
@@ -89,7 +89,7 @@ def test_reading_starts_with_the_frame_that_holds_the_next_record(world):
 
 
 def test_nothing_above_the_mark_is_delivered(world):
-    """S-9."""
+    """Frames above the published mark become readable when the mark advances."""
     file = world.file()
     file.append(5, 1, [b"a"])
     world.publish(file)
@@ -100,8 +100,8 @@ def test_nothing_above_the_mark_is_delivered(world):
     assert spans(reader) == ([(2, 2)], Pause.AT_MARK)
 
 
-def test_nothing_above_the_head_is_delivered_and_it_comes_later(world):
-    """S-7: a write becomes visible as a whole, when the head covers it."""
+def test_a_frame_above_the_head_is_delivered_when_the_head_covers_it(world):
+    """A frame becomes visible as a whole, when the head covers all its records."""
     file = world.file()
     file.append(5, 1, [b"a"])
     file.append(5, 2, [b"b", b"c"])
@@ -112,7 +112,7 @@ def test_nothing_above_the_head_is_delivered_and_it_comes_later(world):
 
 
 def test_a_frame_copied_forward_is_delivered_once(world):
-    """RD-2: the successor writes doubtful frames again into its own file."""
+    """A successor writes uncertain frames again into its own file."""
     old = world.file(salt=1)
     for seq in range(1, 7):
         old.append(5, seq, [b"%d" % seq])
@@ -124,7 +124,7 @@ def test_a_frame_copied_forward_is_delivered_once(world):
     assert (found, pause) == ([(n, n) for n in range(1, 9)], Pause.AT_MARK)
 
 
-def test_an_open_end_in_a_file_the_shard_has_left_is_located_anew(world):
+def test_the_open_end_of_a_closed_file_needs_a_new_location(world):
     old, new = world.file(), world.file(n=1)
     old.append(5, 1, [b"a"])
     world.publish(old)
@@ -139,7 +139,8 @@ def test_an_open_end_in_a_file_the_shard_has_left_is_located_anew(world):
 
 
 def test_a_closed_extent_is_still_bounded_by_a_mark_inside_it(world):
-    """The shard rolled on while the last group of the old file awaits its sync."""
+    """The shard already writes the next file while the last commit batch of the old file waits for its sync.
+    """
     old, new = world.file(), world.file(n=1)
     old.append(5, 1, [b"a"])
     world.publish(old)
@@ -150,8 +151,8 @@ def test_a_closed_extent_is_still_bounded_by_a_mark_inside_it(world):
     assert spans(reader) == ([(2, 2)], Pause.AT_MARK)
 
 
-def test_a_file_that_is_gone_is_located_anew(world):
-    """DR-17: dropped under the reader."""
+def test_a_deleted_file_needs_a_new_location(world):
+    """The file is removed while the reader uses it."""
     file = world.file()
     file.append(5, 1, [b"a"])
     world.publish(file)
@@ -160,8 +161,8 @@ def test_a_file_that_is_gone_is_located_anew(world):
     assert spans(world.reader([extent])) == ([], Pause.MOVED)
 
 
-def test_another_life_of_the_topic_is_passed_over(world):
-    """E-6."""
+def test_frames_of_another_epoch_are_skipped(world):
+    """A topic that was deleted and created again has another epoch."""
     file = world.file()
     file.append(5, 1, [b"old", b"old"], epoch=1)
     file.append(5, 1, [b"new"], epoch=2)
@@ -178,8 +179,8 @@ def test_control_frames_are_checked_but_not_delivered(world):
 
 
 @pytest.mark.parametrize("where", ["payload", "base_seq", "seal", "body_xxh3", "length"])
-def test_damage_is_named_after_what_lies_before_it_was_delivered(world, where):
-    """DR-16, RD-21: the error names topic, seq, file and offset, and is repeated."""
+def test_damage_is_reported_after_the_records_before_it(world, where):
+    """The error contains topic, seq, file and offset. A second read raises it again."""
     file = world.file()
     file.append(5, 1, [b"good"])
     bad = file.append(5, 2, [b"bad"])
@@ -201,18 +202,18 @@ def test_damage_is_named_after_what_lies_before_it_was_delivered(world, where):
 
 
 def test_a_frame_under_another_files_salt_does_not_verify(world):
-    """RD-21: right bytes in the wrong place are wrong."""
+    """Correct bytes in the wrong file are refused."""
     file = world.file(salt=7)
     file.write(sealed_frame({0: [b"x"]}, topic_id=5, base_seq=1, salt=8))
     world.publish(file)
     reader = world.reader([file.extent()])
-    with pytest.raises(CorruptData, match="header does not verify"):
+    with pytest.raises(CorruptData, match="header does not match its seal"):
         reader.next_run(1000)
     reader.close()
 
 
-def test_a_frame_whose_topic_id_rotted_is_missed(world):
-    """Nobody else would notice: the frame seems to be another topic's."""
+def test_a_frame_with_a_damaged_topic_id_is_reported_as_missing(world):
+    """Without this check the loss stays unnoticed, because the frame appears to belong to another topic."""
     file = world.file()
     file.append(5, 1, [b"a"])
     bad = file.append(5, 2, [b"b"])
@@ -229,7 +230,7 @@ def test_a_frame_whose_topic_id_rotted_is_missed(world):
 
 
 def test_removed_and_lost_positions_are_no_damage(world):
-    """S-17."""
+    """Gaps below earliest_seq and in the list of lost ranges are expected."""
     file = world.file()
     file.append(5, 4, [b"d", b"e"])
     file.append(5, 300, [b"x"])
@@ -254,7 +255,7 @@ def test_a_file_shorter_than_its_mark_is_damage(world):
     file.append(5, 1, [b"a"])
     world.mark = LogHighWatermark(file.file_id, 1 << 20)
     reader = world.reader([file.extent(start=8192)])
-    with pytest.raises(CorruptData, match="the file ends"):
+    with pytest.raises(CorruptData, match="file ends"):
         reader.next_run(1000)
     reader.close()
 
@@ -267,7 +268,7 @@ def test_a_frame_larger_than_the_window_is_read_whole(world):
     assert spans(world.reader([file.extent()]), bytes_max=4096)[0] == [(1, 1), (2, 2)]
 
 
-def test_a_long_stretch_of_other_topics_gives_the_caller_a_turn(world):
+def test_a_long_range_of_other_topics_returns_unfinished(world):
     file = world.file()
     for seq in range(1, 3000):
         file.append(6, seq, [b"x" * 200])
@@ -282,8 +283,8 @@ def test_a_long_stretch_of_other_topics_gives_the_caller_a_turn(world):
     reader.close()
 
 
-def test_volatile_files_lie_in_shared_memory_and_follow_their_own_mark(tmp_path):
-    """Extent.path begins with "@"."""
+def test_volatile_files_are_in_shared_memory_and_have_their_own_mark(tmp_path):
+    """The path of such an extent begins with "@"."""
     disk = RealDisk()
     (tmp_path / "shm").mkdir()
     file = LogFile(disk, str(tmp_path / "shm"), prefix="@")
@@ -322,11 +323,14 @@ _WRITES = st.lists(
     _WRITES, st.integers(0, 40), st.sampled_from([4096, 512, 1 << 20]), st.sampled_from([0, 600, 1 << 20]),
     st.integers(0, 1 << 30),
 )  # fmt: skip
-def test_what_is_read_equals_a_list_whatever_the_files_and_windows(
+def test_reads_equal_a_list_for_any_files_and_windows(
     tmp_path_factory, writes, cursor, window, map_bytes, seed
 ):
-    """INV: every record after the cursor, once, in order; rolls, copies and restarts included, and whatever
-    others of the process have seen of the log."""
+    """Every record after the cursor is read once and in order.
+
+    The history includes new files, copied frames and restarts. Other readers of the process may have scanned
+    any part of the log.
+    """
     rng = random.Random(seed)
     log_map = LogMap(map_bytes) if map_bytes else None
     world = World(tmp_path_factory.mktemp("w"), is_mapped=bool(seed & 1), log_map=log_map)

@@ -1,4 +1,4 @@
-"""One topic in the log, in segments, in both, hot or cold: every place gives the same answer."""
+"""One topic in the log, in segments or in both, hot or cold: every place gives the same records."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def fill(world, *counts):
 
 
 def pages(world, after=0, *, limit=1000, is_mapped=False):
-    """(seq, payload, stamp) of everything behind `after`, page by page."""
+    """Return (seq, payload, stamp) of all records after `after`, page by page."""
     source = LocalSource(world, "t", is_mapped=is_mapped)
     found, cursor = [], Cursor(0, after)
     try:
@@ -61,7 +61,7 @@ def pages(world, after=0, *, limit=1000, is_mapped=False):
 
 
 def tailed(world, after=0):
-    """The same by the tailer's batches, from NumPy and from Arrow."""
+    """Return the same by the tailer's batches, from NumPy and from Arrow."""
     source = LocalSource(world, "t", is_mapped=True)
     found, cursor = [], Cursor(0, after)
     try:
@@ -86,7 +86,7 @@ def tailed(world, after=0):
 
 
 def sent(world, after=0, *, limit=50, max_bytes=1 << 20):
-    """The same by what a gateway sends: frames, and the numbers in them that are hidden."""
+    """Return the same from what a gateway sends: frames, and the seqs in them to omit."""
     found, cold, data = [], None, None
     shelf = SegmentCache(world.disk, world.data_dir)
     for _ in range(10_000):
@@ -129,13 +129,13 @@ def _now_us():
     return time.time_ns() // 1000
 
 
-# -- where records lie -----------------------------------------------------------------------------------
+# -- storage places ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd", "lz4"])
 @pytest.mark.parametrize("way", [pages, tailed, sent])
-def test_log_segment_and_both_give_the_same_answer(world, way, compression):
-    """DR-15, R-10: numbers, payloads and commit stamps."""
+def test_log_and_segments_give_the_same_records(world, way, compression):
+    """The test compares seqs, payloads and commit stamps."""
     fill(world, 3, 1, 40, 200, 7)
     expected = way(world)
     assert [record[0] for record in expected] == list(range(1, 252))
@@ -150,8 +150,8 @@ def test_log_segment_and_both_give_the_same_answer(world, way, compression):
     assert [record[0] for record in way(world)] == list(range(1, 259))
 
 
-def test_reading_begins_at_the_frame_that_holds_the_next_record(world):
-    """SG-8: with the index nothing before it is read."""
+def test_reading_starts_at_the_frame_that_contains_the_next_record(world):
+    """With the index, the reader reads no earlier frame."""
     for _ in range(4):
         fill(world, 4000)
     world.seal()
@@ -168,8 +168,8 @@ def test_reading_begins_at_the_frame_that_holds_the_next_record(world):
     assert [record[0] for record in pages(world, 12_345)] == list(range(12_346, 16_001))
 
 
-def test_one_source_jumps_to_and_fro(world):
-    """Forward by the index, backward by asking again; over the ends of segments too."""
+def test_one_source_seeks_forward_and_backward(world):
+    """It seeks forward by the index and backward by a new location, also across segments."""
     for _ in range(3):
         for _ in range(8):
             fill(world, 4000)
@@ -182,7 +182,7 @@ def test_one_source_jumps_to_and_fro(world):
     source.close()
 
 
-def test_a_damaged_index_costs_time_and_nothing_else(world):
+def test_a_damaged_index_only_makes_reads_slower(world):
     fill(world, 500)
     world.seal()
     path = world.sealed[0].path.replace(".data", ".idx")
@@ -192,7 +192,7 @@ def test_a_damaged_index_costs_time_and_nothing_else(world):
     assert [record[0] for record in pages(world, 400)] == list(range(401, 501))
 
 
-def test_a_segment_needs_no_mark(world):
+def test_a_segment_needs_no_published_mark(world):
     fill(world, 10)
     world.seal()
     reader = TopicReader(
@@ -205,8 +205,8 @@ def test_a_segment_needs_no_mark(world):
 
 
 @pytest.mark.parametrize("is_mapped", [False, True])
-def test_a_segment_replaced_under_a_reader_is_found_again(world, is_mapped):
-    """DR-17: before or after, never an error, never twice."""
+def test_a_segment_replaced_during_a_read_is_located_again(world, is_mapped):
+    """The reader raises no error and returns no record twice, before and after the replacement."""
     for _ in range(5):
         fill(world, 100)
     world.seal()
@@ -228,8 +228,8 @@ def test_a_segment_replaced_under_a_reader_is_found_again(world, is_mapped):
 
 
 @pytest.mark.parametrize("way", [pages, tailed, sent])
-def test_damage_in_a_segment_names_the_records_and_what_lies_before_comes_first(world, way):
-    """DR-16: topic, first_seq, last_seq, file."""
+def test_damage_in_a_segment_is_reported_after_the_records_before_it(world, way):
+    """The error contains topic, first_seq, last_seq and file."""
     for _ in range(4):
         fill(world, 4000)
     world.seal()
@@ -253,7 +253,7 @@ def test_damage_in_a_segment_names_the_records_and_what_lies_before_comes_first(
     assert located.head_seq == 16_000
 
 
-def test_a_frame_of_another_topic_inside_a_segments_stretch_is_damage(world):
+def test_a_frame_of_another_topic_in_a_segments_range_is_damage(world):
     fill(world, 10)
     world.seal()
     world.topic_id = 6
@@ -261,13 +261,13 @@ def test_a_frame_of_another_topic_inside_a_segments_stretch_is_damage(world):
         pages(world)
 
 
-# -- what is hidden --------------------------------------------------------------------------------------
+# -- hidden records ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", [pages, tailed, sent])
 @pytest.mark.parametrize("seals", ["no", "before", "after", "rewritten"])
-def test_deleted_records_are_passed_over_silently_in_every_place(world, way, seals):
-    """DL-9, DL-10, DR-10, DR-13."""
+def test_deleted_records_are_skipped_wherever_they_are_stored(world, way, seals):
+    """Deleted records give no tombstone."""
     fill(world, 100, 300, 100)
     if seals not in {"no", "after"}:
         world.seal()
@@ -284,8 +284,8 @@ def test_deleted_records_are_passed_over_silently_in_every_place(world, way, sea
 
 
 @pytest.mark.parametrize("way", [pages, tailed, sent])
-def test_when_all_at_the_end_is_gone_the_reader_still_reaches_it(world, way):
-    """TB-17 case I, DR-6: left out of the segment, and nothing follows."""
+def test_a_reader_reaches_the_head_if_the_last_records_are_deleted(world, way):
+    """The segment omits the deleted records, and no record follows."""
     fill(world, 100, 200)
     world.remove(range(150, 301))
     world.seal()
@@ -295,8 +295,8 @@ def test_when_all_at_the_end_is_gone_the_reader_still_reaches_it(world, way):
     assert (page.caught_up, page.cursor.seq, page.tombstone) == (True, 300, None)
 
 
-def test_a_delete_is_seen_by_a_reader_that_has_read_ahead(world):
-    """DL-9: the frames are held already."""
+def test_a_delete_hides_records_that_a_reader_read_ahead(world):
+    """The reader already has the frames in memory."""
     fill(world, 1000)
     source = LocalSource(world, "t")
     first = world.run(read_page(source, "t", Cursor(0, 0), limit=10))
@@ -308,8 +308,8 @@ def test_a_delete_is_seen_by_a_reader_that_has_read_ahead(world):
 
 @pytest.mark.parametrize("way", [pages, tailed, sent])
 @pytest.mark.parametrize("compression", ["log", "none", "zstd"])
-def test_records_that_expired_by_themselves_are_passed_over(world, way, compression):
-    """X-5, R-14: whether or not anything removed them yet; one-record frames and large ones."""
+def test_expired_records_are_skipped(world, way, compression):
+    """Expired records are hidden before the shard removes them, in one-record frames and in large ones."""
     past, future = _now_us() - 1_000_000, _now_us() + 3_600_000_000
     times = [0, past, future, past, 0, past]
     for at in times:
@@ -324,8 +324,8 @@ def test_records_that_expired_by_themselves_are_passed_over(world, way, compress
 
 
 @pytest.mark.parametrize("way", [pages, tailed, sent])
-def test_records_older_than_the_topics_ttl_are_passed_over(world, way):
-    """X-4, X-5."""
+def test_records_older_than_the_topics_ttl_are_skipped(world, way):
+    """They are hidden before the shard removes them."""
     now = _now_us()
     for seconds in (100, 50, 20, 5):
         world.write([b"a", b"b"], ts=now - seconds * 1_000_000)
@@ -337,8 +337,8 @@ def test_records_older_than_the_topics_ttl_are_passed_over(world, way):
     assert [record[0] for record in way(world)] == [5, 6, 7, 8]
 
 
-def test_the_shard_is_asked_first_when_something_is_due_to_expire(world):
-    """X-10: so that tombstones are exact."""
+def test_a_reader_queries_the_shard_first_if_records_are_due_to_expire(world):
+    """The shard's answer makes tombstones exact."""
     fill(world, 10)
     source = LocalSource(world, "t")
     world.run(read_page(source, "t", Cursor(0, 0), limit=2))
@@ -352,12 +352,12 @@ def test_the_shard_is_asked_first_when_something_is_due_to_expire(world):
     assert [record.seq for record in page.records] == [6, 7]
 
 
-def test_a_topic_whose_records_expire_all_the_time_can_be_read(world):
-    """X-10: whatever comes due while the shard is asked is left to the next read."""
+def test_a_topic_with_constantly_expiring_records_can_be_read(world):
+    """Records that come due during the query are left to the next read."""
     fill(world, 10)
 
     class Hasty:
-        """Something is always due, a moment after the shard was asked."""
+        """A source in which a record is always due just after the shard answered."""
 
         def __getattr__(self, name):
             return getattr(world, name)
@@ -373,8 +373,8 @@ def test_a_topic_whose_records_expire_all_the_time_can_be_read(world):
     assert world.locates <= 2
 
 
-def test_a_lost_range_inside_a_sealed_frame_is_announced_between_its_records(world):
-    """TB-12: records before it, then the tombstone, then those after it."""
+def test_a_lost_range_inside_a_segments_frame_gives_a_tombstone(world):
+    """The reader returns the records before the range, then the tombstone, then the records after it."""
     fill(world, 20)
     world.lost = [21, 30]
     world.skip_to(31)
@@ -392,8 +392,9 @@ def test_a_lost_range_inside_a_sealed_frame_is_announced_between_its_records(wor
 
 @pytest.mark.parametrize("way", [pages, sent])
 @pytest.mark.parametrize("frame_records", [1, 7, 400])
-def test_hidden_records_cost_nothing_of_a_limit_and_none_is_lost_at_it(world, way, frame_records):
-    """DR-12, DR-13: many frames in one stretch, cut where enough is shown."""
+def test_hidden_records_do_not_count_towards_a_limit(world, way, frame_records):
+    """A range of many frames is cut where the limit of visible records is reached, and no record is skipped.
+    """
     for _ in range(2800 // frame_records):
         fill(world, frame_records)
     gone = {n for n in range(1, 2801) if n % 2 == 0 or 100 < n < 900}
@@ -410,8 +411,8 @@ def test_hidden_records_cost_nothing_of_a_limit_and_none_is_lost_at_it(world, wa
 
 @pytest.mark.parametrize("way", [pages, tailed, sent])
 @pytest.mark.parametrize("has_dir", [True, False])
-def test_cold_records_are_the_same_opened_or_asked_for(world, way, has_dir):
-    """DR-15, TI-12: a directory of this host is opened, anything else goes by the relocator."""
+def test_cold_records_are_the_same_from_a_directory_or_the_relocator(world, way, has_dir):
+    """The reader opens a directory on this host itself. The relocator reads any other store."""
     fill(world, 100, 4000, 4000)
     world.seal()
     expected = way(world)
@@ -423,8 +424,8 @@ def test_cold_records_are_the_same_opened_or_asked_for(world, way, has_dir):
 
 
 @pytest.mark.parametrize("way", [pages, tailed, sent])
-def test_cold_frames_of_which_nothing_is_left_are_passed_over(world, way):
-    """DR-13: fetched one by one, none of the first shows anything."""
+def test_cold_frames_without_visible_records_are_skipped(world, way):
+    """The frames are fetched one by one, and the first ones contain only hidden records."""
     for _ in range(5):
         fill(world, 4000)
     world.seal()
@@ -434,8 +435,8 @@ def test_cold_frames_of_which_nothing_is_left_are_passed_over(world, way):
 
 
 @pytest.mark.parametrize("has_dir", [True, False])
-def test_a_cold_store_that_is_gone_is_not_ready_and_never_a_loss(world, has_dir):
-    """TI-10."""
+def test_a_missing_cold_store_gives_not_ready_and_no_data_loss(world, has_dir):
+    """The records are readable again when the store returns."""
     fill(world, 100)
     world.seal()
     world.cold_dir = f"{world.data_dir}/cold" if has_dir else ""
@@ -451,8 +452,8 @@ def test_a_cold_store_that_is_gone_is_not_ready_and_never_a_loss(world, has_dir)
 # -- time ------------------------------------------------------------------------------------------------
 
 
-def test_a_start_by_time_is_exact_wherever_the_records_lie(world):
-    """Stamps differ inside a sealed frame."""
+def test_a_start_by_time_is_exact_wherever_the_records_are_stored(world):
+    """The records of one segment frame have different stamps."""
     for n in range(60):
         world.write([b"x", b"y"], ts=TS_US + 10 * n)
     world.publish()
@@ -465,7 +466,7 @@ def test_a_start_by_time_is_exact_wherever_the_records_lie(world):
         world.seal()
 
 
-# -- everything at once ----------------------------------------------------------------------------------
+# -- any history ------------------------------------------------------------------------------------------
 
 _RANGES = st.lists(st.tuples(st.integers(0, 999), st.integers(1, 90)), max_size=3)
 _STEPS = st.lists(
@@ -483,8 +484,9 @@ _STEPS = st.lists(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(_STEPS, st.integers(0, 300), st.sampled_from([1, 7, 1000]))
-def test_every_reading_path_agrees_with_a_list_whatever_happened(tmp_path_factory, steps, after, limit):
-    """DR-15, DR-17, DL-8, RC-9: log, segments, rewritten, cold; deletes before and after."""
+def test_every_read_path_agrees_with_a_list_after_any_history(tmp_path_factory, steps, after, limit):
+    """The history mixes log, segments, rewritten and cold segments, and deletes before and after each step.
+    """
     world = LogWorld(str(tmp_path_factory.mktemp("w")))
     world.cold_dir = f"{world.data_dir}/cold"
     model = {}

@@ -15,7 +15,7 @@ DATA = "/data"
 
 
 def table(rows):
-    """(ids, starts, bytes) of {id: row}."""
+    """Return (ids, starts, bytes) of {id: row}."""
     ids = np.array(sorted(rows), dtype=np.uint64)
     lengths = [len(rows[int(each)]) for each in ids]
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.uint64)
@@ -56,7 +56,7 @@ def overwrite(disk, path, data):
 
 @pytest.mark.parametrize("rows", [{}, {1: b"a"}, {3: b"three", 9: b"n" * 1000}])
 @pytest.mark.parametrize("facts", [b"", b"12345678", b"123"])
-def test_what_was_encoded_is_decoded(rows, facts):
+def test_a_snapshot_decodes_to_the_encoded_values(rows, facts):
     """SN-1."""
     wanted = make(rows=rows, facts=facts)
     found = snap.decode_snapshot(encoded(wanted), "f")
@@ -70,8 +70,8 @@ def test_unchanged_contents_give_the_same_bytes_apart_from_number_and_time():
     assert one[snap.HEADER_BYTES :] == other[snap.HEADER_BYTES :]
 
 
-def test_every_changed_byte_and_every_cut_is_noticed():
-    """SN-10: any bytes end in a snapshot or a refusal."""
+def test_every_changed_byte_and_every_truncation_is_detected():
+    """Any bytes give a snapshot or CorruptData."""
     good = encoded(make())
     for at in range(len(good)):
         bad = bytearray(good)
@@ -87,13 +87,13 @@ def test_every_changed_byte_and_every_cut_is_noticed():
 @pytest.mark.parametrize(
     ("ids", "starts"), [([5, 5], [0, 1, 2]), ([6, 5], [0, 1, 2]), ([5, 6], [0, 0, 2]), ([5, 6], [1, 1, 2])]
 )
-def test_a_table_that_verifies_and_makes_no_sense_is_refused(ids, starts):
+def test_an_inconsistent_table_with_valid_checksums_is_refused(ids, starts):
     bad = make()._replace(ids=np.array(ids, "<u8"), starts=np.array(starts, "<u8"), rows=b"ab")
-    with pytest.raises(CorruptData, match="makes no sense"):
+    with pytest.raises(CorruptData, match="ids or row starts are inconsistent"):
         snap.decode_snapshot(encoded(bad), "f")
 
 
-def test_names_say_shard_and_number_and_nothing_else_is_a_name():
+def test_snapshot_names_encode_shard_and_number():
     assert snap.snapshot_name(3, 12) == "snapshot-03.0000000000000012"
     assert snap.parse_snapshot_name("snapshot-03.0000000000000012") == (3, 12)
     for name in (
@@ -108,8 +108,8 @@ def test_names_say_shard_and_number_and_nothing_else_is_a_name():
 # -- files ------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_valid_one_comes_first_and_a_rotten_one_is_named(disk):
-    """SN-4."""
+def test_load_snapshots_returns_the_newest_first_and_reports_damaged_files(disk):
+    """A damaged snapshot is skipped, and the older ones stay usable."""
     for number in (1, 2, 3):
         snap.write_snapshot(disk, DATA, make(number, rows={number: b"r"}))
     overwrite(disk, f"{DATA}/meta/{snap.snapshot_name(0, 3)}", b"rotten")
@@ -130,8 +130,8 @@ def test_a_directory_without_snapshots_has_none(tmp_path):
     assert snap.load_snapshots(SimulatedDisk(DATA), DATA) == ([], [])
 
 
-def test_a_number_is_never_used_again_be_its_file_valid_or_not(disk):
-    """SN-9."""
+def test_a_snapshot_number_is_never_reused(disk):
+    """Numbers of temporary files count as used."""
     snap.write_snapshot(disk, DATA, make(4))
     assert snap.next_snapshot_number(disk, DATA, 0, 2) == 5
     fd = disk.create(f"{DATA}/meta/{snap.snapshot_name(0, 9)}.tmp")
@@ -140,7 +140,7 @@ def test_a_number_is_never_used_again_be_its_file_valid_or_not(disk):
     assert snap.next_snapshot_number(disk, DATA, 0, 2, 30) == 31
 
 
-def test_numbers_of_a_shard_follow_one_another_and_a_new_layout_begins_above_all(disk):
+def test_snapshot_numbers_increase_and_a_new_shard_count_starts_above_all(disk):
     snap.write_snapshot(disk, DATA, make(4, shard=0))
     snap.write_snapshot(disk, DATA, make(20, shard=1))
     assert snap.next_snapshot_number(disk, DATA, 0, 2) == 5
@@ -151,8 +151,8 @@ def test_numbers_of_a_shard_follow_one_another_and_a_new_layout_begins_above_all
     assert snap.next_snapshot_number(disk, DATA, 1, 2) == 22, "back to an earlier layout"
 
 
-def test_a_crash_at_any_call_leaves_the_old_one_or_the_new_one_whole(disk):
-    """ST-3, CKP-9: whatever ended, what was there is there, and the next try succeeds."""
+def test_a_crash_at_any_call_leaves_the_old_or_the_new_snapshot(disk):
+    """After every crash the old snapshot is still valid, and the next write succeeds."""
     for nth in range(1, 60):
         world = SimulatedDisk(DATA)
         world.make_dir(f"{DATA}/meta")
@@ -175,7 +175,7 @@ def test_a_crash_at_any_call_leaves_the_old_one_or_the_new_one_whole(disk):
 
 
 @pytest.mark.parametrize("op", ["open", "write", "full_sync", "rename"])
-def test_a_call_that_fails_leaves_nothing_under_the_name(disk, op):
+def test_a_failed_call_leaves_no_snapshot_under_the_name(disk, op):
     with pytest.raises(DiskError):
         snap.write_snapshot(FaultyDisk(disk, DiskFault(op, 1, "EIO")), DATA, make(2))
     assert snap.snapshot_numbers(disk, DATA) == []
@@ -185,7 +185,7 @@ def test_a_call_that_fails_leaves_nothing_under_the_name(disk, op):
 
 
 def merged(base, changes):
-    """merge_rows with a list of (id, row); b"" removes."""
+    """Return merge_rows for a list of (id, row). An empty row removes the id."""
     ids = np.array([each for each, _ in changes], dtype=np.uint64)
     lengths = np.array([len(row) for _, row in changes], dtype=np.uint64)
     result = snap.merge_rows(base, ids, lengths, b"".join(row for _, row in changes))
@@ -198,7 +198,7 @@ def test_rows_are_replaced_added_and_removed():
     assert found == {0: b"null", 1: b"one", 3: b"drei", 4: b"four", 5: b"five"}
 
 
-def test_of_several_rows_of_one_topic_the_last_counts():
+def test_the_last_of_several_rows_of_one_topic_wins():
     assert merged(make(rows={}), [(1, b"a"), (2, b"b"), (1, b"c"), (2, b"")]) == {1: b"c"}
 
 

@@ -1,4 +1,4 @@
-"""The log writer: order of disk calls, failed tries, syncs from two threads."""
+"""The log writer: order of disk calls, failed attempts, and syncs from two threads."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ def kinds(disk: RecordingDisk) -> list[str]:
     return [type(each).__name__ for each in disk.operations]
 
 
-def test_a_file_is_whole_and_named_before_its_header_its_header_before_the_register_that_before_any_group():
-    """WC-8, RF-68."""
+def test_a_new_file_is_allocated_then_gets_its_header_then_its_register_entry():
+    """The file is allocated, synced and named before its header is written. The header is durable before the
+    register names the file, and the register is durable before the first commit batch (RF-68)."""
     disk = RecordingDisk(SimulatedDisk(DIRECTORY))
     writer = writer_on(disk)
     prepared = writer.prepare(0)
@@ -55,13 +56,13 @@ def test_a_file_is_whole_and_named_before_its_header_its_header_before_the_regis
     assert (header.prev_file, header.prev_stop, header.prev_seal, header.flags) == (3, 4, 5, 3)
 
 
-def test_a_file_that_is_only_allocated_is_synced_as_well():
+def test_a_file_without_zero_fill_is_synced_too():
     disk = RecordingDisk(SimulatedDisk(DIRECTORY))
     writer_on(disk).prepare(0, fill=False)
     assert kinds(disk) == ["Create", "Allocate", "SyncFile", "SyncDir"]
 
 
-def test_sizes_follow_the_request_only_when_it_is_larger():
+def test_a_file_is_larger_than_configured_only_for_a_larger_request():
     writer = writer_on(SimulatedDisk(DIRECTORY))
     assert writer.prepare(0).capacity == 64 << 10
     assert writer.prepare(64 << 10).capacity == 64 << 10
@@ -70,8 +71,8 @@ def test_sizes_follow_the_request_only_when_it_is_larger():
 
 @pytest.mark.parametrize("op", ["open", "size", "write", "data_sync", "full_sync", "dir_sync"])
 @pytest.mark.parametrize("also", [None, "unlink"])
-def test_a_failed_try_stands_in_nobody_s_way(op, also):
-    """FX-19, RF-46: whether or not what it left could be removed."""
+def test_a_failed_prepare_does_not_block_the_next_one(op, also):
+    """The next attempt succeeds, whether or not the leftover file could be removed (RF-46)."""
     disk = FaultyDisk(SimulatedDisk(DIRECTORY), DiskFault(op, 1, "ENOSPC"))
     if also:
         disk.plan.append(DiskFault("unlink", 1, "EIO"))
@@ -85,8 +86,8 @@ def test_a_failed_try_stands_in_nobody_s_way(op, also):
     writer.append([b"x" * 8], WAL_HEADER_BYTES, 8)
 
 
-def test_a_group_goes_exactly_where_the_log_ends_and_never_beyond_the_file():
-    """W8."""
+def test_a_commit_batch_is_appended_at_the_end_and_never_beyond_the_file():
+    """A commit batch never spans files (W8)."""
     writer = writer_on(SimulatedDisk(DIRECTORY))
     opened(writer)
     writer.append([b"a" * 8, bytearray(b"b" * 8)], WAL_HEADER_BYTES, 16)
@@ -97,7 +98,7 @@ def test_a_group_goes_exactly_where_the_log_ends_and_never_beyond_the_file():
             writer.append([bytes(length)], offset, length)
 
 
-def test_closing_gives_the_unused_end_back():
+def test_close_truncates_the_unused_end():
     disk = SimulatedDisk(DIRECTORY)
     writer = writer_on(disk)
     opened(writer)
@@ -108,11 +109,12 @@ def test_closing_gives_the_unused_end_back():
     assert disk.size(fd) == WAL_HEADER_BYTES + 8
 
 
-def test_of_two_syncs_at_once_none_succeeds_when_the_other_fails():
-    """RF-41, RF-43: the kernel reports a failed write-back once. The second sync waits and is refused."""
+def test_a_concurrent_sync_fails_if_the_first_sync_fails():
+    """The kernel reports a failed write-back once. The second sync waits and is then refused (RF-41, RF-43).
+    """
 
     class SlowToFail(SimulatedDisk):
-        """Its first sync fails, after another thread had every chance to ask for one."""
+        """A disk whose first sync fails after another thread had time to start a sync."""
 
         def __init__(self) -> None:
             super().__init__(DIRECTORY)
@@ -158,8 +160,9 @@ def test_of_two_syncs_at_once_none_succeeds_when_the_other_fails():
     "sizes", [[10], [SYNC_CHUNK_BYTES], [100, 3 * SYNC_CHUNK_BYTES + 24], [SYNC_CHUNK_BYTES // 2] * 5]
 )
 @pytest.mark.parametrize("is_synced", [True, False])
-def test_a_group_that_is_synced_next_goes_to_the_device_piece_by_piece(sizes: list[int], is_synced: bool):
-    """The same bytes either way; every piece is begun behind its own write and before the next one's."""
+def test_a_commit_batch_with_a_sync_is_written_in_chunks(sizes: list[int], is_synced: bool):
+    """The bytes are the same with and without a sync. Write-back of each chunk begins after its write and
+    before the next write."""
     calls: list[tuple[str, int, int]] = []
 
     class Watched(SimulatedDisk):

@@ -1,4 +1,4 @@
-"""Judging one WAL file: what is believed, where it ends, and whether that end is damage."""
+"""Recovery of one WAL file: which bytes are valid, where the log ends, and whether the end is damaged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEADER = WalHeader(0, 1, 0, 1, SALT, b"b" * 16, b"e" * 16, 1, SIZE, 0, 0, 0, 0)
 
 
 class Log:
-    """A file built group by group; each group is one control frame with a body of that many bytes."""
+    """A file built batch by batch. Each commit batch is one control frame with a body of the given length."""
 
     def __init__(self) -> None:
         self.at = LogPosition()
@@ -58,7 +58,7 @@ class Log:
         return scan
 
 
-def test_a_whole_log_is_clean_and_says_how_far_it_was_durable():
+def test_an_intact_log_is_clean_and_reports_its_durable_end():
     log = Log().group(40).group(50).group(60)
     scan = log.scanned()
     assert (scan.stop, scan.durable, scan.reason) == (log.stops[-1], log.stops[-2], "")
@@ -68,7 +68,7 @@ def test_a_whole_log_is_clean_and_says_how_far_it_was_durable():
     assert scan.seal_at(scan.durable) not in (0, scan.last_seal)
 
 
-def test_flags_of_marks_are_found():
+def test_flags_of_chain_marks_are_found():
     log = Log().group().group(0, flags=MARK_COPIED, word=([(9, 8)], [9])).group(0, flags=MARK_ORDERLY)
     scan = log.scanned()
     assert scan.orderly
@@ -80,23 +80,23 @@ def test_flags_of_marks_are_found():
     assert not log.scanned().orderly, "only the last mark speaks of the end"
 
 
-def test_copied_is_looked_for_in_the_first_two_groups_only():
+def test_the_copied_flag_is_read_from_the_first_two_batches_only():
     log = Log().group().group().group(0, flags=MARK_COPIED)
     data = bytes(log.data)
     assert copied_mark(HEADER, SIZE, lambda at, n: data[at : at + n]) is None
 
 
 @pytest.mark.parametrize("size", range(WAL_HEADER_BYTES, WAL_HEADER_BYTES + 420, 3))
-def test_a_scan_ends_whatever_the_length_of_the_file(size):
-    """WF-8: also lengths that are no multiple of 8."""
+def test_a_scan_ends_for_any_file_length(size):
+    """Lengths that are no multiple of 8 are included."""
     log = Log().group().group()
     scan = log.scanned(bytes(log.data[:size]))
     assert scan.stop <= size
     assert scan.stop in {WAL_HEADER_BYTES, *log.stops} or log.frames % 2
 
 
-def test_damage_below_a_later_mark_is_corruption_and_above_it_a_torn_tail():
-    """RD-4, RE-6."""
+def test_damage_below_a_later_chain_mark_is_corruption_and_above_it_a_torn_end():
+    """A later chain mark proves that the bytes below it were synced."""
     log = Log().group().group().group(synced=False)
     for at, tail in ((log.stops[0] + 90, WalTailState.CORRUPT), (log.stops[1] + 90, WalTailState.TORN)):
         data = bytearray(log.data)
@@ -106,8 +106,8 @@ def test_damage_below_a_later_mark_is_corruption_and_above_it_a_torn_tail():
         assert scan.reason
 
 
-def test_evidence_from_elsewhere_makes_the_same_tail_corruption():
-    """RD-4: the board's mark, or the next file's header."""
+def test_a_durable_position_from_elsewhere_makes_a_torn_end_corrupt():
+    """Such a position comes from the board's mark or from the next file's header."""
     log = Log().group().group()
     data = bytearray(log.data)
     data[log.stops[0] + 90] ^= 1
@@ -116,8 +116,9 @@ def test_evidence_from_elsewhere_makes_the_same_tail_corruption():
     assert classify_tail(scan, log.stops[1]) is WalTailState.CORRUPT
 
 
-def test_unsynced_groups_in_the_other_order_are_a_torn_tail():
-    """FX-16: the second reached the device, the first did not; its mark claims no more than was synced."""
+def test_unsynced_batches_written_out_of_order_are_a_torn_end():
+    """The second batch reached the device, the first did not. The second batch's chain mark claims only what
+    was synced."""
     log = Log().group().group(synced=False).group(synced=False)
     data = bytearray(log.data)
     data[log.stops[0] : log.stops[1]] = bytes(log.stops[1] - log.stops[0])
@@ -126,24 +127,24 @@ def test_unsynced_groups_in_the_other_order_are_a_torn_tail():
     assert classify_tail(scan, 0) is WalTailState.TORN
 
 
-def test_zeros_in_the_middle_of_what_was_durable_are_corruption():
-    """FX-15, RF-73."""
+def test_zeros_in_a_durable_range_are_corruption():
+    """A lost block inside the durable part of the log is damage (RF-73)."""
     log = Log().group().group().group()
     data = bytearray(log.data)
     data[log.stops[0] : log.stops[1]] = bytes(log.stops[1] - log.stops[0])
     assert classify_tail(log.scanned(bytes(data)), 0) is WalTailState.CORRUPT
 
 
-def test_anything_but_zeros_behind_the_end_is_not_clean():
-    """D-19: only a log that ends in a whole frame proves that nothing was lost."""
+def test_nonzero_bytes_after_the_end_are_a_torn_end():
+    """Only a log that ends with a whole frame proves that no record was lost."""
     log = Log().group()
     data = bytearray(log.data)
     data[-1] = 1
     assert classify_tail(log.scanned(bytes(data)), 0) is WalTailState.TORN
 
 
-def test_marks_are_found_behind_damage_wherever_they_lie(monkeypatch):
-    """Also across the edges of what is read at a time, and only with body and seal in order."""
+def test_chain_marks_after_damage_are_found(monkeypatch):
+    """They are found across the edges of read buffers, and only if body and seal match."""
     log = Log().group().group().group()
     for step in (512, 520, 1 << 20):
         monkeypatch.setattr(recovery, "RECOVERY_READ_BYTES", step)
@@ -155,7 +156,7 @@ def test_marks_are_found_behind_damage_wherever_they_lie(monkeypatch):
         assert scan_trailing_data(log.scanned(bytes(data))).durable == log.stops[0]
 
 
-def test_groups_are_recognised_without_their_header_and_noise_is_not():
+def test_commit_batches_are_recognised_without_the_file_header():
     log = Log().group()
     data = bytes(log.data)
     assert holds_marks(lambda at, n: data[at : at + n], SIZE)
@@ -164,8 +165,8 @@ def test_groups_are_recognised_without_their_header_and_noise_is_not():
     assert not holds_marks(lambda at, n: bytes(SIZE)[at : at + n], SIZE)
 
 
-def test_what_lies_behind_damage_can_be_named():
-    """RE-6, truncate: frames behind it, and the damaged one itself while its header verifies."""
+def test_frames_after_damage_are_listed():
+    """The list also contains the damaged frame itself if its header verifies."""
     log = Log()
     for _ in range(5):
         log.group()
@@ -178,8 +179,8 @@ def test_what_lies_behind_damage_can_be_named():
 
 
 @given(st.binary(max_size=4_000), st.integers(0, 400))
-def test_any_bytes_end_in_a_judgement(noise, keep):
-    """WF-8, RD-24: never an exception, never a loop, nothing believed that was not written."""
+def test_any_bytes_are_classified(noise, keep):
+    """A scan never raises, never loops, and accepts only bytes that were written."""
     log = Log().group().group().group()
     data = bytes(log.data[: WAL_HEADER_BYTES + keep]) + noise
     scan = log.scanned(data)

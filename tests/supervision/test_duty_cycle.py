@@ -1,4 +1,4 @@
-"""The loop that every actor runs on: what is called when, and what its process slot shows."""
+"""The loop that every actor runs: the order of its calls, and the state in the process slot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringlog.runtime.duty_cycle import run_duty_cycle
 
 
 class Stop:
-    """A StopFlag that is set by hand."""
+    """A StopFlag that the test sets."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -23,7 +23,7 @@ class Stop:
 
 
 class Actor:
-    """Notes what it is asked, and the state that its slot showed."""
+    """Records each call and the state of the process slot at that time."""
 
     def __init__(self, slot: ProcessSlot, works: list[int], *, passes_to_drain: int = 0) -> None:
         self.slot, self.works, self.passes_to_drain = slot, works, passes_to_drain
@@ -91,13 +91,13 @@ def test_an_actor_works_and_idles_until_it_is_stopped(slot: ProcessSlot) -> None
     ]  # fmt: skip
 
 
-def test_an_actor_that_drains_works_on_until_it_has_ended_and_does_not_idle_then(slot: ProcessSlot) -> None:
+def test_a_draining_actor_works_until_it_ends(slot: ProcessSlot) -> None:
     actor = Actor(slot, [0], passes_to_drain=2)
     run_duty_cycle(actor, slot, Stop())
     assert names(actor)[-5:] == ["drain", "work", "idle 1", "work", "close"]
 
 
-def test_an_actor_that_may_not_drain_yet_works_on(slot: ProcessSlot) -> None:
+def test_an_actor_that_refuses_to_drain_continues_to_work(slot: ProcessSlot) -> None:
     actor = Actor(slot, [0, 0])
     actor.may, stop = False, Stop()
     stop.asked = True
@@ -105,7 +105,7 @@ def test_an_actor_that_may_not_drain_yet_works_on(slot: ProcessSlot) -> None:
     assert names(actor)[:4] == ["start", "drain", "work", "idle 0"]
 
 
-def test_a_start_that_ends_the_actor_never_shows_it_ready(slot: ProcessSlot) -> None:
+def test_an_actor_that_ends_in_on_start_is_never_ready(slot: ProcessSlot) -> None:
     actor = Actor(slot, [])
     actor.start_code = ExitCode.READ_ONLY
     assert run_duty_cycle(actor, slot, Stop()) is ExitCode.READ_ONLY
@@ -113,7 +113,7 @@ def test_a_start_that_ends_the_actor_never_shows_it_ready(slot: ProcessSlot) -> 
     assert slot.state is ProcessState.STARTING
 
 
-def test_what_a_pass_raises_ends_the_loop_without_a_close(slot: ProcessSlot) -> None:
+def test_an_exception_in_a_pass_ends_the_loop_without_on_close(slot: ProcessSlot) -> None:
     actor = Actor(slot, [])
     with pytest.raises(IndexError):
         run_duty_cycle(actor, slot, Stop())

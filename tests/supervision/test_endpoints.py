@@ -1,4 +1,4 @@
-"""Start matrix of listeners (SEC-1, SEC-6, A-6)."""
+"""Which listeners a start accepts: endpoints, CURVE keys and client keys."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OPEN = [
 
 @pytest.fixture(autouse=True)
 def name_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names resolve without asking the network: the judgement is under test, not the host's resolver."""
+    """Resolve names without the network, so that the tests do not depend on the host's resolver."""
     real = socket.getaddrinfo
 
     def lookup(host, *args, **kwargs):
@@ -50,13 +50,14 @@ def name_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
 
 
-def test_ipc_needs_nothing(tmp_path: Path) -> None:
+def test_ipc_needs_no_keys(tmp_path: Path) -> None:
     given = config(tmp_path, "ipc")
     assert check_listeners(given) is given
 
 
 @pytest.mark.parametrize("endpoint", LOOPBACK + OPEN)
 def test_plain_tcp_is_refused_everywhere(tmp_path: Path, endpoint: str) -> None:
+    """TCP without a CURVE key is refused on every address."""
     with pytest.raises(ConfigError, match=r"native\.curve_key_file"):
         check_listeners(config(tmp_path, endpoint, keys=True, insecure=True))
 
@@ -67,14 +68,14 @@ def test_loopback_with_a_curve_key_needs_no_client_keys(tmp_path: Path, endpoint
 
 
 @pytest.mark.parametrize("endpoint", [*OPEN, "tcp://both.example:5555"])
-def test_other_addresses_need_client_keys_or_an_explicit_word(tmp_path: Path, endpoint: str) -> None:
+def test_other_addresses_need_client_keys_or_allow_insecure(tmp_path: Path, endpoint: str) -> None:
     with pytest.raises(ConfigError, match=r"auth\.keys_file"):
         check_listeners(config(tmp_path, endpoint, curve=True))
     check_listeners(config(tmp_path, endpoint, curve=True, keys=True))
     check_listeners(config(tmp_path, endpoint, curve=True, insecure=True))
 
 
-def test_the_address_that_was_judged_is_the_one_that_is_bound(tmp_path: Path) -> None:
+def test_the_checked_address_is_the_one_that_is_bound(tmp_path: Path) -> None:
     checked = check_listeners(config(tmp_path, "tcp://localhost:5555", curve=True))
     assert checked.native.endpoint in {"tcp://127.0.0.1:5555", "tcp://[::1]:5555"}
 
@@ -92,13 +93,13 @@ def test_the_address_that_was_judged_is_the_one_that_is_bound(tmp_path: Path) ->
         "tcp://::1:5",
     ],
 )
-def test_what_is_no_endpoint_is_refused(tmp_path: Path, endpoint: str) -> None:
+def test_an_invalid_endpoint_is_refused(tmp_path: Path, endpoint: str) -> None:
     with pytest.raises(ConfigError, match=r"native\.endpoint"):
         check_listeners(config(tmp_path, endpoint, curve=True))
 
 
 def test_key_files_must_be_private_and_present(tmp_path: Path) -> None:
-    """SEC-28."""
+    """A key file must be a regular file with mode 0600."""
     given = config(tmp_path, "tcp://127.0.0.1:5555", curve=True)
     os.chmod(tmp_path / "curve", 0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
@@ -111,7 +112,7 @@ def test_key_files_must_be_private_and_present(tmp_path: Path) -> None:
         check_listeners(given)
 
 
-def test_the_public_half_of_the_key_is_announced(tmp_path: Path) -> None:
+def test_public_key_of_returns_the_public_key_and_hides_the_file(tmp_path: Path) -> None:
     config(tmp_path, "ipc", curve=True)
     assert public_key_of(str(tmp_path / "curve")) == "k"
     (tmp_path / "curve").write_text("secret_key = oops")

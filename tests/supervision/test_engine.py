@@ -1,4 +1,4 @@
-"""The supervisor with real shards: start, replace, refuse, drain (PR-*, SD-*, SY-1, RD-6, RD-18)."""
+"""The supervisor with real shards: start, replace, refuse, drain."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ Start = Callable[..., EngineProcess]
 
 @pytest.fixture
 def start(data_dir: Path) -> Iterator[Start]:
-    """Start engines on one data directory; those still running afterwards are stopped in good order."""
+    """Start engines on one data directory. Engines that still run afterwards are stopped in an orderly way.
+    """
     engines: list[EngineProcess] = []
 
     def start(**settings: object) -> EngineProcess:
@@ -127,7 +128,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_an_engine_becomes_ready_says_where_it_is_and_stops_without_a_trace(start: Start) -> None:
+def test_an_engine_starts_announces_itself_and_stops_without_leftovers(start: Start) -> None:
     engine = start().ready()
     info = read_engine_json(engine.run_dir)
     assert (info.shards, info.supervisor_pid, info.gateway_ipc) == (2, engine.process.pid, "")
@@ -144,7 +145,7 @@ def test_an_engine_becomes_ready_says_where_it_is_and_stops_without_a_trace(star
         engine.status()
 
 
-def test_the_identity_stays_and_the_start_is_new_after_a_restart(start: Start) -> None:
+def test_a_restart_keeps_the_engine_id_and_changes_the_start_id(start: Start) -> None:
     infos, incarnations = [], []
     for _ in range(2):
         engine = start().ready()
@@ -156,14 +157,14 @@ def test_the_identity_stays_and_the_start_is_new_after_a_restart(start: Start) -
     assert incarnations == sorted(set(incarnations))
 
 
-def test_a_second_engine_on_the_directory_is_refused_before_it_touches_anything(
+def test_a_second_engine_on_the_directory_is_refused_without_changes(
     start: Start, data_dir: Path
 ) -> None:
-    """SY-1, FX-20."""
+    """The lock on the data directory is taken first (D5)."""
     engine = start().ready()
 
     def facts() -> dict[Path, int]:
-        # The log itself moves on by its own writer.
+        # The running engine still writes its log.
         return {p: 0 if p.suffix == ".log" else p.stat().st_mtime_ns for p in data_dir.rglob("*")}
 
     before = facts()
@@ -175,8 +176,8 @@ def test_a_second_engine_on_the_directory_is_refused_before_it_touches_anything(
     assert engine.status().state == "ready"
 
 
-def test_a_killed_shard_is_replaced_by_a_higher_incarnation_and_the_others_go_on(start: Start) -> None:
-    """PR-1, PR-4."""
+def test_a_killed_shard_gets_a_successor_and_the_others_continue(start: Start) -> None:
+    """The successor has a greater incarnation."""
     engine = start().ready()
     victim, other = engine.status().processes
     os.kill(victim.pid, signal.SIGKILL)
@@ -187,8 +188,8 @@ def test_a_killed_shard_is_replaced_by_a_higher_incarnation_and_the_others_go_on
     assert engine.stop() == 0
 
 
-def test_a_stopped_shard_is_killed_for_certain_and_replaced(start: Start) -> None:
-    """RD-18, PR-11: alive, no progress."""
+def test_a_stopped_shard_is_killed_and_replaced(start: Start) -> None:
+    """The shard is alive and makes no progress."""
     engine = start(supervisor__stuck_after_s="3").ready()
     victim = engine.shard()
     os.kill(victim.pid, signal.SIGSTOP)
@@ -199,8 +200,8 @@ def test_a_stopped_shard_is_killed_for_certain_and_replaced(start: Start) -> Non
     assert engine.stop() == 0
 
 
-def test_a_shard_that_dies_too_often_is_given_up_and_the_others_go_on(start: Start) -> None:
-    """PR-12: the intensity limit."""
+def test_a_shard_that_dies_too_often_is_given_up_and_the_others_continue(start: Start) -> None:
+    """The limit is `supervisor.restart_max` deaths within `supervisor.restart_window_s`."""
     engine = start(supervisor__restart_max="1").ready()
     os.kill(engine.shard().pid, signal.SIGKILL)
     second = engine.wait_shard(lambda p: p.restarts == 1 and p.state == "ready", "a successor")
@@ -211,8 +212,8 @@ def test_a_shard_that_dies_too_often_is_given_up_and_the_others_go_on(start: Sta
     assert engine.stop() == 1, "a degraded stop says so"
 
 
-def test_a_shard_that_cannot_start_again_is_given_up_without_a_spin(start: Start, data_dir: Path) -> None:
-    """PR-12: from one moment on there is a file where its directory was; the other shard serves."""
+def test_a_shard_that_cannot_start_again_is_given_up_after_few_attempts(start: Start, data_dir: Path) -> None:
+    """A file replaces the shard's directory while the engine runs. The other shard continues to serve."""
     engine = start(supervisor__restart_max="3").ready()
     stream = data_dir / "wal" / "shard-00"
     stream.rename(data_dir / "aside")
@@ -227,15 +228,15 @@ def test_a_shard_that_cannot_start_again_is_given_up_without_a_spin(start: Start
 
 
 def prepare_wal(data_dir: Path) -> Path:
-    """A data directory that had an engine; returns where its first shard's logs are."""
+    """Create a data directory that an engine used before. Return the directory of its first shard's log."""
     (data_dir / "meta").mkdir(mode=0o700)
     (data_dir / "meta" / "engine").write_text(f'{{"engine_id":"{"0" * 32}","next_incarnation":9}}')
     (data_dir / "wal").mkdir(mode=0o700)
     return data_dir / "wal" / "shard-00"
 
 
-def test_damaged_data_is_met_once_and_left_as_it_is(start: Start, data_dir: Path) -> None:
-    """RE-6, RD-5: damage is for people to look at; every shard reads every stream, so none starts."""
+def test_damaged_data_gives_up_each_shard_at_once_and_is_not_changed(start: Start, data_dir: Path) -> None:
+    """Damage needs a decision of the operator. Every shard reads all streams, so no shard starts."""
     assert start().ready().stop() == 0
     [log] = (data_dir / "wal" / "shard-00").glob("wal-*-0.log")
     damaged = b"\xff" * 4096 + log.read_bytes()[4096:]
@@ -247,7 +248,7 @@ def test_damaged_data_is_met_once_and_left_as_it_is(start: Start, data_dir: Path
     assert log.read_bytes() == damaged
 
 
-def test_an_engine_of_which_no_shard_can_start_refuses_to_start(start: Start, data_dir: Path) -> None:
+def test_an_engine_exits_if_no_shard_can_start(start: Start, data_dir: Path) -> None:
     prepare_wal(data_dir).write_text("")
     engine = start(wal__shards="1", supervisor__restart_max="2")
     assert engine.wait() == 1
@@ -257,23 +258,23 @@ def test_an_engine_of_which_no_shard_can_start_refuses_to_start(start: Start, da
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("seen", ["engine starts", "child started", "engine ready"])
-def test_a_stop_while_children_are_being_started_is_orderly(
+def test_a_stop_while_children_start_is_orderly(
     start: Start, seen: str, number: signal.Signals
 ) -> None:
-    """SD-1: who does not serve yet has nothing to put in order."""
+    """A process that does not serve yet has nothing to drain."""
     engine = start()
     engine.wait_until(lambda: seen in engine.log, seen)
     engine.process.send_signal(number)
     assert engine.wait() == 0, engine.log[-4000:]
 
 
-def test_a_second_signal_ends_the_waiting(start: Start) -> None:
-    """SD-1, SD-4: a shard that does not drain costs the orderly status, not the exit."""
+def test_a_second_signal_ends_the_drain(start: Start) -> None:
+    """A shard that does not drain changes the exit status to 1, and the engine still exits."""
     engine = start(supervisor__drain_s="600").ready()
     os.kill(engine.shard().pid, signal.SIGSTOP)
     engine.process.send_signal(signal.SIGTERM)
     engine.wait_until(lambda: "engine stops" in engine.log, "the drain")
-    second_from = time.monotonic() + SECOND_SIGNAL_S  # Before that it would be the same request.
+    second_from = time.monotonic() + SECOND_SIGNAL_S  # An earlier signal counts as the same request.
     engine.wait_until(lambda: time.monotonic() > second_from, "time to pass")
     engine.process.send_signal(signal.SIGINT)
     assert engine.wait() == 1
@@ -295,7 +296,7 @@ def test_an_operator_stops_the_engine_by_message(start: Start) -> None:
 
 
 def test_children_of_a_killed_supervisor_end_and_the_next_engine_cleans_up(start: Start) -> None:
-    """PR-10."""
+    """No child outlives its supervisor (P3)."""
     engine = start().ready()
     pids, info = [p.pid for p in engine.status().processes], read_engine_json(engine.run_dir)
     engine.process.kill()
@@ -307,8 +308,8 @@ def test_children_of_a_killed_supervisor_end_and_the_next_engine_cleans_up(start
     assert successor.stop() == 0
 
 
-def test_an_engine_does_not_start_beside_orphans_and_kills_nobody(start: Start, data_dir: Path) -> None:
-    """PR-10, RD-6: what cannot be waited out refuses the start. The test holds the orphan's lock."""
+def test_an_engine_does_not_start_beside_orphans_and_kills_none(start: Start, data_dir: Path) -> None:
+    """If the orphans do not exit in time, the start is refused (P3). The test holds the orphan's lock."""
     engine = start(wal__shards="1").ready()
     shm_dir = read_engine_json(engine.run_dir).shm_dir
     with open(f"{shm_dir}/board", "rb") as held:
@@ -335,7 +336,9 @@ def test_hangup_and_quit_leave_the_engine_running(start: Start) -> None:
     assert engine.stop() == 0
 
 
-def test_topics_of_the_file_are_made_at_start(start: Start, data_dir: Path, tmp_path: Path) -> None:
+def test_topics_of_the_configuration_file_are_created_at_start(
+    start: Start, data_dir: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "ringlog.toml"
     file.write_text('[topics."orders.eu"]\ncap_records = 7\n')
     engine = start(environ={"RINGLOG_CONFIG": str(file)}).ready()
@@ -351,10 +354,10 @@ def test_topics_of_the_file_are_made_at_start(start: Start, data_dir: Path, tmp_
     [
         ({"wal__shrds": "2"}, 2, "did you mean wal.shards?"),
         ({"native__endpoint": "tcp://0.0.0.0:5555"}, 2, "native.curve_key_file"),
-        ({"data__min_free_bytes": "1000TB"}, 1, "the disk is nearly full"),
+        ({"data__min_free_bytes": "1000TB"}, 1, "free disk space is below data.min_free_bytes"),
     ],
 )
-def test_a_start_that_cannot_be_is_refused_with_a_reason(
+def test_an_impossible_start_is_refused_with_the_reason(
     start: Start, data_dir: Path, settings: dict[str, str], status: int, words: str
 ) -> None:
     engine = start(**settings)
@@ -364,7 +367,7 @@ def test_a_start_that_cannot_be_is_refused_with_a_reason(
     assert not (data_dir / "wal").exists()
 
 
-def test_root_is_refused_unless_told_or_in_a_container(
+def test_root_is_refused_unless_allowed_or_in_a_container(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """SEC-26."""
@@ -381,7 +384,7 @@ def test_root_is_refused_unless_told_or_in_a_container(
 
 
 def test_a_data_directory_open_to_others_is_refused(start: Start, data_dir: Path) -> None:
-    """SEC-20."""
+    """The error contains the chmod command that corrects the mode."""
     data_dir.chmod(0o755)
     engine = start()
     assert engine.wait() == 1
@@ -389,7 +392,7 @@ def test_a_data_directory_open_to_others_is_refused(start: Start, data_dir: Path
     assert list(data_dir.iterdir()) == []
 
 
-def test_settings_are_checked_and_the_tree_shown_without_starting(data_dir: Path) -> None:
+def test_check_and_show_do_not_start_an_engine(data_dir: Path) -> None:
     root = Path(__file__).parent.parent.parent
     for option, words in (("--check", "settings are valid"), ("--show", "  wal_shard-01  ")):
         done = subprocess.run(
@@ -402,16 +405,16 @@ def test_settings_are_checked_and_the_tree_shown_without_starting(data_dir: Path
     assert list(data_dir.iterdir()) == []
 
 
-def test_a_supervisor_killed_before_it_replaced_a_shard_leaves_a_directory_that_starts(start: Start) -> None:
-    """PR-1, PR-10: both at once."""
+def test_an_engine_starts_after_shard_and_supervisor_were_killed(start: Start) -> None:
+    """The supervisor is killed just before it replaces the killed shard."""
     engine = start(environ={"RINGLOG_TEST_STOP_POINTS": "supervisor_before_respawn:1:kill"}).ready()
     os.kill(engine.shard().pid, signal.SIGKILL)
     assert engine.wait() == -signal.SIGKILL
     assert start().ready().stop() == 0
 
 
-def test_a_ring_lives_as_long_as_its_client(start: Start, tmp_path: Path) -> None:
-    """PR-6, with a real shard that lets go of it; a killed shard in between changes nothing."""
+def test_a_ring_is_removed_after_its_client_exits(start: Start, tmp_path: Path) -> None:
+    """A real shard drains the ring first (R7). A kill of the shard in between changes nothing."""
     engine = start().ready()
     info = read_engine_json(engine.run_dir)
     client = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
@@ -446,7 +449,7 @@ def ask(shm_dir: str, request: Message) -> Message:
     return envelope.message
 
 
-def test_what_is_no_request_to_the_supervisor_is_refused_and_harms_nothing(start: Start) -> None:
+def test_an_invalid_request_to_the_supervisor_is_refused(start: Start) -> None:
     engine = start().ready()
     shm_dir = read_engine_json(engine.run_dir).shm_dir
     for request in (RingOpen("x", 1, 99), RingOpen("x", 1, 0, 3), Read("t", 0)):
@@ -467,8 +470,9 @@ def test_what_is_no_request_to_the_supervisor_is_refused_and_harms_nothing(start
     assert engine.stop() == 0
 
 
-def test_serve_works_where_another_package_is_called_supervisor(data_dir: Path, tmp_path: Path) -> None:
-    """`ringlog serve` never imports our top-level module, which a widely installed package shadows."""
+def test_serve_works_if_another_package_is_named_supervisor(data_dir: Path, tmp_path: Path) -> None:
+    """`ringlog serve` never imports the top-level module `supervisor`, which a widely installed package
+    shadows."""
     (tmp_path / "site" / "supervisor").mkdir(parents=True)
     (tmp_path / "site" / "supervisor" / "__init__.py").write_text("raise SystemExit('not ours')")
     root = Path(__file__).parent.parent.parent
@@ -481,6 +485,6 @@ def test_serve_works_where_another_package_is_called_supervisor(data_dir: Path, 
     assert (done.returncode, "not ours" in done.stdout + done.stderr) == (0, False), done.stderr
 
 
-def test_asking_where_no_engine_runs_is_not_connected(tmp_path: Path) -> None:
+def test_fetch_status_without_an_engine_raises_not_connected(tmp_path: Path) -> None:
     with pytest.raises(RinglogError, match="no engine"):
         control_client.fetch_status(str(tmp_path))

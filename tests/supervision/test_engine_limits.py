@@ -1,4 +1,4 @@
-"""Settings of the engine do what they say in a real one: max_topics, cold.dir."""
+"""The settings max_topics and cold.dir in a real engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST = 6
 
 
 def made(client: Any, names: list[str]) -> list[str]:
-    """Those of these topics that could be made; the others were refused for the limit."""
+    """Return the topics that could be created. The others were refused by the limit."""
     found, refusals = [], []
     for name in names:
         try:
@@ -30,7 +30,7 @@ def made(client: Any, names: list[str]) -> list[str]:
 
 
 @pytest.mark.timeout(120)
-def test_max_topics_holds_for_the_engine_however_its_shards_share_the_names() -> None:
+def test_max_topics_limits_the_engine_for_any_distribution_over_shards() -> None:
     with engine(wal={"shards": 4}, limits={"max_topics": MOST}) as running:
 
         def connect() -> Any:
@@ -68,7 +68,7 @@ def test_max_topics_holds_for_the_engine_however_its_shards_share_the_names() ->
 
 
 @pytest.mark.timeout(120)
-def test_an_engine_starts_without_its_cold_directory_and_says_so(tmp_path: Path) -> None:
+def test_an_engine_starts_without_its_cold_directory_and_logs_it(tmp_path: Path) -> None:
     cold = tmp_path / "not-mounted"
     with (
         engine(wal={"shards": 1}, storage={"enabled": True}, cold={"dir": str(cold)}) as running,

@@ -1,4 +1,5 @@
-"""Children are forked from a process that imported everything; without it they are spawned (RD-6, RD-7)."""
+"""The supervisor forks children from a process that imported all modules, and spawns them if that process is
+missing."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def engine() -> Iterator[TestEngine]:
 
 
 def forkserver(engine: TestEngine) -> psutil.Process | None:
-    """Its own process, or None while there is none."""
+    """Return the engine's fork server, or None."""
     for child in psutil.Process(engine.pid).children():
         if child.name() == "forkserver":
             return child
@@ -37,7 +38,7 @@ def forkserver(engine: TestEngine) -> psutil.Process | None:
 
 
 def wait_forkserver(engine: TestEngine, but: int = 0) -> psutil.Process:
-    """One other than `but` that has said that it is ready: it is asleep, and nothing else but that."""
+    """Wait for a fork server other than `but` that has reported ready: such a process sleeps."""
     found: list[psutil.Process] = []
 
     def is_there() -> bool:
@@ -51,7 +52,10 @@ def wait_forkserver(engine: TestEngine, but: int = 0) -> psutil.Process:
 
 
 def is_forked(engine: TestEngine, pid: int) -> bool:
-    """Forked processes have the command line that their first parent was started with, in the same place."""
+    """Return True if the process was forked.
+
+    A forked process has the command line of its first parent at the same address.
+    """
     server = forkserver(engine)
     assert server is not None
     return place(pid) == place(server.pid)
@@ -61,8 +65,9 @@ def place(of: int) -> str:
     return Path(f"/proc/{of}/stat").read_text().rpartition(")")[2].split()[45]  # arg_start
 
 
-def test_a_forked_actor_is_as_a_spawned_one(engine: TestEngine) -> None:
-    """Its parent, its group, its place, its environment, its descriptors; `ps` shows what it is."""
+def test_a_forked_actor_equals_a_spawned_one(engine: TestEngine) -> None:
+    """Parent, process group, directory, environment and descriptors are the same. `ps` shows the actor's
+    name."""
     shard = psutil.Process(engine.pid_of("wal_shard"))
     assert is_forked(engine, shard.pid)
     assert place(shard.pid) == place(engine.pid), "the first server was forked from the supervisor"
@@ -81,8 +86,8 @@ def test_a_forked_actor_is_as_a_spawned_one(engine: TestEngine) -> None:
     assert not sockets & held
 
 
-def test_what_the_supervisor_was_started_with_is_not_to_be_seen_in_its_children() -> None:
-    """SEC-28: variables may hold secrets."""
+def test_the_supervisors_environment_is_not_visible_in_its_children() -> None:
+    """Environment variables can contain secrets."""
     secret = "RINGLOG_TEST_SECRET_9d41"
     with testing.engine(environ={"SOMEBODYS_TOKEN": secret}) as engine:
         pids = [engine.pid_of("wal_shard"), wait_forkserver(engine).pid]
@@ -90,7 +95,7 @@ def test_what_the_supervisor_was_started_with_is_not_to_be_seen_in_its_children(
     assert [secret.encode() in each for each in shown] == [True, False, False]
 
 
-def test_a_module_in_the_working_directory_does_not_pose_as_an_actor(tmp_path: Path) -> None:
+def test_a_module_in_the_working_directory_is_not_imported_as_an_actor(tmp_path: Path) -> None:
     (tmp_path / "actors.py").write_text("raise SystemExit('from the working directory')")
     root = str(Path(__file__).parent.parent.parent)
     command = [sys.executable, "-m", "supervisor", "--data-dir", str(tmp_path / "data")]
@@ -105,14 +110,14 @@ def test_a_module_in_the_working_directory_does_not_pose_as_an_actor(tmp_path: P
         assert [place(shard.pid) for shard in shards] == [place(process.pid)]
         process.terminate()
         _, log = process.communicate(timeout=WAIT_S)
-    assert (process.returncode, "no fork server" in log) == (0, False), log
+    assert (process.returncode, "fork server failed" in log) == (0, False), log
 
 
-def test_without_it_children_are_spawned_and_it_comes_back(engine: TestEngine) -> None:
-    """Its death is nobody's pause."""
+def test_children_are_spawned_while_the_fork_server_is_missing(engine: TestEngine) -> None:
+    """The death of the fork server delays no child."""
     old = wait_forkserver(engine)
     shard = engine.pid_of("wal_shard")
-    # The supervisor stands still meanwhile, so that it learns of both deaths at once.
+    # The supervisor is stopped meanwhile, so that it detects both deaths at the same time.
     os.kill(engine.pid, signal.SIGSTOP)
     old.kill()
     os.kill(shard, signal.SIGKILL)
@@ -126,8 +131,8 @@ def test_without_it_children_are_spawned_and_it_comes_back(engine: TestEngine) -
     assert engine.stop() == 0
 
 
-def test_one_that_stands_still_is_given_up(engine: TestEngine) -> None:
-    """Nobody waits longer for it than it takes to see that it does not answer."""
+def test_a_stopped_fork_server_is_replaced(engine: TestEngine) -> None:
+    """The supervisor waits only until it detects that the fork server does not reply."""
     server = wait_forkserver(engine)
     server.suspend()
     restart(engine)
@@ -135,8 +140,8 @@ def test_one_that_stands_still_is_given_up(engine: TestEngine) -> None:
     assert engine.stop() == 0
 
 
-def test_it_dies_with_the_supervisor(engine: TestEngine) -> None:
-    """PR-10: also one that stands still."""
+def test_the_fork_server_dies_with_the_supervisor(engine: TestEngine) -> None:
+    """The same holds for a stopped fork server (P3)."""
     server = wait_forkserver(engine)
     server.suspend()
     engine.kill("supervisor")
@@ -146,7 +151,7 @@ def test_it_dies_with_the_supervisor(engine: TestEngine) -> None:
 
 
 def wait_other(engine: TestEngine, shard: int) -> None:
-    """Until another process serves as the shard."""
+    """Wait until another process serves as the shard."""
 
     def is_there() -> bool:
         [found] = engine.status().processes
@@ -156,7 +161,7 @@ def wait_other(engine: TestEngine, shard: int) -> None:
 
 
 def restart(engine: TestEngine) -> bool:
-    """Kill the shard, and wait until it is replaced."""
+    """Kill the shard and wait for its successor."""
     wait_other(engine, engine.kill("wal_shard"))
     return True
 
@@ -184,7 +189,7 @@ print(server.wait())
 
 
 def test_a_child_that_nobody_tells_what_to_be_ends() -> None:
-    """RD-6: its supervisor has given it up, and may have started another one in its place."""
+    """The supervisor gave up such a child and may already run another one in its place (P5)."""
     root = Path(__file__).parent.parent.parent
     done = subprocess.run(
         [sys.executable, "-c", NOBODY_ASKS], capture_output=True, text=True, timeout=60, check=True, cwd=root,
@@ -193,8 +198,8 @@ def test_a_child_that_nobody_tells_what_to_be_ends() -> None:
     assert done.stdout.split() == [str(int(ExitCode.ORPHANED)), "0"]
 
 
-def test_a_host_without_descriptors_has_no_fork_server_and_a_supervisor_that_goes_on() -> None:
-    """In a process of its own: it takes orphans in, and its limit is not ours. (RD-6)"""
+def test_a_supervisor_without_free_descriptors_works_without_a_fork_server() -> None:
+    """The test runs in its own process, because it adopts orphans and lowers the descriptor limit."""
     program = """
 import os, resource
 from ringlog.clock import SystemClock

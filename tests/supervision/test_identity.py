@@ -1,4 +1,4 @@
-"""Incarnation numbers only grow and are never used twice, whatever dies when."""
+"""Incarnation numbers only grow and are never used twice, whichever process dies at any time (P1)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ringlog.storage.disk import RealDisk
 from ringlog.supervision.identity import EngineIdentity
 
 
-def test_an_empty_directory_founds_an_engine_with_a_random_id(tmp_path: Path) -> None:
+def test_an_empty_directory_gets_a_random_engine_id(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     first = EngineIdentity(RealDisk(), str(tmp_path / "a"))
@@ -19,7 +19,7 @@ def test_an_empty_directory_founds_an_engine_with_a_random_id(tmp_path: Path) ->
     assert first.engine_id != EngineIdentity(RealDisk(), str(tmp_path / "b")).engine_id
 
 
-def test_the_id_stays_and_numbers_grow_over_starts(tmp_path: Path) -> None:
+def test_the_engine_id_stays_and_incarnations_grow_over_starts(tmp_path: Path) -> None:
     taken, ids = [], set()
     for _ in range(4):
         identity = EngineIdentity(RealDisk(), str(tmp_path))
@@ -30,8 +30,8 @@ def test_the_id_stays_and_numbers_grow_over_starts(tmp_path: Path) -> None:
     assert taken == sorted(set(taken))
 
 
-def test_a_number_is_durable_before_it_is_used(tmp_path: Path) -> None:
-    """After any number was taken, a start from what the disk then holds hands out only higher ones."""
+def test_an_incarnation_is_durable_before_it_is_used(tmp_path: Path) -> None:
+    """After each allocation, a start from the current disk contents allocates only greater numbers (P1)."""
     identity = EngineIdentity(RealDisk(), str(tmp_path))
     identity.record_start("/dev/shm/x", 2)
     for _ in range(40):
@@ -43,8 +43,8 @@ def test_a_number_is_durable_before_it_is_used(tmp_path: Path) -> None:
         assert EngineIdentity(RealDisk(), str(other)).allocate_incarnation() > taken
 
 
-def test_a_number_that_could_not_be_made_durable_is_not_handed_out(tmp_path: Path) -> None:
-    """A full disk: the failed block stays unused, a later success goes on with it."""
+def test_an_incarnation_that_is_not_durable_is_not_allocated(tmp_path: Path) -> None:
+    """On a full disk the failed block stays unused, and a later success continues with it."""
     disk = RealDisk()
     identity = EngineIdentity(disk, str(tmp_path))
     identity.record_start("/dev/shm/x", 1)
@@ -59,7 +59,7 @@ def test_a_number_that_could_not_be_made_durable_is_not_handed_out(tmp_path: Pat
     assert identity.allocate_incarnation() == first + 1
 
 
-def test_the_shared_memory_of_the_last_start_is_remembered_until_it_is_gone(tmp_path: Path) -> None:
+def test_the_shm_directory_of_the_last_start_is_stored_until_it_is_removed(tmp_path: Path) -> None:
     identity = EngineIdentity(RealDisk(), str(tmp_path))
     identity.record_start("/dev/shm/x", 1)
     assert EngineIdentity(RealDisk(), str(tmp_path)).previous_shm_dir == "/dev/shm/x"
@@ -68,18 +68,18 @@ def test_the_shared_memory_of_the_last_start_is_remembered_until_it_is_gone(tmp_
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"engine_id":"x","next_incarnation":1}', b"\xff"])
-def test_an_unreadable_identity_refuses_the_start_and_is_left_as_it_is(
+def test_an_unreadable_identity_refuses_the_start_and_is_not_changed(
     tmp_path: Path, content: bytes
 ) -> None:
-    """RD-5: never delete what cannot be parsed."""
+    """The engine never deletes a file that it cannot parse."""
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta" / "engine").write_bytes(content)
-    with pytest.raises(StartRefused, match="does not decode"):
+    with pytest.raises(StartRefused, match="is corrupt"):
         EngineIdentity(RealDisk(), str(tmp_path))
     assert (tmp_path / "meta" / "engine").read_bytes() == content
 
 
 def test_logs_without_an_identity_refuse_the_start(tmp_path: Path) -> None:
     (tmp_path / "wal" / "shard-00").mkdir(parents=True)
-    with pytest.raises(StartRefused, match="missing though there are logs"):
+    with pytest.raises(StartRefused, match="missing but the log exists"):
         EngineIdentity(RealDisk(), str(tmp_path))

@@ -1,4 +1,4 @@
-"""meta/engine that rotted or is of last week: the counter in it must never go back unseen (RF-70, RF-76)."""
+"""A damaged or outdated meta/engine: its incarnation counter must never go back unnoticed (RF-70, RF-76)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ringlog.testing.shard_world import DATA, World
 from ringlog.verify.identity_decoder import verify_identity
 
 
-def test_every_flipped_bit_is_refused(tmp_path: Path) -> None:
-    """A digit of the counter that became another one would give numbers out twice."""
+def test_every_flipped_bit_of_the_identity_is_refused(tmp_path: Path) -> None:
+    """A changed digit of the counter would allocate incarnations twice."""
     identity = EngineIdentity(RealDisk(), str(tmp_path))
     identity.record_start("/dev/shm/ringlog-0-0123abcd", 14)
     path = tmp_path / "meta" / "engine"
@@ -33,7 +33,7 @@ def test_every_flipped_bit_is_refused(tmp_path: Path) -> None:
             assert verify_identity("meta/engine", damaged).is_damaged, (at, bit)
 
 
-def test_one_from_before_checksums_is_taken(tmp_path: Path) -> None:
+def test_an_identity_from_before_checksums_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "meta").mkdir()
     old = {"engine_id": "0" * 32, "next_incarnation": 7, "shm_dir": ""}
     (tmp_path / "meta" / "engine").write_bytes(msgspec.json.encode(old))
@@ -41,8 +41,8 @@ def test_one_from_before_checksums_is_taken(tmp_path: Path) -> None:
     assert msgspec.json.decode((tmp_path / "meta" / "engine").read_bytes(), type=EngineFile).check
 
 
-def test_one_that_is_older_than_the_log_is_refused(tmp_path: Path) -> None:
-    """RF-76: whole and sound, but of last week."""
+def test_an_identity_older_than_the_log_is_refused(tmp_path: Path) -> None:
+    """The file is complete and valid, but from an old backup (RF-76)."""
     identity = EngineIdentity(RealDisk(), str(tmp_path))
     first = identity.record_start("", 4)
     stream = tmp_path / "wal" / "shard-00"
@@ -54,7 +54,7 @@ def test_one_that_is_older_than_the_log_is_refused(tmp_path: Path) -> None:
         EngineIdentity(RealDisk(), str(tmp_path))
 
 
-def test_a_shard_with_a_number_that_is_not_new_refuses_and_loses_nothing() -> None:
+def test_a_shard_with_an_old_incarnation_refuses_to_start_and_loses_no_record() -> None:
     world = World(SimulatedDisk(DATA))
     world.start()
     world.put_topic("t", durability="fsync")

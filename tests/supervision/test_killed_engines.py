@@ -1,4 +1,4 @@
-"""What a killed engine leaves for the next one: nothing acknowledged is missing, or said to be."""
+"""The successor of a killed engine: no acknowledged record is missing or reported as missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def engine() -> Iterator[TestEngine]:
 
 
 def tear(engine: TestEngine) -> None:
-    """Kill every process of the engine while its shard writes: the begin of a frame is in the log."""
+    """Kill every process of the engine during a write, so that the log ends in an incomplete frame."""
     shm_dir = read_engine_json(engine.run_dir).shm_dir
     engine.crash()
     board = Board.open(shm_dir, writable=False)
@@ -38,19 +38,19 @@ def tear(engine: TestEngine) -> None:
     try:
         begin = os.pread(fd, 40, 4096)
         assert any(begin), "a frame begins there"
-        # What is behind goes: a whole frame may lie there that was not published yet.
+        # The bytes after it are erased: they may contain a whole frame that was not published yet.
         os.pwrite(fd, begin + bytes(4096), offset)
     finally:
         os.close(fd)
 
 
 @pytest.mark.parametrize("is_board_kept", [True, False])
-def test_what_was_being_written_when_everything_was_killed_was_nobodys(
+def test_a_torn_end_loses_no_acknowledged_record(
     engine: TestEngine, is_board_kept: bool
 ) -> None:
-    """A torn end of the log hides nothing that somebody was told of, as long as the board can say so.
+    """With the board, the new shard knows the published end, and the torn end has no effect.
 
-    Without the board nobody knows, and what numbers may have been given out is announced as lost.
+    Without the board, the seqs that may have been assigned are announced as lost.
     """
     with ringlog.connect(engine.url) as client:
         client.topics.create("t", durability="disk")
@@ -64,8 +64,8 @@ def test_what_was_being_written_when_everything_was_killed_was_nobodys(
         assert [record.data for record in client.read("t").records] == [b"a", b"b"]
         seq = client.append("t", b"c").first_seq
         page = client.read("t", after=2)
-    # Its process says so through the supervisor, which may come to it a moment later.
-    wait_until(lambda: "torn tail cut" in log(), 20, "the torn tail is told of", log)
+    # The shard logs through the supervisor, possibly a moment later.
+    wait_until(lambda: "torn log tail truncated" in log(), 20, "the torn tail is told of", log)
     if is_board_kept:
         assert seq == 3
         assert page.tombstone is None

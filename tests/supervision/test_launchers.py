@@ -1,4 +1,4 @@
-"""An engine as launchers and service managers run it: what they leave behind and what they send."""
+"""An engine under launchers and service managers: inherited state, and the signals that they send."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEADLINE_S = 40.0
 
 
 class Launched:
-    """An engine that another program started; `log` is its log file."""
+    """An engine that another program started. `log` is its log file."""
 
     def __init__(self, directory: Path, before: Sequence[str], cwd: str) -> None:
         self.data_dir, self._log_path = directory / "data", directory / "log"
@@ -48,15 +48,15 @@ class Launched:
         return self._log_path.read_text(errors="replace") if self._log_path.exists() else ""
 
     def pids(self) -> list[int]:
-        """The supervisor and its children."""
+        """Return the pids of the supervisor and its children."""
         return _processes_of(str(self.data_dir))
 
     def supervisor(self) -> int:
-        """Its process, whatever started it."""
+        """Return the pid of the supervisor, whichever program started it."""
         return next(pid for pid in self.pids() if b"--data-dir" in _command(pid))
 
     def ready(self, children: int = 5) -> Launched:
-        """Wait until every child is."""
+        """Wait until every child is ready."""
         wait_until(
             lambda: self.log.count('"child ready"') >= children or self.process.poll() is not None,
             DEADLINE_S, "children to be ready", lambda: self.log[-4000:],
@@ -89,7 +89,7 @@ Launch = Callable[..., Launched]
 
 @pytest.fixture
 def launch(data_dir: Path) -> Iterator[Launch]:
-    """Start one; `before` are words before its command."""
+    """Start an engine. `before` is a command prefix."""
     launched: list[Launched] = []
 
     def launch(before: Sequence[str] = (), cwd: str = "/") -> Launched:
@@ -103,8 +103,10 @@ def launch(data_dir: Path) -> Iterator[Launch]:
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_two_signals_at_once_are_one_request(launch: Launch, second: signal.Signals) -> None:
-    """`timeout`, and wrappers that pass on what the terminal sent as well, signal twice. Before, the second
-    one killed every process, exit 1."""
+    """`timeout` and wrappers that forward terminal signals send two signals.
+
+    In an earlier version the second signal killed every process, and the engine exited with status 1.
+    """
     engine = launch().ready()
     os.kill(engine.process.pid, signal.SIGTERM)
     wait_until(
@@ -113,16 +115,19 @@ def test_two_signals_at_once_are_one_request(launch: Launch, second: signal.Sign
     if engine.process.poll() is None:
         os.kill(engine.process.pid, second)
     assert engine.wait() == 0, engine.log[-4000:]
-    assert "told to hurry" not in engine.log
+    assert "second stop signal" not in engine.log
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_every_process_of_the_engine_is_an_orderly_stop(
     launch: Launch, number: signal.Signals
 ) -> None:
-    """systemd's KillMode=control-group does that. Before, children that ended first made it exit 1."""
+    """systemd does this with KillMode=control-group.
+
+    In an earlier version the exits of children before the supervisor gave status 1.
+    """
     engine = launch().ready()
-    # The supervisor last, and not before it saw a child end: that is the case that failed.
+    # The supervisor gets its signal last, after it saw a child exit: this order failed before.
     pids, supervisor = engine.pids(), engine.supervisor()
     os.kill(supervisor, signal.SIGSTOP)
     for pid in pids:
@@ -132,7 +137,7 @@ def test_a_signal_to_every_process_of_the_engine_is_an_orderly_stop(
     assert engine.wait() == 0, engine.log[-4000:]
 
 
-def test_stopped_and_continued_by_a_terminal_it_serves_on(launch: Launch) -> None:
+def test_an_engine_stopped_and_continued_by_a_terminal_serves(launch: Launch) -> None:
     engine = launch().ready()
     os.killpg(engine.process.pid, signal.SIGSTOP)
     os.killpg(engine.process.pid, signal.SIGCONT)
@@ -147,10 +152,13 @@ def test_stopped_and_continued_by_a_terminal_it_serves_on(launch: Launch) -> Non
         "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
     ],
 )
-def test_signals_that_its_launcher_blocked_or_ignored_stop_it_all_the_same(
+def test_signals_blocked_or_ignored_by_the_launcher_still_stop_the_engine(
     launch: Launch, leaves: str
 ) -> None:
-    """Both are inherited. Before, SIGTERM never came; and a child's end was an end of the engine."""
+    """The signal mask and ignored signals are inherited.
+
+    In an earlier version SIGTERM had no effect, and the exit of a child ended the engine.
+    """
     program = f"import os, signal, sys; {leaves}; os.execv(sys.argv[1], sys.argv[1:])"
     engine = launch(before=[sys.executable, "-c", program]).ready()
     victim = next(pid for pid in engine.pids() if _command(pid)[0].startswith(b"ringlog: scheduler"))
@@ -160,8 +168,9 @@ def test_signals_that_its_launcher_blocked_or_ignored_stop_it_all_the_same(
     assert engine.wait() == 0, engine.log[-4000:]
 
 
-def test_without_standard_descriptors_no_file_of_the_engine_gets_their_numbers(launch: Launch) -> None:
-    """Before, it ended at once, exit 1, with no word anywhere; or wrote messages into whatever was opened."""
+def test_an_engine_without_standard_descriptors_opens_dev_null_for_them(launch: Launch) -> None:
+    """In an earlier version the engine exited at once with status 1 and no message, or wrote messages into
+    other files."""
     engine = launch(before=["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-']).ready()
     for pid in engine.pids():
         found = [os.readlink(f"/proc/{pid}/fd/{number}") for number in range(3)]
@@ -170,7 +179,7 @@ def test_without_standard_descriptors_no_file_of_the_engine_gets_their_numbers(l
     assert engine.wait() == 0, engine.log[-4000:]
 
 
-def test_in_a_deleted_working_directory_it_says_so(launch: Launch, tmp_path: Path) -> None:
+def test_a_start_in_a_deleted_working_directory_is_refused(launch: Launch, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     engine = launch(before=["sh", "-c", 'rmdir "$PWD" && exec "$0" "$@"'], cwd=str(gone))
@@ -186,10 +195,11 @@ def test_in_a_deleted_working_directory_it_says_so(launch: Launch, tmp_path: Pat
         (["env", b"RINGLOG_COLD_DIR=/tmp/\xff"], 2, "cold.dir must be UTF-8"),
     ],
 )
-def test_where_it_cannot_work_the_start_is_refused_with_the_reason(
+def test_a_start_under_unusable_conditions_is_refused_with_the_reason(
     launch: Launch, before: Sequence[str], status: int, reason: str
 ) -> None:
-    """Before, a traceback, or `no shard could start: failed 2 times in a row`."""
+    """In an earlier version the engine printed a traceback, or `no shard could start: failed 2 times in a
+    row`."""
     engine = launch(before=before)
     _, err = engine.process.communicate(timeout=DEADLINE_S)
     assert (engine.process.returncode, err.count(b"\n")) == (status, 1), err.decode()
@@ -210,8 +220,8 @@ def _state(pid: str) -> str:
         return ""
 
 
-def test_as_first_process_of_a_container_it_collects_orphans_and_stops(launch: Launch) -> None:
-    """Before, what health checks and shells in the container left stayed there as zombies for good."""
+def test_an_engine_as_pid_1_of_a_container_reaps_orphans_and_stops(launch: Launch) -> None:
+    """In an earlier version, zombies of health checks and shells in the container stayed forever."""
     if not _can_unshare():
         pytest.skip("no right to make a pid namespace")
     engine = launch(before=["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]).ready()
@@ -220,7 +230,7 @@ def test_as_first_process_of_a_container_it_collects_orphans_and_stops(launch: L
     ours = set(children.read_text().split())
     inside = ["nsenter", "-t", first, "-p", "-m", "sh", "-c", "sh -c 'exec sleep 0.2' & exit 0"]
     subprocess.run(inside, check=True, timeout=20)
-    # It becomes a child of the first process when its parent ends, and is gone for good after its own end.
+    # The orphan becomes a child of pid 1 when its parent exits. Pid 1 must reap it after its exit.
     wait_until(lambda: set(children.read_text().split()) <= ours, DEADLINE_S, "the orphan to be collected")
     assert not [pid for pid in children.read_text().split() if _state(pid) == "Z"]
     os.kill(int(first), signal.SIGTERM)

@@ -1,4 +1,5 @@
-"""A process that runs out of descriptors stops listening before libzmq meets EMFILE, and listens again."""
+"""A process that runs out of descriptors stops listening before libzmq gets EMFILE, and listens again later.
+"""
 
 from __future__ import annotations
 
@@ -55,23 +56,24 @@ while True:
 
 @pytest.fixture
 def descriptors() -> Iterator[None]:
-    """The limit of this process as it was."""
+    """Restore the descriptor limit of this process after the test."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def _leave(free: int) -> None:
-    """Lower the limit until so many can be opened; what is open above it stays open."""
+    """Lower the limit until `free` descriptors can be opened. Descriptors above the limit stay open."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = {int(name) for name in os.listdir("/proc/self/fd")}
-    used = {number for number in used if os.path.exists(f"/proc/self/fd/{number}")}  # Not the listing itself.
+    # without the descriptor of the listing itself
+    used = {number for number in used if os.path.exists(f"/proc/self/fd/{number}")}
     numbers = (number for number in itertools.count() if number not in used)
     limit = next(itertools.islice(numbers, free, None))
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def test_count_descriptors_are_counted_by_what_can_be_opened(descriptors: None) -> None:
+def test_count_descriptors_returns_how_many_can_be_opened(descriptors: None) -> None:
     _leave(10)
     opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(9)]
     assert count_descriptors()[0] == 1
@@ -84,7 +86,7 @@ def test_count_descriptors_are_counted_by_what_can_be_opened(descriptors: None) 
     assert count_descriptors()[0] == 10
 
 
-def test_it_stops_listening_and_listens_again(tmp_path: Path, descriptors: None) -> None:
+def test_a_listener_pauses_without_free_descriptors_and_resumes(tmp_path: Path, descriptors: None) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     with context, context.socket(zmq.ROUTER) as server, context.socket(zmq.DEALER) as old:
@@ -116,10 +118,10 @@ def test_it_stops_listening_and_listens_again(tmp_path: Path, descriptors: None)
             assert server.recv_multipart()[1] == b"3"
 
 
-def test_every_change_is_said_however_often_it_happens(
+def test_every_pause_and_resume_is_logged(
     tmp_path: Path, descriptors: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A repeated warning is held back for a while; news of a change must not be."""
+    """The filter for repeated warnings must not suppress a change of state."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     limit, clock = resource.getrlimit(resource.RLIMIT_NOFILE), ManualClock()
     with context, context.socket(zmq.ROUTER) as server, caplog.at_level(logging.INFO):
@@ -132,12 +134,13 @@ def test_every_change_is_said_however_often_it_happens(
             clock.advance(LATER_S)
             guard.check_descriptors(clock.monotonic_ns())
     said = [record.getMessage() for record in caplog.records if shown.filter(record)]
-    assert said == ["too few descriptors: no new connections", "new connections are taken again"] * 3
+    assert said == ["new connections paused: too few file descriptors", "new connections resumed"] * 3
 
 
 @pytest.mark.parametrize("how", ["guarded", "unguarded"])
-def test_a_crowd_at_the_door_ends_nobody(tmp_path: Path, how: str) -> None:
-    """The second one shows that the crowd is large enough: libzmq aborts a process that does not look."""
+def test_many_new_connections_do_not_end_a_guarded_process(tmp_path: Path, how: str) -> None:
+    """The unguarded run proves that there are enough connections: libzmq aborts a process that does not
+    check."""
     endpoint = f"ipc://{tmp_path}/s"
     process = subprocess.Popen(
         [sys.executable, "-c", _CROWD, endpoint, how],
@@ -154,7 +157,7 @@ def test_a_crowd_at_the_door_ends_nobody(tmp_path: Path, how: str) -> None:
             clients.append(client)
             client.connect(endpoint)
             client.send(encode(m.Ping(), number))
-            # One after the other: each is answered, or nobody listens any more.
+            # Clients connect one after the other, until the server stops listening.
             if not client.poll(300):
                 break
             answered += 1

@@ -1,4 +1,4 @@
-"""Log lines: facts by name, nothing formatted, repeats counted (ecosystem section 7, SEC-25)."""
+"""Log lines: named values, no formatting, and counted repeats."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def lines(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_line_carries_who_and_the_facts_by_name(root_logger: logging.Logger, tmp_path: Path) -> None:
+def test_a_line_contains_the_actor_and_the_values_by_name(
+    root_logger: logging.Logger, tmp_path: Path
+) -> None:
     log = configured(root_logger, tmp_path / "log")
     logs.log_event(log, logging.INFO, "ring attached", ring="%s {x} \n", seq=3)
     [line] = lines(tmp_path / "log")
@@ -45,7 +47,7 @@ def test_a_line_carries_who_and_the_facts_by_name(root_logger: logging.Logger, t
     assert str(line["ts"]).endswith("+00:00")
 
 
-def test_a_fact_cannot_pose_as_a_field_of_the_line(root_logger: logging.Logger, tmp_path: Path) -> None:
+def test_a_value_cannot_replace_a_field_of_the_line(root_logger: logging.Logger, tmp_path: Path) -> None:
     log = configured(root_logger, tmp_path / "log")
     logs.log_event(log, logging.INFO, "x", actor="intruder", ts=0)
     [line] = lines(tmp_path / "log")
@@ -67,11 +69,11 @@ def test_levels_are_set_by_logger(root_logger: logging.Logger, tmp_path: Path) -
     logs.log_event(deep, logging.DEBUG, "deep")
     deep.setLevel(logging.NOTSET)
     assert [line["event"] for line in lines(tmp_path / "log")] == ["deep"]
-    with pytest.raises(ConfigError, match="no such level"):
+    with pytest.raises(ConfigError, match="unknown level"):
         logs.parse_levels("loud")
 
 
-def test_a_repeated_warning_is_counted_and_an_error_never_held_back(
+def test_repeated_warnings_are_counted_and_errors_are_never_suppressed(
     root_logger: logging.Logger, tmp_path: Path
 ) -> None:
     filter = logs.RepeatFilter()
@@ -97,7 +99,7 @@ def test_the_filter_remembers_a_bounded_number_of_warnings() -> None:
     assert len(filter._last) == logs.REPEATS_REMEMBERED_MAX
 
 
-def test_a_file_that_was_moved_away_is_opened_anew(root_logger: logging.Logger, tmp_path: Path) -> None:
+def test_reopen_writes_to_a_new_file_after_a_rename(root_logger: logging.Logger, tmp_path: Path) -> None:
     log = configured(root_logger, tmp_path / "log")
     logs.log_event(log, logging.INFO, "before")
     (tmp_path / "log").rename(tmp_path / "log.1")

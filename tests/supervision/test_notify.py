@@ -1,4 +1,4 @@
-"""The service manager's protocol against a socket of ours (ecosystem section 11)."""
+"""The sd_notify protocol of the service manager, tested with a local socket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ear(tmp_path: Path) -> Iterator[socket.socket]:
         yield ear
 
 
-def test_the_manager_is_told_of_progress_readiness_and_stop(ear: socket.socket) -> None:
+def test_the_manager_receives_status_readiness_watchdog_and_stop(ear: socket.socket) -> None:
     notifier = SystemdNotifier({"NOTIFY_SOCKET": ear.getsockname(), "WATCHDOG_USEC": "30000000"})
     notifier.notify_status("recovering")
     notifier.notify_ready()
@@ -29,7 +29,7 @@ def test_the_manager_is_told_of_progress_readiness_and_stop(ear: socket.socket) 
     assert said == ["STATUS=recovering", "READY=1\nSTATUS=ready", "WATCHDOG=1", "STOPPING=1\nSTATUS=draining"]
 
 
-def test_without_a_watchdog_no_beat_is_sent(ear: socket.socket) -> None:
+def test_without_a_watchdog_no_ping_is_sent(ear: socket.socket) -> None:
     notifier = SystemdNotifier({"NOTIFY_SOCKET": ear.getsockname()})
     notifier.ping_watchdog()
     notifier.notify_ready()
@@ -45,7 +45,7 @@ def test_an_abstract_socket_is_reached() -> None:
         assert ear.recv(1024).startswith(b"READY=1")
 
 
-def test_nobody_listening_is_no_trouble(tmp_path: Path) -> None:
+def test_a_missing_socket_is_no_error(tmp_path: Path) -> None:
     for environ in ({}, {"NOTIFY_SOCKET": str(tmp_path / "gone")}):
         notifier = SystemdNotifier(environ)
         notifier.notify_ready()

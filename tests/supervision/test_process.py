@@ -1,4 +1,4 @@
-"""The bootstrap every actor shares, and how its end is told (RD-16, SEC-20, SEC-26)."""
+"""The bootstrap of every actor, and how its end is reported."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def page(shm: Path) -> tuple[ProcessState, int, int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_signal_ends_the_wait_and_the_actor_ends_well(shm: Path, number: signal.Signals) -> None:
+def test_a_stop_signal_ends_the_wait_and_the_actor_exits_with_0(shm: Path, number: signal.Signals) -> None:
     process = start(shm, "wait")
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
@@ -161,8 +161,8 @@ def test_a_stop_signal_ends_the_wait_and_the_actor_ends_well(shm: Path, number: 
     assert (code, page(shm)[0]) == (ExitCode.OK, ProcessState.STOPPED)
 
 
-def test_any_thread_may_look_first_whether_to_stop(shm: Path) -> None:
-    """`signal only works in main thread` ended a compactor that was told to stop within a pass."""
+def test_any_thread_may_be_the_first_to_check_the_stop_flag(shm: Path) -> None:
+    """`signal only works in main thread` once ended a compactor that received a stop during a pass."""
     process = start(shm, "thread")
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
@@ -170,8 +170,8 @@ def test_any_thread_may_look_first_whether_to_stop(shm: Path) -> None:
     assert finish(process)[0] == ExitCode.OK
 
 
-def test_an_actor_that_does_not_serve_yet_ends_at_once_and_well(shm: Path) -> None:
-    """A recovery takes as long as it takes, and may be begun anew at any point."""
+def test_an_actor_that_still_recovers_exits_at_once_with_0(shm: Path) -> None:
+    """A recovery has no time limit and can be repeated from any point."""
     process = start(shm, "recover")
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
@@ -179,8 +179,9 @@ def test_an_actor_that_does_not_serve_yet_ends_at_once_and_well(shm: Path) -> No
     assert (finish(process)[0], page(shm)[0]) == (ExitCode.OK, ProcessState.STOPPED)
 
 
-def test_an_actor_that_keeps_no_promise_dies_with_its_supervisor(shm: Path) -> None:
-    """It drains nothing as an orphan: the next engine would wait for it. This one hears no other signal."""
+def test_an_expendable_actor_dies_with_its_supervisor(shm: Path) -> None:
+    """It does not drain as an orphan, because the next engine would wait for it. This actor blocks all other
+    signals."""
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, PROGRAM, boot_for(shm, is_expendable=True, supervisor_pid=-1)],
         stdout=subprocess.PIPE, text=True,
@@ -208,8 +209,8 @@ def test_hangup_and_quit_do_not_end_an_actor(shm: Path) -> None:
     assert "most recent call first" in err, "SIGQUIT dumps the stacks"
 
 
-def test_an_actor_is_seen_by_the_next_supervisor_until_it_is_gone(shm: Path) -> None:
-    """PR-10: it does not let go of its line while it ends, either."""
+def test_the_next_supervisor_detects_an_actor_until_it_exited(shm: Path) -> None:
+    """The actor keeps its liveness lock while it ends (P3)."""
     line = open_liveness_lock(str(shm))
     process = start(shm, "linger", pass_fds=(line,))
     os.close(line)
@@ -223,28 +224,28 @@ def test_an_actor_is_seen_by_the_next_supervisor_until_it_is_gone(shm: Path) -> 
     assert not orphans_alive(str(shm))
 
 
-def test_a_broken_invariant_tells_its_story_and_has_a_code_of_its_own(shm: Path) -> None:
+def test_an_invariant_violation_logs_the_last_events_and_has_its_own_exit_code(shm: Path) -> None:
     code, _, lines = finish(start(shm, "raise"))
     assert (code, page(shm)[0]) == (ExitCode.INVARIANT, ProcessState.FAILED)
     failed = next(line for line in lines if line["event"] == "actor failed")
     assert (failed["reason"], failed["detail"]) == ("W2 is false", {"seq": 7})
     assert (failed["actor"], failed["incarnation"], failed["level"]) == ("wal_shard-00", 9, "critical")
-    assert [line["told"] for line in lines if line["event"] == "story"] == ["'first'", "'second'"]
+    assert [line["told"] for line in lines if line["event"] == "last event"] == ["'first'", "'second'"]
     assert any("InvariantViolation" in str(line.get("traceback")) for line in lines)
 
 
 @pytest.mark.parametrize("what", ["refuse", "typo"])
-def test_an_actor_that_cannot_be_built_says_so(shm: Path, what: str) -> None:
+def test_an_actor_that_cannot_be_built_exits_with_cannot_boot(shm: Path, what: str) -> None:
     assert finish(start(shm, what))[0] == ExitCode.CANNOT_BOOT
 
 
-def test_a_process_is_confined_before_anything_else(shm: Path) -> None:
+def test_an_actor_sets_no_new_privs_core_limit_and_umask_first(shm: Path) -> None:
     """SEC-20, SEC-26, SEC-29."""
     code, out, _ = finish(start(shm, "facts"))
     assert (code, out.split()) == (ExitCode.OK, ["1", "0", "0o77", "wal_shard-00"])
 
 
-def test_a_malformed_boot_message_is_a_boot_that_failed(shm: Path) -> None:
+def test_a_malformed_boot_message_exits_with_cannot_boot(shm: Path) -> None:
     for arguments in (["{}"], ["nonsense"], []):
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM.replace("sys.argv.pop(2)", "''"), *arguments],
@@ -254,12 +255,12 @@ def test_a_malformed_boot_message_is_a_boot_that_failed(shm: Path) -> None:
         assert done.stderr.startswith("cannot boot: ")
 
 
-def test_a_process_whose_parent_is_another_one_ends_as_an_orphan(shm: Path) -> None:
-    """RD-7: the parent may be dead before its death signal was asked for."""
+def test_an_actor_with_another_parent_exits_as_an_orphan(shm: Path) -> None:
+    """The supervisor may have died before the actor requested its parent-death signal."""
     assert finish(start(shm, "wait", supervisor_pid=1))[0] == ExitCode.ORPHANED
 
 
-def test_a_process_whose_board_is_gone_cannot_boot(shm: Path, tmp_path: Path) -> None:
+def test_an_actor_without_its_board_cannot_boot(shm: Path, tmp_path: Path) -> None:
     assert finish(start(shm, "wait", shm_dir=str(tmp_path / "gone")))[0] == ExitCode.CANNOT_BOOT
 
 
@@ -276,10 +277,10 @@ def test_a_process_whose_board_is_gone_cannot_boot(shm: Path, tmp_path: Path) ->
         (MemoryError(), ExitCode.CRASH),
     ],
 )
-def test_every_kind_of_trouble_has_its_exit_code(error: Exception, code: ExitCode) -> None:
+def test_every_kind_of_error_has_its_exit_code(error: Exception, code: ExitCode) -> None:
     assert exit_code_for(error, is_built=True) == code
 
 
-def test_trouble_before_the_actor_was_built_is_a_boot_that_failed() -> None:
+def test_an_error_before_the_actor_is_built_means_cannot_boot() -> None:
     assert exit_code_for(RuntimeError(), is_built=False) == ExitCode.CANNOT_BOOT
     assert exit_code_for(DiskError("x"), is_built=False) == ExitCode.DISK_FAILED

@@ -1,4 +1,4 @@
-"""Health is progress, not liveness (RD-18)."""
+"""The supervisor judges a child by its progress, not by whether its process exists."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringlog.supervision.restart import NS_PER_S
 HALF_S = NS_PER_S // 2
 
 
-def test_facts_that_stand_still_for_the_limit_mean_stuck() -> None:
+def test_a_child_whose_counters_do_not_change_is_stuck() -> None:
     progress, now = ChildProgress(0), 0
     progress.observe((1, 1), now)
     for _ in range(3):
@@ -25,7 +25,7 @@ def test_facts_that_stand_still_for_the_limit_mean_stuck() -> None:
     assert progress.is_stuck(ProcessState.READY, 2.0)
 
 
-def test_any_fact_that_moves_is_progress() -> None:
+def test_any_changed_counter_is_progress() -> None:
     progress = ChildProgress(0)
     for n in range(100):
         progress.observe((1, n), n * NS_PER_S)
@@ -41,8 +41,8 @@ def test_a_recovering_child_is_given_more_time() -> None:
 
 
 @pytest.mark.parametrize("state", STARTING_STATES)
-def test_a_child_that_comes_up_is_not_stuck_by_the_limit_of_those_who_serve(state: ProcessState) -> None:
-    """On a loaded host an interpreter takes longer to come up than the shortest limit there is."""
+def test_a_starting_child_has_a_longer_limit_than_a_serving_one(state: ProcessState) -> None:
+    """On a loaded host an interpreter needs more time to start than the shortest limit allows."""
     progress, now = ChildProgress(0), 0
     while progress.stalled_ns < (START_STALL_S_MIN - 1) * NS_PER_S:
         progress.observe((2,), now)
@@ -56,7 +56,7 @@ def test_a_child_that_comes_up_is_not_stuck_by_the_limit_of_those_who_serve(stat
     assert not progress.is_stuck(state, 60.0), "patience grows with the limit"
 
 
-def test_time_in_which_the_supervisor_did_not_run_accuses_nobody() -> None:
+def test_time_without_observations_does_not_count_as_stalled() -> None:
     progress = ChildProgress(0)
     progress.observe((1,), 0)
     progress.observe((1,), 3600 * NS_PER_S)
@@ -65,7 +65,7 @@ def test_time_in_which_the_supervisor_did_not_run_accuses_nobody() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10 * NS_PER_S)), max_size=60))
-def test_standing_still_is_never_longer_than_the_time_since_the_last_change(
+def test_stalled_time_never_exceeds_the_time_since_the_last_change(
     steps: list[tuple[int, int]],
 ) -> None:
     progress, now, changed, last = ChildProgress(0), 0, 0, None

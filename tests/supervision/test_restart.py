@@ -1,4 +1,4 @@
-"""Who restarts when: every row of the table, and what holds for any sequence of deaths (PR-1, PR-12)."""
+"""Restart decisions: every row of the table, and properties for any sequence of deaths."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def spec(restart_max: int = 5, window_s: float = 60.0) -> ChildSpec:
 
 
 def die(child: ChildSpec, *deaths: tuple[ChildExit, int]) -> list[object]:
-    """Decisions for a sequence of (exit, monotonic ns)."""
+    """Return the decisions for a sequence of (exit, monotonic ns)."""
     history, decisions = DeathHistory(), []
     for exit, now in deaths:
         history = history.with_death(child, exit, now)
@@ -48,32 +48,32 @@ def die(child: ChildSpec, *deaths: tuple[ChildExit, int]) -> list[object]:
         ExitCode.CANNOT_BOOT, 3, -signal.SIGKILL, -signal.SIGSEGV,
     ],
 )  # fmt: skip
-def test_the_first_death_is_followed_by_a_start_at_once(status: int) -> None:
+def test_the_first_death_is_followed_by_an_immediate_restart(status: int) -> None:
     assert die(spec(), (ChildExit(status, was_ready=True), 7)) == [RestartNow()]
 
 
 @pytest.mark.parametrize(("status", "word"), [(ExitCode.FENCED, "fenced"), (ExitCode.CORRUPT, "damaged")])
-def test_fenced_and_corrupt_are_given_up_at_once_and_the_reason_is_said(status: int, word: str) -> None:
+def test_fenced_and_corrupt_children_are_given_up_at_once_with_the_reason(status: int, word: str) -> None:
     [decision] = die(spec(), (ChildExit(status, was_ready=True), 7))
     assert isinstance(decision, GiveUp)
     assert word in decision.reason
 
 
-def test_two_failed_boots_in_a_row_are_poison() -> None:
+def test_two_failed_boots_in_a_row_give_up_the_child() -> None:
     first, second = die(spec(), (NEVER_READY, 0), (NEVER_READY, 1))
     assert first == RestartNow()
     assert isinstance(second, GiveUp)
     assert "cannot boot" in second.reason
 
 
-def test_a_process_that_ends_before_it_reached_the_board_is_a_failed_boot() -> None:
-    """An interpreter that cannot import the actor exits with 1, as any crash does."""
+def test_an_exit_before_the_board_is_reached_is_a_failed_boot() -> None:
+    """An interpreter that cannot import the actor exits with status 1, like any crash."""
     early, late = (ChildExit(ExitCode.CRASH, False, "", has_booted) for has_booted in (False, True))
     assert isinstance(die(spec(), (early, 0), (early, 1))[1], GiveUp)
     assert isinstance(die(spec(), (late, 0), (late, 1))[1], RestartAt)
 
 
-def test_a_boot_that_worked_in_between_forgets_the_failed_one() -> None:
+def test_a_successful_boot_resets_the_count_of_failed_boots() -> None:
     decisions = die(spec(), (NEVER_READY, 0), (SIGKILLED, NS_PER_S), (NEVER_READY, 2 * NS_PER_S))
     assert not any(isinstance(decision, GiveUp) for decision in decisions)
 
@@ -88,13 +88,13 @@ def test_the_delay_doubles_with_every_death_in_the_window() -> None:
 
 
 def test_more_deaths_than_allowed_in_the_window_are_given_up() -> None:
-    """PR-12: the limit is crossed by the death after restart_max restarts, no sooner."""
+    """The child is given up at the death after `restart_max` restarts, not earlier."""
     decisions = die(spec(restart_max=3), *((SIGKILLED, n * NS_PER_S) for n in range(4)))
     assert [isinstance(decision, GiveUp) for decision in decisions] == [False, False, False, True]
     assert "died 4 times in 60 s" in str(decisions[-1])
 
 
-def test_deaths_older_than_the_window_are_forgotten() -> None:
+def test_deaths_older_than_the_window_do_not_count() -> None:
     apart = 61 * NS_PER_S
     assert die(spec(restart_max=1), *((SIGKILLED, n * apart) for n in range(50))) == [RestartNow()] * 50
 
@@ -112,10 +112,10 @@ deaths = st.lists(st.tuples(exits, st.integers(0, 120 * NS_PER_S)), min_size=1, 
 
 
 @given(deaths, st.integers(0, 8), st.sampled_from([1.0, 10.0, 60.0]))
-def test_no_sequence_of_deaths_restarts_more_often_than_the_intensity_allows(
+def test_no_sequence_of_deaths_exceeds_restart_max_in_the_window(
     steps: list[tuple[ChildExit, int]], restart_max: int, window_s: float
 ) -> None:
-    """At no time were there more than restart_max restarts for deaths within one window; no spin."""
+    """At no time are there more than `restart_max` restarts for deaths within one window."""
     child, now, history, restarted = spec(restart_max, window_s), 0, DeathHistory(), []
     for exit, later in steps:
         now += later
@@ -137,7 +137,7 @@ def test_the_delay_grows_and_is_bounded(deaths: int) -> None:
     assert backoff_ms(deaths) <= backoff_ms(deaths + 1) <= RESTART_BACKOFF_MS_MAX
 
 
-def test_an_exit_is_shown_in_words_and_as_one_number() -> None:
+def test_an_exit_has_a_text_and_a_board_code() -> None:
     assert (SIGKILLED.board_code, str(SIGKILLED)) == (256 + 9, "SIGKILL")
     assert str(ChildExit(ExitCode.INVARIANT, True, "no progress")) == "invariant (no progress)"
     assert describe_exit(3) == "exit 3"
@@ -146,7 +146,7 @@ def test_an_exit_is_shown_in_words_and_as_one_number() -> None:
     assert not SIGKILLED.is_orderly
 
 
-def test_deaths_that_are_seconds_apart_are_accidents_and_cost_no_delay() -> None:
-    """PR-15: the pause for clients is the recovery, not a punishment."""
+def test_deaths_seconds_apart_cause_no_restart_delay() -> None:
+    """Clients then wait only for the recovery."""
     apart = 6 * NS_PER_S
     assert die(spec(restart_max=50), *((SIGKILLED, n * apart) for n in range(8))) == [RestartNow()] * 8

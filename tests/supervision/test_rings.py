@@ -1,4 +1,4 @@
-"""The lives of rings, over the real sockets, with a shard that says what the test wants said."""
+"""The life of rings over the real sockets, with a shard whose replies the test sends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ WAIT_MS = 10_000
 
 
 class Shard:
-    """The far end of a ShardControlLink: a ROUTER on the shard's endpoint, answered by hand."""
+    """The other end of a ShardControlLink: a ROUTER socket on the shard's endpoint. The test sends the
+    replies."""
 
     def __init__(self, shm_dir: Path) -> None:
         self.context = zmq.Context()
@@ -38,7 +39,7 @@ class Shard:
         self.link = ShardControlLink(self.context, self.endpoint)
 
     def hear(self) -> tuple[m.Message, Callable[[m.Message], None]]:
-        """The next message from the supervisor and a way to answer it."""
+        """Return the next message from the supervisor and a function that replies to it."""
         assert self.socket.poll(WAIT_MS), "the supervisor said nothing"
         address, data = self.socket.recv_multipart()
         envelope = decode(data)
@@ -50,7 +51,7 @@ class Shard:
         return not self.socket.poll(50)
 
     def deliver(self, keeper: r.RingManager) -> None:
-        """Let the keeper take one reply."""
+        """Let the ring manager process one reply."""
         assert self.link.socket.poll(WAIT_MS)
         for envelope in self.link.receive():
             keeper.handle_reply(0, envelope.corr, envelope.message)
@@ -78,7 +79,7 @@ def shard(tmp_path: Path) -> Iterator[Shard]:
 
 @pytest.fixture
 def client() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that may be killed."""
+    """A process that the test may kill."""
     process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     yield process
     process.kill()
@@ -106,7 +107,7 @@ def files(path: Path) -> set[str]:
     return {name for name in os.listdir(path) if name.startswith("ring-")}
 
 
-def test_a_ring_is_announced_only_when_its_shard_drains_it(
+def test_a_ring_is_announced_only_after_its_shard_attached(
     keeper: r.RingManager, shard: Shard, tmp_path: Path
 ) -> None:
     answers: list[m.Message] = []
@@ -144,7 +145,7 @@ def test_a_closed_ring_is_drained_by_its_shard_and_then_removed(
 def test_the_rings_of_a_killed_client_are_drained_and_removed(
     keeper: r.RingManager, shard: Shard, tmp_path: Path, client: subprocess.Popen[bytes]
 ) -> None:
-    """PR-6."""
+    """The shard settles everything published before the ring is removed (R7)."""
     keeper.shard_ready(0, shard.link)
     rings = {open_live(keeper, shard, client.pid).ring for _ in range(2)}
     other = open_live(keeper, shard).ring
@@ -184,10 +185,11 @@ def test_a_client_without_a_pidfd_is_watched_by_its_lock(
     assert shard.hear()[0] == m.RingDetach(opened.ring, dead=True)
 
 
-def test_the_rings_of_a_closed_client_go_although_its_process_lives(
+def test_the_rings_of_a_closed_client_are_removed_while_its_process_lives(
     keeper: r.RingManager, shard: Shard, tmp_path: Path, clock: ManualClock
 ) -> None:
-    """PR-6, RF-14: a pidfd tells of the process alone; a program may open and close clients for years."""
+    """A pidfd reports only the exit of the process, and a program may open and close clients for years
+    (RF-14)."""
     keeper.shard_ready(0, shard.link)
     quick, slow = open_live(keeper, shard), open_live(keeper, shard)
     assert len(keeper.pidfds()) == 1
@@ -202,7 +204,7 @@ def test_the_rings_of_a_closed_client_go_although_its_process_lives(
     assert shard.hear()[0] == m.RingDetach(slow.ring, dead=True)
 
 
-def test_a_client_that_never_attaches_is_given_up_after_a_grace(
+def test_the_ring_of_a_client_that_never_attaches_is_removed_after_30_s(
     keeper: r.RingManager, shard: Shard, clock: ManualClock
 ) -> None:
     keeper.shard_ready(0, shard.link)
@@ -215,10 +217,10 @@ def test_a_client_that_never_attaches_is_given_up_after_a_grace(
     assert shard.hear()[0] == m.RingDetach(opened.ring, dead=True)
 
 
-def test_a_new_incarnation_is_told_of_every_ring_and_of_those_whose_client_left_meanwhile(
+def test_a_new_incarnation_attaches_every_ring_and_detaches_those_of_exited_clients(
     keeper: r.RingManager, shard: Shard, tmp_path: Path
 ) -> None:
-    """PR-2: nothing a client published is lost because its shard died before or after it."""
+    """No published frame is lost, whether the shard dies before or after the client."""
     keeper.shard_ready(0, shard.link)
     stays, leaves = open_live(keeper, shard), open_live(keeper, shard)
     keeper.shard_down(0)
@@ -235,7 +237,7 @@ def test_a_new_incarnation_is_told_of_every_ring_and_of_those_whose_client_left_
     ]
 
 
-def test_a_ring_its_shard_cannot_use_is_refused_and_removed(
+def test_a_ring_that_its_shard_refuses_is_removed(
     keeper: r.RingManager, shard: Shard, tmp_path: Path
 ) -> None:
     keeper.shard_ready(0, shard.link)
@@ -249,10 +251,10 @@ def test_a_ring_its_shard_cannot_use_is_refused_and_removed(
     assert files(tmp_path) == set()
 
 
-def test_the_producer_of_a_ring_that_a_successor_refuses_is_told(
+def test_a_ring_that_a_successor_refuses_is_closed_for_its_producer(
     keeper: r.RingManager, shard: Shard, tmp_path: Path
 ) -> None:
-    """RF-25, RF-30: nobody reads that file any more; a client that does not know pushes into it for ever."""
+    """Otherwise the client would push into a file that no process reads (RF-25, RF-30)."""
     keeper.shard_ready(0, shard.link)
     opened = open_live(keeper, shard)
     producer = RingProducer.attach(str(tmp_path / opened.ring))
@@ -270,10 +272,10 @@ def test_the_producer_of_a_ring_that_a_successor_refuses_is_told(
     bell.close()
 
 
-def test_a_failed_shard_answers_those_who_wait_and_refuses_the_next(
+def test_a_failed_shard_fails_pending_and_later_requests(
     keeper: r.RingManager, tmp_path: Path
 ) -> None:
-    """PR-12."""
+    """The requests fail with the reason `shard_failed`."""
     answers: list[m.Message] = []
     keeper.open(request(), answers.append)
     [ring] = keeper
@@ -295,7 +297,7 @@ def test_a_failed_shard_answers_those_who_wait_and_refuses_the_next(
         request(ring_bytes=-1), request(client="x" * 300), request(client="\ud800" * 200),
     ],
 )  # fmt: skip
-def test_an_impossible_request_is_refused_and_leaves_nothing(
+def test_an_invalid_request_is_refused_and_leaves_no_file(
     keeper: r.RingManager, tmp_path: Path, bad: m.RingOpen
 ) -> None:
     with pytest.raises(InvalidRequest):
@@ -314,7 +316,7 @@ def size_of_ring(keeper: r.RingManager, where: Path, asked: int) -> int:
     ("asked", "given"),
     [(0, RING_BYTES_FIRST), (RING_BYTES_MIN, RING_BYTES_MIN), (4 * MIB, 4 * MIB), (64 * MIB, 8 * MIB)],
 )
-def test_a_ring_begins_small_and_grows_up_to_the_configured_size(
+def test_a_ring_has_the_requested_size_up_to_the_configured_one(
     tmp_path: Path, clock: ManualClock, asked: int, given: int
 ) -> None:
     settings = RunConfig(ring_bytes=8 * MIB)
@@ -324,7 +326,7 @@ def test_a_ring_begins_small_and_grows_up_to_the_configured_size(
     keeper.close_all()
 
 
-def test_a_larger_ring_leaves_most_of_the_shared_memory_to_others(
+def test_a_larger_ring_takes_only_a_part_of_the_free_shared_memory(
     tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.statvfs(tmp_path)
@@ -342,10 +344,10 @@ def test_a_larger_ring_leaves_most_of_the_shared_memory_to_others(
     keeper.close_all()
 
 
-def test_a_client_of_another_pid_namespace_is_not_taken_for_a_process_of_this_one(
+def test_a_client_of_another_pid_namespace_is_not_watched_by_its_pid(
     keeper: r.RingManager, shard: Shard, client: subprocess.Popen[bytes]
 ) -> None:
-    """Its pid may be the number of another process here, whose death must not take its ring."""
+    """Its pid may belong to another process here, whose death must not remove the ring."""
     keeper.shard_ready(0, shard.link)
     keeper.open(
         m.RingOpen("c", client.pid, 0, 0, process_started_ticks(client.pid) + 1), lambda message: None
@@ -365,10 +367,10 @@ def test_the_number_of_rings_is_bounded(keeper: r.RingManager, monkeypatch: pyte
     keeper.open(request(shard=1), lambda message: None)
 
 
-def test_no_room_in_shared_memory_is_throttled_and_leaves_no_half_made_ring(
+def test_a_full_shared_memory_gives_throttled_and_leaves_no_file(
     keeper: r.RingManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full /dev/shm; the disk says no as a tmpfs does (RD-11)."""
+    """Allocation fails in the same way as on a full tmpfs (R6)."""
 
     def full(fd: int, offset: int, length: int) -> None:
         raise OSError(28, "No space left on device")
@@ -380,6 +382,6 @@ def test_no_room_in_shared_memory_is_throttled_and_leaves_no_half_made_ring(
 
 
 def test_no_string_of_a_client_becomes_part_of_a_path(keeper: r.RingManager, tmp_path: Path) -> None:
-    """SEC-25."""
+    """Names of ring files consist of random hexadecimal digits."""
     keeper.open(request(client="../../etc/x\0"), lambda message: None)
     assert all(set(name) <= set("ring-.bel0123456789abcdef") for name in files(tmp_path))

@@ -1,4 +1,4 @@
-"""Directories: ours, private, and cleaned only where they are ours (SEC-20..22)."""
+"""Directories of the engine: private, and cleaned only if the engine created them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def info(tmp_path: Path) -> r.EngineInfo:
     )  # fmt: skip
 
 
-def test_a_directory_is_made_private(tmp_path: Path) -> None:
+def test_a_new_directory_is_private(tmp_path: Path) -> None:
     path = str(tmp_path / "data")
     r.make_private_dir(RealDisk(), path, "data directory")
     assert os.stat(path).st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("mode", [0o701, 0o750, 0o777])
-def test_a_directory_open_to_others_is_refused_naming_the_fix(tmp_path: Path, mode: int) -> None:
+def test_a_directory_open_to_others_is_refused_with_the_chmod_command(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "data"
     path.mkdir()
     path.chmod(mode)
@@ -50,10 +50,10 @@ def test_a_file_a_link_and_a_missing_parent_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir(mode=0o700)
     os.chown(tmp_path / "data", 12345, -1)
-    with pytest.raises(StartRefused, match="somebody else"):
+    with pytest.raises(StartRefused, match="another user"):
         r.make_private_dir(RealDisk(), str(tmp_path / "data"), "data directory")
 
 
@@ -72,14 +72,14 @@ def test_a_shared_memory_directory_is_private_and_random_and_removable() -> None
 
 
 def test_a_shared_memory_directory_is_on_record_before_it_exists() -> None:
-    """PR-10: a supervisor killed between the two leaves nothing in shared memory that nobody knows of."""
+    """If the supervisor dies between the two steps, the next one still finds the directory."""
     recorded: list[tuple[str, bool]] = []
     path = r.make_shm_dir(lambda path: recorded.append((path, os.path.exists(path))))
     r.remove_shm_dir(path)
     assert recorded == [(path, False)]
 
 
-def test_only_directories_named_like_ours_are_ever_removed(tmp_path: Path) -> None:
+def test_only_directories_with_the_engines_name_pattern_are_removed(tmp_path: Path) -> None:
     for path in (
         str(tmp_path),
         "/dev/shm",
@@ -99,8 +99,8 @@ def test_only_directories_named_like_ours_are_ever_removed(tmp_path: Path) -> No
         link.unlink()
 
 
-def test_orphans_are_seen_by_the_lock_they_hold_on_the_board(tmp_path: Path) -> None:
-    """PR-10."""
+def test_orphans_are_detected_by_their_lock_on_the_board(tmp_path: Path) -> None:
+    """Every process of the engine inherits this lock (P3)."""
     assert not r.orphans_alive(str(tmp_path))
     Board.create(tmp_path).close()
     assert not r.orphans_alive(str(tmp_path))
@@ -110,12 +110,12 @@ def test_orphans_are_seen_by_the_lock_they_hold_on_the_board(tmp_path: Path) -> 
     assert not r.orphans_alive(str(tmp_path))
 
 
-def test_shared_memory_too_small_is_refused_naming_the_options() -> None:
+def test_a_too_small_shared_memory_is_refused_with_the_options() -> None:
     with pytest.raises(StartRefused, match=r"--shm-size.*run\.ring_bytes"):
         r.require_shm_space(1 << 60)
 
 
-def test_the_announcement_is_read_back_and_withdrawn(tmp_path: Path, info: r.EngineInfo) -> None:
+def test_engine_json_is_written_read_and_removed(tmp_path: Path, info: r.EngineInfo) -> None:
     r.write_engine_json(RealDisk(), str(tmp_path), info)
     assert r.read_engine_json(str(tmp_path)) == info
     assert os.stat(tmp_path / "engine.json").st_mode & 0o077 == 0
@@ -126,13 +126,13 @@ def test_the_announcement_is_read_back_and_withdrawn(tmp_path: Path, info: r.Eng
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b'{"engine_id":1}'])
-def test_an_unreadable_announcement_is_no_engine(tmp_path: Path, content: bytes) -> None:
+def test_an_unreadable_engine_json_raises_not_connected(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "engine.json").write_bytes(content)
-    with pytest.raises(NotConnected, match="does not decode"):
+    with pytest.raises(NotConnected, match="is corrupt"):
         r.read_engine_json(str(tmp_path))
 
 
-def test_what_leases_are_counted_from_stays_while_the_host_runs_and_is_found_anew_behind_a_boot(
+def test_the_time_base_of_leases_changes_only_with_a_boot_of_the_host(
     tmp_path: Path,
 ) -> None:
     disk, clock = RealDisk(), ManualClock()

@@ -1,4 +1,4 @@
-"""Signals end a poll, even one that comes just before the wait begins."""
+"""A signal ends a poll, even if it arrives just before the wait begins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def readable(fd: int) -> bool:
     return bool(select.select([fd], [], [], 0)[0])
 
 
-def test_what_came_is_taken_once_and_in_order() -> None:
+def test_signals_are_taken_once_and_in_order() -> None:
     inbox = SignalInbox((signal.SIGUSR1, signal.SIGUSR2))
     try:
         assert not inbox.has_signals()
@@ -33,13 +33,13 @@ def test_what_came_is_taken_once_and_in_order() -> None:
         inbox.close()
 
 
-def test_handlers_are_put_back() -> None:
+def test_close_restores_the_signal_handlers() -> None:
     before = signal.getsignal(signal.SIGUSR1)
     SignalInbox((signal.SIGUSR1,)).close()
     assert signal.getsignal(signal.SIGUSR1) == before
 
 
-def test_a_storm_of_signals_is_bounded() -> None:
+def test_the_number_of_kept_signals_is_bounded() -> None:
     inbox = SignalInbox((signal.SIGUSR1,))
     try:
         for _ in range(10_000):
@@ -50,7 +50,7 @@ def test_a_storm_of_signals_is_bounded() -> None:
         inbox.close()
 
 
-def test_the_stop_flag_stays_set_and_its_descriptor_becomes_quiet() -> None:
+def test_the_stop_flag_stays_set_and_its_descriptor_is_drained() -> None:
     hangups: list[int] = []
     stop = StopFlag(lambda: hangups.append(1))
     try:

@@ -1,4 +1,5 @@
-"""Children are spawned clean, watched by pidfd and known to be dead before they are replaced (RD-6..8)."""
+"""Children are spawned with a clean environment, watched by pidfd, and known to be dead before they are
+replaced."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def run_to_end(code: str, environ: dict[str, str] | None = None) -> int:
     return child.reap()
 
 
-def test_the_pidfd_of_a_live_child_is_quiet_and_readable_once_it_is_dead() -> None:
+def test_the_pidfd_of_a_child_becomes_readable_when_it_dies() -> None:
     child = start(SLEEP)
     assert not wait_dead(child, 0)
     child.send_signal(signal.SIGKILL)
@@ -43,7 +44,7 @@ def test_the_pidfd_of_a_live_child_is_quiet_and_readable_once_it_is_dead() -> No
 
 
 def test_a_stopped_child_dies_from_sigkill() -> None:
-    """RD-6: the fence works for a process that does not run."""
+    """The fence also works for a process that does not run (P2)."""
     child = start(SLEEP)
     child.send_signal(signal.SIGSTOP)
     child.send_signal(signal.SIGKILL)
@@ -51,12 +52,12 @@ def test_a_stopped_child_dies_from_sigkill() -> None:
     assert child.reap() == -signal.SIGKILL
 
 
-def test_the_exit_code_of_a_child_arrives() -> None:
+def test_reap_returns_the_exit_code() -> None:
     assert run_to_end("raise SystemExit(72)") == 72
 
 
-def test_no_descriptor_of_ours_lives_on_in_a_child(tmp_path: Path) -> None:
-    """RD-7: a lock the supervisor holds is not inherited, even when the descriptor is inheritable."""
+def test_a_child_inherits_no_descriptor(tmp_path: Path) -> None:
+    """A child does not inherit a lock of the supervisor, even if its descriptor is inheritable."""
     with open(tmp_path / "LOCK", "w") as lock:
         os.set_inheritable(lock.fileno(), True)
         code = (
@@ -71,7 +72,7 @@ def test_no_descriptor_of_ours_lives_on_in_a_child(tmp_path: Path) -> None:
 
 
 def test_a_child_is_seen_to_live_from_its_birth_to_its_death(tmp_path: Path) -> None:
-    """PR-10: also before it has run anything, and when it does nothing any more but end."""
+    """The liveness lock is held before the child runs any code, and until it has exited (P3)."""
     Board.create(tmp_path).close()
     line = run_dir.open_liveness_lock(str(tmp_path))
     child = start("import os, signal; os.closerange(0, 3); signal.pause()", life_line=line)
@@ -93,7 +94,7 @@ def test_a_child_has_a_process_group_of_its_own_and_no_input() -> None:
 
 
 def test_secrets_and_settings_do_not_reach_a_child(tmp_path: Path) -> None:
-    """SEC-28."""
+    """A child gets only listed environment variables."""
     secrets = {
         "RINGLOG_API_KEYS": "k", "RINGLOG_KEY": "k", "AWS_SECRET_ACCESS_KEY": "k", "MY_TOKEN": "k",
         "NOTIFY_SOCKET": "/s", "RINGLOG_TEST_STOP_POINTS": "x",
@@ -107,7 +108,7 @@ def test_secrets_and_settings_do_not_reach_a_child(tmp_path: Path) -> None:
     assert not set(secrets) & set(json.loads(path.read_text()))
 
 
-def test_a_child_finds_the_same_code_wherever_it_runs() -> None:
+def test_a_child_imports_the_same_code() -> None:
     import ringlog
 
     code = f"import ringlog, actors, sys; sys.exit(ringlog.__file__ != {ringlog.__file__!r})"
@@ -118,8 +119,8 @@ def test_an_actor_is_started_by_its_kind_and_never_from_the_working_directory() 
     assert actor_command("wal_shard", "{}") == [sys.executable, "-P", "-m", "actors.wal_shard", "{}"]
 
 
-def test_a_child_is_taken_for_its_memory_before_who_replaces_it():
-    """RF-17: without any privilege, so by raising the child's score and not by lowering ours."""
+def test_the_oom_killer_prefers_a_child_to_its_supervisor():
+    """The supervisor raises the child's score, which needs no privilege (RF-17)."""
     child = start("import signal; signal.pause()", dict(os.environ))
     try:
         with open(f"/proc/{child.pid}/oom_score_adj") as theirs, open("/proc/self/oom_score_adj") as ours:

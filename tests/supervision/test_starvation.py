@@ -1,4 +1,4 @@
-"""A child that gets no processor is not stuck (RF-21)."""
+"""A child that gets no CPU time is not stuck (RF-21)."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def child(code: str) -> Iterator[int]:
         process.communicate()
 
 
-def test_who_wants_no_processor_is_not_starved() -> None:
-    """It sleeps, hangs in a device, was stopped, or is gone."""
+def test_a_child_that_does_not_want_cpu_is_not_starved() -> None:
+    """It sleeps, waits for a device, was stopped, or has exited."""
     assert not CpuStarvation().is_starved(CpuSample(wants_cpu=False, used_ns=5), 0)
     assert not CpuStarvation().is_starved(None, 0)
 
 
-def test_who_wants_one_is_starved_until_a_window_shows_what_it_got() -> None:
+def test_a_child_that_wants_cpu_is_starved_until_a_window_shows_its_share() -> None:
     hunger = CpuStarvation()
     assert hunger.is_starved(CpuSample(wants_cpu=True, used_ns=0), 0)
     assert hunger.is_starved(CpuSample(wants_cpu=True, used_ns=NS_PER_S // 2), NS_PER_S // 2), (
@@ -45,7 +45,7 @@ def test_who_wants_one_is_starved_until_a_window_shows_what_it_got() -> None:
 
 
 @pytest.mark.parametrize(("share", "is_starved"), [(SHARE_MIN - 0.01, True), (SHARE_MIN, False)])
-def test_what_it_got_decides_in_each_window(share: float, is_starved: bool) -> None:
+def test_the_share_of_cpu_decides_in_each_window(share: float, is_starved: bool) -> None:
     hunger = CpuStarvation()
     for n in range(5):
         found = hunger.is_starved(CpuSample(wants_cpu=True, used_ns=int(n * share * NS_PER_S)), n * NS_PER_S)
@@ -54,7 +54,7 @@ def test_what_it_got_decides_in_each_window(share: float, is_starved: bool) -> N
             return
 
 
-def test_progress_begins_it_anew() -> None:
+def test_reset_starts_a_new_window() -> None:
     hunger = CpuStarvation()
     hunger.is_starved(CpuSample(wants_cpu=True, used_ns=0), 0)
     assert hunger.has_waited_for_cpu
@@ -63,7 +63,7 @@ def test_progress_begins_it_anew() -> None:
     assert hunger.is_starved(CpuSample(wants_cpu=True, used_ns=90 * NS_PER_S), 100 * NS_PER_S), "of before"
 
 
-def test_the_kernel_tells_who_spins_and_who_sleeps() -> None:
+def test_sample_cpu_distinguishes_spinning_and_sleeping_processes() -> None:
     with child(SPINS) as spinning, child(SLEEPS) as sleeping:
         first = sample_cpu(spinning)
         assert first is not None

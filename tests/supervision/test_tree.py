@@ -1,4 +1,4 @@
-"""The tree is data that prints as an indented list."""
+"""The process tree is data, and prints as an indented list."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_shards_come_first_and_stop_last() -> None:
     assert max(child.stop_order for child in everybody if child.kind != WAL_SHARD) < min(shards)
 
 
-def test_every_child_has_a_slot_of_its_own_and_none_has_the_supervisors() -> None:
+def test_every_child_has_its_own_slot() -> None:
     slots = [child.slot for child in tree_of(wal__shards="64", cold__dir="/cold", delivery__schedulers="8")]
     assert max(slots) < PROCESSES_MAX
     assert len(set(slots)) == len(slots)
@@ -41,29 +41,30 @@ def test_every_child_has_a_slot_of_its_own_and_none_has_the_supervisors() -> Non
     assert SUPERVISOR_SLOT not in slots
 
 
-def test_a_slot_stays_the_same_whoever_else_runs() -> None:
+def test_the_slot_of_an_actor_does_not_depend_on_the_others() -> None:
     for flags in ({}, {"gateway__enabled": "false"}, {"cold__dir": "/cold"}):
         for child in tree_of(wal__shards="2", **flags):
             assert child.kind == WAL_SHARD or child.slot == slot_of(child.kind, 2)
     assert len({slot_of(kind, 2) for kind in KINDS[1:]}) == len(KINDS) - 1
 
 
-def test_shards_find_the_schedulers_and_there_are_as_many_as_were_asked_for() -> None:
+def test_scheduler_slots_are_known_to_shards() -> None:
     found = tree_of(wal__shards="3", delivery__schedulers="8").of_kind(SCHEDULER)
     assert [child.slot for child in found] == [scheduler_slot(3, n) for n in range(8)]
     assert found[7].name == "scheduler-07"
     assert tree_of(delivery__schedulers="0").of_kind(SCHEDULER) == ()
 
 
-def test_shards_find_the_schedulers_that_sleep() -> None:
-    """N5. Schedulers come behind everybody else, and there is a page for each."""
+def test_scheduler_slots_follow_all_other_slots() -> None:
+    """A shard rings the bell only of sleeping schedulers (N5). Every possible scheduler has a page on the
+    board."""
     slots = [scheduler_slot(5, n) for n in range(SCHEDULERS_MAX)]
     assert slots[0] == max(slot_of(kind, 5) for kind in KINDS[1:])
     assert scheduler_slot(SHARDS_MAX, SCHEDULERS_MAX - 1) < PROCESSES_MAX
 
 
-def test_nobody_relocates_without_a_cold_place_and_nobody_works_in_the_background_of_a_disabled_storage():
-    """TI-1."""
+def test_background_actors_run_only_if_storage_and_cold_tier_need_them():
+    """A relocator needs a cold tier, and all background actors need enabled storage."""
     assert "relocator" not in {child.kind for child in tree_of()}
     assert {child.kind for child in tree_of(storage__enabled="false", cold__dir="/cold")} == {
         WAL_SHARD,
@@ -84,6 +85,6 @@ def test_the_tree_prints_as_an_indented_list() -> None:
     assert all(line.startswith("  ") and "restarts <= 7 in 60 s" in line for line in lines[1:])
 
 
-def test_limits_of_the_settings_reach_every_child() -> None:
+def test_limits_of_the_settings_apply_to_every_child() -> None:
     [shard] = tree_of(wal__shards="1", supervisor__stuck_after_s="4").of_kind(WAL_SHARD)
     assert shard.stuck_after_s == 4

@@ -1,4 +1,4 @@
-"""The test clock and the lazy names of ringlog.testing."""
+"""The manual clock, and the lazily loaded names of ringlog.testing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import ringlog.testing
 from ringlog.errors import UsageError
 
 
-def test_the_manual_clock_moves_only_when_told(clock):
-    """CK-1."""
+def test_the_manual_clock_moves_only_by_explicit_calls(clock):
+    """`advance` and `sleep` move both clocks; `step` moves only the wall clock."""
     wall, mono = clock.now_us(), clock.monotonic_ns()
     assert (clock.now_us(), clock.monotonic_ns()) == (wall, mono)
     clock.sleep(1.5)
@@ -20,12 +20,12 @@ def test_the_manual_clock_moves_only_when_told(clock):
     assert clock.sleeps == [1.5]
 
 
-def test_time_does_not_go_back_by_advancing(clock):
+def test_advance_refuses_negative_steps(clock):
     with pytest.raises(UsageError):
         clock.advance(-1)
 
 
-def test_a_name_of_the_package_is_loaded_when_asked_for():
+def test_names_of_the_package_are_loaded_on_first_access():
     assert ringlog.testing.SimulatedDisk("/data").list_dir("/data") == []
     assert "engine" in dir(ringlog.testing)
     with pytest.raises(AttributeError):

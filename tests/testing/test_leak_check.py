@@ -1,4 +1,4 @@
-"""The check that every test leaves nothing behind must itself be able to fail."""
+"""The leak check of every test must itself be able to fail."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def test_no_leak(data_dir, clock):
 
 
 @pytest.mark.parametrize("what", LEAKS)
-def test_a_leak_is_an_error_and_no_leak_is_none(what, tmp_path):
-    """O7."""
+def test_a_leak_is_an_error_and_a_clean_test_passes(what, tmp_path):
+    """The inner pytest run reports child processes, shared memory and processes on the data directory."""
     notes = tmp_path / "notes"
     source = LEAKS[what].replace("{notes!r}", repr(str(notes))).replace("{pid}", str(os.getpid()))
     (tmp_path / "conftest.py").write_text(CONFTEST.read_text().replace("SETTLE_S = 5.0", "SETTLE_S = 0.2"))
     (tmp_path / "test_it.py").write_text(source)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    # Without xdist's mark the run within looks for 0.2 s and not for half a minute: as long as it looks, what
-    # it left is there, and a test of another worker would be blamed for it.
+    # Without xdist's variables the inner run waits 0.2 s instead of half a minute. While it waits, its leak
+    # exists, and the leak check of another xdist worker would report it for the wrong test.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     environment = {**kept, "PYTHONPATH": str(CONFTEST.parent.parent)}
     try:
@@ -71,7 +71,7 @@ def test_a_leak_is_an_error_and_no_leak_is_none(what, tmp_path):
 
 
 def clean_up(notes: Path, region: Path) -> None:
-    """End what the leaking test left, by the id it noted."""
+    """Kill the leaked process by its noted id, and remove the leaked memory."""
     if notes.exists() and (pid := int(notes.read_text())):
         os.kill(pid, signal.SIGKILL)
     if region.exists():

@@ -1,4 +1,4 @@
-"""The engine for tests ends what is its own, and nothing else."""
+"""The test engine ends only its own processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ with ringlog.connect(sys.argv[1], wait=10, timeout_ms=30_000) as client:
 """
 
 
-def test_a_client_whose_command_line_names_the_engine_lives_through_its_restart():
+def test_a_client_with_the_engine_url_in_its_command_line_survives_a_restart():
     with engine() as host:
         client = subprocess.Popen(
             [sys.executable, "-c", CLIENT, host.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -34,12 +34,12 @@ def test_a_client_whose_command_line_names_the_engine_lives_through_its_restart(
             client.communicate()
 
 
-def test_what_a_killed_supervisor_leaves_is_gone_after_the_block():
+def test_processes_left_by_a_killed_supervisor_end_with_the_block():
     with engine() as host:
         with ringlog.connect(host.url, wait=10) as client:
             client.append("t", b"x")
         shard = host.pid_of("wal_shard")
-        # It stands still, so it does not notice that its parent is gone.
+        # A suspended process cannot notice the death of its parent.
         subprocess.run(["kill", "-STOP", str(shard)], check=True)
         host.kill("supervisor")
     wait_until(lambda: not _exists(shard), 10, "the shard to be gone")

@@ -1,4 +1,4 @@
-"""A bucket of our own for each test that wants one, served in this process."""
+"""S3 buckets for the tests, served in this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def s3():
-    """An object store's address, as obstore's options."""
+    """The address and credentials of an object store, as options of obstore."""
     server_module = pytest.importorskip("moto.server")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

@@ -14,7 +14,7 @@ from ringlog.tier.local import LocalStore
 from ringlog.tier.ownership import claim_store
 
 
-def test_the_first_engine_claims_it_and_another_is_told_whose_it_is():
+def test_the_first_engine_claims_the_store_and_another_one_gets_its_owner():
     disk = SimulatedDisk("/data/meta", "/other/meta", "/cold")
     store = LocalStore(disk, "/cold")
     assert claim_store(store, disk, "/data", "aa" * 16) == "aa" * 16
@@ -24,7 +24,7 @@ def test_the_first_engine_claims_it_and_another_is_told_whose_it_is():
     assert claim_store(store, disk, "/other", "bb" * 16) == "aa" * 16
 
 
-def test_a_store_that_cannot_say_is_nobodys_to_use():
+def test_a_store_whose_owner_cannot_be_written_is_unavailable():
     disk = SimulatedDisk("/data/meta", "/cold")
     faulty = FaultyDisk(disk, DiskFault("write", 1, "ENOSPC"))
     with pytest.raises(ColdUnavailable):
@@ -32,8 +32,9 @@ def test_a_store_that_cannot_say_is_nobodys_to_use():
     assert claim_store(LocalStore(disk, "/cold"), disk, "/data", "aa" * 16) == "aa" * 16
 
 
-def test_an_empty_place_is_not_the_store_that_was_claimed():
-    """A mount point without its volume: nothing is written there, and the store is back with it."""
+def test_an_empty_directory_is_not_the_claimed_store():
+    """A mount point without its volume: the engine writes nothing there, and the store is usable when the
+    volume returns."""
     disk = SimulatedDisk("/data/meta", "/cold", "/bare")
     assert claim_store(LocalStore(disk, "/cold"), disk, "/data", "aa" * 16) == "aa" * 16
     with pytest.raises(ColdUnavailable, match="Mount its volume"):
@@ -44,7 +45,7 @@ def test_an_empty_place_is_not_the_store_that_was_claimed():
 
 @pytest.mark.parametrize("call", [1, 2, 3])
 @pytest.mark.parametrize("op", ["write", "full_sync", "rename", "dir_sync"])
-def test_a_first_claim_that_fails_anywhere_is_done_again(op, call):
+def test_a_failed_first_claim_can_be_repeated(op, call):
     disk = SimulatedDisk("/data/meta", "/cold")
     faulty = FaultyDisk(disk, DiskFault(op, call, "EIO"))
     with suppress(ColdUnavailable, DiskError):
@@ -53,7 +54,7 @@ def test_a_first_claim_that_fails_anywhere_is_done_again(op, call):
     assert claim_store(LocalStore(disk, "/cold"), disk, "/data", "aa" * 16) == "aa" * 16
 
 
-def test_a_claim_of_an_earlier_version_is_confirmed_when_the_store_says_so():
+def test_a_claim_of_an_earlier_version_is_confirmed_by_the_store():
     disk = SimulatedDisk("/data/meta", "/cold", "/bare")
     replace_file(disk, "/data/meta", COLD_OWNER, b"aa" * 16)
     LocalStore(disk, "/cold").put("engine", f"/data/meta/{COLD_OWNER}")

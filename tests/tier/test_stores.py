@@ -1,4 +1,4 @@
-"""Both kinds of cold store keep what the engine relies on (TI-3, TI-6, TI-10, TI-12, RD-22)."""
+"""The guarantees that the engine needs from both kinds of cold store: a directory and an object store."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def source(tmp_path):
     return make
 
 
-def test_what_was_put_is_read_back_whole_and_in_ranges(store, source):
-    """TI-12: same name, same bytes."""
+def test_an_object_is_read_back_whole_and_in_ranges(store, source):
+    """The digest of the written bytes equals the digest of the bytes read."""
     data = os.urandom(100_000)
     digest = store.put(f"{PACK}.data", source(data))
     assert digest == digest_of([data])
@@ -63,29 +63,29 @@ def test_an_empty_file_is_an_object_too(store, source):
     assert store.size(f"{PACK}.tags") == 0
 
 
-def test_a_large_file_goes_in_parts(store, source):
+def test_a_large_file_is_uploaded_in_parts(store, source):
     data = os.urandom(SINGLE_PUT_BYTES_MAX) + b"tail"
     digest = store.put(f"{OWN}.data", source(data))
     assert digest == digest_of([data])
     verify_object(store, f"{OWN}.data", digest)
 
 
-def test_putting_again_replaces(store, source):
-    """TI-6: what an interrupted move left is overwritten."""
+def test_put_replaces_an_existing_object(store, source):
+    """A repeated move overwrites the leftovers of an interrupted one."""
     store.put(f"{PACK}.del", source(b"old", "a"))
     verify_object(store, f"{PACK}.del", store.put(f"{PACK}.del", source(b"newer", "b")))
     assert store.get_range(f"{PACK}.del", 0, 10) == b"newer"
 
 
-def test_deleting_twice_is_success(store, source):
-    """RC-4: absence is success."""
+def test_a_repeated_delete_succeeds(store, source):
+    """The delete of an absent object succeeds."""
     store.put(f"{PACK}.data", source(b"x"))
     store.delete(f"{PACK}.data")
     store.delete(f"{PACK}.data")
     assert not store.exists(f"{PACK}.data")
 
 
-def test_what_is_not_there_is_missing_and_not_unavailable(store):
+def test_an_absent_object_is_missing_and_not_unavailable(store):
     for ask in (
         lambda: store.size(f"{PACK}.data"),
         lambda: store.get_range(f"{PACK}.data", 0, 10),
@@ -103,23 +103,23 @@ def test_the_names_in_a_folder_are_listed(store, source):
     assert list(store.list("else")) == []
 
 
-def test_a_source_that_cannot_be_read_is_an_error_of_our_disk(store, tmp_path):
+def test_an_unreadable_source_file_raises_disk_error(store, tmp_path):
     with pytest.raises(DiskError):
         store.put(f"{PACK}.data", str(tmp_path / "absent"))
     assert not store.exists(f"{PACK}.data")
 
 
-def test_other_bytes_another_size_and_a_lost_object_are_found_when_read_back(store, source):
-    """RD-22, FX-82: a store that lies about what it took is found out before the source may go."""
+def test_verify_object_detects_wrong_bytes_wrong_size_and_a_lost_object(store, source):
+    """A store that did not keep the bytes is detected before the source is deleted."""
     digest = store.put(f"{PACK}.data", source(b"a" * 5_000, "a"))
     store.put(f"{PACK}.data", source(b"a" * 4_999 + b"b", "b"))
-    with pytest.raises(CorruptData, match="does not hold"):
+    with pytest.raises(CorruptData, match="other bytes"):
         verify_object(store, f"{PACK}.data", digest)
     store.put(f"{PACK}.data", source(b"a" * 4_000, "c"))
     with pytest.raises(CorruptData, match="another size"):
         verify_object(store, f"{PACK}.data", digest)
     store.delete(f"{PACK}.data")
-    with pytest.raises(CorruptData, match="gone"):
+    with pytest.raises(CorruptData, match="missing right after"):
         verify_object(store, f"{PACK}.data", digest)
 
 
@@ -140,8 +140,8 @@ def prepared(data: bytes = b"d" * 10_000) -> SimulatedDisk:
     return disk
 
 
-def test_a_put_that_dies_or_loses_power_anywhere_leaves_all_or_nothing():
-    """FX-80, CP-52: no final name without every byte."""
+def test_a_crash_or_power_loss_during_put_leaves_a_whole_object_or_none():
+    """An object gets its final name only with all its bytes."""
     counting = FaultyDisk(prepared())
     digest = local(counting).put(f"{PACK}.data", "/data/source")
     for nth in range(1, counting.calls["any"] + 1):
@@ -160,8 +160,8 @@ def test_a_put_that_dies_or_loses_power_anywhere_leaves_all_or_nothing():
 
 @pytest.mark.parametrize("op", ["write", "full_sync", "rename", "dir_sync", "make_dir"])
 @pytest.mark.parametrize("kind", ["EIO", "ENOSPC"])
-def test_a_cold_disk_that_fails_is_unavailable_and_a_second_try_succeeds(op, kind):
-    """FX-78, FX-79: nothing partial has authority."""
+def test_a_failing_cold_disk_is_unavailable_and_a_retry_succeeds(op, kind):
+    """A partial file is never used."""
     disk = FaultyDisk(prepared(), DiskFault(op, 1, kind))
     with pytest.raises(ColdUnavailable) as caught:
         local(disk).put(f"{PACK}.data", "/data/source")
@@ -169,8 +169,8 @@ def test_a_cold_disk_that_fails_is_unavailable_and_a_second_try_succeeds(op, kin
     verify_object(local(disk), f"{PACK}.data", local(disk).put(f"{PACK}.data", "/data/source"))
 
 
-def test_a_stale_handle_is_opened_anew():
-    """FX-84: retried by path."""
+def test_a_stale_handle_is_reopened():
+    """The read is retried once by path."""
     disk = FaultyDisk(prepared())
     local(disk).put(f"{PACK}.data", "/data/source")
     disk.plan = [DiskFault("read", disk.calls["read"] + 1, "ESTALE")]
@@ -180,8 +180,8 @@ def test_a_stale_handle_is_opened_anew():
         local(disk).get_range(f"{PACK}.data", 0, 3)
 
 
-def test_a_directory_that_is_not_mounted_is_unavailable_and_is_not_made(tmp_path, source):
-    """TI-10: an absent store is never taken for a store that lost everything."""
+def test_an_unmounted_directory_is_unavailable_and_not_created(tmp_path, source):
+    """An absent store is never treated as an empty store."""
     store = LocalStore(RealDisk(), str(tmp_path / "absent"))
     for ask in (
         lambda: store.put(f"{PACK}.data", source(b"x")),
@@ -195,8 +195,8 @@ def test_a_directory_that_is_not_mounted_is_unavailable_and_is_not_made(tmp_path
     assert not (tmp_path / "absent").exists()
 
 
-def test_names_that_are_not_ours_are_passed_over_when_listing(tmp_path, source):
-    """ST-5."""
+def test_list_ignores_unknown_names(tmp_path, source):
+    """Other files and temporary files are not listed."""
     (tmp_path / "cold").mkdir()
     store = LocalStore(RealDisk(), str(tmp_path / "cold"))
     store.put(f"{PACK}.data", source(b"x"))
@@ -208,7 +208,7 @@ def test_names_that_are_not_ours_are_passed_over_when_listing(tmp_path, source):
 # -- an object store ------------------------------------------------------------------------------------
 
 
-def test_an_object_store_that_nobody_serves_is_unavailable(tmp_path, s3, source):
+def test_an_unreachable_object_store_is_unavailable(tmp_path, s3, source):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -220,7 +220,7 @@ def test_an_object_store_that_nobody_serves_is_unavailable(tmp_path, s3, source)
     assert caught.value.detail["reason"] == "cold_unavailable"
 
 
-def test_an_object_store_that_says_nothing_is_given_up(s3, source):
+def test_a_silent_object_store_times_out(s3, source):
     """Every call has a timeout."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -251,23 +251,23 @@ def test_an_object_store_that_says_nothing_is_given_up(s3, source):
 # -- which store ----------------------------------------------------------------------------------------
 
 
-def test_the_settings_name_one_store_or_none(tmp_path):
-    """TI-1."""
+def test_the_settings_select_one_store_or_none(tmp_path):
+    """`cold.dir` and `cold.url` exclude each other."""
     assert open_store(ColdConfig(), RealDisk()) is None
     assert isinstance(open_store(ColdConfig(dir=str(tmp_path)), RealDisk()), LocalStore)
     with pytest.raises(ConfigError, match="one of them"):
         open_store(ColdConfig(dir=str(tmp_path), url="s3://a/b"), RealDisk())
 
 
-def test_a_url_that_is_none_says_so():
+def test_an_invalid_cold_url_is_refused():
     pytest.importorskip("obstore")
     for url in ("nonsense", "ftp://host/x"):
         with pytest.raises(ConfigError, match=r"cold\.url"):
             open_store(ColdConfig(url=url), RealDisk())
 
 
-def test_a_copy_that_a_dead_predecessor_put_is_durable_before_it_counts():
-    """TI-4: it appeared, and its maker was killed before the directory was synced; then power is lost."""
+def test_a_copy_of_a_dead_predecessor_is_synced_before_it_counts():
+    """The predecessor died after the rename and before the sync of the directory. Then the power fails."""
     for calls in range(1, 12):
         disk = SimulatedDisk("/data", "/cold")
         make_dirs(disk, "/data", "packs")

@@ -1,4 +1,4 @@
-"""Topic configuration, section 5 of the semantics."""
+"""Topic configuration: defaults, validation, merging and storage."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ NULLABLE = {"priority", "dead_letter"}
 
 
 def test_an_empty_config_lists_every_field_with_its_default():
-    """C-1, C-2."""
+    """to_dict always contains every field."""
     assert TopicConfig.parse({}).to_dict() == DEFAULTS
     assert TopicConfig() == TopicConfig.parse({})
 
 
 def test_queue_fields_of_a_log_are_kept():
-    """C-2."""
+    """The output of to_dict is valid input."""
     assert TopicConfig.parse({"type": "log", "lease_ms": 500}).lease_ms == 500
     echo = TopicConfig.parse({"ttl_ms": 5}).to_dict()
     assert TopicConfig.parse(echo).to_dict() == echo
@@ -54,7 +54,7 @@ def test_queue_fields_of_a_log_are_kept():
 
 @pytest.mark.parametrize("field", [name for name, row in TOPIC_SETTINGS.items() if row.topic_type_only])
 def test_a_setting_that_does_nothing_on_this_type_is_refused(field):
-    """A program that sets it expects something; its default says nothing and is accepted."""
+    """A program that sets it expects an effect. Its default value has none and is accepted."""
     row = TOPIC_SETTINGS[field]
     other = {FLAG: not row.default, NAME: "dead"}.get(row.kind, row.high)
     with pytest.raises(InvalidRequest, match=f"{field} has no effect on a log"):
@@ -78,33 +78,33 @@ def test_an_unknown_field_is_refused_with_the_nearest_name(given, nearest):
 @pytest.mark.parametrize("field", UNSIGNED)
 @pytest.mark.parametrize("value", [-1, U64_MAX + 1, 1.0, "1", True, None, [], {}])
 def test_an_unsigned_field_takes_only_unsigned_integers(field, value):
-    """C-3."""
+    """Booleans, floats and strings are refused."""
     refused(field, value)
 
 
 @pytest.mark.parametrize("field", BOOLEANS)
 @pytest.mark.parametrize("value", [0, 1, "true", None, []])
 def test_a_boolean_field_takes_only_booleans(field, value):
-    """C-3."""
+    """Integers and strings are refused."""
     refused(field, value)
 
 
 @pytest.mark.parametrize("field", WORDS)
 @pytest.mark.parametrize("value", ["", "LOG", "fsync ", "new", 1, True, None, [], "x" * 10_000])
-def test_a_word_field_takes_only_its_words(field, value):
-    """C-3."""
+def test_an_enum_field_takes_only_its_values(field, value):
+    """The values are case-sensitive."""
     refused(field, value)
 
 
 @pytest.mark.parametrize("value", [1.5, "1", True, []])
 def test_priority_takes_an_integer_or_null(value):
-    """C-3."""
+    """Other types are refused."""
     refused("priority", value)
 
 
 @pytest.mark.parametrize("value", [1, True, [], "", "../x", "a b"])
 def test_a_dead_letter_must_be_a_topic_name(value):
-    """C-6."""
+    """The value is a valid topic name or null."""
     refused("dead_letter", value)
 
 
@@ -116,8 +116,8 @@ def refused(field, value):
 
 
 @pytest.mark.parametrize("field", [field for field in DEFAULTS if field not in NULLABLE])
-def test_null_is_legal_only_where_said(field):
-    """C-3."""
+def test_null_is_refused_unless_the_field_is_nullable(field):
+    """Only `priority` and `dead_letter` are nullable."""
     refused(field, None)
 
 
@@ -138,7 +138,7 @@ def test_null_clears_a_nullable_field(field):
         ("max_deliveries", U64_MAX, 10**6), ("cap_bytes", U64_MAX, (1 << 63) - 1), ("expire_unused_ms", 0, 0),
     ],
 )  # fmt: skip
-def test_a_number_out_of_range_is_refused_and_fitted_where_an_earlier_version_stored_it(field, given, stored):
+def test_a_number_out_of_range_is_refused_but_clamped_when_read_from_a_stored_config(field, given, stored):
     kind = {"type": "queue"}
     if given == stored:
         assert TopicConfig.parse({**kind, field: given}).to_dict()[field] == stored
@@ -165,8 +165,8 @@ def test_the_largest_and_the_smallest_value_are_kept(field):
         ({"durability": "fsync", "durable": False}, "fsync"), ({"durability": "disk"}, "disk"),
     ],
 )  # fmt: skip
-def test_the_class_is_resolved_and_durable_follows_it(given, resolved):
-    """C-5."""
+def test_durability_is_resolved_and_sets_durable(given, resolved):
+    """`durability` takes precedence over `durable`."""
     config = TopicConfig.parse(given)
     assert config.durability is Durability.parse(resolved)
     assert config.to_dict()["durability"] == resolved
@@ -174,7 +174,7 @@ def test_the_class_is_resolved_and_durable_follows_it(given, resolved):
 
 
 def test_a_queue_is_not_its_own_dead_letter():
-    """C-6."""
+    """A queue cannot be its own dead-letter topic."""
     with pytest.raises(InvalidRequest) as caught:
         TopicConfig.parse({"type": "queue", "dead_letter": "jobs"}, "jobs")
     assert caught.value.detail["field"] == "dead_letter"
@@ -188,7 +188,7 @@ def test_a_merge_changes_only_the_named_fields():
     assert before.ttl_ms == 5
 
 
-def test_a_merge_of_durable_names_a_class_and_of_neither_keeps_it():
+def test_a_merge_of_durable_sets_the_durability_class():
     memory = TopicConfig.parse({"durability": "memory"})
     assert memory.merged({"durable": True}).durability is Durability.FSYNC
     assert memory.merged({"durable": False}).durability is Durability.DISK
@@ -196,14 +196,14 @@ def test_a_merge_of_durable_names_a_class_and_of_neither_keeps_it():
 
 
 def test_a_merge_that_makes_a_queue_its_own_dead_letter_is_refused():
-    """C-6."""
+    """The merged configuration is validated as a whole."""
     config = TopicConfig.parse({"type": "queue"}, "jobs")
     with pytest.raises(InvalidRequest):
         config.merged({"dead_letter": "jobs"}, "jobs")
 
 
-def test_another_type_is_incompatible_and_says_both():
-    """C-7."""
+def test_another_topic_type_is_incompatible_and_reports_both_types():
+    """A topic keeps its type for its whole life."""
     log, queue = TopicConfig(), TopicConfig.parse({"type": "queue"})
     log.require_type_of(TopicConfig.parse({"ttl_ms": 4}), "t")
     with pytest.raises(TopicIncompatible) as caught:
@@ -212,12 +212,12 @@ def test_another_type_is_incompatible_and_says_both():
 
 
 @pytest.mark.parametrize("given", [None, [], "{}", 3])
-def test_what_is_no_object_is_no_config(given):
+def test_a_config_that_is_no_object_is_refused(given):
     with pytest.raises(InvalidRequest):
         TopicConfig.parse(given)
 
 
-def test_a_config_is_a_value():
+def test_a_config_is_immutable_and_hashable():
     config = TopicConfig()
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.ttl_ms = 3
@@ -243,23 +243,23 @@ def in_range(field):
         },
     )
 )
-def test_every_legal_config_survives_its_own_echo_and_the_log(given):
-    """C-4: normalising what was normalised changes nothing."""
+def test_every_valid_config_survives_to_dict_and_the_log(given):
+    """Normalising a normalised configuration changes nothing."""
     config = TopicConfig.parse({"type": "queue", **given})
     assert TopicConfig.parse(config.to_dict()) == config
     assert TopicConfig.from_bytes(config.to_bytes()) == config
 
 
 @pytest.mark.parametrize("value", [1, EXPIRE_UNUSED_MS_MIN - 1])
-def test_a_time_without_use_is_long_enough_to_say_a_word_in(value):
-    """F39, C-3: nobody could follow such a topic and keep it."""
+def test_expire_unused_ms_has_a_minimum(value):
+    """With a shorter time, a follower could not renew the topic before it expires."""
     refused("expire_unused_ms", value)
     assert TopicConfig.parse({"expire_unused_ms": EXPIRE_UNUSED_MS_MIN}).expire_unused_ms
     assert not TopicConfig.parse({"expire_unused_ms": 0}).expire_unused_ms
 
 
-def test_a_shorter_time_that_was_stored_when_it_had_no_effect_reads_as_the_shortest():
-    """F39, RD-24: no log becomes unreadable by it."""
+def test_a_stored_expire_unused_ms_below_the_minimum_reads_as_the_minimum():
+    """Older versions stored such values without effect, and their logs must stay readable."""
     stored = msgspec.msgpack.encode({**TopicConfig().to_dict(), "expire_unused_ms": 5})
     assert TopicConfig.from_bytes(stored).expire_unused_ms == EXPIRE_UNUSED_MS_MIN
 
@@ -268,8 +268,8 @@ def test_a_shorter_time_that_was_stored_when_it_had_no_effect_reads_as_the_short
     (0, 0, True), (5_000, 5_000, True), (5_000, 5_001, True), (5_000, 0, True), (5_000, 4_999, False),
     (0, 5_000, False),
 ])  # fmt: skip
-def test_the_time_without_use_of_a_topic_becomes_longer_or_none(old, new, is_legal):
-    """F39: who follows the topic would not know of less."""
+def test_expire_unused_ms_can_only_be_raised_or_disabled(old, new, is_legal):
+    """The followers of a topic would not learn of a shorter time."""
     existing = TopicConfig.parse({"expire_unused_ms": old})
     config = TopicConfig.parse({"expire_unused_ms": new})
     if is_legal:
@@ -280,19 +280,19 @@ def test_the_time_without_use_of_a_topic_becomes_longer_or_none(old, new, is_leg
     assert caught.value.detail["field"] == "expire_unused_ms"
 
 
-def test_a_stored_config_of_an_older_version_takes_defaults_for_newer_fields():
+def test_a_stored_config_of_an_older_version_uses_defaults_for_newer_fields():
     old = msgspec.msgpack.encode({"type": "queue", "ttl_ms": 7, "durability": "fsync"})
     assert TopicConfig.from_bytes(old) == TopicConfig.parse({"type": "queue", "ttl_ms": 7, "durable": True})
 
 
-def test_a_stored_config_of_a_newer_version_is_read_without_what_is_unknown():
+def test_a_stored_config_of_a_newer_version_is_read_without_unknown_fields():
     newer = msgspec.msgpack.encode({**TopicConfig().to_dict(), "later": [1, 2]})
     assert TopicConfig.from_bytes(newer) == TopicConfig()
 
 
 @given(st.binary(max_size=60))
-def test_any_stored_bytes_end_in_a_config_or_in_corrupt_data(data):
-    """RD-24."""
+def test_any_stored_bytes_give_a_config_or_corrupt_data(data):
+    """No other exception is raised."""
     try:
         config = TopicConfig.from_bytes(data)
     except CorruptData:

@@ -1,4 +1,4 @@
-"""What a topic remembers of its producers, against a plain dictionary."""
+"""The producer history of a topic, compared with a plain dictionary."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def arrays(*columns: list[int]) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_mix_of_runs_gaps_and_counts_is_found_again(seed):
-    """I-13."""
+def test_find_returns_every_recorded_frame(seed):
+    """Frames form runs of equal counts, with gaps in producer numbers and in seqs."""
     rng = random.Random(seed)
     producers, model, base, number = ProducerTable(), {}, 1, 0
     producers.admit(3)
@@ -42,7 +42,7 @@ def test_any_mix_of_runs_gaps_and_counts_is_found_again(seed):
         assert past.find(probe) == model.get(probe), probe
 
 
-def test_memory_is_bounded_and_never_less_than_a_ring_s_worth():
+def test_history_is_bounded_and_covers_at_least_one_full_ring():
     past = ProducerHistory()
     count = 3 * DEDUP_FRAMES_PER_PRODUCER
     for number in range(1, count + 1):
@@ -55,7 +55,7 @@ def test_memory_is_bounded_and_never_less_than_a_ring_s_worth():
     assert past.forgotten_to >= count - DEDUP_FRAMES_PER_PRODUCER - 1
 
 
-def test_a_busy_producer_is_one_run():
+def test_a_producer_without_gaps_is_one_run():
     past = ProducerHistory()
     past.extend(1, 1_000_000, 1, 3)
     past.extend(1_000_001, 5, 3_000_001, 3)
@@ -63,7 +63,7 @@ def test_a_busy_producer_is_one_run():
     assert past.find(777_777) == (1 + 777_776 * 3, 3)
 
 
-def test_the_longest_silent_session_is_forgotten_first_and_named_producers_never():
+def test_the_least_recent_session_is_evicted_first_and_named_producers_never():
     producers = ProducerTable(most=3)
     for each in (SESSION_BIT | 1, SESSION_BIT | 2, 7):
         assert producers.admit(each)

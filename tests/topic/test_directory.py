@@ -1,4 +1,4 @@
-"""Topics of one shard by id and name; the numbers of new ones (ST-15, E-6)."""
+"""Topics of one shard by id and name, and the ids and epochs of new topics."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def add(directory: TopicDirectory, name: str, **config: object) -> ShardTopic:
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 8])
-def test_ids_map_to_their_shard_and_are_never_used_twice(shards):
-    """SH-1, ST-15."""
+def test_ids_map_to_their_shard_and_are_never_reused(shards):
+    """A topic that is created again under its name gets another id."""
     seen: set[int] = set()
     for shard in range(shards):
         directory = TopicDirectory(shard, shards)
@@ -32,8 +32,8 @@ def test_ids_map_to_their_shard_and_are_never_used_twice(shards):
         assert len(directory) == 5, "a name has one live topic"
 
 
-def test_epochs_grow_whatever_was_seen():
-    """E-6."""
+def test_new_epochs_are_greater_than_all_known_ones():
+    """Recovery reports the greatest known id and epoch."""
     directory = TopicDirectory(0, 1)
     directory.advance_identity(70, 900)
     topic = add(directory, "a")
@@ -41,7 +41,7 @@ def test_epochs_grow_whatever_was_seen():
     assert topic.topic_id == 71
 
 
-def test_removal_forgets_name_id_and_class():
+def test_remove_deletes_name_id_and_durability_class():
     directory = TopicDirectory(0, 1)
     topic = add(directory, "e", durability=Durability.EPHEMERAL)
     assert directory.ephemeral == {topic.topic_id}
@@ -53,8 +53,8 @@ def test_removal_forgets_name_id_and_class():
     assert directory.page("", "", 10) == ([], False)
 
 
-def test_a_topic_may_turn_out_to_have_another_name():
-    """RE-12: a placeholder whose creation is found after all."""
+def test_a_placeholder_topic_can_be_renamed():
+    """Recovery creates a placeholder if it finds records of a topic before the topic's creation."""
     directory = TopicDirectory(0, 1)
     topic = add(directory, "topic-1")
     directory.rename(topic, "orders")
@@ -64,7 +64,7 @@ def test_a_topic_may_turn_out_to_have_another_name():
 
 
 def test_pages_cover_every_name_once_in_byte_order():
-    """T-11, T-13."""
+    """Each page starts after the last name of the previous one."""
     directory = TopicDirectory(0, 1)
     names = [f"{a}{b}" for a in "aAzZ09" for b in ("", ".", "-", "x")]
     for name in names:

@@ -1,4 +1,4 @@
-"""The table of keys and dedup ids by itself: windows, order, bound (I-3, I-11, I-12, L38, L39)."""
+"""The table of idempotency keys and dedup ids: windows, order, bound."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ def used(first_seq: int, created_us: int, window_ms: int = 0) -> IdempotencyEntr
 
 
 def test_a_key_is_valid_through_the_last_millisecond_of_its_window():
-    """I-3, CV-3: both instants are floored to milliseconds first."""
+    """Both times are rounded down to milliseconds first."""
     keys = IdempotencyKeys()
     keys.remember(b"k", used(1, 10_999), 5)
     assert keys.find(b"k", 15_999, 5) == used(1, 10_999)
     assert keys.find(b"k", 16_000, 5) is None
 
 
-def test_expired_keys_are_dropped_once_each():
-    """I-11: the table holds what the window holds."""
+def test_expired_keys_are_dropped():
+    """The table contains only the keys of the window."""
     keys = IdempotencyKeys()
     for i in range(10_000):
         keys.remember(b"k%d" % i, used(i, i * 1_000), 100)
@@ -27,7 +27,7 @@ def test_expired_keys_are_dropped_once_each():
     assert keys.find(b"k9999", 9_999_000, 100) is not None
 
 
-def test_the_bound_forgets_the_oldest_early_and_counts_it():
+def test_a_full_table_evicts_the_oldest_key_and_counts_it():
     keys = IdempotencyKeys()
     for i in range(5):
         keys.remember(b"k%d" % i, used(i, 1_000), 1_000, most=3)
@@ -36,8 +36,8 @@ def test_the_bound_forgets_the_oldest_early_and_counts_it():
     assert keys.find(b"k4", 1_000, 1_000) is not None
 
 
-def test_a_clock_that_steps_back_extends_nothing():
-    """I-12, CK-5."""
+def test_a_clock_that_steps_back_does_not_extend_a_window():
+    """The table uses the latest time that it has seen."""
     keys = IdempotencyKeys()
     keys.remember(b"k", used(1, 0), 10)
     assert keys.find(b"other", 9_000, 10) is None
@@ -46,7 +46,7 @@ def test_a_clock_that_steps_back_extends_nothing():
     assert keys.find(b"k", 2_000, 10) is None
 
 
-def test_without_a_window_nothing_is_kept():
+def test_a_window_of_0_keeps_no_key():
     keys = IdempotencyKeys()
     keys.remember(b"k", used(1, 0), 0)
     assert len(keys) == 0
@@ -54,8 +54,8 @@ def test_without_a_window_nothing_is_kept():
     assert keys.find(b"k", 0, 0) is None
 
 
-def test_an_entry_with_a_window_of_its_own_expires_by_it_and_never_later_than_the_topic_says():
-    """L38, I-12: a shorter window for one call, valid through its last millisecond."""
+def test_an_entry_with_its_own_window_expires_no_later_than_the_topics_window():
+    """One call may set a shorter window. The entry is valid through the last millisecond of it."""
     keys = IdempotencyKeys()
     keys.remember(b"short", used(1, 10_999, window_ms=5), 100)
     keys.remember(b"usual", used(2, 10_999), 100)
@@ -67,15 +67,15 @@ def test_an_entry_with_a_window_of_its_own_expires_by_it_and_never_later_than_th
     assert keys.find(b"long", 36_000, 10) is None
 
 
-def test_a_window_of_its_own_cannot_outlive_the_topics_when_that_grows():
+def test_an_entrys_own_window_does_not_grow_with_the_topics_window():
     keys = IdempotencyKeys()
     keys.remember(b"k", used(1, 0, window_ms=50), 50)
     assert keys.find(b"k", 50_000, 1_000) is not None
     assert keys.find(b"k", 51_000, 1_000) is None
 
 
-def test_those_make_room_that_would_expire_first():
-    """L39: when the table is full, the entry that expires first goes, counted."""
+def test_a_full_table_evicts_the_entry_that_expires_first():
+    """Each early eviction is counted."""
     keys = IdempotencyKeys()
     keys.remember(b"old", used(1, 0), 1_000, most=3)
     keys.remember(b"short", used(2, 1_000, window_ms=10), 1_000, most=3)
@@ -87,8 +87,8 @@ def test_those_make_room_that_would_expire_first():
     assert keys.forgotten_early == 3
 
 
-def test_a_thousand_short_windows_in_a_full_table_leave_nothing_behind():
-    """L39: what made room leaves no place of its own, whatever its window was."""
+def test_evicted_entries_with_short_windows_leave_no_memory():
+    """An evicted entry frees its place, whatever its window was."""
     keys = IdempotencyKeys()
     for i in range(10_000):
         keys.remember(b"k%d" % i, used(i, i, window_ms=900 - i % 100), 1_000, most=10)
@@ -96,8 +96,8 @@ def test_a_thousand_short_windows_in_a_full_table_leave_nothing_behind():
     assert len(keys._early) <= 2 * 10 + 65
 
 
-def test_ids_are_kept_as_digests_of_one_size_and_never_meet_keys():
-    """L38: hashed with SHA-256, as the peer does."""
+def test_dedup_ids_are_stored_as_digests_and_never_equal_keys():
+    """The digest is SHA-256, and ids and keys have different domains."""
     assert digest_of_id("").hex().startswith("e3b0c442")
     assert len({digest_of_id("x"), digest_of_key("x"), digest_of_id("x" * 4_000)}) == 3
     assert {len(digest_of_id("x" * size)) for size in (1, 4_000)} == {DIGEST_BYTES}

@@ -1,4 +1,4 @@
-"""The sparse index: a reader that begins where it says meets every record above its cursor."""
+"""The sparse index: a reader that starts at its position finds every record above its cursor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ringlog.topic.index import SPARSE_BYTES, SparseIndex
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_no_record_above_the_cursor_lies_before_the_place_to_begin(seed):
+def test_positions_after_a_cursor_precede_every_later_record(seed):
     rng = random.Random(seed)
     index, frames, seq, file_id, offset = SparseIndex(), [], 1, 1, 4_096
     for _ in range(30):
@@ -43,7 +43,7 @@ def test_entries_are_sparse():
     assert 60 <= len(index) <= 65
 
 
-def test_a_cut_forgets_what_lies_elsewhere_now():
+def test_truncate_file_and_drop_file_remove_their_entries():
     index = SparseIndex()
     for i in range(6):
         index.add(i + 1, 1, 4_096 + i * SPARSE_BYTES)

@@ -1,4 +1,4 @@
-"""What a topic is worth: section 22 of the semantics, P-1 to P-6, and the bands of SCH-2."""
+"""Priority of a topic: manual value, recency, age, and the five bands."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ CHECKS = {
 }
 
 
-def test_auto_has_the_values_of_the_specification() -> None:
-    """P-2, P-3: 90 s is exactly 62.5, and is rounded away from zero."""
+def test_auto_priority_has_the_documented_values() -> None:
+    """At 90 s the exact value is 62.5, which is rounded up to 63."""
     assert {s: p.auto_of(1_000 * s) for s in CHECKS} == CHECKS
     assert p.auto_of(299_999) == 0
     assert p.auto_of(10**12) == 0
 
 
 def last_ms(value: int) -> int:
-    """The last millisecond at which 500 * 2**(-ms/30000) is at least value - 1/2, by whole numbers alone.
+    """Return the last millisecond at which 500 * 2**(-ms/30000) is at least value - 1/2, by integer
+    arithmetic.
 
-    That is 2**ms <= (1000 / (2 * value - 1))**30000, and a power of two is compared by counting bits.
+    That is 2**ms <= (1000 / (2 * value - 1))**30000. A power of two is compared by counting bits.
     """
     above, below = 1_000**p.AUTO_HALF_MS, (2 * value - 1) ** p.AUTO_HALF_MS
     ms = above.bit_length() - below.bit_length()
@@ -45,8 +46,8 @@ def last_ms(value: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_auto_is_right_at_every_millisecond() -> None:
-    """P-3: it falls by one right where exact arithmetic says so, and nowhere else: all 300,000 are right."""
+def test_auto_priority_is_exact_at_every_millisecond() -> None:
+    """It falls by one exactly where integer arithmetic says, at each of the 300,000 milliseconds (T8)."""
     found = [p.auto_of(ms) for ms in range(p.AUTO_END_MS)]
     pairs = enumerate(pairwise(found))
     falls = {value: ms for ms, (value, following) in pairs if value != following}
@@ -56,7 +57,7 @@ def test_auto_is_right_at_every_millisecond() -> None:
     assert all(last_ms(value) == ms for value, ms in falls.items())
 
 
-def test_age_is_a_point_for_ten_milliseconds_and_ends_at_a_thousand() -> None:
+def test_age_adds_one_point_per_10_ms_up_to_1000() -> None:
     """P-5."""
     assert [p.age_of(ms) for ms in (-5, 0, 9, 10, 9_999, 10_000, 10**9)] == [0, 0, 0, 1, 999, 1_000, 1_000]
 
@@ -65,13 +66,13 @@ def test_age_is_a_point_for_ten_milliseconds_and_ends_at_a_thousand() -> None:
     ("priority", "band"),
     [(-1_000, 0), (-1, 0), (0, 1), (249, 1), (250, 2), (499, 2), (500, 3), (749, 3), (750, 4), (2_000, 4)],
 )
-def test_bands_begin_where_the_table_says(priority: int, band: int) -> None:
+def test_bands_begin_at_the_documented_priorities(priority: int, band: int) -> None:
     """SCH-2."""
     assert p.band_of(priority) == band
 
 
-def test_a_manual_priority_leaves_nothing_to_recency() -> None:
-    """P-1, P-6."""
+def test_a_manual_priority_ignores_recency() -> None:
+    """The age still counts."""
     manual = p.TopicPriority(-300, is_auto=False)
     manual.consumed_ms = 0
     assert manual.priority(0) == -300
@@ -86,10 +87,10 @@ def test_a_manual_priority_leaves_nothing_to_recency() -> None:
     st.integers(-1_000, 1_000), st.booleans(), st.integers(0, 400_000), st.integers(0, 12_000),
     st.integers(0, 3_000),
 )  # fmt: skip
-def test_nobody_rises_before_the_instant_that_was_named(
+def test_a_topic_does_not_rise_before_next_rise_ms(
     base: int, is_auto: bool, idle_ms: int, waited_ms: int, step: int
 ) -> None:
-    """SCH-4: who looks again at that instant misses nothing; without recency it is the very instant."""
+    """A scheduler that checks again at that time misses no rise. Without recency the time is exact."""
     standing = p.TopicPriority(0 if is_auto else base, is_auto=is_auto)
     standing.consumed_ms = 10**6 - idle_ms
     now, dirty = 10**6, 10**6 - waited_ms

@@ -1,4 +1,4 @@
-"""Decisions of retention and deletes, over records in plain arrays."""
+"""Decisions of retention and deletes over records in plain arrays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ringlog.topic.state import ShardTopic
 
 
 class Plain:
-    """What storage knows, in arrays: number, size, stamp, own expiry of each record."""
+    """The stored records in arrays: seq, size, stamp and own expiry of each."""
 
     def __init__(self, sizes: list[int], stamps: list[int] | None = None, expires: list[int] | None = None):
         self.seqs = np.arange(1, len(sizes) + 1, dtype=np.uint64)
@@ -74,8 +74,8 @@ def standing_of(stored: Plain, dead: set[int] = frozenset(), front: int = 1, **c
     st.integers(0, 30),
     st.integers(0, 100),
 )
-def test_caps_take_the_lowest_live_records_until_both_hold(rows, cap_records, cap_bytes):
-    """X-6, X-7."""
+def test_caps_evict_the_lowest_live_records_until_both_are_met(rows, cap_records, cap_bytes):
+    """The bytes of dead records do not count."""
     stored = Plain([size for size, _ in rows])
     dead = {seq for seq, (_, is_dead) in enumerate(rows, 1) if is_dead and seq > 1}
     found = retain(standing_of(stored, dead, cap_records=cap_records, cap_bytes=cap_bytes), stored, 0)
@@ -92,7 +92,7 @@ def test_caps_take_the_lowest_live_records_until_both_hold(rows, cap_records, ca
     assert found.is_empty == (not gone)
 
 
-def test_a_cap_looks_only_at_what_it_takes():
+def test_a_cap_reads_only_the_records_near_the_evicted_ones():
     stored = Plain([1] * 1_000_000)
     found = retain(standing_of(stored, cap_records=999_990), stored, 0)
     assert (found.cap_floor, found.records) == (11, 10)
@@ -100,7 +100,7 @@ def test_a_cap_looks_only_at_what_it_takes():
 
 
 def test_a_record_is_due_one_microsecond_after_its_ttl():
-    """X-4."""
+    """A record whose age equals the TTL is still live."""
     stored = Plain([1, 1, 1], [100, 100, 200])
     assert retain(standing_of(stored, ttl_us=50), stored, 150).due_us == 151
     found = retain(standing_of(stored, ttl_us=50), stored, 151)
@@ -109,14 +109,14 @@ def test_a_record_is_due_one_microsecond_after_its_ttl():
     assert (found.ttl_floor, found.records, found.due_us) == (4, 3, 0)
 
 
-def test_ttl_before_a_cap_and_both_floors():
+def test_ttl_is_applied_before_a_cap_and_both_set_floors():
     """TB-17 E."""
     stored = Plain([1] * 8, [0, 0, 100, 100, 100, 100, 100, 100])
     found = retain(standing_of(stored, ttl_us=50, cap_records=4), stored, 100)
     assert (found.ttl_floor, found.cap_floor, found.records, found.due_us) == (3, 5, 4, 151)
 
 
-def test_records_that_expire_alone_below_a_caps_floor_leave_by_that():
+def test_records_with_their_own_expiry_below_a_cap_floor_count_once():
     """R-14, X-7: each is counted once."""
     stored = Plain([1, 2, 4, 8, 16], expires=[0, 10, 0, 10, 0])
     found = retain(standing_of(stored, cap_records=1), stored, 10)
@@ -125,8 +125,8 @@ def test_records_that_expire_alone_below_a_caps_floor_leave_by_that():
     assert (found.floor_records, found.floor_bytes) == (3, 7)
 
 
-def test_it_depends_on_the_clock_and_not_on_how_often_somebody_looked():
-    """X-11: what expired alone earlier belongs to the prefix that comes to it."""
+def test_retention_depends_on_the_time_and_not_on_the_number_of_runs():
+    """A record that expired earlier belongs to the prefix when the prefix reaches it."""
     stored = Plain([1, 1, 1], expires=[20, 10, 0])
     at_once = retain(standing_of(stored), stored, 20)
     first = retain(standing_of(stored), stored, 10)
@@ -135,7 +135,7 @@ def test_it_depends_on_the_clock_and_not_on_how_often_somebody_looked():
     assert at_once.ttl_floor == then.ttl_floor == 3
 
 
-def test_a_delete_of_everything_needs_no_look_at_records():
+def test_a_delete_of_all_records_reads_no_record():
     """DL-16."""
     stored = Plain([7] * 100)
     found = decide_delete(standing_of(stored), stored, 1 << 60, None, None)
@@ -143,7 +143,7 @@ def test_a_delete_of_everything_needs_no_look_at_records():
 
 
 def test_a_delete_selects_live_records_below_its_bound():
-    """DL-5, DL-6, DL-24."""
+    """The bound, the tag filter and the list of seqs each select only live records."""
     stored = Plain([1, 2, 4, 8, 16, 32])
     held = standing_of(stored, dead={3}, front=2)
     assert decide_delete(held, stored, 5, None, None).records == 2
@@ -156,8 +156,8 @@ def test_a_delete_selects_live_records_below_its_bound():
     assert not found.seqs
 
 
-def test_what_leaves_is_shared_out_to_volatile_files():
-    """X-14: each file is evicted as a whole, later, and must not be counted twice."""
+def test_a_removal_is_attributed_to_volatile_files():
+    """Each volatile file is evicted as a whole later, and its removed records must not be counted twice."""
     stored = Plain([1, 2, 4, 8, 16, 32])
     held = standing_of(stored, dead={2})
     removal = Removal(cap_floor=4, seqs=BitMap64([6]), records=3, bytes=37)
@@ -173,15 +173,15 @@ def topic_of(**facts: object) -> ShardTopic:
     return topic
 
 
-def test_the_silent_floor_passes_dead_numbers_at_the_front_and_lost_ranges():
-    """DL-10, TB-17 C."""
+def test_the_delete_floor_passes_dead_seqs_and_lost_ranges_at_the_front():
+    """The eviction floor does not move (X5)."""
     topic = topic_of(dead=BitMap64([1, 2, 5, 6, 9]), lost=[(3, 4)])
     advance_delete_floor(topic)
     assert (topic.delete_floor, topic.dead.to_array().tolist(), first_live_seq(topic)) == (7, [9], 7)
     assert topic.evict_floor == 1
 
 
-def test_dead_numbers_below_a_floor_are_forgotten():
+def test_dead_seqs_below_a_floor_are_dropped():
     topic = topic_of(dead=BitMap64([2, 3]), staged_count=8, staged_bytes=80)
     apply_removal(topic, Removal(cap_floor=6, records=3, bytes=30))
     assert (topic.dead, topic.cap_floor, topic.staged_count, topic.staged_bytes) == (None, 6, 5, 50)
@@ -189,8 +189,8 @@ def test_dead_numbers_below_a_floor_are_forgotten():
     assert topic.cap_floor == 6, "floors only rise"
 
 
-def test_only_a_topic_that_evicts_is_over_its_cap():
-    """W-12."""
+def test_only_a_topic_with_discard_old_exceeds_its_cap():
+    """A topic with discard=reject refuses writes instead."""
     topic = topic_of(staged_count=4)
     assert exceeds_cap(topic, topic.config)
     assert not exceeds_cap(topic, TopicConfig(cap_records=3, discard="reject"))

@@ -1,4 +1,4 @@
-"""A topic as a row of a snapshot: nothing is lost on the way, and little is written for little."""
+"""A topic as a row of a snapshot: no value is lost, and a small topic has a small row."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ringlog.types import SESSION_BIT
 
 STAMP = 1_790_000_000_000_000
 KEYS_AT = 20
-"""Where a row has what older engines wrote of keys."""
+"""Index of the row's field in which older engines stored plain idempotency keys."""
 
 
 def plain(topic_id: int = 7, records: int = 1) -> ShardTopic:
-    """A topic like most: one producer, a few records."""
+    """Return a typical topic: one producer, a few records."""
     topic = ShardTopic(topic_id, 3, "sensors.room-17.temperature", TopicConfig())
     producer = topic.producers.admit(SESSION_BIT | 0x1234_5678_9ABC)
     assert producer is not None
@@ -35,7 +35,7 @@ def plain(topic_id: int = 7, records: int = 1) -> ShardTopic:
 
 
 def facts(topic: ShardTopic) -> tuple[object, ...]:
-    """Everything a topic is, but for where its records lie."""
+    """Return all values of a topic except the positions of its records."""
     return (
         topic.topic_id, topic.epoch, topic.name, topic.config, topic.next_seq, topic.head_seq, topic.last_ts,
         topic.last_read_us, topic.cap_floor, topic.ttl_floor, topic.trim_floor, topic.delete_floor,
@@ -46,7 +46,7 @@ def facts(topic: ShardTopic) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def test_a_plain_topic_takes_less_than_two_hundred_bytes_and_comes_back_whole():
+def test_the_row_of_a_plain_topic_is_below_200_bytes_and_complete():
     """SN-2."""
     topic = plain()
     topic.is_reserving = True
@@ -56,8 +56,9 @@ def test_a_plain_topic_takes_less_than_two_hundred_bytes_and_comes_back_whole():
     assert facts(decode_row(7, row)) == facts(topic)
 
 
-def test_everything_a_topic_may_have_comes_back():
-    """SN-2, DL-8: floors, deleted numbers, lost ranges, dedup, keys."""
+def test_a_row_keeps_every_value_of_a_topic():
+    """The values include floors, deleted seqs, lost ranges, producers and keys. Encoding again gives the same
+    bytes."""
     config = TopicConfig.parse({"ttl_ms": 60_000, "cap_records": 9, "durability": "fsync", "priority": -3})
     topic = ShardTopic(1 << 40, 9, "a", config)
     topic.head_seq, topic.next_seq = 5_000, 5_001
@@ -84,7 +85,7 @@ def test_everything_a_topic_may_have_comes_back():
     assert encode_row(again) == encode_row(topic), "SN-8"
 
 
-def test_keys_out_of_their_window_stay_behind():
+def test_a_row_omits_expired_keys():
     """I-10, SN-3."""
     topic = plain()
     topic.keys.remember(digest_of_key("old"), IdempotencyEntry(1, 1, 0, STAMP), 120_000)
@@ -93,8 +94,8 @@ def test_keys_out_of_their_window_stay_behind():
     assert [key for key, _ in again.keys.items(0, 120_000)] == [digest_of_key("new")]
 
 
-def test_keys_that_an_older_engine_wrote_in_clear_are_known():
-    """I-10: rows before digests had the keys themselves."""
+def test_plain_keys_of_an_older_row_are_found():
+    """Rows from before digests contain the keys themselves."""
     topic = plain()
     row = msgspec.msgpack.decode(encode_row(topic))
     row[KEYS_AT] = [["k", 4, 2, STAMP, STAMP]]
@@ -102,16 +103,16 @@ def test_keys_that_an_older_engine_wrote_in_clear_are_known():
     assert again.keys.find(digest_of_key("k"), STAMP, 120_000) == IdempotencyEntry(4, 2, STAMP, STAMP)
 
 
-def test_ephemeral_records_are_numbers_that_were_used():
-    """D-6: the head at the checkpoint is kept, so that numbers go on above it; what is gone is said."""
+def test_a_row_keeps_the_head_of_ephemeral_records_and_reports_them_lost():
+    """Seqs continue above the head of the checkpoint, and the lost records are announced."""
     topic = plain(records=10)
     again = decode_row(7, encode_row(topic, volatile=[(5, 4, 256), (11, 6, 384)]))
     assert (again.head_seq, again.count, again.bytes, again.earliest_seq) == (10, 0, 0, 11)
     assert again.lost == [(1, 10)]
 
 
-def test_a_damaged_row_is_refused_with_its_topic_and_never_anything_else():
-    """SN-10: a thousand damaged rows decode or are refused."""
+def test_a_damaged_row_decodes_or_raises_corrupt_data_with_its_topic():
+    """Of 1,000 damaged rows, each decodes or is refused."""
     topic = plain(records=300)
     topic.dead = BitMap64([5, 9])
     row, rng = encode_row(topic), random.Random(20)
@@ -141,7 +142,7 @@ def test_a_damaged_row_is_refused_with_its_topic_and_never_anything_else():
     ],
 )
 def test_a_row_that_no_version_can_have_written_is_refused(at, value):
-    """SN-10."""
+    """A field has an impossible value, and the other fields are valid."""
     fields = msgspec.msgpack.decode(encode_row(plain()))
     fields[at] = value
     with pytest.raises(CorruptData):
@@ -149,7 +150,7 @@ def test_a_row_that_no_version_can_have_written_is_refused(at, value):
 
 
 def test_fields_of_a_later_version_are_ignored_and_missing_ones_take_defaults():
-    """A row may grow at its end."""
+    """A later version may append fields to a row."""
     topic = plain()
     fields = msgspec.msgpack.decode(encode_row(topic))
     assert facts(decode_row(7, msgspec.msgpack.encode([*fields, "more"]))) == facts(topic)

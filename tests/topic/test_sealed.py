@@ -1,4 +1,4 @@
-"""Which segments hold what: overlaps, tiers, memory, and look-ups among very many."""
+"""The catalog of segments of a shard: overlaps, tiers, memory, and lookups among many topics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TABLE = np.dtype([(name, "<u8") for name in COLUMNS])
 
 
 def table(*rows: tuple[int, int, int]) -> np.ndarray:
-    """A topic table of (topic_id, first, last), 100 bytes of data for each."""
+    """Return a topic table of (topic_id, first, last) with 100 bytes of data for each topic."""
     made = np.zeros(len(rows), dtype=TABLE)
     for at, (topic_id, first, last) in enumerate(rows):
         made[at] = (
@@ -47,8 +47,8 @@ def shape(sealed: SegmentCatalog, topic_id: int, after: int = 0) -> list[tuple[i
     return [(e.segment, e.first_seq, e.last_seq) for e in sealed.ranges(topic_id, after)]
 
 
-def test_an_extent_leads_to_the_topics_own_bytes():
-    """The data part, its salt, the bytes and the index rows of this topic."""
+def test_an_extent_gives_the_bytes_of_its_topic():
+    """An extent contains the data part, its salt, and the bytes and index rows of the topic."""
     sealed = SegmentCatalog()
     sealed.add(ref(5, topics=2), table((1, 1, 10), (2, 7, 9)))
     (extent,) = sealed.ranges(2, 0)
@@ -60,8 +60,8 @@ def test_an_extent_leads_to_the_topics_own_bytes():
     assert sealed.sealed_to(3) == 0
 
 
-def test_of_two_segments_with_the_same_positions_the_greater_number_is_in_force():
-    """SG-2, for segments of one topic and shared ones alike."""
+def test_of_overlapping_segments_the_greater_number_wins():
+    """The same holds for segments of one topic and for shared ones."""
     for topics in (1, 2):
         sealed = SegmentCatalog()
         sealed.add(ref(9, topics), table((4, 21, 30)))
@@ -76,8 +76,9 @@ def test_of_two_segments_with_the_same_positions_the_greater_number_is_in_force(
         assert shape(sealed, 4) == [(12, 1, 50)]
 
 
-def test_random_segments_agree_with_a_plain_model():
-    """Every position is answered by the greatest number that holds it; removal undoes exactly one."""
+def test_random_segments_agree_with_a_dictionary():
+    """The greatest segment number that contains a position serves it. A removal undoes exactly one segment.
+    """
     rng = random.Random(30)
     sealed, model = SegmentCatalog(), {}
     for number in range(1, 400):
@@ -110,13 +111,13 @@ def test_random_segments_agree_with_a_plain_model():
         assert sealed.topics_of(number) == topics
 
 
-def test_a_tier_is_told_and_a_segment_is_registered_once():
+def test_a_tier_can_be_set_and_a_segment_is_registered_once():
     """TI-2."""
     sealed = SegmentCatalog()
     sealed.add(ref(5), table((1, 1, 10)))
     sealed.set_tier(5, 2)
     assert sealed.ranges(1, 0)[0].tier == sealed.refs[5].tier == 2
-    with pytest.raises(InvariantViolation, match="twice"):
+    with pytest.raises(InvariantViolation, match="already registered"):
         sealed.add(ref(5), table((1, 1, 10)))
     with pytest.raises(KeyError):
         sealed.remove(6)
@@ -124,7 +125,7 @@ def test_a_tier_is_told_and_a_segment_is_registered_once():
         sealed.set_tier(6, 1)
 
 
-def test_only_owned_rows_of_a_segment_of_another_layout_count():
+def test_a_shard_uses_only_its_own_rows_of_a_segment_of_another_shard_count():
     """SH-4."""
     rows = table(*((topic_id, 1, 5) for topic_id in range(1, 101)))
     shards = [SegmentCatalog() for _ in range(4)]
@@ -135,7 +136,7 @@ def test_only_owned_rows_of_a_segment_of_another_layout_count():
     assert owned_by(rows, 0, 1) is None
 
 
-def test_covered_stretches_join_what_touches():
+def test_covered_joins_adjacent_ranges():
     sealed = SegmentCatalog()
     for number, first, last in ((1, 1, 10), (2, 11, 20), (3, 30, 40), (4, 35, 36)):
         sealed.add(ref(number), table((1, first, last)))
@@ -143,8 +144,8 @@ def test_covered_stretches_join_what_touches():
     assert sealed.covered(1, after=25) == [(30, 40)]
 
 
-def test_a_hundred_thousand_topics_in_packs_take_few_bytes_and_are_found_in_few_steps():
-    """Well under 100 bytes a topic and pack; a look-up among 25 packs."""
+def test_100_000_topics_in_packs_take_few_bytes_and_few_steps():
+    """The catalog takes less than 100 bytes for each topic of a pack. A lookup searches 25 packs."""
     tracemalloc.start()
     sealed = SegmentCatalog()
     ids = np.arange(1, 100_001, dtype=np.uint64)
@@ -175,9 +176,12 @@ def test_a_hundred_thousand_topics_in_packs_take_few_bytes_and_are_found_in_few_
 
 @pytest.mark.parametrize("stretches", [2, 64])
 @pytest.mark.parametrize("is_gap_first", [False, True])
-def test_a_segment_does_not_stand_for_positions_it_leaves_out(stretches, is_gap_first):
-    """SG-2: whichever is registered first. After a restart one whose data part is in the cold tier came
-    behind one with a greater number that spans it, and its records were taken for damaged."""
+def test_a_segment_does_not_cover_the_gaps_between_its_frames(stretches, is_gap_first):
+    """The order of registration does not matter.
+
+    After a restart, a segment with its data part in the cold tier was registered after a segment with a
+    greater number that spans it. Its records were then reported as damaged.
+    """
     entries = np.zeros(
         stretches, dtype=[("base_seq", "<i8"), ("count", "<i8"), ("offset", "<i8"), ("length", "<i8")]
     )

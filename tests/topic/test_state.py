@@ -1,4 +1,4 @@
-"""One topic's numbers: floors, jumps, publication (X-2, CV-6)."""
+"""The counters of one topic: floors, jumps of the seq, publication."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def topic() -> ShardTopic:
     return ShardTopic(1, 1, "t", TopicConfig())
 
 
-def test_staged_records_are_counted_apart_from_published_ones(topic):
+def test_staged_records_count_only_after_publication(topic):
     """CV-6, S-9."""
     topic.next_seq, topic.staged_count, topic.staged_bytes = 4, 3, 30
     assert (topic.head_seq, topic.count, topic.bytes) == (0, 0, 0)
@@ -24,7 +24,7 @@ def test_staged_records_are_counted_apart_from_published_ones(topic):
     assert (topic.head_seq, topic.count, topic.bytes) == (3, 3, 30)
 
 
-def test_a_jump_leaves_a_range_and_only_goes_forward(topic):
+def test_skip_to_records_a_lost_range_and_only_moves_forward(topic):
     """D-12."""
     topic.next_seq = 4
     topic.publish()
@@ -35,8 +35,8 @@ def test_a_jump_leaves_a_range_and_only_goes_forward(topic):
     topic.check()
 
 
-def test_a_lost_range_at_the_beginning_moves_the_earliest_and_falls_with_the_floor(topic):
-    """D-12, TB-12: kept until it lies below the eviction floor."""
+def test_a_lost_range_at_the_front_raises_earliest_seq_and_ends_with_the_floor(topic):
+    """The range is kept until it is below the eviction floor."""
     topic.skip_to(5)
     assert topic.earliest_seq == 6
     topic.next_seq = 11
@@ -48,7 +48,7 @@ def test_a_lost_range_at_the_beginning_moves_the_earliest_and_falls_with_the_flo
 
 
 def test_floors_only_rise(topic):
-    """RE-14, FX-93."""
+    """A removal with a lower floor has no effect (X3)."""
     topic.next_seq = 20
     topic.publish()
     retention.apply_removal(topic, retention.Removal(cap_floor=9))
@@ -59,7 +59,7 @@ def test_floors_only_rise(topic):
 @pytest.mark.parametrize(
     "facts", [{"cap_floor": 9}, {"staged_count": -1}, {"head_seq": 5}, {"staged_bytes": -1}, {"ttl_floor": 0}]
 )
-def test_numbers_out_of_order_break_an_invariant(topic, facts):
+def test_inconsistent_counters_violate_an_invariant(topic, facts):
     topic.next_seq = 4
     topic.publish()
     for name, value in facts.items():

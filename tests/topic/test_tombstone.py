@@ -1,4 +1,4 @@
-"""The tombstone decision: the worked cases TB-17 as a table, then rules as properties."""
+"""The tombstone decision: worked cases as a table, then the rules as properties."""
 
 import pytest
 from hypothesis import given
@@ -33,14 +33,14 @@ CASES = [
 @pytest.mark.parametrize(
     ("floors", "cursor", "gap", "after"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]
 )
-def test_the_worked_cases_come_out_as_written(floors, cursor, gap, after):
+def test_the_worked_cases_give_the_documented_tombstones(floors, cursor, gap, after):
     """TB-17 A..G, I, J."""
     plan = plan_read(cursor, floors)
     assert plan.gap == (Gap(*gap) if gap else None)
     assert (plan.after, plan.stop) == (after, floors.head_seq)
 
 
-def test_a_restart_loss_is_announced_between_the_records_on_both_sides():
+def test_a_lost_range_is_announced_between_the_records_around_it():
     """TB-17 H, TB-12."""
     floors = _floors(258, 1)
     first = plan_read(0, floors, [34, 257])
@@ -50,20 +50,20 @@ def test_a_restart_loss_is_announced_between_the_records_on_both_sides():
     assert plan_read(257, floors, [34, 257]).gap is None
 
 
-def test_a_cursor_inside_a_lost_range_hears_of_the_rest_only():
-    """TB-12: gap_from = max(c + 1, range start)."""
+def test_a_cursor_inside_a_lost_range_gets_only_the_rest_of_it():
+    """The gap starts at the greater of cursor + 1 and the start of the range."""
     plan = plan_read(100, _floors(258, 1), [34, 257])
     assert (plan.gap, plan.after) == (Gap(101, 257, "restart_loss"), 257)
 
 
-def test_an_eviction_floor_above_the_range_makes_the_ordinary_tombstone_suffice():
-    """TB-12."""
+def test_an_eviction_floor_above_a_lost_range_gives_one_tombstone():
+    """The tombstone of the eviction covers the lost range."""
     plan = plan_read(0, _floors(300, 280, cap=280), [34, 257])
     assert (plan.gap, plan.after, plan.stop) == (Gap(1, 279, "cap"), 279, 300)
 
 
 def test_an_eviction_floor_inside_a_lost_range_leaves_the_rest_for_the_next_read():
-    """TB-8, TB-12: one tombstone a reply, and none is swallowed."""
+    """A reply contains one tombstone, and no tombstone is dropped."""
     floors = _floors(300, 258, cap=100)
     first = plan_read(0, floors, [34, 257])
     assert (first.gap, first.after, first.stop) == (Gap(1, 99, "cap"), 99, 99)
@@ -71,19 +71,19 @@ def test_an_eviction_floor_inside_a_lost_range_leaves_the_rest_for_the_next_read
     assert (second.gap, second.after, second.stop) == (Gap(100, 257, "restart_loss"), 257, 300)
 
 
-def test_a_lost_range_behind_deleted_records_is_announced_at_once():
-    """DL-10 is silent, TB-12 is not."""
+def test_a_lost_range_after_deleted_records_is_announced_at_once():
+    """Deleted records give no tombstone, lost records do."""
     plan = plan_read(0, _floors(300, 258), [34, 257])
     assert (plan.gap, plan.after) == (Gap(34, 257, "restart_loss"), 257)
 
 
-def test_recreated_beats_every_other_reason_and_means_start_over():
-    """TB-9, TB-10, E-7: even when the cursor lies below the new head."""
+def test_recreated_takes_precedence_and_restarts_the_reader():
+    """The same holds if the cursor is below the new head."""
     plan = plan_read(2, _floors(9, 4, cap=4), recreated=True)
     assert (plan.gap, plan.after, plan.stop) == (Gap(1, 9, "recreated"), 3, 9)
 
 
-def test_recreated_and_empty_misses_nothing():
+def test_a_recreated_empty_topic_misses_no_record():
     """TB-9."""
     plan = plan_read(7, _floors(0, 1), recreated=True)
     assert plan.gap == Gap(1, 0, "recreated")
@@ -91,7 +91,7 @@ def test_recreated_and_empty_misses_nothing():
     assert (plan.after, plan.stop) == (0, 0)
 
 
-def test_a_cursor_at_the_head_is_merely_caught_up():
+def test_a_cursor_at_the_head_gets_no_tombstone():
     """E-8."""
     assert plan_read(5, _floors(5, 1)).gap is None
 
@@ -112,7 +112,7 @@ def _topics(draw):
 
 @given(_topics(), st.integers(0, 60))
 def test_every_pass_to_the_head_announces_each_lost_position_exactly_once(topic, start):
-    """TB-13, TB-16: nothing involuntary is silent, nothing is announced twice, and every read gets on."""
+    """No involuntary loss is silent, no loss is announced twice, and every read advances."""
     floors, lost = topic
     cursor, announced, walked = min(start, floors.head_seq), [], set()
     first = cursor
@@ -135,6 +135,6 @@ def test_every_pass_to_the_head_announces_each_lost_position_exactly_once(topic,
 
 
 def test_a_lost_range_above_the_head_is_not_announced_yet():
-    """DR-5: nothing moves a cursor beyond the head."""
+    """No read moves a cursor beyond the head."""
     assert next_lost(5, 5, [6, 9]) is None
     assert next_lost(5, 7, [6, 9]) == (6, 7)

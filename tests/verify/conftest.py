@@ -1,4 +1,4 @@
-"""A data directory that a real engine left behind, with a crash in its history; tests damage copies of it."""
+"""Data directories that a real engine left, with a crash in their history. Tests damage copies of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(left_behind: Path, tmp_path: Path) -> Path:
-    """A copy to damage."""
+    """A copy that a test may damage."""
     target = tmp_path / "copy"
     shutil.copytree(left_behind, target)
     return target
@@ -48,7 +48,8 @@ def copy(left_behind: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`a` has a segment of its own, `b` and `c` share one; a tag of `a` was deleted; some log is left."""
+    """`a` has its own segment, `b` and `c` share one. Records of `a` with one tag are deleted, and some log
+    is left."""
     kept = tmp_path_factory.mktemp("sealed") / "data"
     with engine(wal={"shards": 1}, storage=SEALED) as running:
         with ringlog.connect(running.url, wait=10) as client:

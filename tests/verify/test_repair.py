@@ -1,8 +1,8 @@
-"""`ringlog repair` in a matrix: every kind of file, damaged in every way, with and without what could help.
+"""`ringlog repair` as a matrix: every kind of file, each kind of damage, with and without a redundant copy.
 
-The directory is the specimen of the chaos class `rot`: two shards, logs of several lives, segments hot, cold
-and packed, tags, marks, two snapshots each. What a repaired copy holds is asked of a started engine, and
-must be what `verify` counts and what the dry run said.
+The directory is the specimen of the chaos class `rot`: two shards, logs of several incarnations, segments
+hot, cold and packed, tags, deletion marks, two snapshots of each shard. A started engine reads the repaired
+copy. Its records must equal the counts of `verify` and the report of the dry run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHOSEN = (
     "/meta/", "/shard-00/", "/packs/", "topics/0000000000000002/seg-00000000000000000015",
     "topics/0000000000000005/seg-00000000000000000008", "topics/0000000000000001/seg-00000000000000000001",
 )  # fmt: skip
-"""A pack, segments with and without a log that says the same, and one whose data part is cold."""
+"""A pack, segments with and without a log of the same records, and a segment whose data part is cold."""
 HARMS = ("flip", "flip header", "missing", "truncated", "zeroed")
 
 
@@ -41,7 +41,7 @@ def truth(specimen: Specimen) -> Answers:
 
 
 def harmed(data: bytes, harm: str) -> bytes | None:
-    """The file's bytes afterwards; None = it is gone."""
+    """Return the bytes of the damaged file, or None if it is deleted."""
     if harm == "missing":
         return None
     if harm == "zeroed":
@@ -49,7 +49,7 @@ def harmed(data: bytes, harm: str) -> bytes | None:
     if harm == "truncated":
         used = len(data.rstrip(b"\0"))
         return data[: max(used * 2 // 3, 1)]
-    # A byte in the middle of what is used, or one of the header.
+    # A byte in the middle of the used part, or a byte of the header.
     at = 26 if harm == "flip header" else max(len(data.rstrip(b"\0")) * 3 // 5, 1)
     return data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
 
@@ -59,14 +59,14 @@ class Case(NamedTuple):
     harm: str
     keeps_log: bool
     has_copy: bool = False
-    """The cold tier has a sound copy of the part."""
+    """The cold tier has an intact copy of the part."""
 
 
 def cases(specimen: Specimen) -> Iterator[Case]:
-    """Files of every kind, each damaged in every way, with the log that segments stand for and without it,
-    with a copy in the cold tier and without one.
+    """Return files of every kind with every damage: with and without the log, and with and without a cold
+    copy.
 
-    Those that say the same things as others are left out.
+    Cases that are equivalent to others are omitted.
     """
     for path in sorted(specimen.files):
         if not path.startswith(DATA) or path in specimen.absorbed or not any(each in path for each in CHOSEN):
@@ -81,7 +81,10 @@ def cases(specimen: Specimen) -> Iterator[Case]:
 
 
 def is_unprovable(specimen: Specimen, path: str, harm: str) -> bool:
-    """Nothing else in the directory speaks of what the newest log file of a stream held."""
+    """Return True if no other file in the directory records the content of the damaged file.
+
+    This holds for the newest log file of a stream.
+    """
     stream = path.rpartition("/")[0]
     logs = [each for each, data in specimen.files.items() if each.startswith(stream) and any(data[4096:])]
     is_newest = path.endswith(".log") and _place(path) >= _place(max(logs, key=_place))
@@ -93,7 +96,7 @@ def _place(path: str) -> tuple[int, ...]:
 
 
 def damaged(specimen: Specimen, case: Case) -> dict[str, bytes]:
-    """The specimen's files with the damage done."""
+    """Return the specimen's files with the damage of the case."""
     files = dict(specimen.files)
     if not case.keeps_log:
         files = {path: data for path, data in files.items() if path not in specimen.absorbed}
@@ -138,7 +141,7 @@ def repaired(
 def judge(
     truth: Answers, before: Answers, plan: RepairPlan, found: Verification, after: Answers
 ) -> list[str]:
-    """What is wrong with a repair; empty = nothing."""
+    """Return the faults of a repair; an empty list means none."""
     wrong = [f"{each.path}: {each.what}" for each in found.findings if each.severity == DAMAGE]
     if after.refused is not None:
         return [*wrong, f"the engine refuses: {after.refused} {after.refused.detail}"]
@@ -175,7 +178,7 @@ def judge(
 
 @pytest.mark.parametrize("kind", [".data", ".idx", ".tags", ".del", ".log", "snapshot", "engine"])
 @pytest.mark.timeout(240)
-def test_a_repair_keeps_all_that_is_anywhere_and_engine_verify_and_dry_run_agree(
+def test_a_repair_keeps_every_available_record_and_all_reports_agree(
     specimen: Specimen, truth: Answers, tmp_path: Path, kind: str
 ) -> None:
     wrong, lost = {}, {}
@@ -198,10 +201,10 @@ def test_a_repair_keeps_all_that_is_anywhere_and_engine_verify_and_dry_run_agree
 
 
 @pytest.mark.parametrize("harm", ["missing", "zeroed"])
-def test_behind_a_newest_log_file_that_is_gone_no_number_is_given_out_twice(
+def test_no_seq_is_reused_after_the_loss_of_the_newest_log_file(
     specimen: Specimen, truth: Answers, tmp_path: Path, harm: str
 ) -> None:
-    """What it held is known to nobody, and only a bound is announced."""
+    """The content of the lost file is unknown, so an upper bound of its seqs is announced as lost."""
     logs = [path for path in specimen.files if path.startswith(f"{DATA}/wal/shard-00/")]
     newest = max((path for path in logs if any(specimen.files[path][4096:])), key=_place)
     plan, found, after = repaired(

@@ -1,4 +1,4 @@
-"""Any bytes in the place of a file: `verify` and `inspect` end with a finding, not a traceback (RF-114)."""
+"""`verify` and `inspect` report a finding for any bytes in a file, and never raise a traceback (RF-114)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUNDS = 12
 
 
 def mutated(data: bytes, dice: random.Random) -> bytes:
-    """Cut, stretched, overwritten, shuffled or with a few bits flipped."""
+    """Return the data truncated, extended, overwritten, shuffled, or with a few flipped bits."""
     whole = bytearray(data[: 1 << 20])
     at = dice.randrange(len(whole)) & ~7
     match dice.randrange(5):
@@ -38,7 +38,7 @@ def mutated(data: bytes, dice: random.Random) -> bytes:
     return bytes(whole)
 
 
-def test_no_file_however_mangled_ends_a_verification(sealed: Path, tmp_path: Path, capsys) -> None:
+def test_verify_and_inspect_survive_any_mutated_file(sealed: Path, tmp_path: Path, capsys) -> None:
     dice = random.Random(20_260_101)
     for unit in data_paths(sealed):
         parts = [part for part in sealed.glob(f"{unit}*") if part.is_file()]

@@ -1,4 +1,4 @@
-"""The verifier on logs whose number of shards changed: what all shards absorbed may be gone."""
+"""The verifier on logs whose number of shards changed: files that all shards absorbed may be missing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def snapshot(shard: int, shards: int, floor: int) -> FileReport:
     return report
 
 
-def test_a_file_may_be_gone_when_all_shards_of_another_layout_absorbed_it():
+def test_a_file_may_be_missing_if_all_shards_of_another_layout_absorbed_it():
     report = FileReport("wal/shard-01/wal-18-0.log", "wal")
     report.header = {"shard": 1, "shards": 2}
     assert is_covered(7, report, [snapshot(1, 2, 9)])
@@ -61,7 +61,8 @@ def verified(world: World, target: Path, **options: Any) -> Verification:
 
 @pytest.fixture
 def world() -> World:
-    """Written and absorbed by one shard alone, which has two snapshots, then started with three."""
+    """A world that one shard wrote and absorbed in two snapshots, and that was then started with three
+    shards."""
     disk = SimulatedDisk(DATA)
     disk.make_dir(f"{DATA}/meta")
     disk.sync_dir(DATA)
@@ -80,8 +81,8 @@ def world() -> World:
 
 
 @pytest.mark.parametrize("shard", range(3))
-def test_what_a_layout_before_absorbed_is_known_while_one_shard_alone_has_a_snapshot(world, tmp_path, shard):
-    """SN-5, SH-6: also of a shard of the same number the older one counts, for the others' topics."""
+def test_snapshots_of_an_earlier_layout_count_while_some_shards_have_none(world, tmp_path, shard):
+    """The older snapshot of a shard with the same number still counts for topics of the other shards."""
     checkpoint(world, shard)
     found = verified(world, tmp_path / "data")
     assert not found.is_damaged, found.findings
@@ -89,8 +90,8 @@ def test_what_a_layout_before_absorbed_is_known_while_one_shard_alone_has_a_snap
     assert heads == dict.fromkeys(NAMES, 6) | {"late": 1}
 
 
-def test_a_segment_that_a_layout_before_lists_is_missed(world, tmp_path):
-    """SN-6: its records are nowhere, and that is said of those shards' topics, too, that have no snapshot."""
+def test_a_missing_segment_listed_by_an_earlier_layout_is_damage(world, tmp_path):
+    """Its records exist nowhere. The report also covers topics of the shards without a snapshot."""
     checkpoint(world, 0)
     stems = {ref.stem for run in world.runs.values() for ref in run.core.checkpoint.sealed.refs.values()}
     for path in (f"{DATA}/{stem}{suffix}" for stem in stems for suffix in SUFFIXES):
@@ -101,8 +102,8 @@ def test_a_segment_that_a_layout_before_lists_is_missed(world, tmp_path):
     assert {topic.topic for topic in found.topics if topic.gaps} == set(NAMES)
 
 
-def test_a_removed_topic_is_not_there_when_only_the_log_that_made_it_is_left(world, tmp_path):
-    """INV-11: its shard's snapshot has no row of it."""
+def test_a_deleted_topic_is_not_reported_from_its_remaining_log(world, tmp_path):
+    """The snapshot of the topic's shard has no row of it."""
     shard = shard_of(world.topic("late").topic_id, 3)
     world.request(m.TopicDelete("late"))
     for _ in range(3):
@@ -112,9 +113,12 @@ def test_a_removed_topic_is_not_there_when_only_the_log_that_made_it_is_left(wor
     assert {topic.topic for topic in found.topics} == set(NAMES)
 
 
-def test_what_is_left_of_a_removed_topics_segment_is_no_damage_whatever_an_earlier_layout_lists(tmp_path):
-    """The snapshot of one shard alone stays while one of three has none of its own. The topic was removed
-    since, and a loss of power or an error ended the removal of its segment before its index went."""
+def test_the_rest_of_a_deleted_topics_segment_is_no_damage(tmp_path):
+    """The snapshot of the single shard stays valid while one of the three shards has no snapshot.
+
+    The topic was deleted later. A power loss or an error ended the removal of its segment before the index
+    was removed.
+    """
     world = World(SimulatedDisk(DATA))
     world.start()
     for name in ("large", "other"):

@@ -1,4 +1,4 @@
-"""What a crash leaves of a segment that was being made, or removed, is no damage; a lost segment is."""
+"""Leftovers of a segment whose writing or removal crashed are no damage, and a lost segment is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def verified(image: Image, root: Path) -> Verification:
 
 
 def killed_after(kind: type[d.Operation], suffix: str, *steps: str) -> Image:
-    """The disk when the engine was killed right after the first such call."""
+    """Return the disk of an engine that was killed right after the first call of this kind."""
     history, tree = record(steps)
     for number, _ in cuts_of(history, tree):
         done = history.operations[number]
@@ -34,10 +34,10 @@ def killed_after(kind: type[d.Operation], suffix: str, *steps: str) -> Image:
 
 @pytest.mark.parametrize("suffix", [".idx", ".tags"])
 def test_an_index_named_before_its_data_is_a_leftover(tmp_path, suffix):
-    """A seal that was killed between two renames: the log still has the records."""
+    """The compactor was killed between two renames, and the log still has the records."""
     found = verified(killed_after(d.Rename, suffix, "append_many", "seal"), tmp_path)
     assert not found.is_damaged, found.findings
-    assert any("is no segment" in each.what for each in found.findings)
+    assert any("is not a segment" in each.what for each in found.findings)
     assert [(each.topic, each.records) for each in found.topics if each.topic == "f"] == [("f", 4)]
 
 
@@ -47,13 +47,14 @@ def test_an_index_named_before_its_data_is_a_leftover(tmp_path, suffix):
      (".tags", ("relocate", "append", "reclaim"))],
 )  # fmt: skip
 def test_an_index_whose_data_was_removed_first_is_a_leftover(tmp_path, suffix, steps):
-    """A reclaimer that was killed while it removed what no shard knows, a copy in the cold tier last."""
+    """The reclaimer was killed during the removal of a segment that no shard lists. It removes a cold copy
+    last."""
     found = verified(killed_after(d.Unlink, suffix, *steps), tmp_path)
     assert not found.is_damaged, found.findings
 
 
-def test_a_leftover_index_vouches_for_nothing(tmp_path):
-    """What it says it holds is not there: when the log is gone too, the records are missing."""
+def test_a_leftover_index_does_not_prove_records(tmp_path):
+    """Its records do not exist. If the log is missing too, the records are lost."""
     image = killed_after(d.Rename, ".idx", "delete_seq", "seal")
     logs = [path for path in image.files if path.endswith("wal-1-0.log")]
     left = {path: data for path, data in image.files.items() if path not in logs}

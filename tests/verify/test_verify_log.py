@@ -1,4 +1,4 @@
-"""`ringlog verify` and `repair` on the log of a real engine: whole, then damaged on purpose (RD-25)."""
+"""`ringlog verify` and `repair` on the log of a real engine, first intact, then damaged."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.slow
 
 
 def log_with_records(root: Path) -> Path:
-    """The log file that holds the first records of `a`."""
+    """Return the log file with the first records of `a`."""
     return max(root.glob("wal/shard-*/wal-*.log"), key=lambda path: path.stat().st_size)
 
 
 def appends(path: Path) -> list[tuple[int, int, int]]:
-    """(offset, size, first seq) of every append of `a`."""
+    """Return (offset, size, first seq) of every append of `a`."""
     data = path.read_bytes()
     seen = WalFrameWalk(data, read_header(data).salt).frames()
     return [
@@ -47,7 +47,7 @@ def verdict(root: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple
 
 
 @pytest.mark.parametrize("more", [[], ["--deep"], ["--jobs", "1"]])
-def test_what_an_engine_left_behind_is_whole(left_behind: Path, capsys, more: list[str]) -> None:
+def test_the_directory_of_a_stopped_engine_is_intact(left_behind: Path, capsys, more: list[str]) -> None:
     code, found = verdict(left_behind, capsys, *more)
     assert (code, found["damaged"], found["findings"]) == (CliExit.DONE, False, [])
     a, c = found["topics"]
@@ -55,7 +55,7 @@ def test_what_an_engine_left_behind_is_whole(left_behind: Path, capsys, more: li
     assert (c["topic"], c["head"], c["records"]) == ("c", 0, 0)
 
 
-def test_a_flipped_bit_below_the_durable_mark_is_damage_and_the_records_are_named(copy: Path, capsys) -> None:
+def test_a_flipped_bit_below_the_durable_mark_is_damage_with_the_lost_seqs(copy: Path, capsys) -> None:
     path = log_with_records(copy)
     offset, _, seq = appends(path)[100]
     flip(path, offset + 100)
@@ -66,7 +66,7 @@ def test_a_flipped_bit_below_the_durable_mark_is_damage_and_the_records_are_name
 
 
 def test_a_torn_end_is_a_remark(copy: Path, capsys) -> None:
-    """RE-6: what lies above everything that was known to be durable was never acknowledged."""
+    """Bytes above the durable position were never acknowledged."""
     path = sorted(copy.glob("wal/shard-*/wal-*.log"))[-1]
     with path.open("ab") as file:
         file.write(b"\x60\0\0\0\x01\x01\x01\0torn")
@@ -76,7 +76,7 @@ def test_a_torn_end_is_a_remark(copy: Path, capsys) -> None:
 
 
 @pytest.mark.parametrize("harm", ["missing", "headless", "renamed", "foreign"])
-def test_a_log_file_that_is_not_what_the_others_say_is_damage(copy: Path, capsys, harm: str) -> None:
+def test_a_log_file_that_contradicts_the_others_is_damage(copy: Path, capsys, harm: str) -> None:
     path = log_with_records(copy)
     if harm == "missing":
         path.unlink()
@@ -92,7 +92,7 @@ def test_a_log_file_that_is_not_what_the_others_say_is_damage(copy: Path, capsys
 
 
 @pytest.mark.parametrize("harm", ["newest", "stream", "everything"])
-def test_a_log_that_is_away_is_damage_also_where_nothing_of_the_log_speaks_of_it(
+def test_a_missing_newest_log_file_is_damage(
     copy: Path, capsys, harm: str
 ) -> None:
     newest = max(copy.glob("wal/shard-00/wal-*.log"), key=lambda path: int(path.stem.split("-")[1]))
@@ -106,7 +106,7 @@ def test_a_log_that_is_away_is_damage_also_where_nothing_of_the_log_speaks_of_it
     assert said == [f"the newest WAL file of shard 0 is missing: {newest.name}"]
 
 
-def test_a_register_that_is_gone_is_made_anew_by_a_repair(copy: Path, tmp_path: Path, capsys) -> None:
+def test_a_repair_recreates_a_missing_register(copy: Path, tmp_path: Path, capsys) -> None:
     (copy / "meta/log-00").unlink()
     code, found = verdict(copy, capsys)
     assert code == CliExit.DAMAGE
@@ -120,11 +120,11 @@ def test_a_register_that_is_gone_is_made_anew_by_a_repair(copy: Path, tmp_path: 
     assert verdict(target, capsys)[0] == CliExit.DONE
 
 
-def test_a_directory_that_holds_no_data_is_wrong_usage(tmp_path: Path) -> None:
+def test_a_directory_without_data_is_a_usage_error(tmp_path: Path) -> None:
     assert run(["verify", str(tmp_path)]) == CliExit.USAGE
 
 
-def test_a_running_engine_is_not_verified() -> None:
+def test_verify_refuses_a_running_engine() -> None:
     with engine(wal={"shards": 1}) as running:
         assert run(["verify", running.data_dir]) == CliExit.USAGE
 
@@ -132,7 +132,7 @@ def test_a_running_engine_is_not_verified() -> None:
 # -- repair -------------------------------------------------------------------------------------------
 
 
-def test_a_repair_shows_what_is_lost_and_writes_nothing_unless_told(
+def test_a_repair_without_write_shows_the_loss_and_writes_no_file(
     copy: Path, tmp_path: Path, capsys
 ) -> None:
     path = log_with_records(copy)
@@ -145,10 +145,10 @@ def test_a_repair_shows_what_is_lost_and_writes_nothing_unless_told(
     assert not target.exists()
 
 
-def test_a_repaired_copy_starts_and_readers_meet_a_tombstone_for_what_was_lost(
+def test_a_repaired_copy_starts_and_readers_get_tombstones_for_the_loss(
     copy: Path, left_behind: Path, tmp_path: Path, capsys
 ) -> None:
-    """Good frames behind the damage are kept; the original is not touched."""
+    """Valid frames after the damage are kept, and the original directory is not changed."""
     path = log_with_records(copy)
     frames = appends(path)
     gone = [frames[50], frames[150], frames[151]]
@@ -204,7 +204,9 @@ def test_an_offline_backup_is_restored_byte_for_byte_and_a_damaged_one_is_refuse
     assert not (tmp_path / "again").exists()
 
 
-def test_a_manifest_that_names_a_path_outside_is_refused(left_behind: Path, tmp_path: Path, capsys) -> None:
+def test_a_manifest_with_a_path_outside_of_the_backup_is_refused(
+    left_behind: Path, tmp_path: Path, capsys
+) -> None:
     backup = tmp_path / "backup"
     assert run(["backup", str(left_behind), "--to", str(backup)]) == CliExit.DONE
     manifest = backup / "manifest.json"

@@ -1,4 +1,5 @@
-"""What the class `rot` found that the offline verifier and recovery did not see."""
+"""Damage that the chaos class `rot` found, and that the offline verifier and recovery did not detect before.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from ringlog.verify.segment_decoder import next_frame, read_data_header, verify_
 from ringlog.verify.wal_decoder import verify_wal
 
 
-def test_a_flipped_bit_in_the_record_columns_of_an_index_is_found_without_looking_deep(
+def test_a_flipped_bit_in_the_record_columns_of_an_index_is_found_without_deep(
     tmp_path: Path,
 ) -> None:
     world = LogWorld(str(tmp_path))
@@ -39,8 +40,9 @@ def test_a_flipped_bit_in_the_record_columns_of_an_index_is_found_without_lookin
         assert verify_segment(str(tmp_path), stem).is_damaged, offset
 
 
-def test_frames_that_lie_where_the_header_should_be_are_damage_and_no_unused_file() -> None:
-    """RF-73: a header page and its neighbour changed places; the file was removed as never used."""
+def test_frames_in_place_of_the_file_header_are_damage() -> None:
+    """The header page and the page after it were swapped. Recovery then deleted the file as never used
+    (RF-73)."""
     world = World(SimulatedDisk(DATA))
     world.start()
     world.put_topic("t", durability="fsync")
@@ -61,7 +63,7 @@ def test_frames_that_lie_where_the_header_should_be_are_damage_and_no_unused_fil
     assert world.disk.exists(path)
 
 
-# -- files that are not where they belong (RF-76) --------------------------------------------------------
+# -- misplaced files (RF-76) ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,7 @@ def specimen() -> Specimen:
 
 @pytest.fixture
 def laid(specimen: Specimen, tmp_path: Path) -> Path:
-    """The specimen's files below a directory of their own; some of its segments are cold."""
+    """The specimen's files in a new directory; some of its segments are cold."""
     for path, data in specimen.files.items():
         put(tmp_path, path, data)
     return tmp_path
@@ -101,23 +103,25 @@ def stem_of(path: str) -> str:
     return path.removeprefix("/cold/").removeprefix("/data/").removesuffix(DATA_SUFFIX)
 
 
-def test_a_second_copy_in_the_cold_tier_under_another_name_is_said(specimen: Specimen, laid: Path) -> None:
-    """The host has no file of that name, and the verification went by those that the host has."""
+def test_a_second_copy_in_the_cold_tier_under_another_name_is_reported(
+    specimen: Specimen, laid: Path
+) -> None:
+    """The host has no file of that name. The verifier used to check only the names that the host has."""
     before = verified(laid)
     assert not before.is_damaged
     for path in cold_data(specimen):
         other = path.removesuffix(DATA_SUFFIX)[:-2] + "7e" + DATA_SUFFIX
         put(laid, other, specimen.files[path])
         found = verified(laid)
-        what = "lies in the cold tier alone under another segment's name: nothing on the host leads there"
+        what = "is in the cold tier only under the name of another segment: no file on the host refers to it"
         assert said_of(found, stem_of(other)) == [("remark", what)]
         assert found.topics == before.topics, "it vouches for nothing, and takes nothing away"
         assert not found.is_damaged
         (laid / other[1:]).unlink()
 
 
-def test_a_segment_that_only_the_cold_tier_has_is_said(specimen: Specimen, laid: Path) -> None:
-    """As when the host's directory is of another time than the cold tier."""
+def test_a_segment_that_exists_only_in_the_cold_tier_is_reported(specimen: Specimen, laid: Path) -> None:
+    """This happens if the host's directory is older than the cold tier."""
     path = next(path for path in specimen.files if path.startswith("/data/topics") and path.endswith(".data"))
     name = stem_of(path)
     for part in [each for each in specimen.files if each.startswith(f"/data/{name}")]:
@@ -125,15 +129,15 @@ def test_a_segment_that_only_the_cold_tier_has_is_said(specimen: Specimen, laid:
         (laid / part[1:]).unlink()
     found = verified(laid)
     assert said_of(found, name) == [
-        ("remark", "lies in the cold tier alone: nothing on the host leads there")
+        ("remark", "is in the cold tier only: no file on the host refers to it")
     ]
-    assert any("are nowhere" in what for _, what in said_of(found, ".")), "the host cannot read them"
+    assert any("are missing" in what for _, what in said_of(found, ".")), "the host cannot read them"
 
 
-def test_a_cold_segment_whose_data_are_gone_from_the_cold_tier_is_damage(
+def test_a_cold_segment_without_its_data_part_is_damage(
     specimen: Specimen, laid: Path
 ) -> None:
-    """It was a mere remark, as if the cold tier had not been there to look at."""
+    """It used to be a remark, as if the cold tier had not been given."""
     for path in cold_data(specimen):
         (laid / path[1:]).unlink()
         found = verified(laid)
@@ -151,7 +155,7 @@ def test_a_cold_segment_whose_data_are_gone_from_the_cold_tier_is_damage(
 def test_a_segment_under_the_name_of_another_topic_or_seq_is_damage(
     specimen: Specimen, laid: Path, how: str, suffixes: tuple[str, ...]
 ) -> None:
-    """Its number alone was compared; the engine compares all of the name."""
+    """The verifier used to compare only the segment number. The engine compares the whole name."""
     path = next(path for path in specimen.files if path.startswith("/data/topics") and path.endswith(".data"))
     folder, _, name = stem_of(path).rpartition("/")
     other = {
@@ -162,13 +166,13 @@ def test_a_segment_under_the_name_of_another_topic_or_seq_is_damage(
     for suffix in suffixes:
         put(laid, f"/data/{other}{suffix}", specimen.files[f"/data/{stem_of(path)}{suffix}"])
     report = verify_segment(str(laid / "data"), other)
-    assert "lies under another segment's name" in [each.what for each in report.findings]
+    assert "has the name of another segment" in [each.what for each in report.findings]
     assert report.is_damaged
     assert not verify_segment(str(laid / "data"), stem_of(path)).is_damaged
 
 
-def test_the_next_frame_behind_damage_is_the_first_that_verifies(specimen: Specimen) -> None:
-    """It is looked for by two bytes of its header, which are elsewhere, too."""
+def test_next_frame_returns_the_first_valid_frame_after_damage(specimen: Specimen) -> None:
+    """The search uses two bytes of the frame header, which also occur elsewhere."""
     data = max((specimen.files[path] for path in specimen.files if path.endswith(DATA_SUFFIX)), key=len)
     salt = read_data_header(data).salt
     starts, at = [], next_frame(data, 4088, salt)

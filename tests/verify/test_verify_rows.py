@@ -1,4 +1,4 @@
-"""A row of a snapshot that the engine does not decode is damage for the verifier, too."""
+"""A snapshot row that the engine cannot decode is damage for the verifier too."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def topic(router: dict[str, Any]) -> ShardTopic:
     return made
 
 
-def test_a_sound_row_is_read_by_both() -> None:
+def test_engine_and_verifier_read_a_valid_row() -> None:
     data = encode_row(topic({}))
     assert decode_row(1, data).routers[7].name == "r"
     assert decode_topic_row(1, data).name == "t"
@@ -39,8 +39,8 @@ def test_a_sound_row_is_read_by_both() -> None:
     ],
     ids="".join,
 )  # fmt: skip
-def test_a_row_with_a_router_that_none_can_be_is_found(router: dict[str, Any]) -> None:
-    """`verify` said undamaged, and each start of the shard gave up."""
+def test_a_row_with_an_impossible_router_is_refused_by_both(router: dict[str, Any]) -> None:
+    """`verify` once reported no damage, and every start of the shard failed."""
     data = encode_row(topic(router))
     with pytest.raises(CorruptData):
         decode_row(1, data)

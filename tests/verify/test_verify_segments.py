@@ -1,4 +1,4 @@
-"""`ringlog verify` and `repair` on sealed records: every part damaged in turn (SG-5, SG-10, SG-14)."""
+"""`ringlog verify` and `repair` on segments: every part is damaged in turn."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def flip(path: Path, offset: int) -> None:
 
 
 @pytest.mark.parametrize("more", [[], ["--deep"]])
-def test_sealed_records_are_whole_and_all_accounted_for(sealed: Path, capsys, more: list[str]) -> None:
+def test_intact_segments_have_no_findings_and_the_right_counts(sealed: Path, capsys, more: list[str]) -> None:
     code, found = verdict(sealed, capsys, *more)
     assert (code, found["findings"]) == (CliExit.DONE, [])
     a, b, c = found["topics"]
@@ -77,7 +77,7 @@ def test_a_flipped_bit_in_any_part_is_found(copied: Path, capsys, what: str) -> 
 
 
 @pytest.mark.parametrize("suffix", [".data", ".idx", ".tags", ".del"])
-def test_a_part_cut_short_is_found(copied: Path, capsys, suffix: str) -> None:
+def test_a_truncated_part_is_found(copied: Path, capsys, suffix: str) -> None:
     path = own(copied, suffix)
     path.write_bytes(path.read_bytes()[:-9])
     assert verdict(copied, capsys)[0] == CliExit.DAMAGE
@@ -93,8 +93,9 @@ def test_a_missing_index_is_a_remark_and_a_missing_segment_is_damage(copied: Pat
     assert any("nowhere" in each["what"] for each in found["findings"])
 
 
-def test_an_index_whose_data_part_is_gone_is_damage(copied: Path, capsys) -> None:
-    """By its snapshot it was not moved: it was taken for one in a cold tier that was not named."""
+def test_an_index_without_its_data_part_is_damage(copied: Path, capsys) -> None:
+    """Its snapshot says that the segment was not moved. It was once treated as part of a cold tier that was
+    not given."""
     own(copied, ".data").unlink()
     code, found = verdict(copied, capsys)
     assert code == CliExit.DAMAGE
@@ -141,7 +142,7 @@ def repaired(copied: Path, target: Path, capsys) -> dict:
 
 
 def read_all(url: str, topic: str) -> tuple[list[int], list[tuple[int, int]]]:
-    """Numbers read, and gaps told."""
+    """Return the seqs read and the gaps of the tombstones."""
     read, told = [], []
     with ringlog.connect(url, wait=10) as client:
         for page in client.reader(topic).pages(1_000):
@@ -150,8 +151,8 @@ def read_all(url: str, topic: str) -> tuple[list[int], list[tuple[int, int]]]:
     return read, told
 
 
-def test_a_damaged_index_costs_nothing(copied: Path, capsys) -> None:
-    """SG-5: it is made anew from the data."""
+def test_a_repair_rebuilds_a_damaged_index_without_loss(copied: Path, capsys) -> None:
+    """The index is rebuilt from the data (S2)."""
     flip(own(copied, ".idx"), 200)
     with engine(wal={"shards": 1}, storage=SEALED) as running:
         running.stop()
@@ -164,8 +165,8 @@ def test_a_damaged_index_costs_nothing(copied: Path, capsys) -> None:
 
 
 @pytest.mark.night
-def test_a_damaged_frame_costs_its_own_records_alone(copied: Path, capsys) -> None:
-    """SG-10: nothing is guessed; every other frame is kept, and readers get a tombstone."""
+def test_a_repair_loses_only_the_records_of_a_damaged_frame(copied: Path, capsys) -> None:
+    """Every other frame is kept, and readers get a tombstone for the lost records."""
     path = own(copied, ".data")
     flip(path, 9_000)
     with engine(wal={"shards": 1}, storage=SEALED) as running:

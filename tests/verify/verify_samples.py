@@ -1,4 +1,4 @@
-"""Topics to seal and to damage."""
+"""Topics for segments that tests damage."""
 
 from __future__ import annotations
 

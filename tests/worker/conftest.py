@@ -1,4 +1,4 @@
-"""A real engine, and workers on it as a shell starts them."""
+"""Fixtures: a real engine, and workers as subprocesses that start like from a shell."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["ringlog_engine", "ringlog_topic"]
 
 ROOT = Path(__file__).parent.parent.parent
 MAIN = (
-    # As from a terminal, also where the tests run without one (nohup) and it is ignored.
+    # Restore the default action of SIGHUP, which is ignored if the tests run without a terminal (nohup).
     "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
     "from ringlog.cli import main; sys.exit(main())"
 )
@@ -99,7 +99,7 @@ def do(value):
 
 
 class Workers:
-    """Starts workers, and keeps what they do in one directory."""
+    """Starts workers and keeps the files of their jobs in one directory."""
 
     def __init__(self, url: str, directory: Path) -> None:
         self.directory = directory
@@ -116,13 +116,13 @@ class Workers:
         return started
 
     def ended(self, started: subprocess.Popen[str]) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
-        """Exit code, the counts it printed, its log."""
+        """Wait for the end of a worker. Return `(exit code, printed counts, log lines)`."""
         out, err = started.communicate(timeout=40)
         lines = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
         return started.returncode, json.loads(out) if out else {}, lines
 
     def run(self, target: str, queue: str, *more: str) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
-        """One that ends when the queue is empty."""
+        """Run a worker until the queue is empty."""
         return self.ended(self.start(target, queue, "--until-empty", *more))
 
     def stop(self, started: subprocess.Popen[str]) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
@@ -130,16 +130,16 @@ class Workers:
         return self.ended(started)
 
     def notes(self) -> list[str]:
-        """What the program noted."""
+        """Return the lines that jobs wrote to the notes file."""
         path = self.directory / "notes"
         return path.read_text().splitlines() if path.exists() else []
 
     def noted(self, word: str) -> list[int]:
-        """Processes that noted it."""
+        """Return the ids of the processes that wrote this word."""
         return [int(line.split()[1]) for line in self.notes() if line.startswith(f"{word} ")]
 
     def end(self) -> None:
-        """Let no worker outlive its test, nor its processes."""
+        """Kill all workers and wait for their child processes."""
         for started in self._started:
             left = psutil.Process(started.pid).children() if started.poll() is None else []
             started.kill()
@@ -163,12 +163,12 @@ def queue(ringlog_engine: TestEngine, ringlog_topic: Callable[[str], str]) -> It
 
 
 def soon(condition: Callable[[], object], what: str = "the worker got on") -> None:
-    """Wait until it holds."""
+    """Wait until the condition is true."""
     wait_until(condition, timeout=30, what=what)
 
 
 def wait_until_empty(queue: Queue) -> None:
-    """Nothing is ready, in flight or resting."""
+    """Wait until no job is ready, in flight or delayed."""
 
     def is_empty() -> bool:
         found = queue.stats()
@@ -178,5 +178,5 @@ def wait_until_empty(queue: Queue) -> None:
 
 
 def events(log: list[dict[str, Any]]) -> Counter[str]:
-    """How often each event is in the log."""
+    """Count the events of a log."""
     return Counter(line["event"] for line in log)

@@ -1,4 +1,4 @@
-"""`ringlog worker` against a real engine: what a failing job does to its process, and what becomes of it."""
+"""`ringlog worker` against a real engine: the effect of a failing job on its process and on its queue."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def is_running(pid: int) -> bool:
         ("retry soon", "soon"),
     ],
 )
-def test_a_job_that_fails_once_is_done_the_second_time(
+def test_a_job_that_fails_once_is_done_at_its_second_delivery(
     workers: Workers, queue: Queue, fault: str, reason: str
 ) -> None:
-    """Whatever it does to its process: jobs behind it are done, and nothing is lost."""
+    """Whatever the job does to its process, the worker does the jobs after it."""
     queue.put(f"{fault} then note".encode())
     queue.put_many([b"note"] * 10)
     started = workers.start("program:do", queue.topic, "-c", "2", "--payload", "text", "--backoff", "50ms")
@@ -66,7 +66,7 @@ def test_a_job_that_fails_too_often_becomes_a_dead_letter(workers: Workers, queu
     assert letter.meta["$dead_letter_nacks"] == "2"
 
 
-def test_a_job_over_its_time_limit_loses_its_process(workers: Workers, queue: Queue) -> None:
+def test_a_job_over_its_time_limit_is_killed_with_its_process(workers: Workers, queue: Queue) -> None:
     queue.put(b"wait for ever then note")
     started = workers.start(
         "program:do",
@@ -88,7 +88,7 @@ def test_a_job_over_its_time_limit_loses_its_process(workers: Workers, queue: Qu
     assert workers.noted("wait") != workers.noted("note"), "another process did it"
 
 
-def test_what_a_job_started_ends_with_its_process(workers: Workers, queue: Queue, tmp_path: Path) -> None:
+def test_child_processes_of_a_job_end_with_it(workers: Workers, queue: Queue, tmp_path: Path) -> None:
     (tmp_path / "parent.py").write_text(
         "import os, pathlib, subprocess, time\n"
         "def f(_):\n"
@@ -106,7 +106,7 @@ def test_what_a_job_started_ends_with_its_process(workers: Workers, queue: Queue
 
 
 @pytest.mark.timeout(120)
-def test_a_worker_goes_on_after_its_engine_was_killed(tmp_path: Path) -> None:
+def test_a_worker_continues_after_a_kill_of_its_shard(tmp_path: Path) -> None:
     with engine(wal={"shards": 1}) as running:
         workers = Workers(running.url, tmp_path)
         try:

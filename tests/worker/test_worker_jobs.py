@@ -1,4 +1,4 @@
-"""`ringlog worker` against a real engine: jobs are done once, each with its payload and its facts."""
+"""`ringlog worker` against a real engine: every job is done once, with its payload and its fields."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.worker.conftest import Workers, events, soon, wait_until_empty
 pytestmark = pytest.mark.slow
 
 
-def test_every_job_is_done_once_and_is_a_line_of_the_log(workers: Workers, queue: Queue) -> None:
+def test_every_job_is_done_once_and_logged(workers: Workers, queue: Queue) -> None:
     queue.put_many([b"note %d" % n for n in range(200)])
     code, counts, log = workers.run("program:do", queue.topic, "-c", "3", "--payload", "text")
     assert (code, counts["job_done"]) == (CliExit.DONE, 200)
@@ -30,7 +30,7 @@ def test_every_job_is_done_once_and_is_a_line_of_the_log(workers: Workers, queue
     assert len(workers.notes()) == 200
 
 
-def test_a_function_has_its_payload_and_what_else_is_known_of_the_job(workers: Workers, queue: Queue) -> None:
+def test_a_job_function_gets_the_payload_and_all_fields_of_the_job(workers: Workers, queue: Queue) -> None:
     queue.put(b"[1]", key=b"k", tag="t", meta={"n": 1}, headers={"h": b"v"})
     workers.run("program:facts", queue.topic, "--payload", "json", "-c", "1")
     (noted,) = workers.notes()
@@ -39,7 +39,7 @@ def test_a_function_has_its_payload_and_what_else_is_known_of_the_job(workers: W
     assert not psutil.pid_exists(pid)
 
 
-def test_payloads_are_decoded_by_the_codec_that_is_named(workers: Workers, queue: Queue) -> None:
+def test_payloads_are_decoded_by_the_given_codec(workers: Workers, queue: Queue) -> None:
     queue.put(b'{"to": "ann"}')
     assert workers.run("program:deliver", queue.topic, "--payload", "program:EMAIL")[0] == CliExit.DONE
     queue.put(b"bob")
@@ -47,7 +47,7 @@ def test_payloads_are_decoded_by_the_codec_that_is_named(workers: Workers, queue
     assert workers.notes() == ["ann", "awaited bob"]
 
 
-def test_a_job_that_forks_ends_with_the_parent(workers: Workers, queue: Queue) -> None:
+def test_a_job_that_forks_is_done_when_the_parent_returns(workers: Workers, queue: Queue) -> None:
     queue.put_many([b"%d" % n for n in range(5)])
     code, counts, log = workers.run("program:forks", queue.topic, "--payload", "text", "-c", "1")
     assert (code, counts["job_done"]) == (CliExit.DONE, 5)
@@ -55,7 +55,7 @@ def test_a_job_that_forks_ends_with_the_parent(workers: Workers, queue: Queue) -
     assert len({line["process"] for line in log if line["event"] == "job done"}) == 1
 
 
-def test_what_cannot_be_decoded_is_rejected_with_the_reason(
+def test_a_job_that_cannot_be_decoded_is_rejected_with_the_reason(
     workers: Workers, queue: Queue, ringlog_engine: TestEngine
 ) -> None:
     queue.put(b'{"from": "ann"}')
@@ -69,7 +69,7 @@ def test_what_cannot_be_decoded_is_rejected_with_the_reason(
     assert letter.meta["$dead_letter_reason"].startswith("the payload cannot be decoded: ValidationError")
 
 
-def test_without_dead_letters_what_is_rejected_rests_and_stays(
+def test_a_rejected_job_is_delayed_if_the_queue_has_no_dead_letter_topic(
     workers: Workers, ringlog_engine: TestEngine, queue: Queue
 ) -> None:
     with ringlog.connect(ringlog_engine.url, wait=10) as client:
@@ -79,7 +79,7 @@ def test_without_dead_letters_what_is_rejected_rests_and_stays(
         plain.put(b"reject for ever")
         code, counts, log = workers.run("program:do", name, "--payload", "text")
         assert (code, counts["job_failed"]) == (CliExit.DONE, 1)
-        assert events(log)["queue has no dead letters"] == 1
+        assert events(log)["queue has no dead-letter topic, job is retried"] == 1
         assert (plain.stats().ready, plain.stats().delayed) == (0, 1)
 
 
@@ -87,7 +87,7 @@ def test_a_job_may_take_longer_than_its_lease(workers: Workers, queue: Queue) ->
     queue.put(b"wait go")
     started = workers.start("program:do", queue.topic, "--payload", "text", "--lease", "1200ms", "-c", "2")
     soon(lambda: workers.noted("wait"))
-    # Leases as short as a busy host lets them be: it may keep a worker from extending one for a while.
+    # This is the shortest safe lease: a busy host may delay the extension of a lease.
     assert queue.claim(wait_ms=3_000) == [], "nobody else is given it within two leases"
     assert queue.stats().in_flight == 1
     (workers.directory / "go").touch()
@@ -97,7 +97,7 @@ def test_a_job_may_take_longer_than_its_lease(workers: Workers, queue: Queue) ->
     assert len(workers.noted("wait")) == 1
 
 
-def test_processes_are_replaced_after_so_many_jobs(workers: Workers, queue: Queue) -> None:
+def test_processes_are_replaced_after_max_jobs_per_process(workers: Workers, queue: Queue) -> None:
     queue.put_many([b"note"] * 10)
     code, counts, _ = workers.run(
         "program:do", queue.topic, "--payload", "text", "-c", "1", "--max-jobs-per-process", "4"
@@ -106,14 +106,14 @@ def test_processes_are_replaced_after_so_many_jobs(workers: Workers, queue: Queu
     assert sorted(Counter(workers.noted("note")).values()) == [2, 4, 4]
 
 
-def test_a_process_may_have_a_limit_of_memory(workers: Workers, queue: Queue) -> None:
+def test_a_process_can_have_a_memory_limit(workers: Workers, queue: Queue) -> None:
     queue.put(b"note")
     code, _, log = workers.run("program:do", queue.topic, "--payload", "text", "--memory-limit", "4GiB")
     assert (code, events(log)["job done"]) == (CliExit.DONE, 1)
 
 
-def test_a_worker_needs_no_checkout_around_it(workers: Workers, queue: Queue) -> None:
-    """The program is found where the worker was started, whatever the path says."""
+def test_a_worker_finds_the_program_in_its_working_directory(workers: Workers, queue: Queue) -> None:
+    """This does not depend on PYTHONSAFEPATH."""
     workers.environ.pop("PYTHONSAFEPATH", None)
     queue.put(b"note")
     assert workers.run("program:do", queue.topic, "--payload", "text")[0] == CliExit.DONE

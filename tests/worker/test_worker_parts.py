@@ -1,4 +1,4 @@
-"""Parts of a worker that need no engine: what becomes of a job, names, messages, what is refused."""
+"""Parts of a worker that need no engine: outcomes of jobs, function names, messages, refused options."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def test_fates() -> None:
         (-11, None, FAILED, 200, "its process was killed by SIGSEGV"),
         (-200, None, FAILED, 200, "its process exited with status -200"),
         (-9, KillReason.TIME_LIMIT, FAILED, 200, "it ran longer than its time limit"),
-        (-9, KillReason.STOPPED, CUT_OFF, 0, "it was at work when the worker had to stop"),
+        (-9, KillReason.STOPPED, CUT_OFF, 0, "it was still running when the worker had to stop"),
     ],
 )
-def test_fates_of_jobs_whose_process_ended(
+def test_exits_of_processes_are_mapped_to_settlements(
     status: int, cause: KillReason | None, event: str, delay_ms: int, words: str
 ) -> None:
     fate = settlement_of_exit(ProcessExited(status, cause), 2, 3.0, BACKOFF)
@@ -66,7 +66,7 @@ def run(function, payload: str = "json") -> wire.Outcome:
     return JobRunner(function, load_codec(payload), ManualClock()).run(JOB)
 
 
-def test_whatever_comes_out_of_a_function_has_words() -> None:
+def test_every_result_of_a_function_is_an_outcome_with_a_reason() -> None:
     def rejects(value: object) -> None:
         raise Reject("bad")
 
@@ -90,7 +90,7 @@ def test_whatever_comes_out_of_a_function_has_words() -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), MemoryError(), GeneratorExit()])
-def test_what_leaves_a_process_in_doubt_ends_it(error: BaseException) -> None:
+def test_errors_that_leave_a_process_in_doubt_end_it(error: BaseException) -> None:
     def fails(value: object) -> None:
         raise error
 
@@ -99,7 +99,7 @@ def test_what_leaves_a_process_in_doubt_ends_it(error: BaseException) -> None:
     assert outcome.is_last
 
 
-def test_a_payload_that_cannot_be_decoded_is_refused_before_the_function_is_called() -> None:
+def test_a_payload_that_cannot_be_decoded_is_rejected_without_a_call() -> None:
     called = []
     runner = JobRunner(called.append, CODECS["json"], ManualClock())
     outcome = runner.run(msgspec.structs.replace(JOB, data=b"{"))
@@ -109,7 +109,7 @@ def test_a_payload_that_cannot_be_decoded_is_refused_before_the_function_is_call
 
 
 @given(st.text(max_size=3 * WORKER_REASON_CHARS_MAX))
-def test_reasons_are_bounded_and_their_end_is_kept(text: str) -> None:
+def test_reasons_are_truncated_at_the_front(text: str) -> None:
     short = wire.shortened(text)
     assert len(short) <= WORKER_REASON_CHARS_MAX + 1
     kept = text.encode(errors="backslashreplace").decode()
@@ -120,7 +120,7 @@ def test_reasons_are_bounded_and_their_end_is_kept(text: str) -> None:
     "said",
     [wire.Ready(), wire.CannotStart("r", "t"), wire.JobDone(1.0), wire.JobFailed(1.0, "r", "t", 5, True)],
 )
-def test_messages_travel(said: wire.ProcessMessage) -> None:
+def test_messages_can_be_encoded_and_decoded(said: wire.ProcessMessage) -> None:
     packed = wire.encode_message(said)
     assert wire.length_of(packed[: wire.HEAD_BYTES]) == len(packed) - wire.HEAD_BYTES
     assert wire.decode_process_message(packed[wire.HEAD_BYTES :]) == said
@@ -129,7 +129,7 @@ def test_messages_travel(said: wire.ProcessMessage) -> None:
 
 
 @given(st.binary(max_size=64))
-def test_anything_else_a_process_writes_is_refused(noise: bytes) -> None:
+def test_malformed_messages_are_refused(noise: bytes) -> None:
     try:
         wire.decode_process_message(noise)
     except FrameInvalid:
@@ -137,18 +137,18 @@ def test_anything_else_a_process_writes_is_refused(noise: bytes) -> None:
     assert noise[:1] >= b"\x80", "a map with a type we know"
 
 
-def test_lengths_are_bounded() -> None:
+def test_message_lengths_are_bounded() -> None:
     with pytest.raises(FrameInvalid):
         wire.length_of((wire.MESSAGE_BYTES_MAX + 1).to_bytes(wire.HEAD_BYTES, "little"))
 
 
 @pytest.mark.parametrize("name", ["", "a", "a:", ":b", "a b:c", "a:b c", "a..b:c", "a:b:c", "./a:b"])
-def test_names_that_name_no_function(name: str) -> None:
+def test_invalid_function_names_are_refused(name: str) -> None:
     with pytest.raises(UsageError):
         check_name(name)
 
 
-def test_names_that_do() -> None:
+def test_valid_function_names_are_accepted() -> None:
     for name in ("a:b", "a.b.c:d", "a:B.c"):
         check_name(name)
     assert load_function("os.path:join").__name__ == "join"
@@ -169,7 +169,7 @@ def test_options_that_make_no_sense(wrong: dict) -> None:
         WorkerOptions(**{"target": "a:b", "queue": "q", **wrong})
 
 
-def test_retries_have_no_negative_delay() -> None:
+def test_a_negative_retry_delay_is_refused() -> None:
     assert Retry("x").delay_ms is None
     with pytest.raises(UsageError):
         Retry("x", delay_ms=-1)
@@ -181,7 +181,7 @@ class Unspeakable(Exception):
 
 
 @pytest.mark.parametrize("error", [Unspeakable(), ValueError("\udcff"), ValueError("x" * 20_000_000)])
-def test_an_error_of_any_text_is_told_in_words_that_travel(error: Exception) -> None:
+def test_an_error_with_any_text_becomes_a_bounded_message(error: Exception) -> None:
     def fails(value: object) -> None:
         raise error
 
@@ -207,8 +207,8 @@ class _Later:
 @pytest.mark.parametrize(
     "function", [_generates, _generates_later, _Later(), lambda value: _generates([value])]
 )
-def test_a_generator_is_no_job_that_was_done(function) -> None:
-    """Calling it runs none of it."""
+def test_a_job_function_that_returns_a_generator_fails(function) -> None:
+    """Calling a generator function executes none of its body."""
     outcome = run(function)
     assert isinstance(outcome, wire.JobFailed)
     assert "calling a generator runs none of it" in outcome.reason

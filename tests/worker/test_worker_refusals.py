@@ -1,4 +1,4 @@
-"""`ringlog worker` against a real engine: what cannot be run is said before any job is taken."""
+"""`ringlog worker` against a real engine: invalid options are refused before the worker claims a job."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "more", "words"),
     [
-        ("nothing.there:f", (), "there is no module 'nothing'"),
+        ("nothing.there:f", (), "module 'nothing' does not exist"),
         ("program:deliverr", (), "has no 'deliverr'; is it 'deliver'?"),
-        ("program:HERE", (), "it is not a function"),
-        ("program:do", ("--payload", "program:not_a_codec"), "a codec has encode and decode"),
+        ("program:HERE", (), "the target is not callable"),
+        ("program:do", ("--payload", "program:not_a_codec"), "a codec must have the methods"),
         ("broken:f", (), "importing 'broken:f' failed: ZeroDivisionError"),
         ("wants:f", (), "No module named 'no_such_thing'"),
         ("dies:f", (), "while it imported the function, its process exited with status 9"),
         ("program", (), "name the function as package.module:function"),
-        ("program:do", ("--payload", "pickle"), "a payload is raw, text, json or package.module:codec"),
-        ("program:do", ("-c", "0"), "concurrency out of range"),
-        ("program:do", ("-c", "2000"), "concurrency out of range"),
-        ("program:do", ("--backoff", "2s", "--backoff-max", "1s"), "back-off"),
+        ("program:do", ("--payload", "pickle"), "payload must be raw, text, json or package.module:codec"),
+        ("program:do", ("-c", "0"), "concurrency must be from 1 to"),
+        ("program:do", ("-c", "2000"), "concurrency must be from 1 to"),
+        ("program:do", ("--backoff", "2s", "--backoff-max", "1s"), "backoff must satisfy"),
         ("program:do", ("--memory-limit", "much"), "must be a size"),
     ],
 )
-def test_what_cannot_be_run_is_said_before_any_job_is_taken(
+def test_invalid_targets_and_options_are_refused_before_a_job_is_claimed(
     workers: Workers, queue: Queue, target: str, more: tuple[str, ...], words: str
 ) -> None:
     (workers.directory / "broken.py").write_text("1 / 0\n")
@@ -46,7 +46,7 @@ def test_what_cannot_be_run_is_said_before_any_job_is_taken(
     assert (queue.stats().ready, queue.peek()[0].data) == (1, b"job")
 
 
-def test_queues_and_engines_that_are_not_there_have_their_exit_codes(
+def test_missing_queues_and_engines_have_their_own_exit_codes(
     workers: Workers, queue: Queue, tmp_path: Path
 ) -> None:
     assert workers.run("program:do", f"{queue.topic}.absent")[0] == CliExit.NOT_FOUND

@@ -1,4 +1,4 @@
-"""`ringlog worker` against a real engine: it is told to stop, once or twice, or it is killed."""
+"""`ringlog worker` against a real engine: it gets one or two signals, or is killed."""
 
 from __future__ import annotations
 
@@ -17,54 +17,54 @@ from tests.worker.conftest import Workers, events, soon
 pytestmark = pytest.mark.slow
 
 
-def test_told_to_stop_it_ends_what_it_began_and_nothing_else(workers: Workers, queue: Queue) -> None:
+def test_a_stopped_worker_finishes_started_jobs_and_claims_no_more(workers: Workers, queue: Queue) -> None:
     queue.put_many([b"wait go", b"wait go", b"note", b"note"])
     started = workers.start("program:do", queue.topic, "-c", "2", "--payload", "text")
     soon(lambda: len(workers.noted("wait")) == 2)
     started.send_signal(signal.SIGTERM)
-    # Its processes may be told as well, as a container or a service manager does: a job is not cut off by it.
+    # Containers and service managers may signal the child processes too. This must not cut off their jobs.
     for child in psutil.Process(started.pid).children():
         child.send_signal(signal.SIGTERM)
     (workers.directory / "go").touch()
     code, counts, log = workers.ended(started)
     assert (code, counts["job_done"]) == (CliExit.DONE, 2)
-    assert events(log)["job cut off"] == 0
+    assert events(log)["job interrupted"] == 0
     assert (queue.stats().ready, queue.stats().in_flight) == (2, 0)
     assert not workers.noted("note")
 
 
-def test_what_takes_too_long_to_stop_is_given_back_at_once(workers: Workers, queue: Queue) -> None:
+def test_jobs_that_exceed_the_stop_timeout_are_returned_at_once(workers: Workers, queue: Queue) -> None:
     queue.put(b"wait for ever")
     started = workers.start(
         "program:do", queue.topic, "-c", "1", "--payload", "text", "--stop-timeout", "100ms"
     )
     soon(lambda: workers.noted("wait"))
     code, counts, log = workers.stop(started)
-    assert (code, counts["job_cut_off"]) == (CliExit.FAILED, 1)
+    assert (code, counts["job_interrupted"]) == (CliExit.FAILED, 1)
     assert (queue.stats().ready, queue.stats().in_flight) == (1, 0)
     (pid,) = workers.noted("wait")
     assert not psutil.pid_exists(pid)
-    assert events(log)["job cut off"] == 1
+    assert events(log)["job interrupted"] == 1
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_does_not_wait(workers: Workers, queue: Queue, second: signal.Signals) -> None:
+def test_a_second_signal_stops_at_once(workers: Workers, queue: Queue, second: signal.Signals) -> None:
     queue.put(b"wait for ever")
     started = workers.start("program:do", queue.topic, "-c", "1", "--payload", "text")
     soon(lambda: workers.noted("wait"))
     started.send_signal(signal.SIGTERM)
-    # The first is taken before the second is sent: two of a kind that are pending are one.
+    # Pending signals of one kind are merged, so the first must be handled before the second is sent.
     soon(lambda: not _is_pending(started.pid, signal.SIGTERM))
-    second_from = time.monotonic() + SECOND_SIGNAL_S  # Before that it would be the same request.
+    second_from = time.monotonic() + SECOND_SIGNAL_S  # Earlier it would be the same request.
     soon(lambda: time.monotonic() > second_from)
     started.send_signal(second)
     code, counts, _ = workers.ended(started)
-    assert (code, counts["job_cut_off"]) == (CliExit.INTERRUPTED, 1)
+    assert (code, counts["job_interrupted"]) == (CliExit.INTERRUPTED, 1)
     assert (queue.stats().ready, queue.stats().in_flight) == (1, 0)
 
 
-def test_a_terminal_that_closes_stops_it_in_order(workers: Workers, queue: Queue) -> None:
-    """Before, SIGHUP ended it at once and cut its jobs off."""
+def test_a_hangup_stops_the_worker_gracefully(workers: Workers, queue: Queue) -> None:
+    """Otherwise SIGHUP would kill the worker and cut off its jobs."""
     queue.put(b"wait go")
     started = workers.start("program:do", queue.topic, "-c", "1", "--payload", "text")
     soon(lambda: workers.noted("wait"))
@@ -76,7 +76,7 @@ def test_a_terminal_that_closes_stops_it_in_order(workers: Workers, queue: Queue
 
 
 def test_two_signals_at_once_are_one_request(workers: Workers, queue: Queue) -> None:
-    """`timeout` and wrappers signal twice; before, the second one cut jobs off."""
+    """`timeout` and wrapper scripts signal twice. The second signal must not cut off jobs."""
     queue.put(b"wait go")
     started = workers.start("program:do", queue.topic, "-c", "1", "--payload", "text")
     soon(lambda: workers.noted("wait"))
@@ -97,7 +97,7 @@ def _is_pending(pid: int, number: signal.Signals) -> bool:
     return any(mask & 1 << (number - 1) for mask in masks)
 
 
-def test_no_process_outlives_a_worker_that_was_killed(workers: Workers, queue: Queue) -> None:
+def test_child_processes_end_with_a_killed_worker(workers: Workers, queue: Queue) -> None:
     queue.put(b"wait for ever")
     started = workers.start("program:do", queue.topic, "-c", "2", "--payload", "text", "--lease", "300ms")
     soon(lambda: workers.noted("wait"))

@@ -53,7 +53,7 @@ class GrantRings:
         try:
             self._rings[link] = GrantWriter(self._shm_dir, name, self._scheduler)
         except (BoardError, RingError) as e:
-            log_event(log, logging.WARNING, "no ring for turns", reason=str(e))
+            log_event(log, logging.WARNING, "cannot create grant ring", reason=str(e))
             return ""
         self._fresh[link] = None
         return name

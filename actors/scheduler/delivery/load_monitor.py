@@ -132,12 +132,12 @@ class SchedulerLoadMonitor:
         self._is_lag_announced = is_late
         if furthest is not None and is_late:
             log_event(
-                log, logging.WARNING, "a consumer is behind", lag_s=round(furthest.lag_ms / 1_000, 1),
+                log, logging.WARNING, "consumer lags", lag_s=round(furthest.lag_ms / 1_000, 1),
                 consumer=f"{furthest.link.hex()}/{furthest.number}", turns_out=furthest.granted,
                 waiting=furthest.waiting,
             )  # fmt: skip
         else:
-            log_event(log, logging.INFO, "no consumer is behind any more")
+            log_event(log, logging.INFO, "no consumer lags any more")
 
     def _sample_instance(self, now_ns: int) -> None:
         others = [page for page in self._schedulers[1:] if pressure.is_heartbeat_fresh(page, now_ns)]

@@ -114,8 +114,10 @@ class DeadLetters:
                 yield from self._move(shard, spent)
             except RinglogError as e:
                 # This includes a lost reply. The next pass finds all jobs in their current state.
-                log_event(log, logging.WARNING, "dead letters cannot be moved", topic=spent.topic,
-                    group=spent.group, target=spent.dead_letter, reason=str(e))  # fmt: skip
+                log_event(
+                    log, logging.WARNING, "dead letters not moved, will retry", topic=spent.topic,
+                    group=spent.group, target=spent.dead_letter, reason=str(e),
+                )  # fmt: skip
                 after, is_done = spent.number or spent.topic_id, False
 
     def _move(self, shard: int, spent: m.ExhaustedReply) -> Steps[None]:
@@ -130,7 +132,10 @@ class DeadLetters:
         tokens = {first + n: token + n for (first, count, _), token in rows for n in range(count)}
         target = yield from self._target(spent.dead_letter)
         if target.topic_id == spent.topic_id:
-            raise InvalidRequest("a queue cannot be its own dead letter", topic=spent.topic)
+            raise InvalidRequest(
+                "a topic cannot be its own dead-letter topic: set dead_letter to another topic",
+                topic=spent.topic,
+            )  # fmt: skip
         yield from self._require_no_cycle(spent.topic, spent.dead_letter)
         step = max(DEAD_LETTERS_READ_BYTES // self._record_bytes, 1)
         stretches = [
@@ -152,7 +157,7 @@ class DeadLetters:
             except RinglogError as e:
                 error = e  # Continue with the other jobs.
         if error is not None or self.moved == before:
-            raise error or NotReady("the jobs are not to be found", topic=spent.topic)
+            raise error or NotReady("exhausted jobs cannot be read yet, retry later", topic=spent.topic)
 
     def _read(self, spent: m.ExhaustedReply, first: int, count: int) -> Steps[list[Record]]:
         pieces: list[RecordBatch] = []
@@ -197,7 +202,7 @@ class DeadLetters:
         if not info.topic_id:
             info = yield from self._connection.ask(info.shard, message)
         if not info.topic_id:
-            raise NotReady("the shards do not agree on who looks after this name", topic=name)
+            raise NotReady("the shards do not agree on the owner of this topic: retry later", topic=name)
         return info
 
     def _append(

@@ -201,7 +201,9 @@ class Forwarder:
         if isinstance(message, m.RoutesSettle):
             self._catch_up.submit(message).when_done(done)
         elif self._number:
-            refused = InvalidRequest("scheduler 0 does this", kind=type(message).__name__)
+            refused = InvalidRequest(
+                "only scheduler 0 handles this kind of request", kind=type(message).__name__
+            )
             self._reply(link, _refusal(refused), corr)
         elif isinstance(message, m.LettersRedrive):
             run_steps(self._redriver.redrive(message)).when_done(done)
@@ -230,7 +232,9 @@ class Forwarder:
         try:
             yield self.scheduler_peer(number).request(told, self.clock.monotonic_ns() + ASK_NS)
         except RinglogError as e:
-            raise NotReady("a router's scheduler does not answer", scheduler=number, cause=str(e)) from None
+            raise NotReady(
+                "the scheduler of the router does not respond, retry later", scheduler=number, cause=str(e)
+            ) from None
 
     @property
     def other_schedulers(self) -> list[int]:
@@ -272,7 +276,7 @@ class Forwarder:
             try:
                 found = yield from self.load_routers()
             except RinglogError as e:
-                log_event(log, logging.WARNING, "shards do not say which routers there are", reason=str(e))
+                log_event(log, logging.WARNING, "routers not loaded, will retry", reason=str(e))
                 yield self.connection.pause(LOAD_RETRY_S)
                 continue
             for facts in found:
@@ -302,7 +306,10 @@ class Forwarder:
                 else:
                     self.forwarding.grant_received(key, until)
         elif isinstance(effect.message, m.ErrorReply | m.SubscriptionsLost):
-            log_event(log, logging.WARNING, "a source cannot be followed", answer=repr(effect.message))
+            log_event(
+                log, logging.WARNING, "cannot subscribe to a router source, will retry",
+                answer=repr(effect.message),
+            )  # fmt: skip
             self.timers.call_at(self.clock.monotonic_ns() + 1_000 * _NS_PER_MS, self._follow_all)
 
     def _follow_all(self) -> None:
@@ -352,8 +359,9 @@ class Forwarder:
                     return
                 except RinglogError as e:
                     log_event(
-                        log, logging.WARNING, "a source cannot be found", source=flow.source, reason=str(e)
-                    )
+                        log, logging.WARNING, "cannot resolve a router source, will retry",
+                        source=flow.source, reason=str(e),
+                    )  # fmt: skip
                     yield self.connection.pause(LOAD_RETRY_S)
                     continue
                 feed = self._feed_of.get(key)
@@ -375,7 +383,7 @@ class Forwarder:
     def _source_is_gone(self, key: SourceFlowKey) -> None:
         flow = self.forwarding.flows.get(key)
         for runner in list(flow.routers.values()) if flow is not None else ():
-            log_event(log, logging.INFO, "a router goes with its source", router=runner.facts.name)
+            log_event(log, logging.INFO, "router deleted with its source", router=runner.facts.name)
             self.forwarding.drop_router(runner.number)
             run_steps(self.drop_router(runner.facts))
 
@@ -399,7 +407,10 @@ class Forwarder:
                 run_steps(self._locate_source(asked.key))
             elif error is not None:
                 level = logging.ERROR if isinstance(error, CorruptData | DiskError) else logging.WARNING
-                log_event(log, level, "a source cannot be read", source=asked.source, reason=str(error))
+                log_event(
+                    log, level, "cannot read a router source, will retry", source=asked.source,
+                    reason=str(error),
+                )  # fmt: skip
             self.forwarding.batch_read(asked, None if error is not None else pending.result())
 
         run_steps(self._read_batch(asked)).when_done(done)
@@ -422,7 +433,7 @@ class Forwarder:
                 log_event(
                     log,
                     logging.WARNING,
-                    "a pass has no answer",
+                    "forward request failed, will retry",
                     shard=effect.shard,
                     reason=str(pending.error),
                 )
@@ -435,6 +446,8 @@ class Forwarder:
 
 def _refusal(error: BaseException) -> m.ErrorReply:
     if not isinstance(error, RinglogError):
-        return m.ErrorReply(13, "a router could not be looked after", {"reason": repr(error)})
+        return m.ErrorReply(
+            13, "unexpected error in a router or dead-letter request", {"reason": repr(error)}
+        )
     status = int(getattr(error, "status", 14))
     return m.ErrorReply(status, error.message, error.detail, error.outcome)

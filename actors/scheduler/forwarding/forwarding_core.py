@@ -415,13 +415,19 @@ class ForwardingCore:
             ]  # fmt: skip
             is_held = flow.is_reading or flow.is_waiting or flow.due_ns > self._now_ns
             if may_go and not is_held:
-                raise InvariantViolation("a router is behind and nobody goes on", routers=len(may_go))
+                raise InvariantViolation("a router lags and its flow makes no progress", routers=len(may_go))
             if any(self._flow_of.get(number) != flow.key for number in flow.routers) or not flow.routers:
-                raise InvariantViolation("a router is not where it is thought to be", source=flow.source)
+                raise InvariantViolation(
+                    "a router is in another flow than recorded, or a flow has no routers", source=flow.source
+                )
         if sum(map(len, self._routers_by_dest.values())) != len(self._flow_of):
-            raise InvariantViolation("routers are not found by what they lead to", routers=self.routers)
+            raise InvariantViolation(
+                "the index by destination has another number of routers", routers=self.routers
+            )
         if not 0 <= self.parts_in_flight <= ROUTE_PASSES_MAX + self._shards * len(self.flows):
-            raise InvariantViolation("passes on their way are not counted", out=self.parts_in_flight)
+            raise InvariantViolation(
+                "number of forward requests in flight is out of bounds", out=self.parts_in_flight
+            )
 
 
 def split_by_shard(runners: Iterable[ActiveRouter], start: int, found: ForwardBatch) -> list[SendRoute]:

@@ -99,7 +99,9 @@ class DeadLetterRedriver:
         """Return the name of the dead-letter topic; raise InvalidRequest if none is configured."""
         if not group:
             if topic.config.get("type") != QUEUE:
-                raise NotAQueue("not a queue", topic=topic.topic)
+                raise NotAQueue(
+                    "the topic is not a queue: use a queue, or name a consumer group", topic=topic.topic
+                )
             return dead_letter_of(topic)
         state: m.LeaseStatsReply = yield from self._connection.ask(
             topic.shard, m.LeaseStats(topic.topic, group=group)
@@ -175,7 +177,7 @@ class DeadLetterRedriver:
         if not info.topic_id:
             info = yield from self._connection.ask(info.shard, message)
         if not info.topic_id:
-            raise NotReady("the shards do not agree on who looks after this name", topic=name)
+            raise NotReady("the shards do not agree on the owner of this topic: retry later", topic=name)
         return info
 
 
@@ -218,7 +220,12 @@ def record_columns(
 def _numbers(asked: m.LettersRedrive) -> Any:
     count, rest = divmod(len(asked.seqs), 8)
     if rest:
-        raise InvalidRequest("numbers are 8 bytes each", topic=asked.topic)
+        raise InvalidRequest(
+            f"length of seqs must be a multiple of 8 bytes, got {len(asked.seqs)}", topic=asked.topic
+        )
     if count > DEAD_LETTERS_PER_MOVE:
-        raise BatchTooLarge("too many letters at once", seqs=count, max=DEAD_LETTERS_PER_MOVE)
+        raise BatchTooLarge(
+            f"a redrive request must have at most {DEAD_LETTERS_PER_MOVE} seqs, got {count}", seqs=count,
+            max=DEAD_LETTERS_PER_MOVE,
+        )  # fmt: skip
     return np.unique(np.frombuffer(asked.seqs, dtype="<i8"))

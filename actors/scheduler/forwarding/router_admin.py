@@ -60,7 +60,9 @@ class RouterAdmin:
             return run_steps(self._settle(message))
         pending: Pending[m.Message] = Pending()
         if len(self._waiting) >= INTAKE_REQUESTS_MAX:
-            pending.fail(Throttled("too many requests about routers", limit="requests", retry_after_ms=100))
+            pending.fail(
+                Throttled("too many router requests, retry later", limit="requests", retry_after_ms=100)
+            )
             return pending
         self._waiting.append((message, pending))
         if not self._is_busy:
@@ -81,7 +83,7 @@ class RouterAdmin:
 
     def _answer(self, message: m.Message) -> Steps[m.Message]:
         if not self._host.is_loaded:
-            raise NotReady("routers are being looked for", retry_after_ms=50)
+            raise NotReady("routers are still being loaded, retry later", retry_after_ms=50)
         match message:
             case m.RouterCreate():
                 return (yield from self._create(message))
@@ -92,7 +94,7 @@ class RouterAdmin:
                 return (yield from self._list(message))
             case m.RouterDelete():
                 return (yield from self._delete(message))
-        raise InvalidRequest("a scheduler does not take this request", kind=type(message).__name__)
+        raise InvalidRequest("a scheduler does not handle this kind of request", kind=type(message).__name__)
 
     # -- queries ----------------------------------------------------------------------------------------
 
@@ -230,7 +232,7 @@ class RouterAdmin:
         if not info.topic_id:
             info = yield from connection.ask(info.shard, message)
         if not info.topic_id:
-            raise NotReady("the shards do not agree on who looks after this name", topic=name)
+            raise NotReady("the shards do not agree on the owner of this topic: retry later", topic=name)
         return info
 
     def _delete(self, message: m.RouterDelete) -> Steps[m.Message]:

@@ -104,26 +104,31 @@ class RouterCatalog:
         known = self._by_name.get(asked.router)
         if known is not None and (known.source, known.dest) != (asked.source, asked.dest):
             raise TopicIncompatible(
-                "a router keeps its topics", reason="router_repoint_forbidden", router=asked.router,
-                existing_source=known.source, existing_dest=known.dest,
+                "source and dest of a router cannot be changed: delete it or use another name",
+                reason="router_repoint_forbidden", router=asked.router, existing_source=known.source,
+                existing_dest=known.dest,
             )  # fmt: skip
         if known is not None:
             return known
         if len(self) >= self._max:
             raise Throttled(
-                "too many routers", limit="max_routers", max=self._max, retry_after_ms=_RETRY_AFTER_MS
-            )
+                "too many routers: delete some or raise limits.max_routers", limit="max_routers",
+                max=self._max, retry_after_ms=_RETRY_AFTER_MS,
+            )  # fmt: skip
         for name in sorted(self._routers_by_dest.get(asked.dest, ()))[:1]:
             each = self._by_name[name]
             if each.source != asked.source:
                 raise TopicIncompatible(
-                    "a destination is fed by one source", reason="router_dest_fan_in", router=each.name,
-                    existing_source=each.source, dest=asked.dest,
+                    "all routers into one destination must have the same source", reason="router_dest_fan_in",
+                    router=each.name, existing_source=each.source, dest=asked.dest,
                 )  # fmt: skip
         if not asked.allow_cycle:
             cycle = find_cycle(self._dests_by_source, asked.source, asked.dest)
             if cycle:
-                raise RouterCycle("the router would close a cycle", router=asked.router, cycle=cycle)
+                raise RouterCycle(
+                    "the router would close a cycle: set allow_cycle to permit it", router=asked.router,
+                    cycle=cycle,
+                )  # fmt: skip
         return None
 
     # -- lists --------------------------------------------------------------------------------------------
@@ -177,11 +182,13 @@ def check_request(asked: m.RouterCreate) -> tuple[int, str]:
     check_topic_name(asked.source, "source")
     check_topic_name(asked.dest, "dest")
     if asked.source == asked.dest:
-        raise InvalidRequest("a router leads to another topic", field="dest", found=asked.dest)
+        raise InvalidRequest(
+            f"dest must be another topic than source, got {asked.dest!r}", field="dest", found=asked.dest
+        )
     if asked.guarantee not in {AT_LEAST_ONCE, EXACTLY_ONCE}:
         raise InvalidRequest(
-            "unknown guarantee", field="guarantee", found=asked.guarantee[:64],
-            known=[AT_LEAST_ONCE, EXACTLY_ONCE],
+            f"guarantee must be {AT_LEAST_ONCE!r} or {EXACTLY_ONCE!r}, got {asked.guarantee[:64]!r}",
+            field="guarantee", found=asked.guarantee[:64], known=[AT_LEAST_ONCE, EXACTLY_ONCE],
         )  # fmt: skip
     wanted = (
         (RouterFlag.PRESERVE_NODE, asked.preserve_node), (RouterFlag.PRESERVE_TAG, asked.preserve_tag),

@@ -75,7 +75,9 @@ class RouterCatchUp:
         """Start a catch-up and return its pending reply. Fails with Throttled if too many are in progress."""
         if self._open >= INTAKE_REQUESTS_MAX:
             pending: Pending[m.Message] = Pending()
-            pending.fail(Throttled("too many readers wait for routers", limit="requests", retry_after_ms=100))
+            pending.fail(
+                Throttled("too many catch-up requests, retry later", limit="requests", retry_after_ms=100)
+            )
             return pending
         self._open += 1
         answer = run_steps(self._catch_up_topic(message))

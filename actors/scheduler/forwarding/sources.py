@@ -161,11 +161,11 @@ class EngineConnection:
 
     def seek_remote(self, request: m.SeekTime) -> Pending[m.SeekTimeReply]:
         """Raise NotConnected: this process reads files."""
-        raise NotConnected("this process reads files")
+        raise NotConnected("a scheduler reads files and has no remote reads")
 
     def read_remote(self, request: m.Read) -> Pending[tuple[m.ReadReply, memoryview]]:
         """Raise NotConnected: this process reads files."""
-        raise NotConnected("this process reads files")
+        raise NotConnected("a scheduler reads files and has no remote reads")
 
 
 class SourceReaders:

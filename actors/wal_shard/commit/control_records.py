@@ -231,10 +231,10 @@ def decode_body(frame_type: int, body: Any) -> Body:
     """Decode the body of a control frame. Raise CorruptData for an unknown type or a malformed body."""
     decoder = _DECODERS.get(frame_type)
     if decoder is None:
-        raise CorruptData("control frame of a kind this engine does not know", type=frame_type)
+        raise CorruptData(f"unknown type of control frame: {frame_type}", type=frame_type)
     try:
         if frame_type == FrameType.LEASE:
             return decode_change(body)
         return decoder.decode(body)  # type: ignore[no-any-return]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-        raise CorruptData("control frame does not decode", type=frame_type, reason=str(e)) from None
+        raise CorruptData("cannot decode control frame", type=frame_type, reason=str(e)) from None

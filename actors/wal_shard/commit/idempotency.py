@@ -43,21 +43,28 @@ def check_idempotency(message: m.Append, batch: frames.FrameBatch) -> None:
         return
     CALL_SETTINGS["window_ms"].check(message.window_ms)
     if len(key.encode()) > IDEMPOTENCY_KEY_BYTES_MAX:
-        raise InvalidRequest("idempotency key too long", max=IDEMPOTENCY_KEY_BYTES_MAX)
+        raise InvalidRequest(
+            f"idempotency_key must have at most {IDEMPOTENCY_KEY_BYTES_MAX} bytes, got {len(key.encode())}",
+            max=IDEMPOTENCY_KEY_BYTES_MAX,
+        )  # fmt: skip
     if len(batch) != 1:
-        raise InvalidRequest("an idempotency key covers exactly one frame", found=len(batch))
+        raise InvalidRequest(
+            f"a write with an idempotency key or dedup ids must have one frame, got {len(batch)}",
+            found=len(batch),
+        )  # fmt: skip
     if not ids:
         return
     if key:
-        raise InvalidRequest("a write has an idempotency key or dedup ids, not both", topic=message.topic)
+        raise InvalidRequest("a write must have idempotency_key or dedup ids, not both", topic=message.topic)
     records = int(batch.words[0, layout.W_COUNT_EPOCH]) & 0xFFFFFFFF
     if len(ids) != records * DIGEST_BYTES or records > DEDUP_IDS_PER_WRITE_MAX:
         raise InvalidRequest(
-            "as many dedup ids as records", records=records, bytes=len(ids), max=DEDUP_IDS_PER_WRITE_MAX
-        )
+            f"a write must have one dedup id per record and at most {DEDUP_IDS_PER_WRITE_MAX} records",
+            records=records, bytes=len(ids), max=DEDUP_IDS_PER_WRITE_MAX,
+        )  # fmt: skip
     given = [each for each in digests(ids) if each != NO_ID]
     if len(set(given)) != len(given):
-        raise InvalidRequest("a dedup id is there twice", topic=message.topic)
+        raise InvalidRequest("dedup ids of a write must be unique", topic=message.topic)
 
 
 def digests(ids: bytes) -> list[bytes]:

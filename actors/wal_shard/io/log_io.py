@@ -64,7 +64,7 @@ class LogIO:
             self._prepared = result
             events.append(ev.FileReady(result.capacity))
         elif isinstance(result, DiskError):
-            log_event(log, logging.ERROR, "cannot make the next WAL file", reason=str(result))
+            log_event(log, logging.ERROR, "cannot create the next WAL file", reason=str(result))
             events.append(ev.FileFailed(str(result)))
         flushed = self._flusher.take()
         if flushed is not None:
@@ -114,7 +114,10 @@ class LogIO:
         if self._slot.get(ProcessField.INCARNATION) != self._boot.incarnation:
             # This check is not the fence: a successor starts only after the death of this process was
             # observed (P2). It detects a stopped process that continues although a newer incarnation runs.
-            raise DiskError("a newer incarnation is alive", holder=self._slot.get(ProcessField.INCARNATION))
+            raise DiskError(
+                "a newer incarnation of this shard is running",
+                holder=self._slot.get(ProcessField.INCARNATION),
+            )  # fmt: skip
         self._writer.append(effect.buffers, effect.offset, effect.length, is_synced=effect.is_synced)
         stop_points.hit("log_after_write")
         return ev.BatchWritten()

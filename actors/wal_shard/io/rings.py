@@ -67,7 +67,7 @@ class Rings:
             return
         for file in (name, bell):
             if _FILE_NAME.fullmatch(file) is None:
-                raise RingError("not the name of a file", path=file[:128])
+                raise RingError("invalid ring or bell file name", path=file[:128])
         consumer = RingConsumer.attach(
             f"{self._shm_dir}/{name}", shard=self._shard, engine_id=self._engine_id
         )
@@ -168,14 +168,14 @@ class Rings:
                 # One frame is larger than the ring's share, so it is drained alone.
                 total = int.from_bytes(buffer[:4], "little") + LEN_FIELD_BYTES
                 if total <= len(buffer) or total > self._pending(ring):
-                    self._break(ring, "a published frame is longer than what was published")
+                    self._break(ring, "frame length exceeds the published bytes")
                     return None
                 limit = total
                 continue
             if batch.end is ScanEnd.INVALID:
                 self._break(ring, batch.reason)
             elif batch.end is ScanEnd.CLEAN and batch.stop < len(buffer):
-                self._break(ring, "zeros were published")
+                self._break(ring, "producer published zero bytes instead of a frame")
             consumer.advance(batch.stop)
             if batch.end is ScanEnd.PAD:
                 consumer.skip_lap()

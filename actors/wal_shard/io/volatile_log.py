@@ -95,7 +95,7 @@ class VolatileLog:
         while done < len(data):
             wrote = os.pwrite(fd, memoryview(data)[done:], offset + done)
             if wrote <= 0:
-                raise DiskError("volatile log does not take bytes", offset=offset + done)
+                raise DiskError("write to the volatile log failed", offset=offset + done)
             done += wrote
 
     def close(self) -> None:

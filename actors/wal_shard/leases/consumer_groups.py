@@ -80,16 +80,17 @@ class ConsumerGroups:
                 raise GroupNotFound("no such group", topic=topic.name, group=made.key)
             if len(topic.groups) >= GROUPS_PER_TOPIC_MAX:
                 raise Throttled(
-                    "too many groups", limit="groups", max=GROUPS_PER_TOPIC_MAX, retry_after_ms=1_000
-                )
+                    f"a topic has at most {GROUPS_PER_TOPIC_MAX} consumer groups: delete one first",
+                    limit="groups", max=GROUPS_PER_TOPIC_MAX, retry_after_ms=1_000,
+                )  # fmt: skip
             change = created(self._registry.tokens.allocate(1), made, _clamped(topic, message.start), now_ms)
             group = create_group(change, self._registry.tokens)
             self._registry.add(topic, group)
             self._log(topic, group, change, into)
         elif group.config.mode != made.mode:
             raise GroupIncompatible(
-                "the group is there in another mode", topic=topic.name, group=made.key,
-                mode=group.config.mode.name.lower(),
+                "the consumer group exists with another mode: use another name", topic=topic.name,
+                group=made.key, mode=group.config.mode.name.lower(),
             )  # fmt: skip
         if message.node:
             checked_node(message)
@@ -115,10 +116,13 @@ class ConsumerGroups:
         """Redeliver the records of dead letters, as far as the records still exist."""
         topic, group = self._registry.find_named(message, Mode.QUEUE)
         if topic.topic_id != message.topic_id:
-            raise StaleEpoch("the topic was made anew", topic=topic.name)
+            raise StaleEpoch("the topic was deleted and created again", topic=topic.name)
         seqs, calls = entries_in(message.seqs, message.calls)
         if calls is None or len(calls) > GROUP_DEAD_LETTERS_PER_MOVE:
-            raise BatchTooLarge("too many letters at once", seqs=len(seqs), max=GROUP_DEAD_LETTERS_PER_MOVE)
+            raise BatchTooLarge(
+                f"dead letters with calls must be 1 to {GROUP_DEAD_LETTERS_PER_MOVE}, got {len(seqs)}",
+                seqs=len(seqs), max=GROUP_DEAD_LETTERS_PER_MOVE,
+            )  # fmt: skip
         repeated, gone = 0, []
         is_there = is_alive(live_of(topic), seqs)
         rows = list(zip(seqs.tolist(), calls.tolist(), is_there.tolist(), strict=True))
@@ -128,8 +132,8 @@ class ConsumerGroups:
                 # mark the record as done for the group. If the redrive counted it as redelivered now, it
                 # would be lost.
                 raise NotReady(
-                    "a record is just being moved to the dead letters", topic=topic.name, seq=seq,
-                    retry_after_ms=REDELIVER_RETRY_MS,
+                    "the record is being moved to the dead-letter topic, retry later", topic=topic.name,
+                    seq=seq, retry_after_ms=REDELIVER_RETRY_MS,
                 )  # fmt: skip
         for seq, call, is_here in rows:
             if group.recent_calls.find(call) is not None:
@@ -179,7 +183,7 @@ class ConsumerGroups:
         topic, group = self._registry.find_named(message, Mode.STREAM)
         if not -1 < message.committed < message.cursor <= topic.head_seq + 1:
             raise InvalidRequest(
-                "a commit is not beyond what was delivered, nor that beyond the head",
+                "committed must be >= 0 and < cursor, and cursor must be <= head_seq + 1",
                 committed=message.committed, cursor=message.cursor, head_seq=topic.head_seq,
             )  # fmt: skip
         is_holder = message.token != 0 and message.token == group.reader_token
@@ -216,15 +220,18 @@ def _group_config(message: m.GroupOpen) -> GroupConfig:
     """Validate the settings of a group. Raise InvalidRequest."""
     if not is_topic_name(message.group):
         raise InvalidRequest(
-            "not a legal group name", field="group", found=message.group[:64], max=GROUP_NAME_BYTES_MAX,
-            rule="as a topic's name",
+            f"group must be a valid name of 1 to {GROUP_NAME_BYTES_MAX} bytes, got {message.group[:64]!r}",
+            field="group", found=message.group[:64], max=GROUP_NAME_BYTES_MAX, rule="as a topic's name",
         )  # fmt: skip
     if message.mode not in list(Mode):
         raise InvalidRequest("unknown mode", field="mode", found=message.mode)
     if message.tags:
         parse_stored_match(message.tags, "tags")
     if len(message.tags.encode()) > TAG_BYTES_MAX + 1:
-        raise InvalidRequest("not a filter of tags", field="tags", found=message.tags[:64])
+        raise InvalidRequest(
+            f"tags must be at most {TAG_BYTES_MAX + 1} bytes, got {len(message.tags.encode())}", field="tags",
+            found=message.tags[:64],
+        )  # fmt: skip
     check_settings(
         GROUP_SETTINGS,
         {
@@ -240,7 +247,7 @@ def _group_config(message: m.GroupOpen) -> GroupConfig:
     }  # fmt: skip
     for field, value in of_leases.items():
         if value and message.mode != Mode.QUEUE:
-            raise InvalidRequest(f"{field} has no effect on a group in mode stream", field=field)
+            raise InvalidRequest(f"{field} is allowed only for groups in mode queue", field=field)
     return GroupConfig(
         message.group, Mode(message.mode), message.tags, message.pending_max, message.member_max,
         *_dead_letters(message), message.backoff_ms, message.backoff_max_ms,
@@ -252,11 +259,11 @@ def _dead_letters(message: m.GroupOpen) -> tuple[int, str]:
     most, target = message.max_deliveries, message.dead_letter
     if target and (not is_topic_name(target) or target == message.topic or message.mode != Mode.QUEUE):
         raise InvalidRequest(
-            "not a topic for the dead letters of this group", field="dead_letter", found=target[:64],
-            rule="a topic's name, not the group's own topic; groups in mode queue alone",
+            f"invalid dead_letter for this group: {target[:64]!r}", field="dead_letter", found=target[:64],
+            rule="a valid topic name other than the group's own topic; only for groups in mode queue",
         )  # fmt: skip
     if most and not target:
-        raise InvalidRequest("max_deliveries needs a dead_letter", field="dead_letter")
+        raise InvalidRequest("max_deliveries requires dead_letter", field="dead_letter")
     return most, target
 
 

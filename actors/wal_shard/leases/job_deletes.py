@@ -168,7 +168,10 @@ class JobDeletes:
         if topic.topic_id != message.topic_id:
             raise TopicNotFound("no such topic", topic=message.topic)
         if len(message.seqs) & 7:
-            raise InvalidRequest("numbers are 8 bytes each", field="seqs", bytes=len(message.seqs))
+            raise InvalidRequest(
+                f"length of seqs must be a multiple of 8 bytes, got {len(message.seqs)}", field="seqs",
+                bytes=len(message.seqs),
+            )  # fmt: skip
         named = np.unique(np.frombuffer(message.seqs, dtype="<i8"))
         seqs = self._registry.default_group(topic).filter_exhausted(named)
         return topic, LeaseMatch(seqs, seqs[:0], seqs[:0])
@@ -220,7 +223,7 @@ class JobDeletes:
         if isinstance(found, CorruptData):
             raise Internal("stored records are damaged, so no job was deleted", reason=str(found))
         if found is None and len(matched.leased):
-            raise Internal("a deletion of jobs was not decided")
+            raise Internal("internal error: job deletion without a storage result")
         return found
 
     def _delete(self, topic: ShardTopic, found: Removal | None, into: CommitBatch) -> None:

@@ -105,7 +105,9 @@ class LeaseRegistry:
         """Return the queue that a request names. Raise TopicNotFound or NotAQueue."""
         topic = self.topic_of(message)
         if topic.config.type != QUEUE:
-            raise NotAQueue("not a queue", topic=topic.name)
+            raise NotAQueue(
+                "the topic is not a queue: use a queue, or name a consumer group", topic=topic.name
+            )
         return topic
 
     def find(self, message: Any) -> tuple[ShardTopic, ConsumerGroup]:
@@ -131,7 +133,7 @@ class LeaseRegistry:
         _require_call(message)
         if mode is not None and group.config.mode != mode:
             raise GroupIncompatible(
-                "the group is of the other mode", topic=topic.name, group=message.group,
+                "the request does not match the mode of the group", topic=topic.name, group=message.group,
                 mode=group.config.mode.name.lower(),
             )  # fmt: skip
         return topic, group
@@ -309,8 +311,9 @@ class LeaseRegistry:
             return
         if own.runs.jobs > DURABLE_LEASES_MAX:
             raise Throttled(
-                "too many jobs are handed out to make their leases durable", limit="durable_leases",
-                jobs=own.runs.jobs, max=DURABLE_LEASES_MAX, retry_after_ms=PRESSURE_RETRY_MS,
+                f"leases_durable needs at most {DURABLE_LEASES_MAX} leased or delayed jobs, retry later",
+                limit="durable_leases", jobs=own.runs.jobs, max=DURABLE_LEASES_MAX,
+                retry_after_ms=PRESSURE_RETRY_MS,
             )  # fmt: skip
 
     def apply_config(self, topic: ShardTopic, into: CommitBatch, now_ms: int) -> ConsumerGroup | None:
@@ -349,7 +352,7 @@ def find_group(topic: ShardTopic, key: str) -> ConsumerGroup | None:
 
 def _require_call(message: Any) -> None:
     if getattr(message, "call", 0) < 0:
-        raise InvalidRequest("a number is negative", topic=message.topic, field="call")
+        raise InvalidRequest(f"call must be >= 0, got {message.call}", topic=message.topic, field="call")
 
 
 # -- replay -------------------------------------------------------------------------------------------
@@ -365,7 +368,9 @@ def replay_change(topic: ShardTopic, change: LeaseChange) -> None:
         topic.leases.replay(change)
     elif change.op == Op.CREATED:
         if change.config is None:
-            raise CorruptData("a group begins without a name", topic=topic.name, group=change.group)
+            raise CorruptData(
+                "creation record of a consumer group has no config", topic=topic.name, group=change.group
+            )
         if group is None:
             topic.groups = {**topic.groups, change.group: create_group(change)}
     elif change.op == Op.REMOVED:

@@ -66,8 +66,9 @@ def delivery_attributes_of(found: Any, levels: int) -> DeliveryAttributes:
 def damage_error(topic: ShardTopic, damage: CorruptData) -> Internal:
     """Return the error for requests about a queue whose records cannot be read."""
     return Internal(
-        "stored records are damaged, so no job is handed out", topic=topic.name, reason=str(damage)
-    )
+        "stored records are damaged, so no job is delivered: run ringlog verify", topic=topic.name,
+        reason=str(damage),
+    )  # fmt: skip
 
 
 def live_of(topic: ShardTopic) -> LiveSeqs:
@@ -188,7 +189,10 @@ def checked_node(message: Any) -> str:
     """Return the node name of a request. Raise InvalidRequest if it is empty or too long."""
     node: str = message.node
     if not 1 <= len(node.encode()) <= NODE_BYTES_MAX:
-        raise InvalidRequest("a node has a name", field="node", bytes=len(node.encode()), max=NODE_BYTES_MAX)
+        raise InvalidRequest(
+            f"node must be 1 to {NODE_BYTES_MAX} bytes of UTF-8, got {len(node.encode())}", field="node",
+            bytes=len(node.encode()), max=NODE_BYTES_MAX,
+        )  # fmt: skip
     return node
 
 
@@ -200,10 +204,14 @@ def entries_in(data: bytes, given: bytes) -> tuple[I64, U64 | None]:
     count, rest = divmod(len(data), 8)
     if rest or (given and len(given) != len(data)):
         raise InvalidRequest(
-            "numbers and tokens are 8 bytes each, and as many", seqs=len(data), tokens=len(given)
-        )
+            "seqs and tokens must be multiples of 8 bytes and of equal length", seqs=len(data),
+            tokens=len(given),
+        )  # fmt: skip
     if count > JOBS_PER_REQUEST_MAX:
-        raise BatchTooLarge("too many jobs at once", seqs=count, max=JOBS_PER_REQUEST_MAX)
+        raise BatchTooLarge(
+            f"a request must have at most {JOBS_PER_REQUEST_MAX} seqs, got {count}", seqs=count,
+            max=JOBS_PER_REQUEST_MAX,
+        )  # fmt: skip
     seqs = np.frombuffer(data, dtype="<i8")
     return seqs, np.frombuffer(given, dtype="<u8") if given else None
 

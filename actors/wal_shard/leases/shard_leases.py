@@ -388,10 +388,11 @@ class ShardLeases:
         if (before := self._previous_reply(topic, group, message.call, message.seqs)) is not None:
             return before
         if not self.registry.dead_letters_of(topic, group):
+            kind = "group" if message.group else "queue"
             which: dict[str, Any] = {"group": message.group} if message.group else {}
             raise InvalidRequest(
-                f"this {'group' if which else 'queue'} has no dead letters", topic=topic.name, **which,
-                field="dead_letter",
+                f"this {kind} has no dead-letter topic, or no scheduler runs: set dead_letter",
+                topic=topic.name, **which, field="dead_letter",
             )  # fmt: skip
         reason = reason_of(message.reason)
         change = group.reject(found, message.node, reason, now_us // 1_000, call=message.call)
@@ -415,7 +416,9 @@ class ShardLeases:
     ) -> m.Message:
         topic, group = self._find(message)
         if min(message.idle_ms, message.min_deliveries, message.after, message.limit - 1) < 0:
-            raise InvalidRequest("a number is negative, or limit is 0", topic=topic.name)
+            raise InvalidRequest(
+                "idle_ms, min_deliveries and after must be >= 0, and limit must be >= 1", topic=topic.name
+            )
         now_ms, wall_clock_offset_ms = now_us // 1_000, self.registry.wall_clock_offset_ms
         entries, more = group.list_pending(
             now_ms, node=message.node, idle_ms=message.idle_ms, min_deliveries=message.min_deliveries,
@@ -513,7 +516,7 @@ class ShardLeases:
         seqs, tokens = entries_in(message.seqs, message.tokens)
         if tokens is None and len(seqs):
             raise InvalidRequest(
-                "each position needs the token of its lease", topic=topic.name, seqs=len(seqs)
+                "tokens are missing: one lease token is required per seq", topic=topic.name, seqs=len(seqs)
             )
         before = group.exhausted
         if tokens is not None:
@@ -651,7 +654,7 @@ class ShardLeases:
 
     def fail_waiting_claims(self) -> None:
         """Fail all waiting claims because the shard stops. Clients retry them with the next incarnation."""
-        self.waiting_claims.fail_claims(ShuttingDown("the shard is stopping"))
+        self.waiting_claims.fail_claims(ShuttingDown("the shard is shutting down, retry later"))
 
     # -- topics and time ------------------------------------------------------------------------------
 
@@ -706,7 +709,7 @@ def _check_claim(topic: ShardTopic, message: m.Claim | m.AckAndClaim | m.Steal) 
     checked_node(message)
     require_numbers(message)
     if min(getattr(message, "max", 0), message.pid, message.born) < 0:
-        raise InvalidRequest("a number is negative", topic=topic.name)
+        raise InvalidRequest("max, pid and born must be >= 0", topic=topic.name)
 
 
 def _most_of(message: m.Claim) -> int:

@@ -99,7 +99,7 @@ class WaitingClaims:
         """
         if self._count >= WAITING_CLAIMS_MAX:
             raise Throttled(
-                "too many claims wait", limit="waiting_claims", max=WAITING_CLAIMS_MAX,
+                "too many waiting claims, retry later", limit="waiting_claims", max=WAITING_CLAIMS_MAX,
                 retry_after_ms=PRESSURE_RETRY_MS,
             )  # fmt: skip
         self._made += 1

@@ -188,7 +188,10 @@ def _load(disk: Disk, data_dir: str, relative: str, seen: set[Owner], base: Base
         disk.close(fd)
     snapshot = decode_snapshot(data, relative)
     if relative != f"{META_DIR}/{snapshot_name(snapshot.shard, snapshot.number)}":
-        raise CorruptData("snapshot under the name of another", file=relative, number=snapshot.number)
+        raise CorruptData(
+            f"snapshot file name does not match shard {snapshot.shard}, number {snapshot.number}",
+            file=relative, number=snapshot.number,
+        )  # fmt: skip
     return SnapshotLayer(snapshot, decode_facts(snapshot.facts, relative))
 
 
@@ -220,7 +223,7 @@ def adopt_segments(
         except (CorruptData, DiskError) as e:
             if isinstance(e, DiskError) and e.errno == errno.ENOENT and stem not in cold:
                 continue  # The reclaimer deleted it. If it did not, the check below reports the segment.
-            log_event(log, logging.ERROR, "segment cannot be used", segment=stem, reason=str(e))
+            log_event(log, logging.ERROR, "segment is missing or unreadable", segment=stem, reason=str(e))
             missing.append(_missing(data_dir, stem, e, listed, is_cold=stem in cold))
     known = {each.stem for each in missing} | cold
     for ref in listed.values():
@@ -370,7 +373,7 @@ def segment_tables(disk: Disk, data_dir: str, refs: Iterable[SegmentRef]) -> dic
     tables: dict[int, Any] = {}
     for ref in refs:
         if parse_stem(ref.stem) is None:
-            return f"{ref.stem[:256]!r}: not the name of a segment"
+            return f"{ref.stem[:256]!r}: invalid segment name"
         try:
             segment = Segment.open(disk, data_dir, ref.stem)
         except (CorruptData, DiskError) as e:
@@ -404,12 +407,12 @@ def open_segment(disk: Disk, data_dir: str, stem: str, base: Baseline) -> Segmen
         header = read_data_header(disk, data_dir, stem)
         if header.shards == base.shards and header.shard != base.shard:
             return opened
-        log_event(log, logging.WARNING, "segment index is rebuilt", segment=stem, reason=reason)
+        log_event(log, logging.WARNING, "rebuilding segment index", segment=stem, reason=reason)
         made = rebuild_index(disk, data_dir, stem)
     except (CorruptData, DiskError) as e:
         if opened is None:
             raise
-        log_event(log, logging.ERROR, "tags of a segment cannot be made anew", segment=stem, reason=str(e))
+        log_event(log, logging.ERROR, "cannot rebuild the tags of a segment", segment=stem, reason=str(e))
         return opened
     if opened is not None:
         opened.close()

@@ -94,7 +94,7 @@ Progress = Callable[[int, int], None]
 
 
 _NO_COPIED_MARK = ChainMark(0, 0, 0, 0, 0, 0)
-_WHAT_TO_DO = "put it back, or give up what it held: ringlog repair, or wal.corruption = truncate"
+_WHAT_TO_DO = "restore the file, or give up its records with ringlog repair or wal.corruption = truncate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,8 +318,8 @@ class Recovery:
                 self._replay.copy(piece, self.found.group, self._origin(file), excluded=excluded)
         for topic in self._replay.stage_placeholders(self.found.group):
             log_event(
-                log, logging.ERROR, "a topic was recovered and its name and settings were not",
-                topic=topic.name, topic_id=topic.topic_id, epoch=topic.epoch, head_seq=topic.head_seq,
+                log, logging.ERROR, "topic recovered without its name and settings", topic=topic.name,
+                topic_id=topic.topic_id, epoch=topic.epoch, head_seq=topic.head_seq,
             )  # fmt: skip
         announced = self._replay.jump_heads(self.found.group, self._lost_streams)
         self.found.announced = announced + self._replay.gaps
@@ -365,7 +365,7 @@ class Recovery:
             self._beat()
             self._replay.adopt_orphan(topic_id, orphan)
         log_event(
-            log, logging.ERROR, "no snapshot can be read: what lies in segments and in the log is kept",
+            log, logging.ERROR, "no readable snapshot: topics are rebuilt from segments and log",
             skipped=self._base.skipped, topics=len(found),
         )  # fmt: skip
         if self._lost_files:
@@ -455,8 +455,8 @@ class Recovery:
         """
         if incarnation >= self._incarnation:
             raise CorruptData(
-                "the log has files of a later incarnation: the counter in meta/engine went back",
-                file=path, incarnation=self._incarnation,
+                "the log has files of a later incarnation than meta/engine: restore meta/engine", file=path,
+                incarnation=self._incarnation,
             )  # fmt: skip
 
     def _is_history(self, stream: int, incarnation: int) -> bool:
@@ -490,12 +490,12 @@ class Recovery:
         named = parse_wal_name(path.rsplit("/", 1)[1])
         if (header.incarnation, header.n) != named or header.shard != stream:
             raise CorruptData(
-                "WAL file lies under another file's name", file=path, shard=header.shard,
+                "WAL file header does not match its name", file=path, shard=header.shard,
                 incarnation=header.incarnation, n=header.n,
             )  # fmt: skip
         if header.engine_id != self._engine_id:
             raise CorruptData(
-                "WAL file of another data directory", file=path, engine_id=header.engine_id.hex()
+                "WAL file belongs to another data directory", file=path, engine_id=header.engine_id.hex()
             )
         self._present.add(header.file_id)
         if stream != self._shard and header.shards == self._shards:
@@ -536,7 +536,7 @@ class Recovery:
                 continue
             if entry.engine_id != self._engine_id:
                 self._damage(
-                    "the log's register is of another data directory", file=name,
+                    "the log register belongs to another data directory", file=name,
                     engine_id=entry.engine_id.hex(),
                 )  # fmt: skip
                 continue
@@ -563,7 +563,7 @@ class Recovery:
                 self._disk.close(fd)
             if has_groups:
                 self._damage(
-                    "the log's register is missing: nothing says which log file is the newest", file=name,
+                    "the log register is missing: the newest log file is unknown", file=name,
                     named_by=file.path, do=_WHAT_TO_DO,
                 )  # fmt: skip
                 return
@@ -745,7 +745,7 @@ class Recovery:
             if is_copied or (absorbed is not None and bool(absorbed[0])):
                 continue
             log_event(
-                log, logging.ERROR, "a damaged record of class memory is given up", file=file.path,
+                log, logging.ERROR, "damaged records of class memory are lost", file=file.path,
                 offset=lost.offset, topic_id=lost.topic_id, first_seq=lost.first_seq, last_seq=lost.last_seq,
             )  # fmt: skip
             self._replay.announce_loss(lost, self._origin(file))
@@ -787,12 +787,14 @@ class Recovery:
         for stop, seal in file.ends:
             found = scan.seal_at(stop)
             if found and seal and found != seal:
-                self._damage("another file was here when the next was begun", file=file.path, offset=stop)
+                self._damage(
+                    "the log file was replaced after the next file was created", file=file.path, offset=stop
+                )
 
     def _accept(self, file: _ScannedFile, scan: FileScan, tail: WalTailState) -> None:
         if tail is WalTailState.CORRUPT and not file.is_damaged:
             self._damage(
-                "the log is damaged below what was durable", file=file.path, offset=scan.stop,
+                "the log is damaged below its durable end", file=file.path, offset=scan.stop,
                 durable=max(self._evidence(file), scan.durable), reason=scan.reason or "zeros",
             )  # fmt: skip
             file.is_damaged = True
@@ -800,8 +802,9 @@ class Recovery:
         elif tail is WalTailState.TORN:
             self.found.truncated_bytes += max(file.size - scan.stop, 0)
             log_event(
-                log, logging.WARNING, "torn tail cut", file=file.path, offset=scan.stop, reason=scan.reason
-            )
+                log, logging.WARNING, "torn log tail truncated", file=file.path, offset=scan.stop,
+                reason=scan.reason,
+            )  # fmt: skip
 
     def _end(
         self, file: _ScannedFile, scan: FileScan, tail: WalTailState, pieces: list[WalScanChunk]
@@ -879,9 +882,9 @@ class Recovery:
         try:
             self._disk.sync_file(fd)
         except DiskError as e:
-            log_event(log, logging.ERROR,
-            "records that were written last are not shown: the log cannot be synced",
-                reason=str(e))  # fmt: skip
+            log_event(
+                log, logging.ERROR, "latest records are not readable: the log cannot be synced", reason=str(e)
+            )
             return False
         return True
 
@@ -967,7 +970,7 @@ def quarantine_file(disk: Disk, data_dir: str, path: str) -> None:
         disk.close(source)
     replace_file(disk, directory, path.rpartition("/")[2], copied)
     log_event(
-        log, logging.WARNING, "a damaged file was put aside", file=path, copy=f"{QUARANTINE_DIR}/{path}"
+        log, logging.WARNING, "damaged file copied to quarantine", file=path, copy=f"{QUARANTINE_DIR}/{path}"
     )
 
 

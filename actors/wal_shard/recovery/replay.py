@@ -375,7 +375,7 @@ class Replay:
         if base == topic.next_seq:
             return
         if base < topic.next_seq:
-            raise self._damage("a frame begins inside records already there", topic, base, source, row)
+            raise self._damage("a frame overlaps existing records", topic, base, source, row)
         if not self._may_be_missing():
             raise self._damage("records are missing before a frame", topic, base, source, row)
         self._lose(topic, base - 1)

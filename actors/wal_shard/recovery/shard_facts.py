@@ -70,9 +70,10 @@ def decode_facts(data: bytes, path: str) -> ShardFacts:
         facts = _decode(data)
         facts.refs()
     except (msgspec.MsgspecError, TypeError, RecursionError, UnicodeDecodeError) as e:
-        raise CorruptData("a snapshot's facts do not decode", file=path, reason=str(e)) from None
+        raise CorruptData("cannot decode the shard state of a snapshot", file=path, reason=str(e)) from None
     if facts.version != FACTS_VERSION:
         raise CorruptData(
-            "snapshot facts of a version this engine does not know", file=path, version=facts.version
-        )
+            f"version of the shard state in a snapshot must be {FACTS_VERSION}, got {facts.version}",
+            file=path, version=facts.version,
+        )  # fmt: skip
     return facts

@@ -71,7 +71,7 @@ class CallRings:
         try:
             server = CallServer(self._shm_dir, f"{self._prefix}{self._made}", self._shard)
         except (BoardError, RingError) as e:
-            log_event(log, logging.WARNING, "no ring for calls", reason=str(e))
+            log_event(log, logging.WARNING, "cannot create call ring", reason=str(e))
             return ""
         ring = _ClientCallRing(Caller(client), server, self._clock.monotonic_ns())
         self._rings[client] = ring

@@ -41,7 +41,7 @@ class PoisonRequests:
         """Raise Internal for a request that crashed POISON_CRASHES incarnations."""
         if self._refused and fingerprint(message, attachment) in self._refused:
             raise Internal(
-                "the shard ended each time it was asked this",
+                f"the shard crashed {POISON_CRASHES} times at this request and refuses it: report a bug",
                 kind=type(message).__name__,
                 times=POISON_CRASHES,
             )

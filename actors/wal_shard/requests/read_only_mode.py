@@ -42,8 +42,8 @@ class ReadOnlyMode:
         """
         is_unknown = words is not None and any(map(self._is_in_doubt, words))
         return StorageReadOnly(
-            "the directory takes no writes at present", outcome="unknown" if is_unknown else "not_applied",
-            directory=self.directory,
+            "engine is read-only: data directory is not writable",
+            outcome="unknown" if is_unknown else "not_applied", directory=self.directory,
         )  # fmt: skip
 
     def explain(self, intake: FrameIntake) -> None:

@@ -188,7 +188,9 @@ class Requests:
         handler = self._handlers.get(type(event.message))
         try:
             if handler is None:
-                raise InvalidRequest("a shard does not take this request", kind=type(event.message).__name__)
+                raise InvalidRequest(
+                    "a shard does not handle this kind of request", kind=type(event.message).__name__
+                )
             answer: HandlerReply | None
             if self._directory.halted:
                 self._require_served(event)
@@ -422,7 +424,10 @@ class Requests:
         if topic is None:
             return m.TopicDeleted(message.topic, False)
         if message.if_empty and topic.staged_count > 0:
-            raise TopicNotEmpty("topic holds records", topic=topic.name, count=topic.staged_count)
+            raise TopicNotEmpty(
+                f"topic is not empty, it has {topic.staged_count} records", topic=topic.name,
+                count=topic.staged_count,
+            )  # fmt: skip
         self._remove(topic, group)
         return m.TopicDeleted(topic.name, True, [each.name for each in topic.routers.values()])
 
@@ -487,8 +492,8 @@ class Requests:
             return repeat
         self.refused_for_pressure += 1
         raise Throttled(
-            "the shard is under pressure", reason="pressure", topic=message.topic,
-            retry_after_ms=PRESSURE_RETRY_MS,
+            "the shard is under pressure and refuses new writes, retry later", reason="pressure",
+            topic=message.topic, retry_after_ms=PRESSURE_RETRY_MS,
         )  # fmt: skip
 
     def _answer_repeat(self, event: ControlReceived, group: CommitBatch, now_us: int) -> m.Message:
@@ -510,7 +515,9 @@ class Requests:
                 DISK_FULL.format(missing=self.disk_missing_bytes), reason="disk_full",
                 missing_bytes=self.disk_missing_bytes,
             )  # fmt: skip
-        raise Internal("the engine could not write", reason="no_log_space")
+        raise Internal(
+            "write failed in the engine: no log file can be created, retry later", reason="no_log_space"
+        )
 
     def _repeated(
         self, message: m.Append, event: ControlReceived, batch: frames.FrameBatch, group: CommitBatch,
@@ -549,14 +556,17 @@ class Requests:
     def _frames_of(self, message: m.Append, event: ControlReceived) -> frames.FrameBatch:
         data = event.attachment
         if data is None or len(data) % 8 or not data:
-            raise InvalidRequest("frames are missing or not a multiple of 8 bytes", bytes=len(data or b""))
+            raise InvalidRequest("attachment must be a non-empty multiple of 8 bytes", bytes=len(data or b""))
         if len(data) > FRAME_BYTES_MAX:
-            raise InvalidRequest("message too large", bytes=len(data), max=FRAME_BYTES_MAX)
+            raise InvalidRequest(
+                f"attachment must be at most {FRAME_BYTES_MAX} bytes, got {len(data)}", bytes=len(data),
+                max=FRAME_BYTES_MAX,
+            )  # fmt: skip
         batch = frames.scan_checked(data)
         if batch.stop != len(data) or len(batch) != message.frames or not len(batch):
             raise InvalidRequest(
-                "attached bytes are not the frames announced", announced=message.frames, found=len(batch),
-                reason=batch.reason or batch.end.value,
+                "attachment does not match the announced number of frames", announced=message.frames,
+                found=len(batch), reason=batch.reason or batch.end.value,
             )  # fmt: skip
         idempotency.check_idempotency(message, batch)
         return batch
@@ -603,7 +613,7 @@ class Requests:
         producer_id, owner = message.producer_id, message.owner
         if not 0 < producer_id < SESSION_BIT:
             raise InvalidRequest(
-                "only a producer that has a name is claimed",
+                f"producer_id must be that of a named producer, 1 to {SESSION_BIT - 1}, got {producer_id}",
                 producer_id=producer_id,
                 min=1,
                 max=SESSION_BIT - 1,
@@ -616,8 +626,8 @@ class Requests:
         producer = topic.producers.admit(producer_id)
         if producer is None:
             raise Throttled(
-                "too many named producers of one topic", topic=topic.name, limit="producers",
-                max=len(topic.producers), retry_after_ms=1_000,
+                "the topic has the maximum number of named producers, retry later", topic=topic.name,
+                limit="producers", max=len(topic.producers), retry_after_ms=1_000,
             )  # fmt: skip
         if producer.claim_for(owner):
             body = ProducerClaimed(producer_id, producer.claim, producer.claimed_at)

@@ -143,8 +143,8 @@ class ShardCheckpoint:
         data = event.attachment or b""
         if not 0 <= message.topics <= LIVE_TOPICS_MAX or len(data) != 8 * message.topics:
             raise InvalidRequest(
-                "topics are missing or too many", announced=message.topics, bytes=len(data),
-                max=LIVE_TOPICS_MAX,
+                f"attachment must be 8 bytes for each topic, for at most {LIVE_TOPICS_MAX} topics",
+                announced=message.topics, bytes=len(data), max=LIVE_TOPICS_MAX,
             )  # fmt: skip
         rows: list[int] = []
         deleted, codecs = bytearray(), bytearray()
@@ -159,7 +159,7 @@ class ShardCheckpoint:
                 deleted += topic.dead.serialize()
             rows += (topic_id, topic.epoch, topic.earliest_seq, start, len(deleted))
             codecs.append(int(Codec[topic.config.compression.upper()]))
-        # What is called dead is left out for good: its deletion must be durable first (RC-3, DL-12).
+        # The compactor leaves these records out forever, so their deletion must be durable before the reply.
         self._await_durable(group)
         wanted = bytes(codecs) if any(codecs) else b""
         return m.LiveReply(message.topics, bytes(deleted), wanted), np.array(rows, dtype="<u8").tobytes()
@@ -217,7 +217,7 @@ class ShardCheckpoint:
         if message.begin:
             self._begin(message)
         elif not self._is_open:
-            raise InvalidRequest("no checkpoint was begun")
+            raise InvalidRequest("no checkpoint is open: send CheckpointRows with begin first")
         page: list[tuple[int, int]] = []
         parts: list[bytes] = []
         room = CHECKPOINT_ROW_BYTES
@@ -244,7 +244,9 @@ class ShardCheckpoint:
         closed = self._places.closed_files()
         unknown = [each for each in absorbing if each not in closed]
         if unknown:
-            raise InvalidRequest("a log file that is not of the plan", file_id=unknown[0])
+            raise InvalidRequest(
+                "absorbed has a file that is not a closed log file of this shard", file_id=unknown[0]
+            )
         self._absorbing = list(absorbing)
         self._everything = message.everything or not self._has_base
         self._known = self._directory.last_identity
@@ -279,10 +281,10 @@ class ShardCheckpoint:
         if message.number == self.number and not self._is_open:
             return m.CheckpointClosed([])
         if not self._is_open or self._pending:
-            raise InvalidRequest("rows of this checkpoint were not all handed over", number=message.number)
+            raise InvalidRequest("CheckpointDone came before the last page of rows", number=message.number)
         if sorted(message.absorbed) != sorted(self._absorbing):
             raise InvalidRequest(
-                "not the log files that the snapshot's facts name", absorbed=len(message.absorbed),
+                "absorbed differs from the log files of this checkpoint", absorbed=len(message.absorbed),
                 expected=len(self._absorbing),
             )  # fmt: skip
         unlink = [path for _, path in self._waiting]

@@ -350,7 +350,7 @@ class Removals:
                 assert not isinstance(found, Removal)
                 self.learned.notify(question, found)
             elif isinstance(found, RecordQueryResult):
-                raise Internal("storage answered another question", topic=question.topic.name)
+                raise Internal("internal error: storage result of the wrong type", topic=question.topic.name)
             elif question.delete_selector is not None:
                 self._delete, self._delete_of = found, (question.topic, question.topic.version)
             elif isinstance(found, CorruptData):
@@ -389,7 +389,7 @@ class Removals:
         if isinstance(found, CorruptData):
             raise Internal("stored records are damaged, so nothing was deleted", reason=str(found))
         if found is None:
-            raise Internal("a delete was not decided")
+            raise Internal("internal error: delete without a storage result")
         if found.records:
             self.stage_removal(
                 topic, found, group, sync=topic.config.durability == Durability.FSYNC, on_request=True
@@ -405,17 +405,18 @@ class Removals:
 
     def _checked(self, message: m.RecordsDelete) -> tuple[ShardTopic, DeleteSelector]:
         if not message.before_seq and message.match is None and not message.seqs:
-            raise InvalidRequest("a delete names before_seq, match or both", field="before_seq")
+            raise InvalidRequest("a delete needs before_seq, match or seqs", field="before_seq")
         if message.seqs and (message.before_seq or message.match is not None):
-            raise InvalidRequest("numbers are given alone", field="seqs")
+            raise InvalidRequest("seqs cannot be combined with before_seq or match", field="seqs")
         match = None if message.match is None else parse_match(message.match)
         topic = self._directory.find(message.topic)
         if topic is None:
             raise TopicNotFound("no such topic", topic=message.topic)
         if message.epoch and message.epoch != topic.epoch:
             raise StaleEpoch(
-                "the topic began another life", topic=topic.name, sent=message.epoch, epoch=topic.epoch
-            )
+                "the topic was deleted and created again", topic=topic.name, sent=message.epoch,
+                epoch=topic.epoch,
+            )  # fmt: skip
         return topic, DeleteSelector(
             message.before_seq, match, _numbers_of(message.seqs) if message.seqs else None
         )
@@ -520,9 +521,14 @@ def _numbers_of(data: bytes) -> BitMap64:
     try:
         found = BitMap64.deserialize(data)
     except (ValueError, IndexError) as e:
-        raise InvalidRequest("not a 64-bit roaring bitmap", field="seqs", reason=str(e)) from None
+        raise InvalidRequest(
+            "seqs must be a serialized 64-bit roaring bitmap", field="seqs", reason=str(e)
+        ) from None
     if len(found) > _NUMBERS_MAX:
-        raise InvalidRequest("too many numbers", field="seqs", numbers=len(found), max=_NUMBERS_MAX)
+        raise InvalidRequest(
+            f"a delete must have at most {_NUMBERS_MAX} seqs, got {len(found)}", field="seqs",
+            numbers=len(found), max=_NUMBERS_MAX,
+        )  # fmt: skip
     # Rebuild the bitmap, because a bitmap serialized by a client may be internally inconsistent.
     return BitMap64(found.to_array())
 

@@ -32,16 +32,18 @@ class ClientOptions:
 
 def _transport(address: Address, asked: str) -> Transport | Literal["auto"]:
     if check_str(asked, "transport") not in {"auto", "ring", "ipc", "tcp"}:
-        raise UsageError("transport is auto, ring, ipc or tcp", found=asked)
+        raise UsageError(f"transport must be auto, ring, ipc or tcp, got {asked[:64]!r}", found=asked)
     if address.is_local:
         trouble = unsupported_host_reason()
         if trouble:
             raise UsageError(trouble, address=str(address))
         if asked == "tcp":
-            raise UsageError("tcp needs an address ringlog://host:port", address=str(address))
+            raise UsageError("transport tcp needs a url ringlog://host:port", address=str(address))
         return asked  # type: ignore[return-value]
     if asked not in {"auto", "tcp"}:
-        raise UsageError(f"{asked} needs a run directory on this host", address=str(address))
+        raise UsageError(
+            f"transport {asked} needs the url of a run directory on this host", address=str(address)
+        )
     return "tcp"
 
 
@@ -69,7 +71,12 @@ def _timeout_ms(asked: int | None) -> int:
     try:
         value = check_int(asked, "timeout_ms") if asked is not None else int(found)
     except (TypeError, ValueError):
-        raise UsageError("timeout_ms is a number of milliseconds", found=found) from None
+        raise UsageError(
+            f"timeout_ms must be a number of milliseconds, got {repr(found)[:64]}", found=found
+        ) from None
     if not 1 <= value <= TIMEOUT_MS_MAX:
-        raise UsageError("timeout_ms out of range", found=value, min=1, max=TIMEOUT_MS_MAX)
+        raise UsageError(
+            f"timeout_ms must be from 1 to {TIMEOUT_MS_MAX}, got {str(value)[:32]}", found=value, min=1,
+            max=TIMEOUT_MS_MAX,
+        )  # fmt: skip
     return value

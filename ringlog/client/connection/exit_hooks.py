@@ -70,8 +70,8 @@ def warn_unsettled(unsent: int, unknown: int) -> None:
     """Warn about records that were not settled when the process exited."""
     if unsent or unknown:
         warnings.warn(
-            f"the process ended before {unsent + unknown} records were settled, {unsent} of them were never "
-            "sent: close clients, or flush their producers, in time",
+            f"the process exits with {unsent + unknown} unsettled records, {unsent} of them never sent: "
+            "close clients or flush their producers before exit",
             RuntimeWarning, stacklevel=2,
         )  # fmt: skip
 

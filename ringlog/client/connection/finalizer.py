@@ -39,7 +39,7 @@ class _DroppedClient:
             if self in _ending:
                 self._end(timeout)
         except Exception:
-            log.exception("ending a client that was dropped")
+            log.exception("closing a dropped client failed")
         finally:
             _ending.discard(self)
             self._lock.release()

@@ -29,7 +29,7 @@ def check_green_threads() -> None:
         hub: Any = sys.modules.get("eventlet.hubs.hub")
         if is_patched("select") and getattr(hub, "g_prevent_multiple_readers", True):
             raise UsageError(
-                "eventlet lets one green thread alone wait for a descriptor, and those of a client share "
+                "eventlet allows only one green thread per descriptor, and the threads of a client share "
                 f"theirs: call {_EVENTLET_READERS} before connect(), or use the client in another process"
             )
 
@@ -38,8 +38,8 @@ def _check_whole(library: str, threads: bool, select: bool) -> None:
     if bool(threads) != bool(select):
         patched, unpatched = ("thread", "select") if threads else ("select", "thread")
         raise UsageError(
-            f"{library} has patched `{patched}` and not `{unpatched}`, with which a client cannot work: "
-            "patch both, as monkey.patch_all() does, or neither",
+            f"{library} patched `{patched}` but not `{unpatched}`: patch both, as monkey.patch_all() does, "
+            "or neither",
         )
 
 
@@ -53,6 +53,6 @@ def patched_late_error() -> UsageError:
     """Return the error of a client that was created before threads were patched: its locks do not block green
     threads."""
     return UsageError(
-        "threads were replaced by green threads after this client was made: call connect() after "
+        "threads were monkey-patched after this client was created: call connect() after "
         "monkey.patch_all(); in a server that forks (gunicorn --preload), call it in each worker"
     )

@@ -68,7 +68,7 @@ class RefCounted(Generic[S]):
         """Return a context that yields the source to one thread at a time."""
         if self._user == threading.get_ident():
             raise CalledInside(
-                "a reader was used by a signal handler that interrupted a call of it; use another one there"
+                "a signal handler used a reader whose call it had interrupted: use another reader there"
             )
         try:
             with self._lock:

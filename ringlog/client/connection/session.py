@@ -163,7 +163,7 @@ class Session:
     def _fall_back_to_gateway(self, engine: EngineInfo) -> None:
         """Use the engine's socket from now on: this process does not have the engine's shared memory."""
         log_event(
-            log, logging.WARNING, "no shared memory in common with the engine: using its socket",
+            log, logging.WARNING, "shared memory of the engine is not available, using its socket",
             shm_dir=engine.shm_dir, socket=engine.gateway_ipc,
         )  # fmt: skip
         before, self.links = self.links, self._gateway_links()
@@ -313,7 +313,7 @@ class Session:
         elif links.schedulers:
             reply = yield links.scheduler(0).request(message, deadline_ns)
         else:
-            raise InvalidRequest("nobody runs routers here: delivery.schedulers = 0")
+            raise InvalidRequest("this engine runs no routers: delivery.schedulers is 0, expected >= 1")
         return reply.message
 
     def routers_from(self, topic: str) -> Pending[list[str]]:
@@ -680,7 +680,9 @@ class Session:
 
     def _local(self) -> LocalLinks:
         if not isinstance(self.links, LocalLinks):
-            raise NotConnected("files are read on the engine's host only", transport=self.transport)
+            raise NotConnected(
+                "files can be read only on the engine's host, with transport ring", transport=self.transport
+            )
         return self.links
 
     # -- closing --------------------------------------------------------------------------------------
@@ -713,11 +715,13 @@ def _failed(error: RinglogError) -> Pending[Any]:
 
 
 def _no_agreement(topic: str) -> NotReady:
-    return NotReady("the shards do not agree on who looks after this name", topic=topic)
+    return NotReady("the shards do not agree on the owner of this topic: retry later", topic=topic)
 
 
 def _gone(outcome: Outcome) -> NotConnected:
-    return NotConnected("the engine went away and this client does not reconnect", outcome=outcome)
+    return NotConnected(
+        "the connection was lost, and the client has reconnect=False: create a new client", outcome=outcome
+    )
 
 
 def new_client_id() -> str:

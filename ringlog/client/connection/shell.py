@@ -61,8 +61,8 @@ _AWAKE, _NEVER = 0, 1 << 63
 def not_picklable_error() -> TypeError:
     """Return the error for pickling or copying a client or an object of a client."""
     return TypeError(
-        "cannot pickle or copy a client, nor what belongs to one: it is of its process alone. Call "
-        "ringlog.connect() where it is needed, such as in the initializer of a process pool"
+        "cannot pickle or copy a client or an object of a client: it belongs to its process. Call "
+        "ringlog.connect() in the other process, such as in the initializer of a process pool"
     )
 
 
@@ -213,7 +213,7 @@ class ThreadedShell:
         lock."""
         if self.lock._is_owned():  # type: ignore[attr-defined]
             raise CalledInside(
-                "the client was used by a signal handler that interrupted it in the middle of its work"
+                "a signal handler used a client whose call it had interrupted: use another client there"
             )
         self.require_usable()
 
@@ -260,7 +260,7 @@ class ThreadedShell:
             for stream in list(self.session.streams):
                 stream.fail_all(lambda was_sent: self._interrupted_error(was_sent=was_sent))
         except Exception:
-            log.exception("ending what was open when the client was interrupted")
+            log.exception("open work could not be failed after an interruption")
         for key in list(self._followers):
             self._release(key)
         self.descriptors.wake_permanently()
@@ -268,7 +268,7 @@ class ThreadedShell:
 
     def _interrupted_error(self, *, was_sent: bool) -> Interrupted:
         return Interrupted(
-            "the client was interrupted in the middle of its work and has ended; make a new one",
+            "an exception interrupted the client inside a call, and the client is closed: create a new one",
             outcome="unknown" if was_sent else "not_applied",
             by=self.interrupted_by,
         )
@@ -434,7 +434,9 @@ class ThreadedShell:
 
     def not_settled_error(self, topic: str, timeout: float | None) -> RequestTimeout:
         """Return the error of a ticket that is still open after its timeout."""
-        return RequestTimeout("not settled yet", outcome="unknown", topic=topic, timeout_s=timeout)
+        return RequestTimeout(
+            "the records are not settled yet", outcome="unknown", topic=topic, timeout_s=timeout
+        )
 
     def run_calls(self) -> None:
         """Call the callbacks that are due. Call without the lock."""
@@ -600,7 +602,7 @@ class ThreadedShell:
         """
         if lock is not self.lock:
             raise Interrupted(
-                "the process was forked while this call waited; it goes on in the parent alone",
+                "the process was forked during this call, which continues only in the parent",
                 outcome="unknown", by="fork",
             )  # fmt: skip
 
@@ -788,7 +790,7 @@ class ThreadedShell:
         try:
             self.session.close()
         except Exception as e:  # noqa: BLE001  anything may be half done, and there is nobody to tell
-            log.debug("ending an interrupted session: %r", e)
+            log.debug("closing an interrupted session failed: %r", e)
 
     def _close_descriptors(self) -> None:
         """Close the descriptors after close, but never while a thread sleeps on them. Call with the lock

@@ -167,7 +167,7 @@ class AckPipeline:
         else:
             if settled.skipped:
                 log.warning(
-                    "%d jobs of %s were done after their leases had ended, and may be done again: %s",
+                    "leases of %d jobs of %s ended before their acks, the jobs may be delivered again: %s",
                     len(settled.skipped), self._working.topic, settled.skipped[:10],
                 )  # fmt: skip
         if not self._open and self._unsent and (self._waits or not self._waits_for_claim):

@@ -85,7 +85,9 @@ def dead_letter_of(info: TopicInfo) -> str:
     """Return the dead-letter topic of a queue. Raises InvalidRequest if it has none."""
     name = info.config.get("dead_letter")
     if not name:
-        raise InvalidRequest("this queue has no dead letters", topic=info.topic, field="dead_letter")
+        raise InvalidRequest(
+            "this queue has no dead-letter topic: set dead_letter", topic=info.topic, field="dead_letter"
+        )
     return str(name)
 
 
@@ -93,8 +95,9 @@ def dead_letter_of_group(info: GroupInfo) -> str:
     """Return the dead-letter topic of a group. Raises InvalidRequest if it has none."""
     if not info.dead_letter:
         raise InvalidRequest(
-            "this group has no dead letters", topic=info.topic, group=info.group, field="dead_letter"
-        )
+            "this group has no dead-letter topic: create it with dead_letter", topic=info.topic,
+            group=info.group, field="dead_letter",
+        )  # fmt: skip
     return info.dead_letter
 
 
@@ -109,7 +112,7 @@ def walk_dead_letter_targets(topic: str, target: str) -> Generator[str, tuple[st
         at = waiting.pop(0)
         if at == topic:
             raise InvalidRequest(
-                f"dead letters must not come back to where they are from: {' -> '.join(paths[at])}",
+                f"dead_letter must not form a cycle: {' -> '.join(paths[at])}",
                 field="dead_letter", topic=topic, found=target,
             )  # fmt: skip
         for following in (yield at):
@@ -117,8 +120,8 @@ def walk_dead_letter_targets(topic: str, target: str) -> Generator[str, tuple[st
                 continue
             if len(paths) >= DEAD_LETTER_TOPICS_MAX:
                 raise InvalidRequest(
-                    "dead letters lead to too many topics", field="dead_letter", topic=topic,
-                    max=DEAD_LETTER_TOPICS_MAX,
+                    f"dead_letter must lead to at most {DEAD_LETTER_TOPICS_MAX} topics", field="dead_letter",
+                    topic=topic, max=DEAD_LETTER_TOPICS_MAX,
                 )  # fmt: skip
             paths[following] = (*paths[at], following)
             waiting.append(following)
@@ -152,13 +155,13 @@ def require_no_dead_letter_cycle(connection: DeadLetterConnection, topic: str, t
 def split_for_move(records: Sequence[Record], most: int = DEAD_LETTERS_PER_MOVE) -> list[Sequence[Record]]:
     """Split records into parts that fit into one message, with at most `most` records each."""
     parts: list[Sequence[Record]] = []
-    check_start = size = 0
+    start = size = 0
     for at, record in enumerate(records):
         headers = sum(len(name) + len(value) for name, value in record.headers.items())
         length = len(record.data or b"") + len(record.meta_json or b"") + headers
-        is_full = at - check_start >= most or size + length > DEAD_LETTERS_BYTES_PER_MOVE
-        if at > check_start and is_full:
-            parts.append(records[check_start:at])
-            check_start, size = at, 0
+        is_full = at - start >= most or size + length > DEAD_LETTERS_BYTES_PER_MOVE
+        if at > start and is_full:
+            parts.append(records[start:at])
+            start, size = at, 0
         size += length
-    return [*parts, records[check_start:]] if records else []
+    return [*parts, records[start:]] if records else []

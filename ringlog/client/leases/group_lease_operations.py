@@ -76,7 +76,7 @@ class GroupLeaseOperations(LeaseOperations):
     ) -> None:  # fmt: skip
         super().__init__(topic, node, clock, release_on_exit=release_on_exit, min_idle_ms=min_idle_ms)
         if mode not in MODES:
-            raise UsageError("a group's mode is queue or stream", found=mode)
+            raise UsageError(f"mode must be queue or stream, got {repr(mode)[:64]}", found=mode)
         without_effect = {
             "max_in_flight": max_in_flight, "member_max_in_flight": member_max_in_flight,
             "min_idle_ms": min_idle_ms, "backoff_ms": backoff_ms,
@@ -148,7 +148,7 @@ class GroupLeaseOperations(LeaseOperations):
             raise GroupIncompatible(
                 f"group {self.group} of topic {self.topic} exists with other settings: "
                 f"{describe_differences(found)}. "
-                "Settings of a group are fixed when it is made: name the ones it has, or delete it first",
+                "A group keeps the settings of its creation: name the same settings, or delete it first",
                 topic=self.topic, group=self.group, differences=found,
             )  # fmt: skip
 
@@ -251,7 +251,7 @@ class GroupLeaseOperations(LeaseOperations):
         """Move the group to a start position. Returns the first seq that it delivers from now on."""
         yield from self.resolve_topic(connection)
         if start is STORED:
-            raise UsageError("a place to go to is not where the group stands")
+            raise UsageError("start must be EARLIEST, LATEST, a seq, a Cursor or a datetime, got STORED")
         first = yield from self._first(connection, start)
         info: GroupInfo = (yield connection.about_jobs(GroupSeek(self.topic, self.group, first))).message
         return info.cursor
@@ -344,7 +344,10 @@ class GroupStreamReader:
         """Commit every record up to `seq`. Raises LeaseLost if another member reads the group, UsageError
         above `delivered`."""
         if seq > self.delivered:
-            raise UsageError("a commit is not beyond what was delivered", seq=seq, delivered=self.delivered)
+            raise UsageError(
+                f"seq must be <= {self.delivered}, the last delivered seq, got {seq}", seq=seq,
+                delivered=self.delivered,
+            )  # fmt: skip
         if seq <= self.committed:
             return
         working = self._working
@@ -352,8 +355,8 @@ class GroupStreamReader:
         reply: GroupCommitted = (yield connection.about_jobs(ask)).message
         if not reply.is_holder:
             raise LeaseLost(
-                "another member reads the group, or it was told to be elsewhere", topic=working.topic,
-                group=working.group, committed=reply.committed,
+                "another member reads the group now, or the group was moved by seek(): iterate again",
+                topic=working.topic, group=working.group, committed=reply.committed,
             )  # fmt: skip
         self.committed = seq
         self._committed_ns = self._clock.monotonic_ns()

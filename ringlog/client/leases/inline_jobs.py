@@ -128,7 +128,7 @@ def _require(topic: str, message: ClaimReply, count: int) -> None:
     """Raise CorruptData unless the reply has `count` payloads."""
     if len(message.payloads) != count or len(message.stamps) != 8 * count:
         raise CorruptData(
-            "an answer to a claim does not hold the jobs that it names", topic=topic,
+            "the reply to a claim does not contain exactly the jobs that it names", topic=topic,
             seq=message.runs[0][0], jobs=count, payloads=len(message.payloads),
         )  # fmt: skip
 

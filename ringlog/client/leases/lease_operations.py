@@ -116,7 +116,10 @@ class LeaseOperations:
         self, topic: str, node: str, clock: Clock, *, release_on_exit: bool = True, min_idle_ms: int = 0
     ) -> None:
         if not 1 <= len(node.encode()) <= NODE_BYTES_MAX:
-            raise UsageError("a node's name has 1 to 128 bytes", found=node[:NODE_BYTES_MAX])
+            raise UsageError(
+                f"node must have 1 to {NODE_BYTES_MAX} bytes, got {len(node.encode())}",
+                found=node[:NODE_BYTES_MAX],
+            )
         self.topic = topic
         self.group = ""
         """Key of the consumer group whose records are the jobs; "" = a queue."""
@@ -190,7 +193,10 @@ class LeaseOperations:
         """Lease the pending jobs among `seqs`, whichever worker holds them."""
         yield from self.resolve_topic(connection)
         if len(seqs) > JOBS_PER_REQUEST_MAX:
-            raise UsageError("too many records at once", seqs=len(seqs), max=JOBS_PER_REQUEST_MAX)
+            raise UsageError(
+                f"seqs must have at most {JOBS_PER_REQUEST_MAX} entries, got {len(seqs)}", seqs=len(seqs),
+                max=JOBS_PER_REQUEST_MAX,
+            )  # fmt: skip
         if not seqs:
             return ClaimResult((), 0, 0, 0)
         return (
@@ -316,7 +322,9 @@ class LeaseOperations:
         """Return the topic. Raises NotAQueue if it is not a queue, TopicNotFound."""
         info: TopicInfo = yield connection.resolve(self.topic)
         if info.config.get("type") != "queue":
-            raise NotAQueue("not a queue", topic=self.topic)
+            raise NotAQueue(
+                "the topic is not a queue: use a queue, or name a consumer group", topic=self.topic
+            )
         return info
 
     def dead_letter(self, connection: QueueConnection) -> Steps[str]:
@@ -484,7 +492,7 @@ def check_claim_size(most: int) -> None:
     """Check the number of jobs of a claim. Raises UsageError."""
     if not 1 <= most <= CLAIM_JOBS_MAX:
         raise UsageError(
-            "a claim takes between one job and the most there may be", found=most, max=CLAIM_JOBS_MAX
+            f"max must be from 1 to {CLAIM_JOBS_MAX}, got {most}", found=most, max=CLAIM_JOBS_MAX
         )
 
 

@@ -77,26 +77,30 @@ def check_claim_lease(lease_ms: int | None) -> int | None:
 def is_seq_order(order: str) -> bool:
     """Return True if a claim gets the lowest seqs, whatever their priority."""
     if check_str(order, "order") not in ORDERS:
-        raise UsageError("a claim is by priority or by number", order=order, known=list(ORDERS))
+        raise UsageError(
+            f"order must be priority or seq, got {order[:64]!r}", order=order, known=list(ORDERS)
+        )
     return order == "seq"
 
 
-def check_iteration(max_in_flight: int) -> int:
-    """Check the number of jobs in flight."""
-    max_in_flight = check_int(max_in_flight, "max_in_flight")
-    if not 1 <= max_in_flight <= CLAIM_JOBS_MAX:
-        raise UsageError("max_in_flight out of range", found=max_in_flight, max=CLAIM_JOBS_MAX)
-    return max_in_flight
+def check_iteration(jobs: int, name: str = "max_in_flight") -> int:
+    """Check the number of jobs in flight, or of a batch."""
+    jobs = check_int(jobs, name)
+    if not 1 <= jobs <= CLAIM_JOBS_MAX:
+        raise UsageError(
+            f"{name} must be from 1 to {CLAIM_JOBS_MAX}, got {jobs}", found=jobs, max=CLAIM_JOBS_MAX
+        )
+    return jobs
 
 
 def check_batches(size: int, max_in_flight: int | None) -> tuple[int, int]:
     """Check the number of jobs of a batch, and of one claim."""
-    size = check_iteration(size)
+    size = check_iteration(size, "size")
     if max_in_flight is None:
         return size, size
     most = check_iteration(max_in_flight)
     if most < size:
-        raise UsageError("a batch is not larger than what may be in flight", found=most, min=size)
+        raise UsageError(f"max_in_flight must be >= size {size}, got {most}", found=most, min=size)
     return size, most
 
 
@@ -111,5 +115,5 @@ def check_nack_options(delay_ms: int | None, reason: str) -> NackOptions:
 def check_lease(lease_ms: int) -> int:
     """Check a new lease length in milliseconds."""
     if check_int(lease_ms, "lease_ms") == 0:
-        raise UsageError("lease_ms must say how long the job is held, got 0", found=0, min=LEASE_MS_MIN)
+        raise UsageError(f"lease_ms must be >= {LEASE_MS_MIN}, got 0", found=0, min=LEASE_MS_MIN)
     return check_call_setting(lease_ms, "lease_ms")

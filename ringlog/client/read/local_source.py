@@ -218,7 +218,9 @@ class LocalSource:
                 continue
             if located.epoch != epoch:
                 self._invalidate_location()
-                raise StaleEpoch("the topic began another life", topic=self._topic, epoch=located.epoch)
+                raise StaleEpoch(
+                    "the topic was deleted and created again", topic=self._topic, epoch=located.epoch
+                )
             facts = self._connection.facts(located)
             head = max(last, facts.head_seq if facts is not None else 0)
             pause = self._read(ReadPlan(None, after, head), located, last - after, READ_BYTES_MAX)
@@ -453,7 +455,9 @@ class LocalSource:
         if tries >= _TRIES_PER_LOCATE and not can_open_descriptors(READ_DESCRIPTORS):
             raise NotReady(descriptor_limit_message(), topic=self._topic, errno=errno.EMFILE)
         if tries >= _TRIES_MAX:
-            raise NotReady("the topic keeps changing while it is read", topic=self._topic)
+            raise NotReady(
+                "the topic moved or changed during every read attempt: retry later", topic=self._topic
+            )
         if tries >= _TRIES_PER_LOCATE:
             for _ in range(_WAKES_MAX):
                 marks = self._connection.marks(shard)

@@ -206,7 +206,10 @@ def resolve_start(connection: Connection, source: Source, topic: str, start: Sta
         latest: Cursor = yield connection.latest(topic)
         return latest
     if isinstance(start, Position):
-        raise UsageError("not a place to start", found=repr(start))
+        raise UsageError(
+            f"start must be EARLIEST, LATEST, a seq, a Cursor or a datetime, got {start.name}",
+            found=repr(start),
+        )
     return cursor_before(start, "start")
 
 

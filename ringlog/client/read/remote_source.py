@@ -136,7 +136,9 @@ def hidden_numbers(reply: ReadReply) -> I64:
     try:
         return np.frombuffer(BitMap64.deserialize(reply.hidden).to_array(), dtype=np.int64)
     except ValueError as e:
-        raise CorruptData("a set of numbers arrived damaged", topic=reply.topic, reason=str(e)) from None
+        raise CorruptData(
+            "the set of hidden seqs in a reply is damaged", topic=reply.topic, reason=str(e)
+        ) from None
 
 
 def decode_received_frames(topic: str, count: int, after: int, buffer: memoryview) -> list[FrameRun]:
@@ -155,9 +157,9 @@ def decode_received_frames(topic: str, count: int, after: int, buffer: memoryvie
         frames.first_bad_seal(found, layout.WIRE_SEED) is not None
         or frames.first_true(frames.malformed(found.words)) is not None
     ):
-        damage = "header does not verify"
+        damage = "header does not match its seal or is malformed"
     elif frames.first_bad_body(buffer, found) is not None:
-        damage = "body does not verify"
+        damage = "body does not match its checksum"
     if found is None or damage:
         raise CorruptData(f"frames arrived damaged: {damage}", topic=topic, seq=after + 1)
     first = found.words[:, layout.W_BASE_SEQ].astype(np.int64)

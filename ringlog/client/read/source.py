@@ -64,7 +64,7 @@ class _DeferredSource:
     def record_check(self, version: int) -> RecordCheck:
         """See Source. Only after the first fetch."""
         if self._source is None:
-            raise InvariantViolation("records are checked that were never read", topic=self._topic)
+            raise InvariantViolation("record_check was called before the first fetch", topic=self._topic)
         return self._source.record_check(version)
 
     def keep_topic_alive(self, epoch: int = 0) -> None:

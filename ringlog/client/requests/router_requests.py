@@ -105,7 +105,9 @@ def settle(session: Session, name: str, timeout_s: float) -> Steps[RouterDescrip
     """Wait until the router has forwarded every record that its source contains now."""
     found, wanted = yield from _settled(session, name, timeout_s, "timeout_s")
     if found.cursor < wanted:
-        raise NotReady("the router is behind its source", router=name, lag=found.lag, wanted=wanted)
+        raise NotReady(
+            "the router still lags after the timeout: retry later", router=name, lag=found.lag, wanted=wanted
+        )
     return found
 
 

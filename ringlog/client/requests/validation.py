@@ -54,9 +54,14 @@ def check_int(value: Any, name: str) -> int:
                 raise TypeError
             found = operator.index(value)
         except TypeError:
-            raise UsageError(f"{name} is a whole number", found=_shown(value)) from None
+            raise UsageError(
+                f"{name} must be a whole number, got {_shown(value)}", found=_shown(value)
+            ) from None
     if not -WHOLE_MAX <= found <= WHOLE_MAX:
-        raise UsageError(f"{name} is out of range", found=_shown(found), max=WHOLE_MAX)
+        raise UsageError(
+            f"{name} must be from {-WHOLE_MAX} to {WHOLE_MAX}, got {_shown(found)}", found=_shown(found),
+            max=WHOLE_MAX,
+        )  # fmt: skip
     return found
 
 
@@ -73,7 +78,7 @@ def check_int_range(value: Any, name: str, low: int = 0, high: int = WHOLE_MAX) 
 def check_str(value: Any, name: str) -> str:
     """Check a str that can be encoded as UTF-8. Raises UsageError for any other value."""
     if not isinstance(value, str):
-        raise UsageError(f"{name} is a string", found=_shown(value))
+        raise UsageError(f"{name} must be a str, got {_shown(value)}", found=_shown(value))
     if not value.isascii():
         utf8(value, name)
     return value
@@ -182,7 +187,7 @@ def check_start_time(value: Any, name: str) -> datetime:
     if not isinstance(value, datetime):
         raise UsageError(f"{name} must be a datetime with a time zone, got {_shown(value)}")
     if value.tzinfo is None:
-        raise UsageError(f"{name}: a time to start at needs a time zone", found=str(value))
+        raise UsageError(f"{name} must be a datetime with a time zone, got {value}", found=str(value))
     return value
 
 
@@ -260,7 +265,7 @@ def check_call_setting(value: Any, name: str) -> int:
     return _within(CALL_SETTINGS[name], value)
 
 
-def check_topic_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+def check_topic_settings(config: Mapping[str, object]) -> dict[str, Any]:
     """Check settings of a topic and return them as in messages: enumerations by name, whole numbers as `int`.
 
     Raises InvalidRequest for an unknown name, with the nearest one, and for an invalid value.

@@ -119,9 +119,14 @@ def watch_options(
         names = [topics] if isinstance(topics, str) else check_sequence(topics, "topics")
         wanted = dict.fromkeys([check_str(name, "topics") for name in names], check_start(start))
     if not 1 <= len(wanted) <= FEEDS_PER_SUBSCRIPTION_MAX:
-        raise UsageError("name the topics to watch", found=len(wanted), min=1, max=FEEDS_PER_SUBSCRIPTION_MAX)
+        raise UsageError(
+            f"topics must have 1 to {FEEDS_PER_SUBSCRIPTION_MAX} names, got {len(wanted)}", found=len(wanted),
+            min=1, max=FEEDS_PER_SUBSCRIPTION_MAX,
+        )  # fmt: skip
     if check_str(consistency, "consistency") not in {"eventual", "strong"}:
-        raise UsageError("consistency is eventual or strong", found=consistency)
+        raise UsageError(
+            f"consistency must be eventual or strong, got {consistency[:64]!r}", found=consistency
+        )
     limit, max_bytes = check_int_range(limit, "limit"), check_int_range(max_bytes, "max_bytes")
     node = check_nodes(node)
     node_filter(node)

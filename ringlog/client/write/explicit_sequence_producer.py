@@ -154,7 +154,7 @@ class NumberedProducer:
     def _our_stream(self) -> NumberedStream:
         if self._pid != os.getpid():
             raise UsageError(
-                "a producer of one process is not used in a child of it: open one there",
+                "a producer cannot be used in a forked child: open a new one there",
                 topic=self.topic, producer_id=self.producer_id,
             )  # fmt: skip
         return self._stream

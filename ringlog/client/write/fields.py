@@ -87,7 +87,7 @@ def column_values(fields: Mapping[str, Any], clock: Clock) -> dict[str, Any]:
                 raise UsageError("give ttl_ms or expires_at, not both")
             values["expires_at"] = clock.now_us() + _positive(name, value) * 1_000
         elif name == "dedup_id":
-            raise UsageError("a dedup id goes with append, append_many and put, not with a producer")
+            raise UsageError("dedup_id is not supported by producers: use append, append_many or put")
         elif name not in COLUMNS:
             raise TypeError(f"a record has no field {name!r}; it may have {', '.join([*COLUMNS, 'ttl_ms'])}")
         else:
@@ -98,9 +98,9 @@ def column_values(fields: Mapping[str, Any], clock: Clock) -> dict[str, Any]:
 def digest_of(dedup_id: Any) -> bytes:
     """Return the digest of a dedup id, as messages contain it. Raises UsageError, InvalidRequest."""
     if not isinstance(dedup_id, str) or not dedup_id:
-        raise UsageError("a dedup id is a str that is not empty", found=type(dedup_id).__name__)
+        raise UsageError("dedup_id must be a non-empty str", found=type(dedup_id).__name__)
     if len(dedup_id) > DEDUP_ID_BYTES_MAX or len(utf8(dedup_id, "dedup_id")) > DEDUP_ID_BYTES_MAX:
-        raise InvalidRequest("dedup id too long", max=DEDUP_ID_BYTES_MAX)
+        raise InvalidRequest(f"dedup_id must have at most {DEDUP_ID_BYTES_MAX} bytes", max=DEDUP_ID_BYTES_MAX)
     return digest_of_id(dedup_id)
 
 
@@ -130,7 +130,10 @@ def _positive(name: str, value: Any) -> int:
 def _microseconds(name: str, value: Any) -> int:
     if isinstance(value, datetime):
         if value.tzinfo is None:
-            raise UsageError(f"{name} needs a time zone", found=value.isoformat())
+            raise UsageError(
+                f"{name} must be a datetime with a time zone, got {value.isoformat()}",
+                found=value.isoformat(),
+            )
         return (value - _EPOCH) // _MICROSECOND
     if isinstance(value, int) and not isinstance(value, bool):
         if not -MICROSECONDS_MAX <= value <= MICROSECONDS_MAX:
@@ -139,31 +142,39 @@ def _microseconds(name: str, value: Any) -> int:
             if _UNIT_FROM_S * per_second <= value < _UNIT_TO_S * per_second:
                 raise UsageError(f"{name} is in microseconds since the epoch; {value} looks like {unit}")
         return value
-    raise UsageError(f"{name} is a datetime or microseconds since the epoch", found=type(value).__name__)
+    raise UsageError(
+        f"{name} must be a datetime with a time zone, or microseconds since the epoch",
+        found=type(value).__name__,
+    )
 
 
 def _bytes(name: str, value: Any) -> bytes:
     if not isinstance(value, bytes):
-        raise UsageError(f"{name} is bytes", found=type(value).__name__)
+        raise UsageError(f"{name} must be bytes, got {type(value).__name__}", found=type(value).__name__)
     _require_bounded(name, len(value))
     return value
 
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise UsageError(f"{name} is a str", found=type(value).__name__)
+        raise UsageError(f"{name} must be a str, got {type(value).__name__}", found=type(value).__name__)
     _require_bounded(name, len(value) if value.isascii() else len(utf8(value, name)))
     return value
 
 
 def _require_bounded(name: str, size: int) -> None:
     if size > _BYTES_MAX[name]:
-        raise InvalidRequest(f"{name} too long", bytes=size, max=_BYTES_MAX[name])
+        raise InvalidRequest(
+            f"{name} must have at most {_BYTES_MAX[name]} bytes, got {size}", bytes=size, max=_BYTES_MAX[name]
+        )
 
 
 def _priority(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= PRIORITY_MAX:
-        raise UsageError(f"{name} is a whole number", found=value, min=0, max=PRIORITY_MAX)
+        raise UsageError(
+            f"{name} must be a whole number from 0 to {PRIORITY_MAX}, got {repr(value)[:64]}", found=value,
+            min=0, max=PRIORITY_MAX,
+        )  # fmt: skip
     return value
 
 
@@ -188,7 +199,7 @@ def _meta(name: str, value: Any) -> bytes:
 
 def _meta_json(value: Any) -> bytes:
     if not isinstance(value, Mapping):
-        raise UsageError("meta is a mapping", found=type(value).__name__)
+        raise UsageError(f"meta must be a mapping, got {type(value).__name__}", found=type(value).__name__)
     return json_of(dict(value), "meta")
 
 

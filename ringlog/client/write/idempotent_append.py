@@ -44,11 +44,12 @@ def check_window(window_ms: int | None) -> int:
 def check_once(records: Assembler, topic: str, key: str = "") -> None:
     """Check a write with dedup ids before it is sent. Raises InvalidRequest or BatchTooLarge."""
     if key:
-        raise InvalidRequest("a write has an idempotency key or dedup ids, not both", topic=topic)
+        raise InvalidRequest("a write must have idempotency_key or dedup ids, not both", topic=topic)
     if len(records.payloads) > DEDUP_IDS_PER_WRITE_MAX:
         raise BatchTooLarge(
-            "too many records with dedup ids in one write", records=len(records.payloads),
-            max=DEDUP_IDS_PER_WRITE_MAX,
+            f"a write with dedup ids must have at most {DEDUP_IDS_PER_WRITE_MAX} records, "
+            f"got {len(records.payloads)}",
+            records=len(records.payloads), max=DEDUP_IDS_PER_WRITE_MAX,
         )  # fmt: skip
 
 
@@ -99,5 +100,8 @@ def check_idempotency_key(key: str | None) -> str:
         return ""
     size = len(utf8(check_str(key, "idempotency_key"), "idempotency_key"))
     if size > IDEMPOTENCY_KEY_BYTES_MAX:
-        raise InvalidRequest("idempotency key too long", bytes=size, max=IDEMPOTENCY_KEY_BYTES_MAX)
+        raise InvalidRequest(
+            f"idempotency_key must have at most {IDEMPOTENCY_KEY_BYTES_MAX} bytes, got {size}", bytes=size,
+            max=IDEMPOTENCY_KEY_BYTES_MAX,
+        )  # fmt: skip
     return key

@@ -99,8 +99,9 @@ class ProducerCore:
         payload = data if type(data) is bytes and self._encode is None else self.options.payload.encode(data)
         if payload is not None and len(payload) > RECORD_BYTES_MAX:
             raise RecordTooLarge(
-                "record too large", topic=self.topic, bytes=len(payload), max=RECORD_BYTES_MAX
-            )
+                f"a record must have at most {RECORD_BYTES_MAX} bytes, got {len(payload)}", topic=self.topic,
+                bytes=len(payload), max=RECORD_BYTES_MAX,
+            )  # fmt: skip
         return payload
 
     def are_raw_payloads(self, items: Any) -> TypeGuard[Sequence[bytes]]:
@@ -190,7 +191,7 @@ class ProducerCore:
     def add_frame(self, records: Assembler) -> Batch:
         """Send records as one frame, after the open batch."""
         if records.ids:
-            raise UsageError("a dedup id goes with append, append_many and put, not with a producer")
+            raise UsageError("dedup_id is not supported by producers: use append, append_many or put")
         frame = self._frame(records)
         self.flush_open()
         batch = Batch(self.stream)
@@ -215,7 +216,7 @@ class ProducerCore:
                 if dedup_id is not None:
                     records.ids[row] = digest_of(dedup_id)
         if not records.payloads:
-            raise InvalidRequest("a write holds at least one record", records=0, min=1)
+            raise InvalidRequest("records must not be empty", records=0, min=1)
         return records
 
     def encode_frames(self, payloads: Any, records: Any) -> list[tuple[bytearray, NDArray[np.int64]]]:
@@ -300,8 +301,8 @@ class ProducerCore:
     def buffer_full_error(self) -> Backpressure:
         """Return the error of a send that found no room in time."""
         return Backpressure(
-            "the producer's buffer is full", topic=self.topic, pending_bytes=self.stream.pending_bytes,
-            max_buffer_bytes=self.options.max_buffer_bytes,
+            "the producer's buffer is full: retry later, or raise max_buffer_bytes", topic=self.topic,
+            pending_bytes=self.stream.pending_bytes, max_buffer_bytes=self.options.max_buffer_bytes,
         )  # fmt: skip
 
     def wait_settled(self) -> Pending[None]:
@@ -374,5 +375,6 @@ def size_of(payload: bytes | None) -> int:
 
 def _closed(was_sent: bool) -> RinglogError:
     return UsageError(
-        "the client was closed before this was settled", outcome="unknown" if was_sent else "not_applied"
+        "the client was closed before these records were settled",
+        outcome="unknown" if was_sent else "not_applied",
     )

@@ -41,11 +41,14 @@ class ProducerOptions:
         )
         for name, value, low, high in bounds:
             if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-                raise UsageError(f"{name} out of range", found=value, min=low, max=high)
+                raise UsageError(
+                    f"{name} must be a number from {low} to {high}, got {repr(value)[:64]}", found=value,
+                    min=low, max=high,
+                )  # fmt: skip
             if name != "linger_ms":
                 check_int(value, name)
         if check_str(self.on_full, "on_full") not in {"wait", "raise"}:
-            raise UsageError("on_full is wait or raise", found=self.on_full)
+            raise UsageError(f"on_full must be wait or raise, got {self.on_full[:64]!r}", found=self.on_full)
         codec_of(self.payload)
         check_bool(self.create, "create")
         check_bool(self.disable_backpressure, "disable_backpressure")
@@ -55,8 +58,8 @@ class ProducerOptions:
 
 CLOSED = "the producer is closed"
 OF_PARENT = (
-    "the producer's name belongs to the process that made it: in a child that was forked from it, open a "
-    "producer of another name, or without one"
+    "a named producer cannot be used in a forked child: open a producer there with another name, or "
+    "without one"
 )
 
 
@@ -78,12 +81,12 @@ def parse_codec(value: Codec | str | None) -> Codec | None:
     try:
         return Codec[value.upper()]
     except (KeyError, AttributeError):
-        raise UsageError("codec is none, lz4 or zstd", found=value) from None
+        raise UsageError(f"codec must be none, lz4 or zstd, got {repr(value)[:64]}", found=value) from None
 
 
 def named_producer_id(name: str) -> int:
     """Return the id of a named producer. It depends only on the name; its top bit is clear, and it is never
     0."""
     if not check_str(name, "name"):
-        raise UsageError("a producer's name is not empty")
+        raise UsageError("name must not be empty")
     return (xxhash.xxh3_64_intdigest(name.encode()) & (SESSION_BIT - 1)) or 1

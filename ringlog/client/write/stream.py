@@ -453,8 +453,9 @@ class Stream:
             error = shipment.refusal
         elif was_sent:
             error = RequestTimeout(
-                "the engine did not settle in time", outcome="unknown", topic=self.topic, timeout_s=waited_s
-            )
+                "the engine did not settle the records in time", outcome="unknown", topic=self.topic,
+                timeout_s=waited_s,
+            )  # fmt: skip
         elif self._is_shard_full():
             error = Throttled(
                 "the shard's intake stayed full", reason="ingest_full", topic=self.topic,
@@ -462,7 +463,7 @@ class Stream:
             )  # fmt: skip
         elif self._host.links.generation:
             text = explain_unreachable(
-                "the engine was not there in time", self._host.links.unreachable_reason
+                "the engine was not reachable in time", self._host.links.unreachable_reason
             )
             error = RequestTimeout(text, topic=self.topic, timeout_s=waited_s)
         else:

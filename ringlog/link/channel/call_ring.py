@@ -61,7 +61,7 @@ class _ByteRing:
 
     def broken(self, **words: Any) -> RingError:
         """Return the error for impossible words of the other side."""
-        return RingError("words of a call ring make no sense", path=self.path, **words)
+        return RingError("header of a call ring is corrupt", path=self.path, **words)
 
     def release(self) -> None:
         """Release the views; required before the file is unmapped."""

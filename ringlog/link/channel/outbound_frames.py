@@ -180,7 +180,7 @@ class InFlight:
             oldest, latest = int(expected[0]), int(expected[-1])
             if int(part[0, S_POSITION]) != oldest or int(part[-1, S_POSITION]) != latest:
                 raise RingError(
-                    "a settle entry is not that of the oldest frame",
+                    "settle entry does not belong to the oldest unsettled frame",
                     position=int(part[0, S_POSITION]),
                     expected=oldest,
                 )

@@ -304,7 +304,9 @@ class RingChannel:
             return
         if isinstance(error, Throttled):
             if not self._by_message_until_ns:
-                log_event(log, logging.WARNING, "no ring: frames go by socket", reason=error.message)
+                log_event(
+                    log, logging.WARNING, "no ring available, frames are sent by socket", reason=error.message
+                )
             self._by_message_until_ns = now + BY_MESSAGE_NS
             self._push()
             return
@@ -384,7 +386,10 @@ class RingChannel:
             self._strikes = 0
             run = self._outbox[0]
             run.fail_next(
-                1, CorruptFrame("the shard would not take this frame", outcome="unknown", reason=reason)
+                1,
+                CorruptFrame(
+                    "the shard closed the ring repeatedly at this frame", outcome="unknown", reason=reason
+                ),
             )
             if run.settled == run.count:
                 self._outbox.popleft()
@@ -522,5 +527,5 @@ class RingChannel:
         elif isinstance(answer.error, RinglogError):
             run.fail_next(count, answer.error)
         else:
-            raise InvariantViolation("a request failed with a foreign error") from answer.error
+            raise InvariantViolation("a request failed with an error outside RinglogError") from answer.error
         self._push()

@@ -212,7 +212,9 @@ def _check_disjoint(files: list[ArchivedFile]) -> None:
     for before, after in pairwise(files):
         same = (before.topic, before.epoch) == (after.topic, after.epoch)
         if same and after.first_seq <= before.last_seq:
-            raise Internal("two files of one run hold the same records", first=before.file, second=after.file)
+            raise Internal(
+                "two files of one run contain the same records", first=before.file, second=after.file
+            )
 
 
 def _gap(gap: GapRow) -> ArchivedGap:

@@ -163,7 +163,7 @@ class Archive:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
             raise CorruptData("a manifest of the archive is damaged", file=path, reason=str(e)) from None
         if found.v != VERSION:
-            raise CorruptData("a manifest of a version not known here", file=path, version=found.v)
+            raise CorruptData("unsupported manifest version: use a newer ringlog", file=path, version=found.v)
         return found
 
     # -- committing ---------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ def _files(source: str) -> list[str]:
     if os.path.isfile(source):
         return [source]
     if not os.path.isdir(source):
-        raise OptionError("there is no such file or directory", option="source", found=source)
+        raise OptionError("source must be an existing file or directory", option="source", found=source)
     if os.path.isdir(os.path.join(source, STATE_DIR)):
         listed = [file for each in Archive(source).manifests() for file in each.files]
         listed.sort(key=lambda file: (file.topic, file.epoch, file.first_seq))
@@ -173,7 +173,10 @@ def _files(source: str) -> list[str]:
     found = sorted(str(file) for file in Path(source).rglob("*.parquet") if not _is_hidden(file, source))
     if not found or len(found) > FILES_MAX:
         raise OptionError(
-            "no Parquet files there, or too many", found=len(found), max=FILES_MAX, source=source
+            f"source must contain 1 to {FILES_MAX:,} Parquet files",
+            found=len(found),
+            max=FILES_MAX,
+            source=source,
         )
     return found
 
@@ -191,7 +194,7 @@ def _records(rows: DataFrame, topic: str | None, columns: Mapping[str, str] | No
     ]
     if not {"payload", "value"} & set(names):
         raise OptionError(
-            "the files have no column payload: say how to make one, such as columns={'payload': "
+            "the files have no column payload: define one with columns, such as columns={'payload': "
             "'to_json(struct(*))'}", columns=rows.columns, assigned=list(ENGINE_COLUMNS),
         )  # fmt: skip
     return rows.select(*names)

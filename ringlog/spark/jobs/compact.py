@@ -89,7 +89,7 @@ def run(
         EngineNotRunning, TopicNotFound: the engine or a topic does not exist.
     """
     if not tags and older_than_us is None:
-        raise OptionError("say what may go: tags, an age, or both", option="tags")
+        raise OptionError("set tags, older_than_us, or both", option="tags")
     clock = SystemClock()
     started = clock.monotonic_ns()
     with Catalog.open(path) as catalog:
@@ -170,7 +170,7 @@ def _apply(path: str, proposal: Proposal) -> int:
     epoch = topics.state(proposal.topic, touch=False).epoch
     if epoch != proposal.epoch:
         raise StaleEpoch(
-            "the topic was made anew since the proposal", topic=proposal.topic, epoch=epoch,
+            "the topic was recreated since the proposal", topic=proposal.topic, epoch=epoch,
             expected=proposal.epoch,
         )  # fmt: skip
     return sum(

@@ -39,7 +39,10 @@ class JobStateFile:
     def __init__(self, data_dir: str, job: str, name: str | None, disk: Disk | None = None) -> None:
         """`name` None generates a new name. Raises OptionError if the name is not valid."""
         if name is not None and not NAME.fullmatch(name):
-            raise OptionError("a job's name has letters, digits, . _ - and at most 128 of them", found=name)
+            raise OptionError(
+                "name must have 1 to 128 characters of A-Z a-z 0-9 . _ -, the first a letter or a digit",
+                found=name,
+            )
         self.name = name or secrets.token_hex(8)
         self.app_id = f"ringlog-{job}-{self.name}"
         """txnAppId of the job's writes."""
@@ -60,7 +63,7 @@ class JobStateFile:
         try:
             return msgspec.json.decode(data, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-            raise CorruptData("what was kept of a job is damaged", file=path, reason=str(e)) from None
+            raise CorruptData("the state file of the job is damaged", file=path, reason=str(e)) from None
 
     def save(self, state: msgspec.Struct) -> None:
         """Replace the stored state durably."""
@@ -75,7 +78,7 @@ def check_same_options(kept: Any, asked: dict[str, Any]) -> None:
     differs = {name: getattr(kept, name) for name, value in asked.items() if getattr(kept, name) != value}
     if differs:
         raise OptionError(
-            "a job of this name was begun with other options: give these again, or another name", **differs
+            "a job of this name was started with other options: use these, or another name", **differs
         )
 
 
@@ -84,7 +87,7 @@ def step_rows(rate: float | None) -> int:
     if rate is None:
         return STEP_ROWS
     if rate <= 0:
-        raise OptionError("a rate is a number of rows a second, above 0", option="rate", found=rate)
+        raise OptionError("rate must be > 0 rows per second", option="rate", found=rate)
     return min(max(int(rate * STEP_S), STEP_ROWS_MIN), STEP_ROWS)
 
 

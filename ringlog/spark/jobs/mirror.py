@@ -101,7 +101,7 @@ def run(
     if format == KAFKA:
         query = writer.start()
     elif target is None:
-        raise OptionError("say where to: a directory, or the name of a table", option="target", format=format)
+        raise OptionError("target is required: a directory or a table name", option="target", format=format)
     else:
         query = writer.toTable(target) if format in TABLES else writer.start(target)
     batches, rows, offset = _watch(query, for_s if interval else None, progress or SilentProgress())

@@ -148,7 +148,7 @@ def run(
 def _check_targets(names: dict[str, str], is_same_log: bool) -> None:
     own = sorted(set(names) & set(names.values())) if is_same_log else []
     if own:
-        raise OptionError("a topic would be written into itself: give to, prefix or suffix", topics=own)
+        raise OptionError("a topic must not be copied to itself: set to, prefix or suffix", topics=own)
 
 
 def _check_epochs(catalog: Catalog, state: ReplayState) -> None:
@@ -157,7 +157,7 @@ def _check_epochs(catalog: Catalog, state: ReplayState) -> None:
         now = catalog.topic(topic).epoch
         if now != epoch:
             raise OptionError(
-                "the topic was made anew since the job began: start another", topic=topic, epoch=now,
+                "the topic was recreated since the job started: start a new job", topic=topic, epoch=now,
                 began_with=epoch,
             )  # fmt: skip
 

@@ -9,19 +9,21 @@ import org.apache.arrow.memory.util.MemoryUtil;
 import org.apache.spark.unsafe.Platform;
 
 /**
- * Memory that frames are copied into before anything looks at them: what was checked is what is used,
- * whatever becomes of the file, and a failing disk is an error where it would be a signal under a mapping.
+ * Private memory that frames are copied into before they are checked.
  *
- * <p>Given back to be used again, since touching new memory costs as much as copying into it.
+ * <p>The reader uses exactly the bytes that it checked, even if the file changes afterwards. A read error
+ * of the disk is an exception; under a memory mapping it would be a signal.
+ *
+ * <p>Chunks are reused, because touching new memory costs as much as copying into it.
  */
 final class Chunk {
-  /** Bytes read at a time, unless one frame is larger: what a processor's cache takes beside other things. */
+  /** Bytes per read, unless one frame is larger. They fit into the CPU's cache along with other data. */
   static final int BYTES = 1 << 20;
 
-  /** Bytes behind what was read that may be looked at, whatever they are. */
+  /** Bytes after the data that may be read; their values are undefined. */
   static final int SLACK = 16;
 
-  /** Chunks kept for the next task; of more than BYTES none is. */
+  /** Maximum number of chunks kept for later tasks. Chunks larger than BYTES are never kept. */
   private static final int KEPT_MAX = 16;
 
   private static final ConcurrentLinkedQueue<Chunk> KEPT = new ConcurrentLinkedQueue<>();
@@ -29,7 +31,7 @@ final class Chunk {
 
   private ByteBuffer buffer;
 
-  /** Where the bytes lie. */
+  /** Address of the first byte. reserve, read and copy may change it. */
   long address;
 
   private Chunk(int size) {
@@ -41,7 +43,7 @@ final class Chunk {
     address = MemoryUtil.getByteBufferAddress(buffer);
   }
 
-  /** One to use, with room for BYTES. */
+  /** Return a kept or a new chunk with room for BYTES. */
   static Chunk get() {
     Chunk found = KEPT.poll();
     if (found == null) {
@@ -51,7 +53,7 @@ final class Chunk {
     return found;
   }
 
-  /** Nobody uses it any more. */
+  /** Return this chunk for reuse. The caller must not use it afterwards. */
   void giveBack() {
     if (buffer.capacity() != BYTES + SLACK) {
       return;
@@ -63,14 +65,16 @@ final class Chunk {
     KEPT.add(this);
   }
 
-  /** Have room for so many bytes; what is in it may be lost. */
+  /** Make room for `size` bytes. The previous content may be lost. */
   void reserve(int size) {
     if (size + SLACK > buffer.capacity()) {
       take(size);
     }
   }
 
-  /** Copy bytes of a file; the number is less than asked for where the file ends. */
+  /**
+   * Copy bytes of a file to the start. Return their number: less than `size` only if the file ends before.
+   */
   int read(FileChannel channel, long position, int size) throws IOException {
     reserve(size);
     buffer.clear().limit(size);
@@ -85,7 +89,7 @@ final class Chunk {
     return done;
   }
 
-  /** Copy bytes of an array. */
+  /** Copy bytes of an array to the start. */
   void copy(byte[] from, int at, int size) {
     reserve(size);
     Platform.copyMemory(from, Platform.BYTE_ARRAY_OFFSET + at, null, address, size);

@@ -7,7 +7,7 @@ import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 
-/** Makes a task's reader; travels to executors. */
+/** Creates the reader of a task. Spark serializes the factory and sends it to the executors. */
 final class ColumnsFactory implements PartitionReaderFactory {
   private static final long serialVersionUID = 1L;
   private final PartitionReaderFactory pieces;
@@ -27,7 +27,7 @@ final class ColumnsFactory implements PartitionReaderFactory {
 
   @Override
   public PartitionReader<InternalRow> createReader(InputPartition partition) {
-    throw new UnsupportedOperationException("columns only");
+    throw new UnsupportedOperationException("rows are not supported; use createColumnarReader");
   }
 
   @Override

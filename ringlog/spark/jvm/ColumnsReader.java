@@ -2,6 +2,7 @@ package ringlog.spark;
 
 import java.io.IOException;
 import java.nio.channels.FileChannel;
+import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
@@ -13,12 +14,13 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 
 /**
- * A partition's records as columns: pieces from Python, frames from their files, a batch for each frame.
+ * Reads the records of a partition as columns, one batch per frame.
  *
- * <p>A batch is valid until the next one is asked for, as with all of Spark's readers.
+ * <p>Python describes the frames (Pieces); this class reads them from their files or from the bytes in the
+ * description. A batch is valid until the next call of next(), as with every Spark reader.
  */
 final class ColumnsReader implements PartitionReader<ColumnarBatch> {
-  /** Frames of other topics between two of ours that are worth reading past, not over. */
+  /** Largest gap (bytes) between two frames of a piece that one read includes instead of skipping it. */
   private static final int GAP_MAX = 128 << 10;
 
   private final PartitionReader<InternalRow> described;
@@ -107,23 +109,41 @@ final class ColumnsReader implements PartitionReader<ColumnarBatch> {
     }
   }
 
-  /** Open a piece's file: where a worker holds it, so that it can be read though it was taken away since. */
+  /**
+   * Open the file of a piece. Tries the descriptor that the Python worker keeps open first, because it works
+   * even if the file was deleted.
+   */
   private static FileChannel opened(Pieces pieces) throws IOException {
     try {
-      return FileChannel.open(Path.of(pieces.held), StandardOpenOption.READ);
+      Path held = Path.of(pieces.held);
+      if (isFileOf(held, pieces)) {
+        FileChannel channel = FileChannel.open(held, StandardOpenOption.READ);
+        if (isFileOf(held, pieces)) {
+          return channel;
+        }
+        channel.close();
+      }
     } catch (IOException e) {
-      // The worker has gone, or is not to be looked into by us.
+      // The worker has exited, or this process may not access the worker's descriptors.
     }
     try {
       return FileChannel.open(Path.of(pieces.file), StandardOpenOption.READ);
     } catch (NoSuchFileException e) {
       throw new IOException(
-          "a segment was taken away while it was read, and is elsewhere now; run the query again: "
-              + pieces.place);
+          "segment was moved or deleted while it was read; run the query again: " + pieces.place);
     }
   }
 
-  /** Show what is to be seen of a frame; returns how many records that are. */
+  /**
+   * Does this descriptor still belong to the file of the piece? The worker closes the oldest of many files, and
+   * the kernel reuses the number.
+   */
+  private static boolean isFileOf(Path held, Pieces pieces) throws IOException {
+    String name = Path.of(pieces.file).getFileName().toString();
+    return Files.readSymbolicLink(held).getFileName().toString().startsWith(name);
+  }
+
+  /** Point the columns at the visible records of a frame. Return the number of these records. */
   private int open(int frame) throws IOException {
     int at = load(frame);
     try {
@@ -147,7 +167,10 @@ final class ColumnsReader implements PartitionReader<ColumnarBatch> {
     return rows;
   }
 
-  /** Choose the records first..stop that are not hidden; `shown` names them if some are. */
+  /**
+   * Return the number of records in [first, stop) that are not hidden. If some are hidden, `shown` lists the
+   * others; else `shown` is unchanged.
+   */
   private int select(long base, int first, int stop) {
     int hiddenCount = pieces.hiddenCount();
     while (hiddenAt < hiddenCount && pieces.hidden(hiddenAt) < base + first) {
@@ -170,7 +193,10 @@ final class ColumnsReader implements PartitionReader<ColumnarBatch> {
     return rows;
   }
 
-  /** Have a frame in the chunk, with as many behind it as fit; returns where in the chunk it begins. */
+  /**
+   * Load a frame into the chunk, unless it is there already. Return its offset in the chunk. The same read
+   * includes as many following frames as fit.
+   */
   private int load(int frame) throws IOException {
     long start = pieces.offset(frame);
     long end = start + FrameBody.size(pieces, frame);
@@ -194,7 +220,9 @@ final class ColumnsReader implements PartitionReader<ColumnarBatch> {
     if (pieces.data != null) {
       chunk.copy(pieces.data, (int) start, size);
     } else if (chunk.read(channel, start, size) < size) {
-      throw new IOException("CorruptData: the file ends before what was published: " + pieces.place);
+      throw new IOException(
+          "CorruptData: file ends before published position " + (start + size) + " (file=" + pieces.place
+              + ")");
     }
     chunkStart = start;
     chunkEnd = start + size;

@@ -9,9 +9,9 @@ import org.apache.spark.sql.connector.read.streaming.SupportsTriggerAvailableNow
 import org.apache.spark.sql.types.StructType;
 
 /**
- * Python's stream, whose tasks read through pieces; all else is asked of it as it is.
+ * Wraps the stream of the Python source. Tasks read columns from pieces; all other calls are delegated.
  *
- * <p>Written out, since a proxy made at run time turns Spark's checked exceptions into others.
+ * <p>The methods are written out, because a runtime proxy would turn Spark's checked exceptions into others.
  */
 final class ColumnsStream implements MicroBatchStream, SupportsTriggerAvailableNow {
   private final MicroBatchStream pieces;
@@ -19,7 +19,9 @@ final class ColumnsStream implements MicroBatchStream, SupportsTriggerAvailableN
   private final StructType wanted;
   private final String layout;
 
-  /** `pieces` is of a Python reader with limits and availableNow, as ours is. */
+  /**
+   * `pieces` must come from a Python reader that supports read limits and availableNow, as ringlog's does.
+   */
   ColumnsStream(MicroBatchStream pieces, StructType wanted, String layout) {
     this.pieces = pieces;
     this.limits = (SupportsTriggerAvailableNow) pieces;

@@ -8,12 +8,13 @@ import net.jpountz.lz4.LZ4Factory;
 import org.apache.spark.unsafe.Platform;
 
 /**
- * The columns of one frame, in memory (docs/reference/format.md, "Body of an append").
+ * The columns of one frame in memory (docs/reference/format.md, "Body of an append").
  *
- * <p>Nothing is believed before its checksum was compared, and no offset before it was seen to stay inside.
+ * <p>No byte is used before the checksum was verified. No offset is used before it was checked to lie
+ * inside the body.
  */
 final class FrameBody {
-  /** Columns by number, and what they are made of. */
+  /** Column numbers. COLUMNS is the number of columns without validity bitmaps. */
   static final int PAYLOAD = 0;
 
   static final int KEY = 1;
@@ -28,13 +29,13 @@ final class FrameBody {
   static final int COMMIT_TS = 10;
   static final int COLUMNS = 11;
 
-  /** Column c has a validity bitmap if this bit, shifted by c, is set; those of the first columns may. */
+  /** Bit VALID + c of the column bitmap is set if column c, below NULLABLE, has a validity bitmap. */
   private static final int VALID = 11;
 
   private static final int NULLABLE = 4;
   private static final int VERSION_FIRST = 1;
 
-  /** Header words (docs/reference/format.md, "Header"): of 8 bytes each, by their place divided by 8. */
+  /** Indexes of 8-byte header words: byte offset in the header (docs/reference/format.md, "Header") / 8. */
   private static final int W_HEAD = 0;
 
   private static final int W_BASE_SEQ = 2;
@@ -48,15 +49,21 @@ final class FrameBody {
   private static final int CODEC_NONE = 0;
   private static final int CODEC_LZ4 = 1;
 
-  /** Of 0 the column is not there. Bytes: `offsets`, then `starts` is where the bytes lie. */
+  /**
+   * Address of each column, 0 if it is absent. For a bytes column `offsets` has the address of its offsets,
+   * and `starts` that of its bytes. Both are always 0 for HEADERS.
+   */
   final long[] starts = new long[COLUMNS];
 
   final long[] offsets = new long[COLUMNS];
 
-  /** Where the validity bitmap of a column lies; of 0 it has none. */
+  /** Address of each column's validity bitmap, 0 if it has none. */
   final long[] valid = new long[NULLABLE];
 
-  /** Is an empty key, tag or node none? It was before there was validity. */
+  /**
+   * True if an empty key, tag or node is null. Format version 1, which has no validity, defines it that
+   * way.
+   */
   boolean isEmptyNull;
 
   int count;
@@ -65,30 +72,30 @@ final class FrameBody {
   private int columns;
   private Chunk raw;
 
-  /** Bytes that a frame takes, by the first word of its header. */
+  /** Return the size of a frame in bytes, header included. */
   static long size(Pieces pieces, int frame) {
     return (pieces.header(frame, W_HEAD) & 0xFFFFFFFFL) + LENGTH_FIELD;
   }
 
-  /** Number of a frame's first record. */
+  /** Return the seq of a frame's first record. */
   static long firstSeq(Pieces pieces, int frame) {
     return pieces.header(frame, W_BASE_SEQ);
   }
 
-  /** Number of its last record. */
+  /** Return the seq of a frame's last record. */
   static long lastSeq(Pieces pieces, int frame) {
     return firstSeq(pieces, frame) + (pieces.header(frame, W_COUNT) & 0xFFFFFFFFL) - 1;
   }
 
   /**
-   * Look at a frame that lies at an offset of a chunk. Raises Damaged for what is not as it was sealed, or
-   * makes no sense.
+   * Verify the frame at offset `at` of a chunk and find its columns. Throws Damaged if the body does not
+   * match the checksum in the header, or is not valid.
    */
   void open(Pieces pieces, int frame, Chunk chunk, int at, boolean[] wanted) throws Damaged {
     int length = (int) size(pieces, frame) - HEADER_BYTES;
     long body = chunk.address + at + HEADER_BYTES;
     if (Xxh3.of(body, length) != pieces.header(frame, W_BODY)) {
-      throw new Damaged("body does not verify");
+      throw new Damaged("body does not match its checksum");
     }
     columns = (int) (pieces.header(frame, W_HEAD) >>> 48);
     isEmptyNull = (pieces.header(frame, W_HEAD) >>> 40 & 0xFF) == VERSION_FIRST;
@@ -109,7 +116,9 @@ final class FrameBody {
     long packed = length < 8 ? -1 : Platform.getLong(null, chunk.address + at);
     boolean isPlausible = packed > 0 && packed <= length - 8 && rawLength >= 8 && rawLength / 1000 <= packed;
     if (!isPlausible) {
-      throw new Damaged("a compressed body's length makes no sense");
+      throw new Damaged(
+          "compressed body has impossible lengths: compressed=" + packed + ", uncompressed=" + rawLength
+              + ", stored=" + length);
     }
     if (raw == null) {
       raw = Chunk.get();
@@ -124,15 +133,15 @@ final class FrameBody {
         to.position(Zstd.decompress(to, from));
       }
     } catch (LZ4Exception | com.github.luben.zstd.ZstdException e) {
-      throw new Damaged("body does not decompress");
+      throw new Damaged("body does not decompress (codec=" + codec + "): " + e.getMessage());
     }
     if (to.position() != rawLength) {
-      throw new Damaged("body decompresses to another length");
+      throw new Damaged("body decompresses to " + to.position() + " bytes, expected " + rawLength);
     }
     return raw.address;
   }
 
-  /** Find where each column begins; those that are `wanted` are looked at closely. */
+  /** Find the start of each column. Check all offsets only for the `wanted` columns. */
   private void place(long body, int length, boolean[] wanted) throws Damaged {
     long at = body;
     long end = body + length;
@@ -178,14 +187,14 @@ final class FrameBody {
   private static long block(long at, long end, long size) throws Damaged {
     long next = at + (size + 7 & ~7L);
     if (size < 0 || next > end) {
-      throw new Damaged("a column reaches beyond the body");
+      throw new Damaged("column runs past the body");
     }
     return next;
   }
 
   private static long lastOf(long at, long end, long entries) throws Damaged {
     if (entries < 0 || at + 4 * entries + 4 > end) {
-      throw new Damaged("a column reaches beyond the body");
+      throw new Damaged("column runs past the body");
     }
     return Platform.getInt(null, at + 4 * entries);
   }
@@ -195,11 +204,11 @@ final class FrameBody {
     int bad = before;
     for (int i = 1; i <= count; i++) {
       int next = Platform.getInt(null, at + 4L * i);
-      bad |= next - before;
+      bad |= next | next - before; // `next` itself: a difference of a negative number may overflow.
       before = next;
     }
     if (bad < 0 || Platform.getInt(null, at) != 0) {
-      throw new Damaged("offsets go back");
+      throw new Damaged("offsets must start at 0 and not decrease");
     }
   }
 
@@ -210,7 +219,7 @@ final class FrameBody {
     }
   }
 
-  /** What is stored is not what was written; says why. */
+  /** A stored frame is damaged. The message states the reason. */
   static final class Damaged extends IOException {
     private static final long serialVersionUID = 1L;
 

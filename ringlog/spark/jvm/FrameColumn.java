@@ -9,9 +9,12 @@ import org.apache.spark.sql.vectorized.ColumnarMap;
 import org.apache.spark.unsafe.Platform;
 import org.apache.spark.unsafe.types.UTF8String;
 
-/** A column as Spark asks for it, over the frame that the reader has just opened. Nothing is copied. */
+/**
+ * A Spark column that reads directly from the frame that the reader opened last. It copies only binary
+ * values and short texts (Texts).
+ */
 abstract class FrameColumn extends ColumnVector {
-  /** Which records of the frame are shown: row r is record `shown[r]`, or `first + r` without it. */
+  /** Visible records of the frame: row r is record `shown[r]`, or `first + r` if `shown` is null. */
   protected int first;
 
   protected int[] shown;
@@ -20,23 +23,25 @@ abstract class FrameColumn extends ColumnVector {
     super(type);
   }
 
-  /** Show records of another frame. */
+  /** Switch to the visible records of another frame. */
   void show(FrameBody body, Pieces pieces, int first, int[] shown) {
     this.first = first;
     this.shown = shown;
     turn(body, pieces);
   }
 
-  /** Take what the column needs of the frame. */
+  /** Read from the frame the addresses and values that this column needs. */
   protected abstract void turn(FrameBody body, Pieces pieces);
 
   protected final int record(int row) {
     return shown == null ? first + row : shown[row];
   }
 
-  /** The column of this name; `zero` and the like are what Kafka's layout has and a log has not. */
+  /**
+   * Return the column with this name. `partition` and `timestampType` exist only in the Kafka layout and are
+   * always 0. Throws IllegalArgumentException for an unknown name.
+   */
   static FrameColumn of(String name, DataType type, String layout) {
-    boolean isKafka = layout.equalsIgnoreCase("kafka");
     switch (name) {
       case "topic":
         return new Topic(type);
@@ -71,16 +76,16 @@ abstract class FrameColumn extends ColumnVector {
       case "priority":
         return new Priority(type);
       default:
-        throw new IllegalArgumentException("no such column: " + name + (isKafka ? " (kafka)" : ""));
+        throw new IllegalArgumentException("no such column: " + name + " (layout=" + layout + ")");
     }
   }
 
-  /** Number of the frame's column that a column of this name is made of; -1 = of its header. */
+  /** Return the number of the frame's column that this column reads; -1 if it needs none. */
   int source() {
     return -1;
   }
 
-  /** The topic's name, once for each piece. */
+  /** The topic's name, converted only if it changed. */
   private static final class Topic extends FrameColumn {
     private String text = "";
     private UTF8String name = UTF8String.EMPTY_UTF8;
@@ -103,7 +108,7 @@ abstract class FrameColumn extends ColumnVector {
     }
   }
 
-  /** The epoch, or zero. */
+  /** The epoch, or the constant 0. */
   private static final class Number extends FrameColumn {
     private final boolean isEpoch;
     private long value;
@@ -147,7 +152,7 @@ abstract class FrameColumn extends ColumnVector {
     }
   }
 
-  /** When it was committed: of each record where frames of several commits were put together. */
+  /** Commit time: one per record if the frame merges several commits (column 10), else one per frame. */
   private static final class Stamp extends FrameColumn {
     private long one;
     private long each;
@@ -173,7 +178,7 @@ abstract class FrameColumn extends ColumnVector {
     }
   }
 
-  /** An instant that a record may lack. */
+  /** A nullable point in time. */
   private static final class Instant extends FrameColumn {
     private final int column;
     private final long none;
@@ -234,7 +239,7 @@ abstract class FrameColumn extends ColumnVector {
     }
   }
 
-  /** Bytes or text, which a record may lack. */
+  /** Nullable bytes or text. */
   private static final class Bytes extends FrameColumn {
     private final int column;
     private final Texts texts;
@@ -300,7 +305,7 @@ abstract class FrameColumn extends ColumnVector {
     }
   }
 
-  // What Spark may ask of columns of other types.
+  // Defaults. Accessors of a type that the column does not have throw UnsupportedOperationException.
 
   @Override
   public void close() {}
@@ -321,7 +326,8 @@ abstract class FrameColumn extends ColumnVector {
   }
 
   private UnsupportedOperationException other() {
-    return new UnsupportedOperationException("a column of type " + dataType().catalogString());
+    return new UnsupportedOperationException(
+        "this accessor does not support a column of type " + dataType().catalogString());
   }
 
   @Override

@@ -6,11 +6,11 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.unsafe.Platform;
 
 /**
- * One piece, as Python describes it: frames of one topic, ascending, and what is to be seen of them. The
- * columns are those of ringlog/spark/jvm_frames.py.
+ * One piece as Python describes it: frames of one topic in ascending order, and which of their records are
+ * visible. SCHEMA equals SCHEMA in ringlog/spark/jvm_frames.py.
  */
 final class Pieces {
-  /** The option that asks Python for pieces; its value is the schema that the user gave, or nothing. */
+  /** Option that requests pieces from Python. Its value is the user's schema as JSON, or empty. */
   static final String WISH = "pieces.of";
 
   static final StructType SCHEMA =
@@ -26,17 +26,20 @@ final class Pieces {
           .add("frames", DataTypes.BinaryType)
           .add("hidden", DataTypes.BinaryType);
 
-  /** Words of a frame: where it begins, then its header. */
+  /** Words of 8 bytes per frame: its offset, then its header. */
   static final int WORDS = 11;
 
   final String topic;
   final long epoch;
-  /** Records below and above these are another task's. */
+  /** First and last seq of this piece. Records of the frames outside this range belong to another task. */
   final long firstSeq;
   final long lastSeq;
-  /** How the file is called where people look for it. */
+  /** Path of the file for error messages. */
   final String place;
-  /** The file to read, and a descriptor of it that a Python worker holds open; null = `data` has it all. */
+  /**
+   * `file`: path of the file to read. `held`: /proc path of the descriptor that the Python worker keeps
+   * open for it. If both are null, `data` contains the frames.
+   */
   final String file;
   final String held;
   final byte[] data;
@@ -58,12 +61,12 @@ final class Pieces {
     count = frames.length / (8 * WORDS);
   }
 
-  /** Where a frame begins, in the file or in `data`. */
+  /** Return the byte offset of a frame in the file or in `data`. */
   long offset(int frame) {
     return word(frame, 0);
   }
 
-  /** A word of a frame's header, as it was sealed. */
+  /** Return a word of a frame's header. Python has verified the header. */
   long header(int frame, int index) {
     return word(frame, 1 + index);
   }
@@ -72,7 +75,7 @@ final class Pieces {
     return Platform.getLong(frames, Platform.BYTE_ARRAY_OFFSET + 8L * (WORDS * frame + index));
   }
 
-  /** Numbers that are not to be seen, ascending. */
+  /** Return the number of hidden records. hidden(i) returns their seqs in ascending order. */
   int hiddenCount() {
     return hidden.length / 8;
   }

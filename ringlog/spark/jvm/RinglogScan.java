@@ -8,7 +8,7 @@ import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.types.StructType;
 
-/** A scan of pieces, of which only the columns are made that the query uses. */
+/** A scan over pieces. It creates only the columns that the query uses. */
 final class RinglogScan implements SupportsPushDownRequiredColumns, Scan, Batch {
   private final Scan pieces;
   private final String layout;
@@ -21,7 +21,10 @@ final class RinglogScan implements SupportsPushDownRequiredColumns, Scan, Batch 
     this.layout = layout;
   }
 
-  /** The plan does not depend on columns, so that scans of one load share it, whatever each of them asks. */
+  /**
+   * Restrict the scan to these columns. The plan does not depend on columns, so all scans of one load share
+   * it even if their columns differ.
+   */
   @Override
   public void pruneColumns(StructType required) {
     wanted = required;

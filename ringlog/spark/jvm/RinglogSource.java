@@ -11,18 +11,20 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
- * The format "ringlog" where this jar is on Spark's class path: the Python source of that name, whose
- * records come as columns.
+ * The data source "ringlog" if this jar is on Spark's class path. It wraps the Python source of the same
+ * name and returns its records as columns.
  *
- * <p>Everything is decided in Python, as without the jar: options, bounds, plan, gaps, where frames lie and
- * what is hidden of them. A task asks it for pieces (places of frames) in place of records, and this side
- * makes columns of the frames where they lie. Without it Spark copies every value of every column three
- * times on its way from Python to a row. What it does not know (views, tags, headers) goes the other way.
+ * <p>As without the jar, Python decides everything: options, bounds, plan, gaps, the location of frames and
+ * which records are hidden. A task requests pieces (locations of frames) from Python instead of records,
+ * and this code decodes the frames into columns. Without it Spark copies every value of every column three
+ * times between Python and a row.
+ *
+ * <p>Reads of views, by tags, with headers or with reader=python use the Python source alone.
  */
 public final class RinglogSource implements TableProvider, DataSourceRegister {
   private static final String NAME = "ringlog";
 
-  /** One for the load: Python's plan is made once and kept with it, so that a DataFrame is a snapshot. */
+  /** One instance per load. It keeps the plan that Python made, so a DataFrame is a snapshot. */
   private PythonDataSourceV2 python;
 
   @Override
@@ -41,7 +43,7 @@ public final class RinglogSource implements TableProvider, DataSourceRegister {
     if (!isForPieces(options)) {
       return python().getTable(schema, partitioning, properties);
     }
-    // What is written, and what the table is called, is the other one's affair.
+    // `described` has the schema of pieces. A second instance provides name, columns and writes of the table.
     PythonDataSourceV2 other = named();
     Table described = python().getTable(Pieces.SCHEMA, partitioning, properties);
     return new RinglogTable(other.getTable(schema, partitioning, properties), described, schema);
@@ -52,7 +54,7 @@ public final class RinglogSource implements TableProvider, DataSourceRegister {
     return true;
   }
 
-  /** Options as Python is to see them: with the wish for pieces, where they can be had. */
+  /** Return the options for Python. They request pieces if this read supports pieces. */
   static CaseInsensitiveStringMap asked(CaseInsensitiveStringMap options, StructType schema) {
     if (!isForPieces(options)) {
       return options;

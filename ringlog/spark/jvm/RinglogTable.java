@@ -13,7 +13,7 @@ import org.apache.spark.sql.connector.write.WriteBuilder;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
-/** Topics as a table: read through pieces, in all else the table that Python gives. */
+/** Topics as a table. Reads use pieces; all other calls are delegated to the table of the Python source. */
 final class RinglogTable implements SupportsRead, SupportsWrite {
   private final Table python;
   private final Table pieces;

@@ -4,22 +4,25 @@ import org.apache.spark.unsafe.Platform;
 import org.apache.spark.unsafe.types.UTF8String;
 
 /**
- * Short texts that come again and again, such as tags: the same value each time, on the heap.
+ * Cache of short texts that repeat, such as tags. Equal texts get the same copy on the heap.
  *
- * <p>What Spark does with a text (its map of groups hashes the bytes) begins with a copy, unless the text is
- * all of an array of its own. So a copy made once saves one for each row. Where texts hardly ever repeat the
- * search costs more than it saves: then it is given up, and looked at again after some time.
+ * <p>Spark copies a text before it uses it (its map of groups hashes the bytes), unless the text fills a
+ * whole array. One cached copy therefore saves one copy per row. If texts rarely repeat, the lookup costs
+ * more than it saves. Then the cache is bypassed, and tried again after RESTED texts.
  */
 final class Texts {
-  /** Longer texts are left where they lie. */
+  /** Maximum length in bytes of a cached text. Longer texts are not copied. */
   static final int BYTES_MAX = 16;
 
-  /** Each text has two, one beside the other. */
+  /** Slots of the cache. A text may be in one of two: the slot of its hash and the one next to it. */
   private static final int PLACES = 1 << 12;
 
   private static final int PLACE_SHIFT = 64 - 12;
 
-  /** Texts looked for before it is decided whether it pays, and passed by until it is tried again. */
+  /**
+   * After TRIED lookups the cache is bypassed for the next RESTED texts if more than a quarter of the lookups
+   * missed.
+   */
   private static final int TRIED = 1 << 13;
 
   private static final int RESTED = 1 << 19;
@@ -32,7 +35,7 @@ final class Texts {
   private int rest;
 
   /**
-   * The text at an address. Reads up to 8 bytes beyond it, which have to be there (Chunk.SLACK).
+   * Return the text at an address. Reads up to 7 bytes after the text; they must be readable (Chunk.SLACK).
    */
   UTF8String at(long address, int length) {
     if (length > BYTES_MAX) {
@@ -74,7 +77,10 @@ final class Texts {
     return found;
   }
 
-  /** The text of a place, if it is this one; of those that differ in zeros at their end the length tells. */
+  /**
+   * Return the text in a slot if it is the wanted one, else null. The length distinguishes texts that
+   * differ only in trailing zero bytes.
+   */
   private UTF8String kept(int place, long first, long second, int length) {
     if (words[2 * place] != first || words[2 * place + 1] != second) {
       return null;

@@ -2,7 +2,7 @@ package ringlog.spark;
 
 import org.apache.spark.unsafe.Platform;
 
-/** XXH3, 64 bits, without a seed, of memory from 4 bytes on (bodies of frames have at least 8). */
+/** XXH3 with 64 bits and without a seed, for memory of at least 4 bytes (a frame's body has at least 8). */
 final class Xxh3 {
   private static final long P32_1 = 0x9E3779B1L;
   private static final long P32_2 = 0x85EBCA77L;
@@ -67,7 +67,7 @@ final class Xxh3 {
     return h ^ (h >>> 32);
   }
 
-  /** Of `length` bytes at an address. */
+  /** Return the hash of `length` (>= 4) bytes at an address. */
   static long of(long at, int length) {
     if (length > 240) {
       return ofMany(at, length);
@@ -126,7 +126,7 @@ final class Xxh3 {
     long a0 = P32_3, a1 = P64_1, a2 = P64_2, a3 = P64_3, a4 = P64_4, a5 = P32_2, a6 = P64_5, a7 = P32_1;
     int stripes = (length - 1) / STRIPE;
     long last = at + length - STRIPE;
-    // One stripe more than there are whole ones: the last 64 bytes, under keys of their own.
+    // The final pass hashes the last 64 bytes with separate keys. They may overlap the stripe before.
     for (int n = 0; n <= stripes; n++) {
       boolean isLast = n == stripes;
       int k = n & (STRIPES - 1);

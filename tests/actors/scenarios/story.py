@@ -1,8 +1,8 @@
-"""Random lives of an engine against a model of what it promised.
+"""Random lives of an engine against a model of its guarantees.
 
-A Story sends, resends, creates, deletes and configures through producers that number their frames, and
-ends lives in every way there is: orderly, killed, killed at a disk call, a sync that fails, power loss,
-another shard count. After each it compares what is there with what was submitted and acknowledged.
+A Story sends, resends, creates, deletes and configures through producers that number their frames. It ends
+lives in every way: orderly stop, kill, kill at a disk call, failed sync, power loss, other shard count. After
+each end it compares the records with those that were submitted and acked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PRODUCERS = (1, 2, 1 << 63 | 5)
 
 @dataclass(slots=True)
 class Sent:
-    """One frame as its producer knows it."""
+    """One frame from the view of its producer."""
 
     producer: int
     number: int
@@ -43,12 +43,12 @@ class Sent:
     first_seq: int = 0
     acked: bool = False
     is_exposed: bool = True
-    """Acked in this life: of class `disk` it may go with the power. What a recovery found is durable."""
+    """Acked in this life: a power loss may take a frame of class `disk`. Recovered frames are durable."""
 
 
 @dataclass(slots=True)
 class Instance:
-    """One life of a topic."""
+    """One epoch of a topic."""
 
     name: str
     topic_id: int
@@ -56,12 +56,12 @@ class Instance:
     durability: Durability
     sent: list[Sent] = field(default_factory=list)
     highest: int = 0
-    """Highest number that was acknowledged and may not be issued again."""
+    """Highest seq that was acked and must not be assigned again."""
 
 
 @dataclass
 class Story:
-    """One random history. `step` does something; the checks raise AssertionError with the seed."""
+    """One random history. `step` performs one action. Checks raise AssertionError with the seed."""
 
     seed: int
     shards: int = 1
@@ -74,12 +74,12 @@ class Story:
     numbers: dict[tuple[int, int], int] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
     unsure: dict[str, set[bool]] = field(default_factory=dict)
-    """Names whose creation or deletion was under way when a life ended."""
+    """Names with a creation or deletion that was pending when a life ended."""
     ends: int = 0
     made: int = 0
     had_power_loss: bool = False
     restarted: set[int] = field(default_factory=set)
-    """Shards that recovered at the last end: what they found is durable."""
+    """Shards that recovered at the last end. Their records are durable."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -87,10 +87,10 @@ class Story:
         self.world = World(self.disk, shards=self.shards, file_bytes=160 << 10)
         self.world.start()
 
-    # -- what happens ---------------------------------------------------------------------------------
+    # -- actions --------------------------------------------------------------------------------------
 
     def run(self, steps: int) -> None:
-        """Live through that many steps, and one last orderly stop."""
+        """Perform this many steps, and one orderly stop at the end."""
         try:
             for _ in range(steps):
                 self.step()
@@ -133,7 +133,7 @@ class Story:
         return Sent(producer, number, payloads, frame)
 
     def _payload(self, size: int) -> bytes:
-        """Another one each time, so that a record says which frame it came from."""
+        """Return a different payload each time, so that a record identifies its frame."""
         self.made += 1
         return self.made.to_bytes(4, "little") + self.rng.randbytes(size)
 
@@ -164,7 +164,7 @@ class Story:
             instance.highest = max(instance.highest, first + len(sent.payloads) - 1)
 
     def _resend(self) -> None:
-        """A producer is not sure what became of its latest frames: it sends them again, in order."""
+        """Send the latest acked frames of a producer again, in order, as after lost settlements."""
         instance = self._pick()
         if instance is None or instance.durability < Durability.DISK:
             return
@@ -218,10 +218,10 @@ class Story:
         for run in self.world.runs.values():
             run.core.check()
 
-    # -- how lives end --------------------------------------------------------------------------------
+    # -- ends of lives --------------------------------------------------------------------------------
 
     def _crash(self) -> None:
-        """Die at one of the next disk calls, whatever they are for."""
+        """Die at one of the next disk calls."""
         at = self.disk.calls["any"] + self.rng.randint(1, 12)
         self.disk.plan = [DiskFault("any", at, "halt")]
         self._note("crash soon")
@@ -234,7 +234,7 @@ class Story:
         self._end(self.rng.choice(["kill", "power"]))
 
     def _fail_sync(self) -> None:
-        """A sync fails; the process ends; the successor reads the cache (RF-42)."""
+        """Let a sync fail and the process end. The successor reads the page cache (RF-42)."""
         self.disk.plan = [DiskFault("data_sync", self.disk.calls["data_sync"] + 1, "EIO")]
         self._note("sync fails")
         try:
@@ -277,7 +277,7 @@ class Story:
             assert self._seen() == before, "recovering again changes nothing (RE-10)"
 
     def _start(self, how: str) -> None:
-        """Start, perhaps with another shard count, perhaps crashing on the way."""
+        """Start, possibly with another shard count, and possibly with crashes in recovery."""
         if self.changes_layout and self.rng.random() < 0.5:
             self.world.shards = self.rng.choice([1, 2, 3, 4])
             self._note(f"{self.world.shards} shards")
@@ -296,7 +296,7 @@ class Story:
                 self.world.kill()
         self.world.start()
 
-    # -- what must be true ----------------------------------------------------------------------------
+    # -- checks ---------------------------------------------------------------------------------------
 
     def _seen(self) -> dict[str, object]:
         return {
@@ -320,7 +320,7 @@ class Story:
         assert all(len(shards) == 1 for shards in owners.values()), owners
 
     def _settle_names(self) -> None:
-        """Creations and deletions that were under way may have happened or not."""
+        """Accept either result of creations and deletions that were pending."""
         for name in list(self.unsure):
             del self.unsure[name]
             run = self.world.run_of(name)
@@ -363,7 +363,7 @@ class Story:
             self._forget(instance)
 
     def _adopt(self, instance: Instance, sent: Sent, found: dict[int, bytes]) -> None:
-        """A frame that was never acked may be there, whole, once."""
+        """Accept a frame that was never acked if it exists completely and once."""
         places = [seq for seq, payload in found.items() if payload == sent.payloads[0]]
         assert len(places) <= 1, f"{instance.name} {sent.number} is there {len(places)} times"
         for seq in places:
@@ -383,7 +383,7 @@ class Story:
 
     @staticmethod
     def _forget(instance: Instance) -> None:
-        """Of the weaker classes nothing is promised across a restart."""
+        """Drop lost frames of the weaker classes, which guarantee nothing across a restart."""
         instance.sent = [sent for sent in instance.sent if sent.first_seq]
 
     def _note(self, text: str) -> None:
@@ -391,5 +391,5 @@ class Story:
 
 
 def instance_class(story: Story, name: str) -> Durability:
-    """The class of a live topic."""
+    """Return the class of a live topic."""
     return story.live[name].durability

@@ -233,21 +233,21 @@ class World:
         for row in rows:
             subscription, feed, until, first, last, file_id, offset, stop = row
             known = self.feeds.get((id, subscription, feed))
-            assert known is not None, "T5 nothing is told of what ended"
-            assert (subscription, feed) not in link.out, "T2 one turn for a feed"
+            assert known is not None, "an ended feed received a grant (T5)"
+            assert (subscription, feed) not in link.out, "a feed holds more than one grant (T2)"
             link.out.add((subscription, feed))
             topic, after, _ = known
             if until == UNTIL_RECHECK:
-                assert (topic.shard, topic.slot) in self.changed, "nothing to find out"
+                assert (topic.shard, topic.slot) in self.changed, "recheck of a topic that did not change"
                 assert not file_id
             else:
                 is_strong = self.core.links[id].subscriptions[subscription].is_strong
                 most = topic.durable if is_strong else topic.head
                 assert after < until <= most or (topic.shard, topic.slot) in self.changed, row
             if file_id:
-                assert first == after + 1 <= last, "a hint begins where its reader is"
+                assert first == after + 1 <= last, "the position hint must begin at the reader's position"
                 assert stop - offset == 10 * (last - first + 1)
             link.turns.append(row)
         for number, credit in link.credits.items():
             out = sum(sub == number for sub, _ in link.out)
-            assert out <= max(credit, 0) or not any(row[0] == number for row in rows), "T1 credit"
+            assert out <= max(credit, 0) or not any(row[0] == number for row in rows), "the grants exceed the credit (T1)"

@@ -204,7 +204,7 @@ def test_a_death_at_any_point_leaves_no_duplicates(point):
     assert shard.sealed() == expected
     assert rows_of(newest(shard)) == shard.rows()
     positions = sum(ref.records for ref in shard.refs.values())
-    assert positions == sum(map(len, expected.values())), "no position lies in two segments in force"
+    assert positions == sum(map(len, expected.values())), "a position is in two segments in force"
 
 
 def test_the_next_checkpoint_succeeds_after_a_power_loss_at_any_disk_call():
@@ -223,7 +223,7 @@ def test_the_next_checkpoint_succeeds_after_a_power_loss_at_any_disk_call():
             continue
         assert nth > 20
         return
-    pytest.fail("it never got through")
+    pytest.fail("the checkpoint never completed")
 
 
 @pytest.mark.parametrize("op", ["open", "write", "full_sync", "rename", "dir_sync", "unlink"])
@@ -238,7 +238,7 @@ def test_a_disk_call_that_fails_ends_the_checkpoint_and_the_next_one_succeeds(op
             assert shard.sealed() == expected, nth
             continue
         return
-    pytest.fail("it never got through")
+    pytest.fail("the checkpoint never completed")
 
 
 def test_snapshots_of_another_layout_stay_until_every_shard_has_two_of_this_one():

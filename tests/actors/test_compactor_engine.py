@@ -184,7 +184,7 @@ def in_the_middle_of_a_pass(host):
         for start in range(0, 4_000, 400):
             write(client, start)
     pid = host.pid_of("compactor")
-    wait_until(lambda: state_of(pid) == "T", 30.0, "the compactor to stand still")
+    wait_until(lambda: state_of(pid) == "T", 30.0, "the compactor to pause")
     return pid
 
 

@@ -48,7 +48,7 @@ def test_a_pass_pauses_while_clients_wait_for_small_commit_batches(
     shards = Shards()
     shards.take(groups, bytes_per_s)
     assert shards.rested_s() == pytest.approx(PAUSE_S if rests else 0)
-    assert shards.beats == rests, "who rests says that it gets on"
+    assert shards.beats == rests, "a pause must send a heartbeat"
 
 
 def test_a_backlog_is_absorbed_at_full_speed() -> None:
@@ -65,11 +65,11 @@ def test_a_sample_is_valid_for_one_interval() -> None:
     shards = Shards()
     shards.take(10, 1_000)
     assert shards.rested_s() > 0
-    assert shards.rested_s() > 0, "nothing new was seen, but not looked for either"
+    assert shards.rested_s() > 0, "the previous sample must still be valid"
     for _ in range(2):
         shards.take(0, 0)
         found = shards.rested_s()
-    assert found == 0, "nobody waits any more"
+    assert found == 0, "no client waits any more"
 
 
 def test_a_pausing_pass_absorbs_more_than_a_trickle_adds() -> None:

@@ -103,11 +103,11 @@ def test_a_job_that_fails_too_often_is_moved_with_all_its_fields(running: TestEn
         stamps = dict(zip(STAMPS, ("jobs", "2", "1"), strict=True))
         assert one.meta == full | stamps
         assert dict(one.headers) == {"h": b"v"}
-        assert two.meta == {"own": 1} | stamps | {STAMPS[2]: "2"}, "it cannot be forged"
+        assert two.meta == {"own": 1} | stamps | {STAMPS[2]: "2"}, "the stamps must not be forged"
         assert len(three.meta["large"]) == META_BYTES_MAX - 20
-        assert three.headers[STAMPS[2]] == b"3", "no room in its metadata"
+        assert three.headers[STAMPS[2]] == b"3", "no space in the metadata"
         assert three.expires_at is None
-        assert client.topics.state("dead").config["type"] == "log", "made with defaults"
+        assert client.topics.state("dead").config["type"] == "log", "created with defaults"
 
 
 @SLOW
@@ -315,7 +315,7 @@ def test_a_power_loss_between_copy_and_deletion_copies_no_job_twice(point: str, 
         fail_all(queue)
         wait_until(
             lambda: "dead" in [topic.topic for topic in client.topics.list()] and len(letters(client)) == 20,
-            MOVED_S, "the copies to be there",
+            MOVED_S, "the copies to exist",
         )  # fmt: skip
         assert queue.stats().ready == 20
         found.power_off()

@@ -320,7 +320,7 @@ def test_a_failed_append_does_not_block_the_next_one(gateway):
 def test_a_topic_is_created_at_its_home_shard(gateway):
     """The gateway resolves the name first and then forwards the append, which creates the topic."""
     asked = only(gateway.ask(m.Append("new", 1, create=True), frame(topic_id=0)), ev.AskShard)
-    assert isinstance(asked.message, m.TopicResolve), "it may exist, and not at home (SH-4)"
+    assert isinstance(asked.message, m.TopicResolve), "the topic may exist on another shard"
     asked = only(gateway.answer(asked, error=TopicNotFound("no", topic="new")), ev.AskShard)
     assert (asked.shard, asked.attachment) == (home_shard("new", 2), frame(topic_id=0))
     reply = only(gateway.answer(asked, m.Appended("new", 3, 1, True, entries(1))), Reply)
@@ -346,7 +346,7 @@ def test_shards_that_point_to_each_other_are_asked_once_each(gateway, message):
     again = only(gateway.answer(asked, m.TopicInfo("t", 0, 0, 1 - asked.shard, -1, False, {})), ev.AskShard)
     status, detail = error_of(gateway.answer(again, back))
     assert (status, detail) == (Status.NOT_READY, {"topic": "t"})
-    assert only(gateway.ask(message), ev.AskShard).shard == asked.shard, "nothing was remembered"
+    assert only(gateway.ask(message), ev.AskShard).shard == asked.shard, "the pointer must not be cached"
 
 
 def test_an_inline_config_needs_admin_only_to_create(gateway):

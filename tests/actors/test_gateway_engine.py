@@ -297,7 +297,7 @@ def test_an_orphaned_gateway_does_not_wait_for_a_stopped_shard():
                 client.append(topic, b"x")
             running.kill("wal_shard", shard=0)
             shard = running.pid_of("wal_shard", 0)
-            wait_until(lambda: state_of(shard) == "T", 20.0, "the successor to stand still")
+            wait_until(lambda: state_of(shard) == "T", 20.0, "the successor to pause")
             try:
                 held = pool.submit(client.topics.state, topics[0])
                 links = client._shell.session.links

@@ -46,7 +46,7 @@ def test_a_claim_carries_its_records_and_returns_leases_that_do_not_fit_to_its_g
     assert (words(back.message.seqs), words(back.message.tokens)) == ([7, 8], [102, 103])
     reply = only(driver.feed(ev.ShardAnswered(back.ticket, m.NackReply("t", 2, b"", 1, 1))), Reply)
     assert (reply.message.runs, reply.message.frames) == ([(5, 2, 1, 100)], 1)
-    assert back.message.call == 0, "the rest of the claim stays as it is"
+    assert back.message.call == 0, "the rest of the claim must stay unchanged"
 
 
 @pytest.mark.parametrize(

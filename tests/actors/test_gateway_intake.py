@@ -47,7 +47,7 @@ def door() -> Iterator[Door]:
     yield door
     for flow in list(door.waiting):
         door.answer(flow)
-    assert [door.intake.in_flight(shard) for shard in range(2)] == [(0, 0), (0, 0)], "all given back (LIM-4)"
+    assert [door.intake.in_flight(shard) for shard in range(2)] == [(0, 0), (0, 0)], "space was not released"
 
 
 def test_appends_are_admitted_up_to_the_bound_of_their_shard(door: Door) -> None:
@@ -84,7 +84,7 @@ def test_under_pressure_the_bound_is_halved(door: Door) -> None:
     door.append(disable_backpressure=True)
     door.intake.refusing_shards = frozenset()
     door.append()
-    assert door.intake.refused_appends == 1, "what is counted is refused for pressure"
+    assert door.intake.refused_appends == 1, "only refusals for pressure are counted"
 
 
 def test_pressure_without_a_half_full_intake_refuses_nothing(door: Door) -> None:

@@ -106,7 +106,7 @@ def test_jobs_that_do_not_fit_are_returned():
     full = bytes(READ_BYTES_MAX)
     seqs, tokens, after = driver.nacked(driver.read(wanted, 6, data=full))
     assert (seqs, tokens) == ([7, 8, 20, 21], [102, 103, 104, 105])
-    assert driver.is_undone, "nobody was given them, so it is no delivery"
+    assert driver.is_undone, "no worker received the jobs, so this is no delivery"
     assert only(after, Reply).message.runs == [(5, 2, 1, 100)]
 
 
@@ -117,7 +117,7 @@ def test_unreadable_jobs_are_returned_and_an_unreadable_first_job_is_an_error():
     damaged = ev.FramesRead(wanted.ticket, 0, 0, 0, 4, None, CorruptData("damaged", topic="q", seq=5))
     seqs, _, after = driver.nacked(driver.feed(damaged))
     assert seqs == [5, 6, 7, 8]
-    assert driver.taken_back == driver.asked.call != 0, "nothing is left of the claim, should it come again"
+    assert driver.taken_back == driver.asked.call != 0, "a repeated claim must find nothing of it"
     answer = only(after, Reply).message
     assert (answer.status, answer.detail["reason"]) == (Status.INTERNAL, "corrupt_segment")
 

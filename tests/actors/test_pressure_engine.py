@@ -218,7 +218,7 @@ def test_new_writes_are_refused_under_high_pressure_and_accepted_later(
             answers = fill_and_flood(running, client, producer, flood)
             assert isinstance(answers.pop(FLOOD * 10), m.TopicStateReply), "everything else is answered"
             refused = {n for n, answer in answers.items() if not is_acked(answer)}
-            assert len(refused) >= 255, "a turn's worth at least: only then the intake is full"
+            assert len(refused) >= 255, "at least the requests of one pass: only then the intake is full"
             for n in refused:
                 answer = answers[n]
                 assert isinstance(answer, m.ErrorReply)
@@ -247,11 +247,11 @@ def test_a_scheduler_takes_over_the_pressure_of_a_shard_with_a_heartbeat(
         with stopped(running):
             said = shard_of(board)
             wait_until(
-                lambda: instance_of(board).pressure >= said.pressure, WAIT_S, "the instance to hear of it"
+                lambda: instance_of(board).pressure >= said.pressure, WAIT_S, "the instance to take over the pressure"
             )
             assert instance_of(board).step >= PressureStep.WIDEN
-            assert instance_of(board).fill < 0.5, "delivery has nothing to do with it"
-            wait_until(lambda: instance_of(board).pressure < 0.5, WAIT_S, "the instance to doubt it")
+            assert instance_of(board).fill < 0.5, "delivery itself has no pressure"
+            wait_until(lambda: instance_of(board).pressure < 0.5, WAIT_S, "the pressure of the stopped shard to expire")
         producer.flush(WAIT_S)
         assert sorted(stored(client, "t")) == list(range(20_000))
         wait_until(lambda: instance_of(board).pressure == 0, WAIT_S, "the instance to have no pressure")

@@ -112,7 +112,7 @@ def test_deletes_free_space_and_the_remaining_records_are_read(tmp_path):
             checkpoint(host)
             return sum(size_of(f"{host.data_dir}/{name}") for name in parts(host.data_dir)) < 3 * 150 * 350
 
-        wait_until(is_gone, 60.0, "the space of what was deleted")
+        wait_until(is_gone, 60.0, "the space of deleted records to be freed")
         read_back(client, 400, 300, TOPICS[1:])
         host.restart()
         read_back(client, 400, 300, TOPICS[1:])
@@ -208,12 +208,12 @@ def test_low_disk_space_refuses_appends_and_accepts_deletes(tmp_path):
             os.posix_fallocate(file.fileno(), 0, 2 * spare)
         with ringlog.connect(host.url) as client:
             wait_until(
-                lambda: word(host, "reclaimer", ProcessField.DISK_LOW) == 1, 30.0, "low space to be seen"
+                lambda: word(host, "reclaimer", ProcessField.DISK_LOW) == 1, 30.0, "low disk space to be detected"
             )
             wait_until(lambda: not can_write(client), 30.0, "records to be refused")
             client.topics.delete_records(TOPICS[0], before_seq=11)
             filler.unlink()
-            wait_until(lambda: can_write(client), 30.0, "records to be taken again")
+            wait_until(lambda: can_write(client), 30.0, "records to be accepted again")
 
 
 def can_write(client):
@@ -267,7 +267,7 @@ def test_a_reclaimer_that_dies_at_any_point_loses_and_duplicates_nothing(tmp_pat
             checkpoint(host)
             return len(parts(host.data_dir)) == len(TOPICS)
 
-        wait_until(is_tidy, 60.0, "what was left over to go")
+        wait_until(is_tidy, 60.0, "leftover files to be removed")
         read_back(client, 400, 300)
         assert ask(host, "reclaimer", m.ScrubNow(), m.ScrubReport).findings == []
 

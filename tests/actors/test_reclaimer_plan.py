@@ -43,7 +43,7 @@ def held(
 
 
 def never(*_):
-    raise AssertionError("nothing has to be counted")
+    raise AssertionError("no record needs to be counted")
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_leftover_may_be_removed_after_three_more_snapshots_of_every_shard():
     left.add(["packs/pack-1"], {0: 5, 1: 9})
     assert left.removable({0: 5 + SNAPSHOTS_BEFORE_REMOVAL, 1: 9 + SNAPSHOTS_BEFORE_REMOVAL - 1}) == []
     left.add(["packs/pack-1"], {0: 7, 1: 11})
-    assert left.removable({0: 8, 1: 12}) == ["packs/pack-1"], "seen again is not seen anew"
+    assert left.removable({0: 8, 1: 12}) == ["packs/pack-1"], "a second sighting must not restart the wait"
     left.discard(["packs/pack-1"])
     assert left.removable({0: 100, 1: 100}) == []
 

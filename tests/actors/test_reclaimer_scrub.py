@@ -95,7 +95,7 @@ def test_a_damaged_part_is_not_replaced_by_a_damaged_copy():
     assert len(world.verify()) == 1
     assert world.scrubber.quarantined == {world.ref.number}
     world.rot(world.part(DATA), 5_000)
-    assert world.verify() == [], "it was not touched"
+    assert world.verify() == [], "the file was changed"
 
 
 def test_a_damaged_index_is_rebuilt_from_the_data():
@@ -103,7 +103,7 @@ def test_a_damaged_index_is_rebuilt_from_the_data():
     world = World()
     world.rot(world.part(IDX), 200)
     assert len(world.verify(heals=False)) == 1
-    assert world.scrubber.quarantined == set(), "its data part is sound"
+    assert world.scrubber.quarantined == set(), "the data part is intact"
     assert world.verify() == []
     assert verify_segment(world.disk, "/data", world.ref.stem) == []
 
@@ -149,7 +149,7 @@ def test_an_unavailable_store_is_no_damage():
 
     class Absent:
         def size(self, name):
-            raise ColdUnavailable("nobody there")
+            raise ColdUnavailable("store not available")
 
     world.copies.store = Absent()
     assert world.verify(ref=ref) == []

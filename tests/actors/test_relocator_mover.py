@@ -271,7 +271,7 @@ def test_a_faulty_store_receives_no_segment(kind):
     assert world.tiers() == [0, 0, 0]
     assert all(world.has("/data", n, DATA) for n in range(3))
     world.mover().run_round()
-    assert world.tiers() == [2, 2, 0], "and a store that does gets it all"
+    assert world.tiers() == [2, 2, 0], "a working store must receive the due segments"
 
 
 class IsRemovedMeanwhile(Wrapped):
@@ -299,7 +299,7 @@ def test_a_segment_that_is_removed_during_the_copy_is_not_damaged(listing, caplo
     mover.run_round()
     assert mover.backoff.quarantined == ({world.refs[0].number} if listing else set())
     assert ("damaged segment not moved" in caplog.text) == listing
-    assert world.shards.refs[0][world.refs[1].number].tier == 2, "and nobody else is held up"
+    assert world.shards.refs[0][world.refs[1].number].tier == 2, "other segments must move"
 
 
 class TakesTheShardAway(Wrapped):
@@ -335,7 +335,7 @@ class IsAbsent(Wrapped):
 
     def _fail(self, *_):
         self.calls += 1
-        raise ColdUnavailable("nobody there")
+        raise ColdUnavailable("store not available")
 
     put = get_range = size = exists = delete = _fail
 
@@ -348,7 +348,7 @@ def test_an_unavailable_store_is_tried_once_for_all_segments():
     mover.run_round()
     assert (absent.calls, mover.counts.failed, mover.counts.segments_due) == (1, 1, 2)
     mover.run_round()
-    assert absent.calls == 1, "it waits first"
+    assert absent.calls == 1, "the backoff must delay the next attempt"
     world.wait()
     mover.run_round()
     assert absent.calls == 2
@@ -417,7 +417,7 @@ def test_the_copy_of_a_dropped_segment_is_removed():
     assert world.has("/cold", 0, DATA)
     world.shards.before.clear()
     mover.run_round()
-    assert world.has("/cold", 0, DATA), "a snapshot may still list it: its parts go together, the index last"
+    assert world.has("/cold", 0, DATA), "a snapshot may still list the segment"
     world.base.unlink(f"/data/{ref.stem}{IDX}")
     mover.run_round()
     assert not world.has("/cold", 0, DATA)

@@ -78,7 +78,7 @@ def test_a_failed_segment_is_retried_with_exponential_backoff():
         now += step * S
     assert pauses[:4] == [5, 10, 20, 40]
     assert pauses[-1] == MOVE_BACKOFF_S_MAX
-    assert waits.may_try(2, 0), "the others are tried meanwhile"
+    assert waits.may_try(2, 0), "other segments must not wait"
 
 
 def test_an_unavailable_store_delays_every_move_until_one_succeeds():

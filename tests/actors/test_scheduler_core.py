@@ -211,7 +211,7 @@ def test_readers_of_a_deleted_topic_get_one_recheck() -> None:
     assert untils(world) == [(1, UNTIL_RECHECK)]
     world.take(A, (1, 1, 0))
     world.wait(200)
-    assert len(world.links[A].turns) == 1, "it was told"
+    assert len(world.links[A].turns) == 1, "the recheck was already sent"
 
 
 def test_readers_of_a_recreated_topic_get_a_recheck_and_continue() -> None:
@@ -266,7 +266,7 @@ def test_a_link_that_accepts_no_message_keeps_its_grants_and_blocks_no_other_lin
     assert (untils(world), untils(world, B)) == ([], [(1, 1)])
     world.links[A].is_deaf = False
     world.turn()
-    assert untils(world) == [], "not before the next tick"
+    assert untils(world) == [], "sent before the next tick"
     world.wait(2 * AGING_TICK_MS)
     assert untils(world) == [(1, 1)]
 
@@ -582,7 +582,7 @@ class AnyHistory(RuleBasedStateMachine):
             out = {feed for sub, feed in link.out if sub == subscription}
             has_credit = len(out) < link.credits[subscription]
             if topic.is_live and after < topic.head and has_credit:
-                assert number in out, "forgotten"
+                assert number in out, "a lagging feed is forgotten"
 
 
 AnyHistory.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

@@ -216,7 +216,7 @@ def test_the_board_page_of_a_scheduler_contains_its_metrics() -> None:
             link.subscribe(feed_of(running, 1, "counted"), feed_of(running, 2, "counted-too"), credit=1)
             assert link.turn()
             page = board.process(scheduler_slot(1, 0))
-            wait_until(lambda: page.get(SchedulerField.READY) == 1, 10, "its page to be written")
+            wait_until(lambda: page.get(SchedulerField.READY) == 1, 10, "the page to be written")
             assert (
                 page.get(SchedulerField.LINKS),
                 page.get(SchedulerField.SUBSCRIPTIONS),
@@ -252,7 +252,7 @@ def test_a_client_on_the_host_gets_its_grants_through_shared_memory(running: Tes
     ring = opened_ring(running, link)
     link.subscribe(feed)
     assert isinstance(link.hear()[0], m.Subscribed)
-    wait_until(lambda: ring.has_grants, 10, "a turn in the ring")
+    wait_until(lambda: ring.has_grants, 10, "a grant in the ring")
     taken = ring.take_grants()
     assert (taken.rows[:, :3].tolist(), taken.is_complete) == ([[1, 7, 1]], True)
     ring.close()
@@ -277,7 +277,7 @@ def test_a_watch_gets_a_ring_long_after_its_connection_was_made() -> None:
     """A request about routers created a ring with the connection. The scheduler removed it unused."""
     with engine(delivery={"schedulers": 1}) as running, ringlog.connect(running.url, wait=10) as client:
         assert list(client.routers.list()) == []
-        wait_until(lambda: not rings_of(running), 20, "the unused ring to go")
+        wait_until(lambda: not rings_of(running), 20, "the unused ring to be removed")
         client.append("late", b"1")
         with client.watch("late") as watch:
             assert watch.next(10) is not None
@@ -292,10 +292,10 @@ def test_a_ring_of_a_connection_without_subscriptions_is_removed(running: TestEn
     other = Link(running)
     opened_ring(running, other).close()  # This connection never subscribes and sends nothing more.
     other.close()
-    wait_until(lambda: len(rings_of(running)) == 2, 10, "the ring of who never subscribed to be removed")
+    wait_until(lambda: len(rings_of(running)) == 2, 10, "the ring without subscriptions to be removed")
     link.say(m.Unsubscribe(1))
     assert isinstance(link.hear()[0], m.Unsubscribed)
-    assert rings_of(running), "the connection is there, and may subscribe again"
+    assert rings_of(running), "the connection exists and may subscribe again"
 
 
 def test_a_restarted_scheduler_removes_old_rings_and_creates_others() -> None:
@@ -307,7 +307,7 @@ def test_a_restarted_scheduler_removes_old_rings_and_creates_others() -> None:
             before = rings_of(running)
             running.kill("scheduler")
             running.wait_ready("scheduler")
-            wait_until(lambda: not rings_of(running), 10, "the rings of the dead one to be removed")
+            wait_until(lambda: not rings_of(running), 10, "the rings of the dead scheduler to be removed")
             link.subscribe(feed_of(running, 7, "again"))
             assert link.turn()[:3] == [1, 7, 1]
             assert isinstance(link.hear()[0], m.Subscribed)

@@ -52,7 +52,7 @@ def test_links_that_always_lag_have_equal_shares(gap_ms: int) -> None:
         world.is_checked = not number % 20
         for link in rng.sample(links, len(links)):
             turns, world.links[link].turns = world.links[link].turns[:1], world.links[link].turns[1:]
-            assert turns, "a link that is behind has a turn"
+            assert turns, "a lagging link must have a grant"
             given.update((link, turn[1]) for turn in turns)
             world.give_back(link, turns)
     by_link = Counter[bytes]()
@@ -61,7 +61,7 @@ def test_links_that_always_lag_have_equal_shares(gap_ms: int) -> None:
     assert set(by_link.values()) == {ROUNDS}
     for link in links:
         shares = [given[link, feed] for feed in range(len(topics))]
-        assert max(shares) - min(shares) <= 2, "topics of one value have equal shares of a reader"
+        assert max(shares) - min(shares) <= 2, "topics of equal priority must have equal shares"
 
 
 def test_a_feed_that_begins_to_lag_waits_only_for_feeds_that_lagged_before() -> None:
@@ -81,7 +81,7 @@ def test_a_feed_that_begins_to_lag_waits_only_for_feeds_that_lagged_before() -> 
         world.give_back(b"a", first)
         world.now_ms += 1
         turns += 1
-        assert turns <= many, "those that have been served since are behind who came later"
+        assert turns <= many, "feeds that were served since must come after the late feed"
 
 
 def test_every_link_is_equally_often_the_first_to_receive_grants() -> None:

@@ -117,8 +117,8 @@ def test_the_pressure_of_the_instance_is_that_of_the_most_loaded_shard(running: 
     pressed = running.sample(running.first)
     assert pressed == ev.DeliveryPressureChanged((0, COALESCE_MS_MAX * MS), True)
     assert (running.instance.pressure, running.instance.step) == (1.0, PressureStep.REFUSE)
-    assert running.instance.fill == 0.0, "delivery itself is under none"
-    assert running.sample(running.second) == pressed, "all schedulers go by the same figures"
+    assert running.instance.fill == 0.0, "delivery itself has no pressure"
+    assert running.sample(running.second) == pressed, "all schedulers must use the same pressure"
     running.press(1, 0.0)
     assert running.sample(running.first) == ev.DeliveryPressureChanged((0, 0), False)
 
@@ -139,7 +139,7 @@ def test_the_load_of_another_scheduler_counts(running: Engine) -> None:
         running.sample(running.second, rested_ns=0)
     running.sample(running.first)
     assert running.instance.pressure > 0.99
-    assert running.pages[1].get(GovernorField.PRESSURE) == 0, "one writer for the instance's word"
+    assert running.pages[1].get(GovernorField.PRESSURE) == 0, "only the first scheduler writes the instance's pressure"
 
 
 def test_latency_covers_the_grants_since_the_previous_sample(running: Engine) -> None:
@@ -275,4 +275,4 @@ def test_operators_receive_the_consumers_with_the_largest_lag() -> None:
     assert isinstance(everybody, m.ConsumersReply)
     assert [each.link for each in everybody.consumers] == [A.hex(), B.hex()]
     assert world.ask(b"operator", m.ConsumersAsk(-1)) == m.ConsumersReply(0, [])
-    assert b"operator" not in world.core.links, "who asks follows nothing"
+    assert b"operator" not in world.core.links, "a request must not create a link"

@@ -194,7 +194,7 @@ class Engine:
                 break
         self.core.check()
         out = [row.router for send in self.sent for row in send.message.rows]
-        assert len(out) == len(set(out)), "a router is in one pass at a time"
+        assert len(out) == len(set(out)), "a router is in two forward requests"
         assert len(self.sent) <= ROUTE_PASSES_MAX + 3
 
     def step(self) -> None:
@@ -244,7 +244,7 @@ class Engine:
             if all(self.dests[n].cursor >= self.heads.get(self.key_of(n), 0) for n in alive):
                 return
             self.step()
-        raise AssertionError("somebody was forgotten")
+        raise AssertionError("a router was forgotten")
 
     def key_of(self, number: int) -> SourceFlowKey:
         return self.core._flow_of.get(number, SourceFlowKey(0, False))
@@ -298,11 +298,11 @@ def test_catch_up_is_reported_neither_too_early_nor_never(seed):
                 break
             engine.step()
         else:
-            raise AssertionError("who waits is forgotten")
+            raise AssertionError("the waiting request is forgotten")
         engine.core.drop_router(number)
         assert engine.core.flows_to_dest(dest_of(number)) == []
         assert engine.core.catch_up_state(dest_of(number), head + 1) == CatchUpState.CAUGHT_UP, (
-            "nobody leads there"
+            "no router leads to the topic"
         )
 
 
@@ -314,7 +314,7 @@ def test_all_routers_into_a_topic_must_catch_up():
     assert core.catch_up_state(dest_of(1), 5) == CatchUpState.BEHIND
     core.put_router(structs.replace(facts(1, cursor=5), durability=3))
     assert core.catch_up_state(dest_of(1), 5) == CatchUpState.CAUGHT_UP
-    assert len(core.flows_to_dest(dest_of(1))) == 2, "one of them waits for what is durable"
+    assert len(core.flows_to_dest(dest_of(1))) == 2, "one of them reads only synced records"
     core.drop_router(1)
     core.check()
     assert core.catch_up_state(dest_of(1), 6) == CatchUpState.BEHIND

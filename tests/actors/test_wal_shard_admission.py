@@ -313,7 +313,7 @@ def test_the_producer_table_evicts_silent_sessions_and_throttles_when_only_named
     error = refusals(world.send("f", [made(world, [b"x"], number=1, producer=6)]))[0]
     assert error is not None
     assert error.status == Status.THROTTLED
-    assert world.append("f", [b"x"], producer=2), "who is known goes on"
+    assert world.append("f", [b"x"], producer=2), "a known producer must continue"
 
 
 # -- caps with `discard: reject` ---------------------------------------------------------------------------
@@ -428,7 +428,7 @@ def test_frames_that_follow_a_missing_frame_are_refused_until_a_frame_without_th
     world.kill()
     world.start()
     stored = [payload for _, payload in world.records("f", after=2)]
-    assert stored == [b"a", b"c", b"d", b"e"], "and what is stored says nothing of its way"
+    assert stored == [b"a", b"c", b"d", b"e"], "stored frames must not depend on the way they were sent"
     assert statuses(world.send("f", [following(world, [b"f"], number=9)])) == [LATER]
     assert statuses(world.send("f", [following(world, [b"f"], number=8)])) == [OK]
 
@@ -468,7 +468,7 @@ def test_a_frame_that_follows_a_permanently_refused_frame_is_admitted(world):
     ]  # fmt: skip
     beyond = [following(world, [b"x" * 501], number=5), following(world, [b"b"], number=6)]
     found = statuses(world.send("f", beyond))
-    assert found == [Status.RECORD_TOO_LARGE, LATER], "what is missing before them may come"
+    assert found == [Status.RECORD_TOO_LARGE, LATER], "the missing frame may still arrive"
     world.put_topic("f", durability="fsync", discard="reject", cap_records=4)
     full = [following(world, [b"%d" % n], number=n) for n in range(4, 8)]
     assert statuses(world.send("f", full)) == [OK, *[Status.TOPIC_FULL] * 3]

@@ -40,7 +40,7 @@ def test_the_backoff_grows_with_each_delivery_and_starts_when_the_lease_ends(lea
     pass_ms(world, 100)
     assert list(jobs_of(claim(world, 9))) == [2]
     pass_ms(world, 400)
-    assert stats(world) == (0, 3, 1), "at their deadline they are held still"
+    assert stats(world) == (0, 3, 1), "at its deadline a lease must still be valid"
     pass_ms(world, 1)
     assert stats(world) == (0, 1, 3)
     if leases_durable:
@@ -56,7 +56,7 @@ def test_the_backoff_grows_with_each_delivery_and_starts_when_the_lease_ends(lea
     assert list(again) == [3, 4]
     back(world, again, has_backoff=True)
     pass_ms(world, 1_499)
-    assert claim(world, 9).runs == [], "twice as long, up to the longest"
+    assert claim(world, 9).runs == [], "the backoff must double up to its maximum"
     pass_ms(world, 1)
     assert list(jobs_of(claim(world, 9, pid=7, born=70))) == [3, 4]
     world.run_of("q").step(ev.WorkerDied(7, 70))
@@ -84,11 +84,11 @@ def test_one_nack_gives_each_job_the_backoff_of_its_own_number_of_deliveries(lea
     pass_ms(world, 99)
     assert claim(world, 9).runs == []
     pass_ms(world, 1)
-    assert list(jobs_of(claim(world, 9))) == [2], "its first delivery"
+    assert list(jobs_of(claim(world, 9))) == [2], "the job with one delivery must be ready first"
     pass_ms(world, 699)
     assert claim(world, 9).runs == []
     pass_ms(world, 1)
-    assert list(jobs_of(claim(world, 9))) == [1], "its fourth"
+    assert list(jobs_of(claim(world, 9))) == [1], "the job with four deliveries must be ready later"
 
 
 def test_a_changed_backoff_applies_to_leases_that_end_later():
@@ -150,7 +150,7 @@ def test_records_of_a_group_wait_for_its_backoff_also_after_a_kill(how):
     assert (reply.nacked, numbers(reply.skipped)) == (2, [77])
     assert nack(world, {**again, 77: 5}, call=9, has_backoff=True) == reply
     pass_ms(world, 1_499)
-    assert not claim_of(world, 9).runs, "twice as long, up to the longest"
+    assert not claim_of(world, 9).runs, "the backoff must double up to its maximum"
     pass_ms(world, 1)
     assert list(held(claim_of(world, 9))) == [3, 4]
 

@@ -296,7 +296,7 @@ def test_a_segment_goes_cold_only_when_a_snapshot_names_it(world):
     assert world.ask(run, m.SegmentTier(listed, m.TIER_COLD)).accepted
     del run.core.checkpoint.sealed.refs[listed + 1]
     restart(world, "kill")
-    assert world.ask(world.runs[0], m.SegmentTier(listed, m.TIER_COLD)).accepted, "known after a start too"
+    assert world.ask(world.runs[0], m.SegmentTier(listed, m.TIER_COLD)).accepted, "the snapshot must be known after a restart"
 
 
 def test_invalid_checkpoint_messages_are_refused(world):
@@ -327,7 +327,7 @@ def test_invalid_checkpoint_messages_are_refused(world):
     assert world.ask(run, m.CheckpointRows(True)).done
     assert refused(m.CheckpointDone(1, []))
     assert world.ask(run, m.CheckpointDone(1, [each.file_id for each in plan.files])).unlink == []
-    assert world.ask(run, m.CheckpointDone(1, [])).unlink == [], "told twice"
+    assert world.ask(run, m.CheckpointDone(1, [])).unlink == [], "the request was repeated"
 
 
 def test_a_roll_closes_a_file_with_records_and_no_other(world):
@@ -451,7 +451,7 @@ def test_a_lost_tail_of_the_log_refuses_the_start_and_with_truncate_is_a_reporte
     topic = world.topic("a")
     head = topic.head_seq
     assert (topic.lost, topic.count) == ([(13, head)], 12)
-    assert head >= 13, "what else was in the log is not known"
+    assert head >= 13, "the content of the lost log is unknown"
     assert world.append("a", [b"goes on"]) == head + 1
     world.is_lenient = False
     for _ in range(2):

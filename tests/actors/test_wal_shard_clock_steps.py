@@ -78,7 +78,7 @@ def test_a_leased_job_stays_with_its_worker_when_the_clock_is_stepped(world, kin
     assert work.claim("other") == {}
     assert work.ack("w", {1: held[1]}) == 1
     world.clock.advance(0.2)
-    assert list(work.claim("other")) == [2, 3], "they end by monotonic time, whatever the wall says"
+    assert list(work.claim("other")) == [2, 3], "leases must end by the monotonic clock"
 
 
 @pytest.mark.parametrize("kind", ["durable", "group"])
@@ -133,7 +133,7 @@ def test_a_job_delayed_to_a_time_is_ready_at_that_wall_clock_time(world, step_s)
         world.clock.advance(1.1)
         due_ns = run.core.next_deadline_ns()
         assert due_ns is not None
-        assert due_ns <= world.clock.monotonic_ns(), "it wakes by itself"
+        assert due_ns <= world.clock.monotonic_ns(), "the shard must wake up on its own timer"
         run.step()
     assert run.replies[900].runs  # type: ignore[attr-defined]
 

@@ -87,7 +87,7 @@ def test_other_requests_do_not_wait_and_a_new_claim_opens_a_new_window(world):
     (waiting,) = claims.ask(1)
     assert ack(world, jobs, node="a").acked == 1
     world.append("q", [b"x"])
-    assert waiting not in claims.run.replies, "nor does a write close it"
+    assert waiting not in claims.run.replies, "a write closed the window"
     claims.after(JITTER_S)
     assert claims.shares([waiting]) == [1]
 

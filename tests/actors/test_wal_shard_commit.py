@@ -81,7 +81,7 @@ def test_an_fsync_frame_is_settled_after_write_sync_and_publication():
     run = world.runs[0]
     event = run.frames(1, world.frame_for("f", [b"a"]))
     assert kinds(run, event) == ["WriteBatch"]
-    assert run.core.directory.find("f").head_seq == 0, "staged is not published (CV-6)"
+    assert run.core.directory.find("f").head_seq == 0, "a staged frame must not be published"
     assert kinds(run, ev.BatchWritten()) == [
         "Sync",
         "PublishMarks",
@@ -386,11 +386,11 @@ def test_a_full_disk_refuses_appends_serves_other_requests_and_needs_no_restart(
     accepted = sum(1 for each in outcomes if each is None)
     assert 1 <= accepted < 12
     assert {each.status for each in outcomes if each is not None} == {Status.INTERNAL}
-    assert all(each is not None for each in outcomes[accepted:]), "once refused, refused until there is room"
+    assert all(each is not None for each in outcomes[accepted:]), "after a refusal all appends must be refused until space is free"
     run = world.runs[0]
     assert run.core.awaited is AwaitedCompletion.NOTHING
-    assert world.request(m.TopicDelete("victim")).deleted, "the end of the file is kept for this"
-    assert world.ask(run, m.TopicState("f")).head_seq == 1 + accepted, "reads go on"
+    assert world.request(m.TopicDelete("victim")).deleted, "the end of the file is reserved for deletes"
+    assert world.ask(run, m.TopicState("f")).head_seq == 1 + accepted, "reads must continue"
     refused = world.ask(
         run,
         m.Append("f", 1),
@@ -400,7 +400,7 @@ def test_a_full_disk_refuses_appends_serves_other_requests_and_needs_no_restart(
     assert refused.status == Status.INTERNAL
     deadline = run.core.next_deadline_ns()
     assert deadline is not None
-    assert deadline > world.clock.monotonic_ns(), "it does not spin"
+    assert deadline > world.clock.monotonic_ns(), "the shard spins"
     disk.plan = []
     world.tick(1.1)
     assert world.append("f", [b"after"]) == 2 + accepted

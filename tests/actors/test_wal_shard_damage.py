@@ -100,8 +100,8 @@ def check(damages: Iterator[tuple[str, Files]], records: Records) -> dict[str, i
             outcomes["refused"] += 1
             continue
         for name, expected in records.items():
-            assert world.runs[0].core.directory.find(name), f"{what}: topic {name} is silently gone"
-            assert world.records(name) == expected, f"{what}: topic {name} changed and nobody said so"
+            assert world.runs[0].core.directory.find(name), f"{what}: topic {name} disappeared without an error"
+            assert world.records(name) == expected, f"{what}: topic {name} changed without an error"
         outcomes["harmless"] += 1
     return outcomes
 
@@ -281,7 +281,7 @@ def test_a_missing_file_is_detected_from_the_next_one():
             yield f"without {path}", {other: data for other, data in files.items() if other != path}
 
     outcomes = check(without(), records)
-    assert outcomes["refused"] >= len(named) - 2, "all but one, whose frames had been copied forward"
+    assert outcomes["refused"] >= len(named) - 2, "all files but the one with copied frames must be missed"
 
 
 def test_swapped_or_renamed_files_are_refused():
@@ -355,7 +355,7 @@ def test_a_newest_file_that_was_never_used_does_not_prevent_a_start(newest):
     path = f"{DATA}/wal/shard-00/wal-1-1.log"
     world = recovered({**files, path: newest})
     assert world.records("a") == records["a"]
-    assert not world.disk.exists(path), "nothing was ever acked in it, so it is given back"
+    assert not world.disk.exists(path), "the unused file must be removed"
     assert world.append("a", [b"next"], producer=9) == 7
 
 
@@ -422,7 +422,7 @@ def test_truncate_cuts_at_damage_and_reports_the_loss_of_every_affected_topic():
         world.is_lenient = False
         world.start()
         assert {name: (world.records(name), world.topic(name).lost) for name in ("a", "b")} == state, (
-            "the cut is durable: a later start needs no leniency and announces the same once (CP-59)"
+            "the cut must be durable: a later strict start reports the same loss"
         )
 
 

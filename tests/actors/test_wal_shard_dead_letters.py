@@ -43,7 +43,7 @@ def moved(world: World, *seqs: int, topic_id: int = 0) -> int:
 def test_a_job_is_delivered_up_to_its_maximum_and_is_then_exhausted(world):
     """The maximum is checked at the next claim."""
     deliver(world, 2, most=2)
-    assert spent(world) == m.ExhaustedReply(), "the limit is tested at the next hand-out"
+    assert spent(world) == m.ExhaustedReply(), "the maximum is checked at the next claim"
     assert list(jobs_of(claim(world, 3))) == [3, 4]
     found = spent(world)
     assert (found.topic, found.dead_letter, found.runs) == ("q", "dead", [(1, 2, 2)])
@@ -51,7 +51,7 @@ def test_a_job_is_delivered_up_to_its_maximum_and_is_then_exhausted(world):
     assert spent(world, found.topic_id) == m.ExhaustedReply()
     assert world.run_of("q").core.requests.leases.exhausted_total == 2
     assert world.request(m.LeaseStats("q")).set_aside == 2
-    assert stats(world) == (2, 2, 0), "they are ready until they are moved"
+    assert stats(world) == (2, 2, 0), "exhausted jobs count as ready until they are moved"
 
 
 def test_moved_jobs_are_deleted_and_counted(world):
@@ -60,7 +60,7 @@ def test_moved_jobs_are_deleted_and_counted(world):
     assert claim(world, 9).runs == []
     assert moved(world, 3, 1) == 2
     assert read(world, "q") == (None, [2, 4])
-    assert moved(world, 3, 2, 77) == 1, "only what is set aside"
+    assert moved(world, 3, 2, 77) == 1, "only exhausted jobs can be moved"
     assert world.request(m.LeaseStats("q")).dead_lettered == 3
     assert stats(world) == (1, 0, 0)
     world.kill()
@@ -120,7 +120,7 @@ def test_a_rejected_job_is_exhausted_at_once_with_its_reason(world):
     reject = m.Reject("q", "w", words([2, 9]), words([jobs[2], 1]), "no such address\nand more", 5)
     reply = world.request(reject)
     assert (reply.rejected, reply.skipped) == (1, words([9]))
-    assert world.request(reject) == reply, "asked again"
+    assert world.request(reject) == reply, "a repeated request must have the same reply"
     found = spent(world)
     assert (found.runs, found.reasons) == ([(2, 1, 1)], {2: "no such address"})
     assert stats(world) == (2, 2, 0)
@@ -141,7 +141,7 @@ def test_a_nacked_job_keeps_its_last_reason_until_it_is_settled(world):
         else:
             again = m.Nack("q", "w", words([1, 9]), words([jobs[1], 1]), call=7, reason=reason)
             assert world.request(again).nacked == 1
-            assert world.request(again).nacked == 1, "asked again it is no other failure"
+            assert world.request(again).nacked == 1, "a repeated nack must not count as another failure"
             at_ms = world.clock.now_us() // 1_000
             world.request(m.Ack("q", "w", words([2]), words([jobs[2]]), in_time=True))
             world.request(m.Reject("q", "w", words([3]), words([jobs[3]]), "no such address"))

@@ -78,6 +78,6 @@ def test_an_engine_outlives_a_request_that_breaks_its_shard():
         assert client.append("t", b"4").first_seq == 4
         assert client.topics.state("t").count == 4, "nothing was deleted"
         client.topics.delete_records("t", before_seq=3)
-        assert client.topics.state("t").count == 2, "another request of the kind is taken"
+        assert client.topics.state("t").count == 2, "another request of this kind must be accepted"
         with pytest.raises(Internal):
             client.topics.delete_records("t", before_seq=2)

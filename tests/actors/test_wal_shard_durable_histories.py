@@ -72,10 +72,10 @@ class History:
             for n in range(count):
                 assert first + n in self.live
                 assert first + n not in {*self.leases, *self.rests}
-                assert token + n not in self.tokens, "QL-7"
+                assert token + n not in self.tokens, "a lease token was issued twice (Q3)"
                 self.tokens.add(token + n)
                 before = self.deliveries.get(first + n, 0)
-                assert deliveries == before + 1 or before < 0, "QL-10"
+                assert deliveries == before + 1 or before < 0, "wrong number of deliveries"
                 self.deliveries[first + n] = deliveries
                 self.leases[first + n] = node, token + n, reply.deadline
         if reply.runs and self.is_on and self.rng.random() < 0.3:

@@ -56,7 +56,7 @@ def ask(world: World, kind: Any, jobs: dict[int, int], node: str = "w", name: st
 def stats(world: World) -> tuple[int, int, int]:
     found = world.request(m.LeaseStats("q"))
     world.run_of("q").core.check()
-    assert found.ready + found.in_flight + found.delayed == world.request(m.TopicState("q")).count, "QS-2"
+    assert found.ready + found.in_flight + found.delayed == world.request(m.TopicState("q")).count, "the counts differ from the topic's records (Q2)"
     return found.ready, found.in_flight, found.delayed
 
 
@@ -92,16 +92,16 @@ def test_leases_counts_and_delays_outlive_the_shard(how, is_absorbed):
     before = stats(world)
     restart(world, how)
     assert stats(world) == before == (5 + is_absorbed, 5, 1)
-    assert numbers(ask(world, m.Ack, {1: jobs[1]}, node="v").skipped) == [1], "held by the same node"
-    assert numbers(ask(world, m.Ack, {1: jobs[1] + 1}).skipped) == [1], "under the same token"
+    assert numbers(ask(world, m.Ack, {1: jobs[1]}, node="v").skipped) == [1], "another node must not ack the job"
+    assert numbers(ask(world, m.Ack, {1: jobs[1] + 1}).skipped) == [1], "another token must not ack the job"
     assert ask(world, m.Ack, {1: jobs[1]}).acked == 1
     again = claim(world, 2, node="v", lease_ms=600_000)
     assert [run[:3] for run in again.runs] == [(8, 2, 1)]
-    assert set(held(again).values()).isdisjoint([*jobs.values(), *other.values()]), "QL-7"
+    assert set(held(again).values()).isdisjoint([*jobs.values(), *other.values()]), "a lease token was issued twice (Q3)"
     world.clock.advance(60.0)
-    assert stats(world)[1] == 6, "at its deadline a lease holds still"
+    assert stats(world)[1] == 6, "at its deadline a lease must still be valid"
     world.clock.advance(0.001)
-    assert [run[:3] for run in claim(world, 1, lease_ms=600_000).runs] == [(3, 1, 2)], "QL-10"
+    assert [run[:3] for run in claim(world, 1, lease_ms=600_000).runs] == [(3, 1, 2)], "wrong order or number of deliveries"
     world.clock.advance(30.0)
     back = claim(world, 9, lease_ms=600_000)
     assert [run[:3] for run in back.runs][:2] == [(5, 1, 3), (7, 1, 2)]
@@ -174,7 +174,7 @@ def test_a_claim_is_one_record_in_the_log_and_is_answered_after_its_sync():
         assert not isinstance(world.request(request), m.ErrorReply)
         kinds = [type(effect) for effect in seen]
         assert kinds.count(ev.WriteBatch) == 1, request
-        assert len(seen[kinds.index(ev.WriteBatch)].buffers) == 2, "the group's mark and one frame"
+        assert len(seen[kinds.index(ev.WriteBatch)].buffers) == 2, "expected a chain mark and one frame"
         assert kinds[-1] is Reply
         assert kinds.index(ev.WriteBatch) < kinds.index(ev.Sync) < len(kinds) - 1
         assert world.run_of("q").core.log.offset - before < 512
@@ -251,7 +251,7 @@ def test_on_a_full_disk_a_claim_waits_without_spinning():
     for _ in range(3):
         world.tick(0.3)
         if 901 not in run.replies:
-            assert run.core.next_deadline_ns() > world.clock.monotonic_ns(), "it does not spin"
+            assert run.core.next_deadline_ns() > world.clock.monotonic_ns(), "the shard spins"
     disk.plan = []
     world.tick(1.1)
     world.append("q", [b"job"])
@@ -286,7 +286,7 @@ def test_a_request_that_comes_again_has_the_same_answer_also_after_a_kill():
     assert (back.nacked, numbers(back.skipped), numbers(longer.skipped)) == (1, [8], [9])
     before = stats(world)
     for n in range(3):
-        assert claim(world, 3, call=1).runs == [(2, 2, 1, held(first)[2])], "the first was given back"
+        assert claim(world, 3, call=1).runs == [(2, 2, 1, held(first)[2])], "the first job was nacked"
         again = ask(world, m.Nack, {1: held(first)[1], 8: 5}, call=2)
         assert (again.nacked, again.skipped) == (1, back.skipped)
         again = ask(world, m.Extend, {2: held(first)[2], 9: 5}, call=3)
@@ -332,7 +332,7 @@ def test_jobs_of_a_dead_worker_are_ready_and_stay_ready(world):
     restart(world)
     assert stats(world) == (4, 2, 0)
     run = world.run_of("q")
-    assert run.core.requests.process_ids() == {(8, 80)}, "it is looked after again"
+    assert run.core.requests.process_ids() == {(8, 80)}, "the process must be monitored again"
     run.step(run.request(901, m.Claim("q", "x", 9, 60_000, wait_ms=20_000)))
     run.step(run.request(902, m.Claim("q", "y", 9, 60_000, wait_ms=20_000)))
     assert list(held(run.replies[901])) == [1, 2, 5, 6]
@@ -444,10 +444,10 @@ def test_switching_on_logs_the_known_state(is_absorbed, monkeypatch):
     assert stats(world) == (6, 4, 1)
     assert ask(world, m.Ack, {5: jobs[5], 8: jobs[8]}, node="n1").acked == 2
     switch(world, is_on=False, max_deliveries=9, dead_letter="dead")
-    assert stats(world) == (6, 2, 1), "in memory they stay"
+    assert stats(world) == (6, 2, 1), "leases must stay in memory"
     assert ask(world, m.Ack, {6: jobs[6]}, node="n2").acked == 1
     restart(world)
-    assert stats(world) == (8, 0, 0), "QL-14"
+    assert stats(world) == (8, 0, 0), "leases in memory must end with the shard"
     switch(world, is_on=True)
     jobs = held(claim(world, 1, lease_ms=60_000))
     restart(world)
@@ -463,7 +463,7 @@ def test_a_change_to_a_class_with_a_log_makes_leases_durable(world):
     world.append("q", [b"x"])
     assert list(held(claim(world, 2, lease_ms=60_000))) == [3, 4]
     restart(world)
-    assert stats(world)[1] == 1, "the ephemeral ones are gone"
+    assert stats(world)[1] == 1, "ephemeral jobs must be lost"
     assert numbers(ask(world, m.Ack, jobs).skipped) == [1, 2]
 
 

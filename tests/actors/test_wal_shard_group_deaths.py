@@ -43,7 +43,7 @@ def test_records_of_a_dead_member_are_ready_for_others(world):
     dies(world, **US)
     again = run.replies.pop(903)
     assert [found[:3] for found in again.runs] == [(1, 2, 2)], "deliveries stay counted"
-    assert 902 not in run.replies, "its claim is given nothing"
+    assert 902 not in run.replies, "the claim of the dead process must receive nothing"
     assert ack(world, held(mine), "w").acked == 0
     assert ack(world, held(others), "x").acked == 2
     dies(world, **US)

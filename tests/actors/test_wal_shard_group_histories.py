@@ -82,7 +82,7 @@ def test_what_is_acked_stays_so_and_everything_else_is_given_out(seed: int, dura
         elif what == "again" and live:
             chosen_seq = rng.choice(sorted(live))
             assert give_again(world, {chosen_seq: calls}) == (0, [])
-            assert give_again(world, {chosen_seq: calls}) == (1, []), "it has come back"
+            assert give_again(world, {chosen_seq: calls}) == (1, []), "the letter was redelivered before"
             done.discard(chosen_seq)
         elif what == "checkpoint":
             checkpoint_all(world)

@@ -74,9 +74,9 @@ def test_a_record_is_delivered_up_to_its_maximum_and_is_then_exhausted(world: Wo
     found = spent(world)
     assert (found.topic, found.dead_letter, found.group, found.runs) == ("t", "dead", "g", [(1, 2, 2)])
     assert spent(world, found.number) == m.ExhaustedReply()
-    assert list(held(claim(world, 9))) == [3, 4], "nobody is given it"
+    assert list(held(claim(world, 9))) == [3, 4], "an exhausted record must not be delivered"
     reply = stand(world)
-    assert (reply.set_aside, reply.in_flight, reply.info.floor) == (2, 2, 0), "it is pending still"
+    assert (reply.set_aside, reply.in_flight, reply.info.floor) == (2, 2, 0), "an exhausted record must stay pending"
     assert pending(world)[1] == (EXHAUSTED, "", 2)
     assert held(world.request(m.Steal("t", "w", words([1]), group="g"))) == {}
 
@@ -101,7 +101,7 @@ def test_a_rejected_record_is_exhausted_at_once_with_its_reason(world: World) ->
     first = reject(world, {1: jobs[1], 3: jobs[3]}, reason="no address\nline two", call=5)
     assert (first.rejected, numbers(first.skipped)) == (2, [])
     again = reject(world, {1: jobs[1], 3: jobs[3]}, call=5)
-    assert again == first, "a request that comes again has the same answer"
+    assert again == first, "a repeated request must have the same reply"
     assert numbers(reject(world, {1: jobs[1]}).skipped) == [1]
     found = spent(world)
     assert found.runs == [(1, 1, 1), (3, 1, 1)]
@@ -158,7 +158,7 @@ def test_without_a_mover_records_are_delivered_again(world: World) -> None:
     with_mover(world, has_mover=False)
     assert spent(world) == m.ExhaustedReply()
     given = [run[:3] for run in claim(world, 2).runs]
-    assert given == [(1, 1, 2), (2, 1, 2)], "both, and their count goes on"
+    assert given == [(1, 1, 2), (2, 1, 2)], "both must be delivered, with their count"
     assert (stand(world).in_flight, stand(world).set_aside) == (2, 0)
     with pytest.raises(InvalidRequest, match="dead-letter topic"):
         reject(world, held(claim(world, 1)))
@@ -209,7 +209,7 @@ def test_a_redriven_record_is_delivered_like_a_new_one(world: World) -> None:
     moved(world, spent(world).number, 1, 2, 3)
     assert stand(world).info.floor == 3
     assert give_again(world, {1: 101, 3: 103}) == (0, [])
-    assert (stand(world).returned, stand(world).info.floor) == (2, 0), "and waits for nobody"
+    assert (stand(world).returned, stand(world).info.floor) == (2, 0), "the records must be ready at once"
     given = claim(world, 9)
     assert [run[:3] for run in given.runs] == [(1, 1, 1), (3, 1, 1), (4, 1, 1)]
     ack(world, held(given))
@@ -271,8 +271,8 @@ def test_a_letter_is_not_redriven_before_its_record_is_done_for_the_group(world:
     with pytest.raises(NotReady):
         give_again(world, {4: 104, 1: 101})
     assert moved(world, number, 1) == 1
-    assert give_again(world, {4: 104, 1: 101}) == (0, []), "none of what was refused was done"
-    assert moved(world, number, 1) == 0, "said once more it changes nothing"
+    assert give_again(world, {4: 104, 1: 101}) == (0, []), "a refused request must change nothing"
+    assert moved(world, number, 1) == 0, "a repeated confirmation must change nothing"
     assert list(held(claim(world, 9))) == [1, 2, 3, 4]
 
 

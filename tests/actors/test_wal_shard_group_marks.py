@@ -59,7 +59,7 @@ def test_a_record_is_not_delivered_before_its_time(world, durability):
     world.clock.advance(9.999)
     assert given(world) == []
     world.clock.advance(0.001)
-    assert given(world) == [2], "at equality it is ready"
+    assert given(world) == [2], "at its time the record must be ready"
     assert counts(world) == (0, 3, 0, 0)
 
 
@@ -156,7 +156,7 @@ def test_a_seek_back_applies_times_and_priorities_again(world):
     ack(world, held(claim(world, 2)))
     world.request(m.GroupSeek("t", "g", 1))
     assert counts(world) == (4, 0, 1, 5)
-    assert given(world, 1) == [3], "what was done is handed out again, in the same order"
+    assert given(world, 1) == [3], "acked records must be delivered again in the same order"
     world.request(m.GroupSeek("t", "g", 4))
     assert given(world) == [4]
     world.clock.advance(60)
@@ -204,7 +204,7 @@ def test_a_waiting_claim_respects_the_delay_of_records_appended_later(world):
     run = world.run_of("t")
     run.step(run.request(901, m.Claim("t", "w", 5, wait_ms=20_000, group="g")))
     write(world, 5)
-    assert 901 not in run.replies, "the record waits for its time, and that is known before it is handed out"
+    assert 901 not in run.replies, "the delay must be known before the delivery"
     world.clock.advance(5)
     run.step()
     assert list(held(run.replies.pop(901))) == [1]

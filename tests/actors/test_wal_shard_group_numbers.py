@@ -51,7 +51,7 @@ def test_sums_follow_the_operations_of_members(world: World) -> None:
     assert look(world)[:3] == (1, 4, 3)
     world.kill()
     world.start()
-    assert look(world)[:3] == (1, 4, 3), "a successor counts what it finds"
+    assert look(world)[:3] == (1, 4, 3), "a successor must count the existing records"
     world.request(m.TopicDelete("t"))
     assert look(world) == (0, 0, 0, 0)
 
@@ -76,13 +76,13 @@ def test_the_age_of_a_floor_grows_while_work_remains_and_the_floor_does_not_move
     assert age(1_000) == 0
     jobs = held(claim(world, 3))
     ack(world, {2: jobs[2]})
-    assert age(5_000) == 4_000, "what is done above the floor moves nothing"
+    assert age(5_000) == 4_000, "an ack above the floor must not move it"
     ack(world, {1: jobs[1]})
     age(6_000)
     assert age(6_500) == 500
     ack(world, {3: jobs[3]})
     age(60_000)
-    assert age(61_000) == 0, "nothing is to be done"
+    assert age(61_000) == 0, "no work remains"
 
 
 def test_a_bounded_number_of_groups_is_sampled_at_once_and_the_oldest_floor_is_kept_for_a_round(
@@ -124,4 +124,4 @@ def test_the_status_contains_the_metrics_of_groups() -> None:
             age_s = found.pop("floor_age_s", 0)
             return found == {"groups": 3, "lag": 12, "pending": 6, "members": 3} and age_s > 0
 
-        wait_until(is_right, 20, "the status to say so", lambda: str(shown()))
+        wait_until(is_right, 20, "the status to contain the metrics", lambda: str(shown()))

@@ -54,8 +54,8 @@ def test_caps_wait_for_the_group_with_the_lowest_floor(world):
     assert not stand(world, "fast").is_holding
     jobs = held(claim(world, 4, group="slow"))
     ack(world, {1: jobs[1], 2: jobs[2], 4: jobs[4]}, group="slow")
-    assert earliest(world) == 3, "what it has done goes, in order"
-    assert read(world, "t")[0] is not None, "and is announced"
+    assert earliest(world) == 3, "acked records must be removed in order"
+    assert read(world, "t")[0] is not None, "the removal must leave a tombstone"
     ack(world, {3: jobs[3]}, group="slow")
     assert earliest(world) == 5
     ack(world, held(claim(world, 9, group="slow")), group="slow")
@@ -76,7 +76,7 @@ def test_the_hard_cap_waits_for_no_group(world):
     gap, found = read(world, "t")
     assert (gap.gap_from, gap.gap_to, gap.reason) == (1, 3, "cap")
     assert found == [4, 5, 6, 7, 8]
-    assert stand(world).info.pending == 0, "what is gone is pending no more"
+    assert stand(world).info.pending == 0, "removed records must not be pending"
     assert ack(world, jobs).skipped == b""
     assert list(held(claim(world, 9))) == [4, 5, 6, 7, 8]
 
@@ -99,7 +99,7 @@ def test_a_ttl_waits_as_well_and_readers_see_the_waiting_records(world):
     world.append("t", [b"late"])
     world.clock.advance(0.6)
     assert earliest(world) == 1
-    assert world.run_of("t").core.removals.next_due_us == 0, "nothing turns in circles"
+    assert world.run_of("t").core.removals.next_due_us == 0, "the shard spins"
     assert world.request(m.Locate("t", 0)).ttl_us == 0
     jobs = held(claim(world, 2))
     assert list(jobs) == [1, 2]

@@ -47,7 +47,7 @@ def test_a_group_is_created_on_use_and_exists_afterwards(world):
     made = make(world, 5)
     assert (made.created, made.cursor, made.floor, made.group) == (True, 1, 0, "g")
     again = world.request(m.GroupOpen("t", "g", QUEUE, start=4))
-    assert (again.created, again.cursor) == (False, 1), "its place is its own"
+    assert (again.created, again.cursor) == (False, 1), "opening a group must not move its cursor"
     refused(world, m.GroupOpen("t", "g", STREAM), GroupIncompatible)
     refused(world, m.GroupOpen("t", "none", QUEUE, make=False), GroupNotFound)
     refused(world, m.GroupOpen("no topic", "g", QUEUE), TopicNotFound)
@@ -64,7 +64,7 @@ def test_a_group_is_created_on_use_and_exists_afterwards(world):
     world.request(m.GroupOpen("t", "g", QUEUE, tags="^a"))
     listed = world.request(m.GroupList("t")).groups
     assert [(each.group, each.name, each.tags) for each in listed] == [("g", "g", ""), ("g@^a", "g", "^a")], (
-        "F51"
+        "a tag filter must make a group of its own"
     )
     assert world.request(m.GroupDelete("t", "g")).deleted
     assert not world.request(m.GroupDelete("t", "g")).deleted
@@ -89,7 +89,7 @@ def test_a_group_claims_and_acks_records_that_stay_for_others(world, durability)
     assert [seq for seq, _ in world.records("t")] == [1, 2, 3], "a group deletes nothing"
     assert stand(world).info.floor == 2
     assert list(held(claim(world, 9, group="other"))) == [1, 2, 3]
-    assert numbers(ack(world, held(claimed)).skipped) == [1, 2], "they are done"
+    assert numbers(ack(world, held(claimed)).skipped) == [1, 2], "acked records must be skipped"
 
 
 def test_the_floor_is_exact_whatever_the_order_of_acks(world):
@@ -131,7 +131,7 @@ def test_records_with_expired_leases_are_delivered_first_and_counted(world):
     make(world, 3)
     first = held(claim(world, 2, lease_ms=1_000))
     world.clock.advance(1.0)
-    assert list(held(claim(world, 1, node="v"))) == [3], "at its deadline a lease holds still"
+    assert list(held(claim(world, 1, node="v"))) == [3], "at its deadline a lease must still be valid"
     world.clock.advance(0.001)
     again = claim(world, 9, node="v")
     assert [run[:3] for run in again.runs] == [(1, 1, 2), (2, 1, 2)] or again.runs[0][:3] == (1, 2, 2)
@@ -201,7 +201,7 @@ def test_what_is_done_and_the_next_claim_in_one_request(world):
     assert ack_and_claim(world, held(last), call=7).runs == []
     world.kill()
     world.start()
-    assert ack_and_claim(world, held(last), call=7).runs == [], "there was nothing, and it is acked"
+    assert ack_and_claim(world, held(last), call=7).runs == [], "the ack must succeed although no record is ready"
     assert stand(world).info.floor == 5
 
 
@@ -266,7 +266,7 @@ def test_the_bounds_of_a_topic_and_of_a_shard_are_enforced(world, monkeypatch):
     assert claim(world, 1).runs == []
     world.request(m.Nack("t", "w", words(jobs), group="h"))
     assert claim(world, 1).runs == []
-    assert list(held(claim(world, 2, group="h"))) == [1, 2], "what comes back still is given out (F47)"
+    assert list(held(claim(world, 2, group="h"))) == [1, 2], "returned records must be delivered at the bound"
     monkeypatch.setattr(waiting_claims, "WAITING_CLAIMS_MAX", 0)
     refused(world, m.Claim("t", "w", wait_ms=1_000, group="g"), Throttled)
 
@@ -323,14 +323,14 @@ def test_a_stream_group_is_read_by_one_member_at_a_time(world):
     assert (reply.committed, reply.cursor, reply.is_holder) == (4, 7, True)
     refused(world, m.GroupCommit("t", "g", taken.token, 8, 8), InvalidRequest)
     refused(world, m.GroupCommit("t", "g", taken.token, 8, 11), InvalidRequest)
-    assert world.request(m.GroupCommit("t", "g", taken.token, 2, 7)).committed == 4, "never back"
+    assert world.request(m.GroupCommit("t", "g", taken.token, 2, 7)).committed == 4, "a commit must not move back"
     assert (stand(world).undelivered, stand(world).holder) == (5, "a")
     other = world.request(m.GroupTake("t", "g", "b"))
     assert other.committed == 4
     late = world.request(m.GroupCommit("t", "g", taken.token, 7, 8))
     assert (late.is_holder, late.committed) == (False, 4)
     assert world.request(m.GroupSeek("t", "g", 2)).floor == 1
-    assert not world.request(m.GroupCommit("t", "g", other.token, 7, 8)).is_holder, "it is elsewhere now"
+    assert not world.request(m.GroupCommit("t", "g", other.token, 7, 8)).is_holder, "the position of the group changed"
 
 
 @pytest.mark.parametrize("is_absorbed", [False, True])
@@ -348,12 +348,12 @@ def test_a_group_reports_the_age_of_its_oldest_record_and_the_waiting_time(is_ab
     assert 5_000 <= stand(world).wait_p99_ms <= 5_630
     world.clock.advance(1.0)
     nack(world, held(claimed))
-    assert stand(world).oldest_ready_ms == 6_000, "what came back is as old as it was"
+    assert stand(world).oldest_ready_ms == 6_000, "a returned record must keep its age"
     if is_absorbed:
         checkpoint_all(world)
     world.kill()
     world.start()
-    assert stand(world).oldest_ready_ms == 6_000, "asked of storage"
+    assert stand(world).oldest_ready_ms == 6_000, "the age must be read from storage"
     assert (stand(world).wait_p99_ms, stand(world, "s").oldest_ready_ms) == (0, -1)
     claim(world, 9)
     assert stand(world).oldest_ready_ms == -1
@@ -441,7 +441,7 @@ def test_a_claim_that_comes_again_is_not_told_of_leases_that_are_others_by_now(w
     other = held(claim(world, 1, "x"))
     assert list(other) == [3]
     for _ in range(2):
-        assert held(claim(world, 4, call=1)) == {seq: first[seq] for seq in (1, 2)}, "4 is nobody's"
+        assert held(claim(world, 4, call=1)) == {seq: first[seq] for seq in (1, 2)}, "record 4 is not leased"
         world.kill()
         world.start()
     world.request(m.Steal("t", "x", words([1, 2]), group="g"))
@@ -560,7 +560,7 @@ def test_on_a_full_disk_claims_wait_without_spinning():
             run.core.requests.leases.waiting_claims.wake(number)  # As at the end of a lease.
         world.tick(0.3)
         assert 901 not in run.replies
-        assert run.core.next_deadline_ns() > world.clock.monotonic_ns(), "it does not spin"
+        assert run.core.next_deadline_ns() > world.clock.monotonic_ns(), "the shard spins"
     disk.plan = []
     world.tick(1.1)
     world.append("t", [b"record"])

@@ -166,7 +166,7 @@ def test_a_start_that_dies_at_any_disk_call_causes_no_damage(world):
                     after.start()
                     assert {name: after.records(name) for name in "abc"} == before, (op, nth, seed)
             else:
-                raise AssertionError("a start has no such number of calls")
+                raise AssertionError("a start makes fewer calls than this")
 
 
 def old_directory(world: World) -> SimulatedDisk:

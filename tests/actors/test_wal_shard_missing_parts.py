@@ -106,7 +106,7 @@ def test_a_topic_is_halted_while_its_segment_is_missing(at, suffixes):
         assert error.outcome == "not_applied"
         stored = ring_refusal(world, "a", topic_id, 1)
         assert isinstance(stored, TopicHalted)
-        assert stored.outcome == "unknown", "it lies in the log or in a segment"
+        assert stored.outcome == "unknown", "the frame is in the log or in a segment"
         assert not any(run.found.announced for run in world.runs.values())
         world.append("b", [b"goes on"])
         world.put_topic("new", durability="fsync")
@@ -217,7 +217,7 @@ def test_truncate_gives_up_missing_records_and_reports_them():
     world.kill()
     put_back(world, held)
     world.start()
-    assert world.topic("a").lost == [(first, last)], "given up for good"
+    assert world.topic("a").lost == [(first, last)], "the loss must be permanent"
 
 
 def relocated_world() -> tuple[World, str, Any]:

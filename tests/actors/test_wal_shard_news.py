@@ -242,7 +242,7 @@ def test_news_becomes_rows_with_the_slot_of_the_topic(announcer, shm_dir):
     assert rows_of(taken) == [
         NewsRow(5, 77, 3, 8, 9, 1 << 24, 4096, 5000),
         NewsRow(6 | VOLATILE_BIT, 77, 3, 1, 1, 1 << 23, 64, 128),
-    ], "what never was on the board is not told"
+    ], "a topic without a slot must not be announced"
     one.tell_gone(topic_at(5))
     assert rows_of(reader.take_rows()) == [NewsRow(5, 77, 3, 12, 12, 0, 0, 0)]
     reader.close()
@@ -278,13 +278,13 @@ def test_the_bells_of_sleeping_schedulers_are_rung_once(announcer, shm_dir, boar
         one.ring_bells(2)
         return [bell.drain() for bell in bells]
 
-    assert rings() == [0, 0], "nobody says that it sleeps"
+    assert rings() == [0, 0], "no scheduler sleeps"
     for page in pages:
         page.set(ProcessField.ASLEEP, 1)
-    assert rings() == [0, 0], "nobody lives"
+    assert rings() == [0, 0], "no scheduler is ready"
     for page in pages:
         page.set(ProcessField.STATE, ProcessState.READY)
-    assert rings() == [1, 1], "the third has no bell, which stops nobody"
+    assert rings() == [1, 1], "a missing bell must not prevent the others"
     pages[0].set(ProcessField.ASLEEP, 0)
     assert rings() == [0, 1]
     for bell in bells:
@@ -317,16 +317,16 @@ def test_a_sleeping_scheduler_is_woken_early_while_commits_are_fast(announcer, s
     one = announcer(1)
     one.begin()
     one.wake_early(EARLY_WAKEUP_BYTES_MAX + 1, 1)
-    assert sleeper.drain() == 0, "then throughput counts"
+    assert sleeper.drain() == 0, "large batches must not wake schedulers early"
     one.wake_early(EARLY_WAKEUP_BYTES_MAX, 1)
-    assert sleeper.drain() == 1, "before there are news"
+    assert sleeper.drain() == 1, "the wake-up must precede the news"
     now = LOOK_NS
     for _ in range(40):
         commit(one, now, 2 * LOOK_NS)
         now += 10 * LOOK_NS
     sleeper.drain()
     one.wake_early(128, now)
-    assert sleeper.drain() == 0, "a device so slow that the scheduler would sleep again by then"
+    assert sleeper.drain() == 0, "with slow commits there must be no early wake-up"
     one.ring_bells(now + 1)
     assert sleeper.drain() == 0
     for _ in range(40):
@@ -334,7 +334,7 @@ def test_a_sleeping_scheduler_is_woken_early_while_commits_are_fast(announcer, s
         commit(one, now, LOOK_NS // 4)
     sleeper.drain()
     one.wake_early(128, now + LOOK_NS)
-    assert sleeper.drain() == 1, "it became quick"
+    assert sleeper.drain() == 1, "with fast commits there must be an early wake-up"
 
 
 def test_no_scheduler_is_woken_early_for_frames_without_news(announcer, sleeper):
@@ -395,7 +395,7 @@ class Watched:
         """Return the payloads that a reader finds at the position of a row."""
         facts = self.table.read(row.slot & SLOT_MASK)
         assert (facts.topic_id, facts.epoch) == (row.topic_id, row.epoch)
-        assert facts.head_seq >= row.last_seq, "news are told behind the board"
+        assert facts.head_seq >= row.last_seq, "news must follow the head on the board"
         located = self.shard.ask(m.Locate(name, row.first_seq - 1), m.Located).message
         [extent] = [extent for extent in located.extents if extent.file_id == row.file_id]
         assert extent.path.startswith("@") == bool(row.slot & VOLATILE_BIT)
@@ -479,7 +479,7 @@ def test_a_deleted_topic_is_announced_and_a_restart_makes_readers_rescan(host, w
         client.append("u", b"b")
         host.kill("wal_shard")
         host.wait_ready()
-        wait_until(lambda: not watched.news.take_rows().is_complete, 20, "a look at everything")
+        wait_until(lambda: not watched.news.take_rows().is_complete, 20, "a complete rescan")
         client.append("u", b"c")
         other = watched.id_of("u")
         rows = [row for row in until_told(watched, {other: 2}) if row.topic_id == other]

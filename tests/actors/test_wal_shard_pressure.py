@@ -281,7 +281,7 @@ def test_the_last_pressure_of_a_dead_process_expires(place: Place) -> None:
     successor = ShardLoadMonitor(place.page, later)
     assert (place.page.get(GovernorField.PRESSURE), place.page.get(GovernorField.STEP)) == (0, 0)
     successor.sample(later + SAMPLE_NS, place.rings, 2)
-    assert place.page.get(GovernorField.THROTTLED) == 7, "counters go on (M-10)"
+    assert place.page.get(GovernorField.THROTTLED) == 7, "counters must continue after a restart"
 
 
 # -- refusals ---------------------------------------------------------------------------------------------

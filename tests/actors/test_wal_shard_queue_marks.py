@@ -53,7 +53,7 @@ def test_a_delayed_job_is_not_delivered_before_its_time(world, durability):
     world.clock.advance(9.999)
     assert taken(world) == []
     world.clock.advance(0.001)
-    assert taken(world) == [2], "at equality it is ready"
+    assert taken(world) == [2], "at its time the job must be ready"
     assert stats(world) == (0, 3, 0)
 
 
@@ -131,7 +131,7 @@ def test_a_waiting_claim_respects_the_delay_of_jobs_put_later(world):
     run = world.run_of("q")
     run.step(run.request(901, m.Claim("q", "w", 5, wait_ms=20_000)))
     put(world, 5)
-    assert 901 not in run.replies, "the job is delayed, and that is known before it is handed out"
+    assert 901 not in run.replies, "the delay must be known before the delivery"
     world.clock.advance(5)
     run.step()
     assert list(jobs_of(run.replies.pop(901))) == [1]
@@ -144,7 +144,7 @@ def test_jobs_of_higher_priority_are_delivered_first_if_configured(world):
     put(world, priority=9)
     put(world, priority=1)
     assert taken(world, 1) == [4]
-    assert taken(world, 1) == [5], "above the levels there are is the highest one"
+    assert taken(world, 1) == [5], "a priority above the maximum is the maximum"
     assert taken(world, 1) == [3]
     assert taken(world, 9) == [1, 2, 6]
 
@@ -157,7 +157,7 @@ def test_without_record_priority_the_priority_is_stored_and_ignored(world):
     world.put_topic("q", type="queue", record_priority=True)
     world.append("q", [b"x"])
     put(world, priority=1)
-    assert taken(world, 1) == [2], "switched on at run time (L11)"
+    assert taken(world, 1) == [2], "the setting must apply at run time"
     assert taken(world, 1) == [4]
     world.put_topic("q", type="queue", record_priority=False)
     put(world, priority=2)
@@ -281,7 +281,7 @@ def test_statistics_contain_the_age_of_the_oldest_ready_job(world):
     world.kill()
     world.start()
     world.clock.advance(1)
-    assert world.request(m.LeaseStats("q")).oldest_ready_ms == 6_000, "asked of storage"
+    assert world.request(m.LeaseStats("q")).oldest_ready_ms == 6_000, "the age must be read from storage"
     taken(world)
     assert world.request(m.LeaseStats("q")).oldest_ready_ms == -1
 

@@ -106,7 +106,7 @@ def test_the_status_contains_the_metrics_of_queues() -> None:
             "queues": 2, "in_flight": 2, "delayed": 2, "waiting": 0, "claimed": 12, "acked": 4,
             "nacked": 4, "rejected": 2, "dead_lettered": 2, "ready": 10,
         }  # fmt: skip
-        wait_until(lambda: shown() == wanted, 20, "the status to say so", lambda: str(shown()))
+        wait_until(lambda: shown() == wanted, 20, "the status to contain the metrics", lambda: str(shown()))
         for shard in (0, 1):
             running.kill("wal_shard", shard=shard)
         client.queue("a").claim()

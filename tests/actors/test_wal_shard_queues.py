@@ -60,7 +60,7 @@ def nack(world: World, jobs: dict[int, int] | list[int], node: str = "w", **opti
 def stats(world: World) -> tuple[int, int, int]:
     found = world.request(m.LeaseStats("q"))
     count = world.request(m.TopicState("q")).count
-    assert found.ready + found.in_flight + found.delayed == count, "QS-2"
+    assert found.ready + found.in_flight + found.delayed == count, "the counts differ from the topic's records (Q2)"
     world.run_of("q").core.check()
     return found.ready, found.in_flight, found.delayed
 
@@ -77,7 +77,7 @@ def test_a_job_is_claimed_acked_and_deleted(world, durability):
     assert claimed.deadline == world.clock.now_us() // 1_000 + 30_000
     reply = ack(world, jobs_of(claimed))
     assert (reply.acked, reply.skipped, reply.ready, reply.in_flight) == (2, b"", 1, 0)
-    assert read(world, "q") == (None, [3]), "a silent deletion"
+    assert read(world, "q") == (None, [3]), "a delete must leave no tombstone"
     assert stats(world) == (1, 0, 0)
     assert ack(world, jobs_of(claimed)).skipped == words([1, 2])
 
@@ -93,7 +93,7 @@ def test_acks_survive_a_kill_and_leases_do_not(world, durability):
     assert stats(world) == (3, 0, 0)
     again = claim(world, 9)
     assert [run[:3] for run in again.runs] == [(1, 1, 1), (3, 2, 1)]
-    assert not set(jobs_of(again).values()) & set(jobs.values()), "QL-7"
+    assert not set(jobs_of(again).values()) & set(jobs.values()), "a lease token was issued twice (Q3)"
 
 
 def test_an_ack_is_one_record_of_the_log_and_answered_after_its_sync():
@@ -108,7 +108,7 @@ def test_an_ack_is_one_record_of_the_log_and_answered_after_its_sync():
     assert kinds.count(ev.WriteBatch) == 1
     assert kinds[-1] is Reply
     assert kinds.index(ev.WriteBatch) < kinds.index(ev.Sync) < len(kinds) - 1
-    assert len(seen[kinds.index(ev.WriteBatch)].buffers) == 2, "the group's mark and one frame"
+    assert len(seen[kinds.index(ev.WriteBatch)].buffers) == 2, "expected a chain mark and one frame"
 
 
 def test_jobs_of_a_dead_worker_are_ready_at_once(world):
@@ -125,7 +125,7 @@ def test_jobs_of_a_dead_worker_are_ready_at_once(world):
     run.step(ev.WorkerDied(7, 70))
     again = run.replies.pop(903)
     assert [run[:3] for run in again.runs] == [(1, 2, 2)], "deliveries stay counted"
-    assert 902 not in run.replies, "its claim is given nothing"
+    assert 902 not in run.replies, "the claim of the dead process must receive nothing"
     assert stats(world) == (0, 6, 0)
     assert ack(world, jobs_of(mine)).acked == 0
     assert ack(world, jobs_of(other)).acked == 2
@@ -335,12 +335,12 @@ def test_a_repeated_ack_after_a_restart_succeeds_if_its_deletion_was_logged(worl
     world.clock.advance(LEASE_S + 1)  # The shard was down for long.
     reply = ack(world, jobs, in_time=True)
     assert (reply.acked, numbers(reply.skipped)) == (2, [1, 3])
-    assert ack(world, [2, 4], in_time=True).acked == 0, "without a token nothing is known"
-    assert ack(world, {2: jobs[2]}).acked == 0, "QL-12: too late when it was first sent"
+    assert ack(world, [2, 4], in_time=True).acked == 0, "an ack without a token must be skipped"
+    assert ack(world, {2: jobs[2]}).acked == 0, "an ack after the lease must be skipped"
     own = jobs_of(claim(world, 1))
     (seq, token), *_ = own.items()
     ack(world, own)
-    assert ack(world, {seq: token}, in_time=True).acked == 0, "of this life its own answers are known"
+    assert ack(world, {seq: token}, in_time=True).acked == 0, "a settled job of this incarnation must be skipped"
 
 
 def test_a_bounded_number_of_replies_is_kept(world, monkeypatch):
@@ -369,7 +369,7 @@ def test_a_claim_that_is_called_off_is_as_if_it_had_never_been_made(world):
     make(world, 0)
     run = park(world, 900, wait_ms=20_000, call=7)
     assert nack(world, [], undo=True, call=7).nacked == 0
-    assert run.replies[900].runs == [], "it waits no longer"
+    assert run.replies[900].runs == [], "the waiting claim must end"
     world.append("q", [b"a", b"b", b"c"])
     world.tick(0.01)
     assert stats(world) == (3, 0, 0)
@@ -381,14 +381,14 @@ def test_a_claim_that_is_called_off_is_as_if_it_had_never_been_made(world):
         assert nack(world, [], undo=True, call=8).nacked == nacked, "once"
     again = claim(world, 3, call=9)
     assert [(number, deliveries) for number, _, deliveries, _ in again.runs] == [(1, 1)]
-    assert not set(jobs_of(first).values()) & set(jobs_of(again).values()), "a token is never given twice"
+    assert not set(jobs_of(first).values()) & set(jobs_of(again).values()), "a lease token was issued twice (Q3)"
     for _ in range(2):
         assert nack(world, {2: jobs_of(again)[2]}, undo=True, call=10).nacked == 1, "the same answer"
     assert claim(world).runs[0][:3] == (2, 1, 1)
     assert nack(world, [1]).nacked == 1
-    assert claim(world).runs[0][:3] == (1, 1, 2), "what was begun counts"
+    assert claim(world).runs[0][:3] == (1, 1, 2), "a normal nack must count the delivery"
     ack(world, [1, 2])
-    assert nack(world, [], undo=True, call=9).nacked == 1, "what is settled stays so"
+    assert nack(world, [], undo=True, call=9).nacked == 1, "settled jobs must stay settled"
     assert stats(world) == (1, 0, 0)
 
 

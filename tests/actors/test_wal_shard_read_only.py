@@ -179,7 +179,7 @@ def test_the_marks_on_the_board_stay_those_of_the_last_writable_incarnation():
     world.send("f", [world.frame_for("f", [b"a", b"b"], seq=1)])
     world.tick(10.0)
     assert (world.marks[0].published, world.marks[0].durable) == before
-    assert before[0][1] > before[1][1] > 0, "the world has nothing in doubt"
+    assert before[0][1] > before[1][1] > 0, "the world has no unsynced records"
 
 
 def test_a_read_only_shard_stops_in_order_and_can_start_read_only_again():
@@ -225,12 +225,12 @@ def test_a_read_only_shard_probes_at_bounded_intervals_whether_it_can_write():
         clock.advance(0.1)
         assert not latch.is_writable_again()
     pauses = [b - a for a, b in pairwise(looks)]
-    assert 50 < len(looks) < 70, "bounded, and not given up"
+    assert 50 < len(looks) < 70, "the probes must be bounded and must not end"
     assert max(pauses) <= (READ_ONLY_PROBE_MS_MAX + 100) * 1_000_000
     closed[0] = False
     clock.advance(READ_ONLY_PROBE_MS_MAX / 1_000)
     assert latch.is_writable_again()
-    assert disk.list_dir(f"{DATA}/s") == [], "the probe was left"
+    assert disk.list_dir(f"{DATA}/s") == [], "the probe file was not removed"
     assert read_only_probe_ms(1) == READ_ONLY_PROBE_MS_MIN
     assert read_only_probe_ms(99) == READ_ONLY_PROBE_MS_MAX
 

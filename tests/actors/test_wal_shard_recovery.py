@@ -226,7 +226,7 @@ def test_an_incarnation_that_never_served_is_skipped_and_its_space_is_freed():
         world.start()
     disk.plan, disk.halted = [], False
     world.kill()
-    assert _file(disk, "wal-2-0.log")[4_096:].strip(b"\0"), "it had begun to copy"
+    assert _file(disk, "wal-2-0.log")[4_096:].strip(b"\0"), "the incarnation must have started to copy"
     world.start()
     assert len(_file(disk, "wal-2-0.log")) == 4_096
     assert len(world.records("d")) == 7
@@ -273,7 +273,7 @@ def _live_through(fault: DiskFault) -> None:
             if refusals(world.send("f", [world.frame_for("f", [payload])])) == [None]:
                 acked.append(payload)
     except DiskError:
-        assert fault.kind in {"EIO", "ENOSPC"}, "short writes and refusals are gone on with (ST-11, ST-12)"
+        assert fault.kind in {"EIO", "ENOSPC"}, "short writes and EAGAIN must be retried"
     disk.plan = []
     world.power_loss(fault.nth)
     world.start()
@@ -311,7 +311,7 @@ def test_a_power_loss_skips_the_reserved_seqs_and_reports_them():
     assert [seq for seq, _ in world.records("d")] == [*range(1, 34), 258]
     world.power_loss(1)
     world.start()
-    assert (34, 257) in world.topic("d").lost, "kept, and appends above the jump survive (D-11, FX-209)"
+    assert (34, 257) in world.topic("d").lost, "the loss and later appends must survive"
     assert world.records("d")[-1] == (258, b"new")
 
 

@@ -265,7 +265,7 @@ def test_a_delete_is_synced_before_its_reply_only_in_an_fsync_topic(world):
         log = world.runs[0].core.log
         delete(world, durability, before=2)
         assert (log.durable == log.offset) == (durability == "fsync")
-        assert read(again(world), durability)[1] == [2, 3], "never undone by killing processes"
+        assert read(again(world), durability)[1] == [2, 3], "a kill must not undo a delete"
 
 
 def test_every_removal_increases_the_version_of_its_topic(world):
@@ -562,7 +562,7 @@ def test_damage_refuses_a_delete_by_tag_and_nothing_else(world):
     assert isinstance(reply, m.ErrorReply)
     assert "damaged" in reply.message
     assert world.append("t", [b"x"], producer=4) == 3
-    assert delete(world, "t", before=100).deleted == 3, "needs no look at the records"
+    assert delete(world, "t", before=100).deleted == 3, "a delete by seq must not read the records"
 
 
 @pytest.mark.interpreted

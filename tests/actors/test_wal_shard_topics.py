@@ -275,7 +275,7 @@ def test_unknown_and_invalid_requests_are_refused_and_end_no_shard(world):
         answer = world.ask(run, message, attachment)
         assert isinstance(answer, m.ErrorReply), message
         assert answer.status == Status.INVALID_REQUEST
-    assert not run.core.directory.by_id, "nothing of a refused write is stored, not even its topic (W-2)"
+    assert not run.core.directory.by_id, "a refused write must not create its topic"
 
 
 def test_a_refused_write_creates_no_topic(world):
@@ -306,7 +306,7 @@ def test_an_append_creates_a_topic_only_if_requested(world):
     assert world.topic("a").config.ttl_ms == 3
     again = producer.append("a", b"y", create=True, config={"ttl_ms": 4})
     assert not again.created
-    assert world.topic("a").config.ttl_ms == 3, "an inline config of an existing topic is ignored (W-6)"
+    assert world.topic("a").config.ttl_ms == 3, "an inline configuration of an existing topic must be ignored"
     with pytest.raises(InvalidRequest):
         producer.append("a", b"z", config={"ttl_ms": "bad"})
 
@@ -513,7 +513,7 @@ def test_records_with_ids_are_one_write_and_each_is_known_later(keyed):
     assert (numbers(some)[1:], known(some)) == ((0, True), [0, 1, 0])
     assert len(keyed.records("a")) == 3
     assert numbers(producer.append("a", b"v", b"w", ids=ids_of("4", ""))) == (4, 2, False)
-    assert numbers(producer.append("a", b"x", key="1")) == (6, 1, False), "a key is no id"
+    assert numbers(producer.append("a", b"x", key="1")) == (6, 1, False), "an idempotency key is no dedup id"
 
 
 def test_a_repeated_write_is_recognised_as_a_whole_with_and_without_ids(keyed):
@@ -531,7 +531,7 @@ def test_a_repeated_write_is_recognised_as_a_whole_with_and_without_ids(keyed):
         if not keyed.runs:
             keyed.start()
         again = keyed.request(message, bytearray(mixed))
-        assert (numbers(again), known(again)) == ((2, 3, True), []), "also where its ids are forgotten"
+        assert (numbers(again), known(again)) == ((2, 3, True), []), "a repeat must be recognised by its frame number"
     assert [data for _, data in keyed.records("a")] == [b"old", b"x", b"y", b"z"]
 
 

@@ -94,7 +94,7 @@ def test_with_damaged_snapshots_the_records_of_segments_are_kept_and_no_identity
     found = {topic.topic_id: topic for topic in world.runs[0].core.directory.by_id.values()}
     for topic_id, records in before.values():
         topic = found[topic_id]
-        assert world.records(topic.name) == records, "whatever it is called now"
+        assert world.records(topic.name) == records, "the records must be readable under the new name"
         assert topic.count == len(records)
         assert topic.lost[-1][0] == records[-1][0] + 1 if topic.lost else True
     assert all(world.disk.exists(path.replace(DATA, QUARANTINE, 1)) for path in rotten)
@@ -131,13 +131,13 @@ def test_a_damaged_creation_leaves_a_topic_with_a_reported_loss_and_its_identity
     assert topic.epoch == epoch
     assert topic.lost[0][0] == 1
     assert topic.lost[-1][1] >= 3
-    assert [seq for seq, _ in world.records("before")] == [], "it lay behind the damage"
+    assert [seq for seq, _ in world.records("before")] == [], "the record followed the damage"
     assert world.topic("before").lost[0][0] == 1
     again = world.put_topic("a", durability="fsync")
     assert again.topic_id > used[0]
     assert again.epoch > used[1]
     assert world.append("a", [b"another life"], producer=9) == 1
-    assert world.disk.exists(path.replace(DATA, QUARANTINE, 1)), "good frames behind the damage are kept"
+    assert world.disk.exists(path.replace(DATA, QUARANTINE, 1)), "valid frames after the damage must be kept"
     settles(world, tmp_path)
 
 
@@ -178,7 +178,7 @@ def test_seqs_in_unreadable_bytes_are_not_reused(world, tmp_path):
         at = world.append(name, [b"next"], producer=9)
         assert at > head, name
         assert world.topic(name).lost == [(2, at - 1)], name
-    assert world.topic("b").lost == [(2, 3)], "what comes behind says how far it had got"
+    assert world.topic("b").lost == [(2, 3)], "a later frame contains the head"
     settles(world, tmp_path)
 
 

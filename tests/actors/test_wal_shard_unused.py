@@ -61,7 +61,7 @@ def goes_in(world: World, name: str = "t", most_s: float = 4 * PERIOD_S) -> floa
 def require_period(world: World, name: str = "t") -> None:
     """Check that the unused topic is deleted after its period, not earlier and not much later."""
     seconds = goes_in(world, name)
-    assert PERIOD_S <= seconds <= PERIOD_S + LATE_S, f"gone after {seconds} s"
+    assert PERIOD_S <= seconds <= PERIOD_S + LATE_S, f"deleted after {seconds} s"
 
 
 def words(numbers: Any) -> bytes:
@@ -364,7 +364,7 @@ def test_a_crash_around_the_control_frame_keeps_or_deletes_the_whole_topic(world
         return written(effect)
 
     def watch(_: int, effect: Any) -> None:
-        assert crash == "after" or not isinstance(effect, ev.RetireTopic), "told before it is written"
+        assert crash == "after" or not isinstance(effect, ev.RetireTopic), "announced before it is logged"
         if isinstance(effect, ev.WriteBatch):
             raise Crash
 

@@ -139,7 +139,7 @@ class Story:
 
     def _push(self, instance: Instance, batch: list[Sent]) -> None:
         entries = self.world.send(instance.name, [bytearray(sent.frame) for sent in batch])
-        assert len(entries) == len(batch), "every frame is settled exactly once (INV-17)"
+        assert len(entries) == len(batch), "a frame was not settled exactly once"
         for sent, entry in zip(batch, entries, strict=True):
             error = entry_error(entry, instance.name)
             assert error is None, f"{instance.name} {sent.number}: {error}"
@@ -190,7 +190,7 @@ class Story:
         self._born(name, info.topic_id, info.epoch)
 
     def _born(self, name: str, topic_id: int, epoch: int) -> None:
-        assert epoch > self.epochs.get(name, 0), f"{name}: epoch {epoch} after {self.epochs.get(name)} (E-6)"
+        assert epoch > self.epochs.get(name, 0), f"{name}: epoch {epoch} after {self.epochs.get(name)}"
         self.epochs[name] = epoch
         self.live[name] = Instance(name, topic_id, epoch, CLASSES[name])
 
@@ -274,7 +274,7 @@ class Story:
             before = self._seen()
             self.world.kill()
             self.world.start()
-            assert self._seen() == before, "recovering again changes nothing (RE-10)"
+            assert self._seen() == before, "a second recovery changed the state"
 
     def _start(self, how: str) -> None:
         """Start, possibly with another shard count, and possibly with crashes in recovery."""
@@ -316,7 +316,7 @@ class Story:
             run.core.check()
             for topic in run.core.directory.by_id.values():
                 owners.setdefault(topic.name, []).append(shard)
-        assert set(owners) == set(self.live), "deleted topics stay deleted, live ones live (FX-211)"
+        assert set(owners) == set(self.live), "the live topics differ from the model"
         assert all(len(shards) == 1 for shards in owners.values()), owners
 
     def _settle_names(self) -> None:
@@ -358,28 +358,28 @@ class Story:
             assert claimed == len(found), f"{name}: {len(found)} records, {claimed} were submitted"
         else:
             submitted = {payload for sent in instance.sent for payload in sent.payloads}
-            assert set(found.values()) <= submitted, f"{name}: made up (RE-22)"
+            assert set(found.values()) <= submitted, f"{name}: a record was never submitted"
         if durability < Durability.DISK:
             self._forget(instance)
 
     def _adopt(self, instance: Instance, sent: Sent, found: dict[int, bytes]) -> None:
         """Accept a frame that was never acked if it exists completely and once."""
         places = [seq for seq, payload in found.items() if payload == sent.payloads[0]]
-        assert len(places) <= 1, f"{instance.name} {sent.number} is there {len(places)} times"
+        assert len(places) <= 1, f"{instance.name} {sent.number} exists {len(places)} times"
         for seq in places:
             there = [found.get(seq + i) for i in range(len(sent.payloads))]
-            assert there == sent.payloads, f"{instance.name} {sent.number} came back in part (INV-18)"
+            assert there == sent.payloads, f"{instance.name} {sent.number} was recovered in part"
             sent.first_seq = seq
 
     def _require_excused(self, instance: Instance, sent: Sent, lost: list[tuple[int, int]], how: str) -> None:
         where = f"{instance.name} {sent.number} (record {sent.first_seq}) after {how}"
         if not sent.acked:
             return
-        assert instance.durability is not Durability.FSYNC, f"{where}: acked and gone"
-        assert sent.is_exposed, f"{where}: it had survived a restart before"
-        assert self.had_power_loss, f"{where}: acked and gone without a power loss"
+        assert instance.durability is not Durability.FSYNC, f"{where}: acked and lost"
+        assert sent.is_exposed, f"{where}: lost, although it survived an earlier restart"
+        assert self.had_power_loss, f"{where}: acked and lost without a power loss"
         covered = any(a <= sent.first_seq and sent.first_seq + len(sent.payloads) - 1 <= b for a, b in lost)
-        assert covered, f"{where}: gone and not announced in {lost}"
+        assert covered, f"{where}: lost and not reported in {lost}"
 
     @staticmethod
     def _forget(instance: Instance) -> None:

@@ -73,9 +73,7 @@ WHERE_FROM = "import ringlog.client.connection.shell as it; print(it.__file__.en
 @pytest.mark.parametrize(
     ("wish", "is_source"), [("1", not HAS_CORES), ("0", True), ("actors", True), ("", not HAS_CORES)]
 )
-def test_a_program_runs_the_compiled_client_unless_cores_are_disabled(
-    wish: str, is_source: bool
-) -> None:
+def test_a_program_runs_the_compiled_client_unless_cores_are_disabled(wish: str, is_source: bool) -> None:
     assert run(WHERE_FROM, wish) == [str(is_source)]
 
 

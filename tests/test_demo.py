@@ -16,7 +16,7 @@ import xxhash
 from demo import copies
 from demo.judge import Counts, Ledger, Verdict, judge
 from demo.source import Source, events_of, id_of, load, prepare, share, tag_of
-from demo.words import Words
+from demo.words import SharedCounters
 from ringlog.testing.real_engine import wait_until
 
 ROOT = Path(__file__).parent.parent
@@ -126,7 +126,7 @@ def test_events_of_one_topic_are_found_with_their_tags(tmp_path: Path) -> None:
 
 
 def test_shared_words_are_visible_to_each_other(tmp_path: Path) -> None:
-    one, other = Words(tmp_path), Words(tmp_path)
+    one, other = SharedCounters(tmp_path), SharedCounters(tmp_path)
     one[3] = (1 << 64) - 1
     one[4] = 5
     assert (other[3], other.total(4, 2)) == ((1 << 64) - 1, 5)

@@ -154,7 +154,7 @@ def test_averages_approach_a_constant_input() -> None:
 
 
 def test_the_pressure_of_shards_does_not_count_as_own_pressure() -> None:
-    """G-10."""
+    """Total pressure is the greater of both."""
     governor = Governor()
     governor.observe(PressureSample(fill=0.3, shards_pressure=0.9))
     assert (governor.own, governor.pressure) == (0.3, 0.9)

@@ -261,9 +261,7 @@ def loaded_or_refused(key: str, text: str, cwd: str) -> tuple[c.LoadedConfig | N
 
 
 @pytest.mark.parametrize("key", sorted(c.ENVIRONMENT))
-def test_an_extreme_value_of_any_setting_is_refused_or_bounded(
-    tmp_path: Path, key: str
-) -> None:
+def test_an_extreme_value_of_any_setting_is_refused_or_bounded(tmp_path: Path, key: str) -> None:
     for text in EXTREMES:
         loaded, refusal = loaded_or_refused(key, text, str(tmp_path))
         if loaded is None:

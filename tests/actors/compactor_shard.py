@@ -18,9 +18,9 @@ from ringlog.frame import open_frame
 from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.segment.index_rebuild import read_frames, verify_segment
 from ringlog.segment.layout import (
+    CREATOR_COMPACTOR,
     DATA,
     DATA_HEADER_BYTES,
-    MAKER_COMPACTOR,
     NumberAllocator,
     SegmentDataHeader,
     parse_stem,
@@ -176,7 +176,7 @@ def place_of(world, disk=None, **storage):
     return CheckpointContext(
         disk=disk, data_dir=DATA_DIR, engine_id=ENGINE_ID, storage=StorageConfig(**storage),
         clock=world.clock,
-        numbers=NumberAllocator(MAKER_COMPACTOR, known), heartbeat=lambda: None,
+        numbers=NumberAllocator(CREATOR_COMPACTOR, known), heartbeat=lambda: None,
     )  # fmt: skip
 
 

@@ -543,7 +543,7 @@ def test_a_frame_that_follows_another_passes_unchanged(count):
     data = bytearray().join([frame() for _ in range(count)])
     found = batch.scan(data)
     found.words[:, layout.W_TAIL] |= batch.FOLLOWS
-    batch.put_headers(batch.words_of(data), found)
+    batch.write_headers(batch.words_of(data), found)
     before = bytes(data)
     assert len(check_frames(m.Append("t", count), memoryview(data), 1 << 30).offsets) == count + 1
     assert bytes(data) == before
@@ -555,7 +555,7 @@ def test_a_frame_that_follows_another_passes_unchanged(count):
 def test_an_unexpected_error_ends_its_request_and_not_the_gateway(gateway, monkeypatch):
     """Otherwise a client could end one incarnation after another (G6)."""
     gateway.know("t")
-    monkeypatch.setattr(gateway.core._asker, "ask", lambda *_: 1 // 0)
+    monkeypatch.setattr(gateway.core._context, "ask", lambda *_: 1 // 0)
     reply, failed = gateway.ask(m.TopicState("t"))
     assert Status(reply.message.status) is Status.INTERNAL
     assert isinstance(failed.error, ZeroDivisionError)

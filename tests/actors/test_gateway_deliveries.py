@@ -60,7 +60,7 @@ def test_grants_carry_the_clients_numbers_and_no_position_hints(world):
     """Remote clients must not learn the names and offsets of log files."""
     (asked,) = world.follow(ALICE, 70, (700, topic(7), 3))
     ours = asked.subscription, asked.feeds[0].feed
-    world.host.give_grants((*ours, 9, 4, 9, 1, 4096, 8192))
+    world.host.deliver_grants((*ours, 9, 4, 9, 1, 4096, 8192))
     ((client, message, data),) = world.said
     assert (client, message) == (ALICE, m.Turns(1))
     assert np.frombuffer(data, np.uint64).tolist() == [70, 700, 9, 0, 0, 0, 0, 0]
@@ -72,10 +72,10 @@ def test_two_clients_may_use_the_same_subscription_numbers(world):
     first = world.follow(ALICE, 1, (1, topic(7), 0))[0]
     second = world.follow(BOB, 1, (1, topic(8), 0))[0]
     assert first.subscription != second.subscription
-    world.host.give_grants((second.subscription, second.feeds[0].feed, 5))
+    world.host.deliver_grants((second.subscription, second.feeds[0].feed, 5))
     assert world.rows(BOB) == [(1, 1, 5)]
     world.deliveries.forget_client(BOB)
-    world.host.give_grants((first.subscription, first.feeds[0].feed, 6))
+    world.host.deliver_grants((first.subscription, first.feeds[0].feed, 6))
     assert world.rows(ALICE) == [(1, 1, 6)]
 
 
@@ -107,7 +107,7 @@ def test_unsubscribing_ends_single_feeds_or_the_subscription(world):
     asked = world.follow(ALICE, 1, (1, topic(7), 0), (2, topic(8), 0))[0]
     numbers = {feed.topic_id: feed.feed for feed in asked.feeds}
     world.deliveries.unsubscribe(ALICE, 1, [1])
-    world.host.give_grants((asked.subscription, numbers[7], 9), (asked.subscription, numbers[8], 9))
+    world.host.deliver_grants((asked.subscription, numbers[7], 9), (asked.subscription, numbers[8], 9))
     assert world.rows(ALICE) == [(1, 2, 9)]
     world.deliveries.unsubscribe(ALICE, 1, [])
     world.deliveries.unsubscribe(ALICE, 1, [])
@@ -121,7 +121,7 @@ def test_a_feed_with_a_known_number_is_moved(world):
     moved = next(asked for asked in again if isinstance(asked, m.Subscribe))
     assert (moved.subscription, moved.feeds[0].after) == (first.subscription, 8)
     for asked in (first, moved):
-        world.host.give_grants((moved.subscription, asked.feeds[0].feed, 9))
+        world.host.deliver_grants((moved.subscription, asked.feeds[0].feed, 9))
     assert world.rows(ALICE) == [(1, 1, 9)]
 
 

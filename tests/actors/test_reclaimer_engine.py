@@ -139,12 +139,12 @@ def test_a_scrub_that_fails_is_answered(tmp_path):
 def test_one_scrub_pass_answers_all_earlier_requests(monkeypatch):
     """Many requests must not cause as many passes over all data."""
     shell = object.__new__(ReclaimerShell)
-    shell._scrubs_asked, shell._scrubs_done = deque((b"c", corr) for corr in range(5)), deque()
+    shell._scrub_requests, shell._scrubs_done = deque((b"c", corr) for corr in range(5)), deque()
     shell._bell = SimpleNamespace(ring=lambda: None)
     made = []
 
     def whole_pass():
-        shell._scrubs_asked.append((b"late", 9))
+        shell._scrub_requests.append((b"late", 9))
         made.append(m.ScrubReport(len(made) + 1, 0, []))
         return made[-1]
 

@@ -17,7 +17,7 @@ from ringlog.envelope import messages as m
 from ringlog.errors import NotReady, ShuttingDown
 from ringlog.limits import KIB, SHARED_SEGMENTS_MAX, SMALL_SEGMENTS_MAX
 from ringlog.segment.index_rebuild import verify_segment
-from ringlog.segment.layout import DATA, DEL, IDX, MAKER_RECLAIMER, NumberAllocator, topic_stem
+from ringlog.segment.layout import CREATOR_RECLAIMER, DATA, DEL, IDX, NumberAllocator, topic_stem
 from ringlog.segment.parts import part_names
 from ringlog.segment.segment import Segment
 from ringlog.testing import ManualClock
@@ -53,7 +53,7 @@ class World:
     def reclaimer(self, disk=None) -> Reclaimer:
         disk = disk or self.base
         self.lives += 1
-        numbers = NumberAllocator(MAKER_RECLAIMER, [(MAKER_RECLAIMER << 48) | self.lives << 20])
+        numbers = NumberAllocator(CREATOR_RECLAIMER, [(CREATOR_RECLAIMER << 48) | self.lives << 20])
         self.pace = ByteRateLimiter(1 << 40, self.clock, lambda: False)
         store = LocalStore(disk, "/cold") if self.cold else None
 
@@ -357,7 +357,7 @@ def test_unregistered_segments_with_live_records_or_damage_are_kept():
     world.set(7)
     alive = make_segment(world.base, "/data", FIRST + 2, {7: range(1, 5)})
     damaged = make_segment(world.base, "/data", FIRST + 3, {9: range(1, 5)})
-    fd = world.base.open_marks(f"/data/{damaged.stem}{IDX}")
+    fd = world.base.open_for_overwrite(f"/data/{damaged.stem}{IDX}")
     world.base.write_at(fd, [b"\xff" * 20], 8)
     world.base.sync_file(fd)
     world.base.close(fd)
@@ -393,7 +393,7 @@ def test_a_damaged_source_is_left_unchanged_and_other_segments_are_rewritten():
     """The rewriter verifies the data that it copies."""
     world = World()
     bad, good = world.segment(1, {7: range(1, 101)}), world.segment(2, {8: range(1, 101)})
-    fd = world.base.open_marks(f"/data/{bad.stem}{DATA}")
+    fd = world.base.open_for_overwrite(f"/data/{bad.stem}{DATA}")
     world.base.write_at(fd, [b"\xff" * 20], bad.data_bytes - 60)
     world.base.sync_file(fd)
     world.base.close(fd)
@@ -505,7 +505,7 @@ def test_deletion_marks_are_written_only_for_topics_with_deleted_records():
     world = World()
     ref = world.segment(1, {7: range(1, 11), 8: range(1, 11)})
     world.reclaimer()
-    numbers = NumberAllocator(MAKER_RECLAIMER)
+    numbers = NumberAllocator(CREATOR_RECLAIMER)
     rewriter = Rewriter(world.base, "/data", SETTINGS, numbers, world.pace)
     assert (
         rewriter.mark_deleted([ref], {7: TopicLiveness(1, 1, BitMap64([3, 99])), 8: TopicLiveness(1, 1)}) == 1

@@ -33,7 +33,7 @@ class World:
         )
 
     def rot(self, path: str, at: int) -> None:
-        fd = self.disk.open_marks(path)
+        fd = self.disk.open_for_overwrite(path)
         byte = self.disk.read_at(fd, 1, at)[0]
         self.disk.write_at(fd, [bytes([byte ^ 0x10])], at)
         self.disk.sync_file(fd)

@@ -54,7 +54,7 @@ class World:
 
     def write(self, path: str, at: int, data: bytes) -> None:
         """Overwrite bytes of a file, as bit rot does."""
-        fd = self.base.open_marks(path)
+        fd = self.base.open_for_overwrite(path)
         self.base.write_at(fd, [data], at)
         self.base.sync_file(fd)
         self.base.close(fd)

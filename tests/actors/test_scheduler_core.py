@@ -163,9 +163,9 @@ def test_a_grant_returned_without_consumption_raises_no_priority() -> None:
     world.turn()
     world.take(A, (1, 1, 1), is_consumed=False)
     [followed] = world.core.shards[0].topics.values()
-    assert followed.standing.consumed_ms is None
+    assert followed.priority.consumed_ms is None
     world.take(A, (1, 1, 1))
-    assert followed.standing.consumed_ms == world.now_ms
+    assert followed.priority.consumed_ms == world.now_ms
 
 
 def test_a_strong_subscription_is_granted_only_synced_records() -> None:

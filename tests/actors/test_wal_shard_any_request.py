@@ -9,7 +9,7 @@ from chaos.fuzz.fuzz_shard import recovered
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest
 from ringlog.testing.message_generator import MessageGenerator, SeededChoices
-from ringlog.testing.shard_world import Unanswered, World
+from ringlog.testing.shard_world import NoReply, World
 
 REQUESTS = 250
 KINDS_AT_ONCE = 12
@@ -56,7 +56,7 @@ def test_a_shard_answers_any_request_and_recovers_from_its_log(seed: int) -> Non
             continue
         try:
             world.ask(run, message, writer.attachment())
-        except Unanswered:
+        except NoReply:
             assert kind in WAIT, message
         answered += 1
     assert answered > REQUESTS // 2

@@ -139,7 +139,7 @@ def test_with_truncate_a_missing_segment_is_a_reported_loss(world):
         checkpoint(world)
         fill(world, rounds=1)
     checkpoint(world)
-    stem = next(iter(world.runs[0].core.checkpoint.sealed.refs.values())).stem
+    stem = next(iter(world.runs[0].core.checkpoint.segments.refs.values())).stem
     world.kill()
     for suffix in (".data", ".idx"):
         world.disk.unlink(f"{DATA}/{stem}{suffix}")
@@ -160,7 +160,7 @@ def test_a_missing_index_is_rebuilt(world):
     fill(world)
     checkpoint(world)
     before = state(world)
-    stem = next(iter(world.runs[0].core.checkpoint.sealed.refs.values())).stem
+    stem = next(iter(world.runs[0].core.checkpoint.segments.refs.values())).stem
     world.kill()
     world.disk.unlink(f"{DATA}/{stem}.idx")
     world.start()
@@ -289,12 +289,12 @@ def test_a_segment_goes_cold_only_when_a_snapshot_names_it(world):
     checkpoint(world)
     run = world.runs[0]
     listed = world.ask(run, m.CheckpointOpen()).segments[0].number
-    other = run.core.checkpoint.sealed.refs[listed]
-    run.core.checkpoint.sealed.refs[listed + 1] = other
+    other = run.core.checkpoint.segments.refs[listed]
+    run.core.checkpoint.segments.refs[listed + 1] = other
     refused = world.ask(run, m.SegmentTier(listed + 1, m.TIER_COLD))
     assert (refused.accepted, "no snapshot names" in refused.reason) == (False, True)
     assert world.ask(run, m.SegmentTier(listed, m.TIER_COLD)).accepted
-    del run.core.checkpoint.sealed.refs[listed + 1]
+    del run.core.checkpoint.segments.refs[listed + 1]
     restart(world, "kill")
     assert world.ask(world.runs[0], m.SegmentTier(listed, m.TIER_COLD)).accepted, "the snapshot must be known after a restart"
 

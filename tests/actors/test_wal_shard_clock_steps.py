@@ -70,7 +70,7 @@ def test_a_leased_job_stays_with_its_worker_when_the_clock_is_stepped(world, kin
     world.clock.step(step_s)
     assert list(work.claim("other")) == [3]
     world.runs[0].core.requests.leases.registry.group_metrics.sample(
-        world.runs[0].core.requests.steady_us // 1_000, 1
+        world.runs[0].core.requests.lease_clock_us // 1_000, 1
     )
     assert work.extend("w", held) == 2
     world.clock.advance(LEASE_MS / 1_000 - 0.1)

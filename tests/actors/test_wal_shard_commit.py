@@ -45,7 +45,7 @@ def kinds(run: ShardRun, *events: Any) -> list[str]:
 def traced(world: World) -> list[Any]:
     """Return a list that receives every later effect, in the order of performance."""
     seen: list[Any] = []
-    world.watch = lambda shard, effect: seen.append(effect)
+    world.effect_observer = lambda shard, effect: seen.append(effect)
     return seen
 
 

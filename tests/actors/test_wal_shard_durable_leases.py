@@ -126,7 +126,7 @@ def test_every_durability_class_with_a_log_keeps_leases_over_a_kill(world, durab
 def test_an_ephemeral_queue_ignores_the_setting(world):
     """Its leases are not logged."""
     seen: list[Any] = []
-    world = started(watch=lambda shard, effect: seen.append(effect))
+    world = started(effect_observer=lambda shard, effect: seen.append(effect))
     make(world, 3, durability="ephemeral")
     seen.clear()
     claim(world, 1)
@@ -162,7 +162,7 @@ def test_a_clock_that_steps_back_revives_no_lease(world):
 def test_a_claim_is_one_record_in_the_log_and_is_answered_after_its_sync():
     """The same holds for every other change (Q6)."""
     seen: list[Any] = []
-    world = started(watch=lambda shard, effect: seen.append(effect))
+    world = started(effect_observer=lambda shard, effect: seen.append(effect))
     make(world, 2_100)
     claim(world, 1)
     for request in (
@@ -192,7 +192,7 @@ def test_a_claim_is_one_record_in_the_log_and_is_answered_after_its_sync():
 def test_a_claim_that_waited_is_logged_before_it_is_answered():
     """The reply follows when the change is durable (Q6)."""
     seen: list[Any] = []
-    world = started(watch=lambda shard, effect: seen.append(effect))
+    world = started(effect_observer=lambda shard, effect: seen.append(effect))
     make(world, 0)
     run = world.run_of("q")
     run.step(run.request(901, m.Claim("q", "w", 2, 60_000, wait_ms=20_000)))
@@ -418,7 +418,7 @@ def switch(world: World, *, is_on: bool, **config: Any) -> None:
 @pytest.mark.parametrize("is_absorbed", [False, True])
 def test_switching_on_logs_the_known_state(is_absorbed, monkeypatch):
     """Leases, counts, delays and rejects that were only in memory become durable."""
-    monkeypatch.setattr(group, "_WRITTEN_ROWS", 2)
+    monkeypatch.setattr(group, "_SNAPSHOT_ROWS", 2)
     world = new_world()
     make(world, 12, leases_durable=False, max_deliveries=9, dead_letter="dead")
     world.run_of("q").core.requests.leases.registry.has_dead_letter_mover = True

@@ -114,12 +114,12 @@ def test_the_oldest_file_is_evicted_and_floors_and_counts_follow(world):
 def test_frames_of_durable_topics_evict_no_ephemeral_records(world):
     """A large durable frame must not enter the volatile log."""
     world.append("e", [b"kept"])
-    opened = []
-    world.watch = lambda shard, effect: opened.append(effect) if isinstance(effect, ev.OpenVolatile) else None
+    seen = []
+    world.effect_observer = lambda _, effect: seen.append(effect) if isinstance(effect, ev.OpenVolatile) else None
     for _ in range(4):
         world.append("f", [b"x" * 900_000])
         by_message(world, "f", b"y" * 900_000)
-    assert opened == []
+    assert seen == []
     assert world.records("e") == [(1, b"kept")]
 
 

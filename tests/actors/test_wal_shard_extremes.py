@@ -13,7 +13,7 @@ from ringlog.envelope import messages as m
 from ringlog.envelope.wire import PROTOCOL, MessageInvalid, decode
 from ringlog.limits import PID_MAX, SEQ_MAX
 from ringlog.testing.extremes import extreme_bodies
-from ringlog.testing.shard_world import ShardRun, Unanswered, World
+from ringlog.testing.shard_world import NoReply, ShardRun, World
 
 KINDS = sorted(prepared().run_of("t").core.requests.kinds, key=lambda kind: kind.__name__)
 SEQS = b"\1" + bytes(7)
@@ -48,7 +48,7 @@ def asked(world: World, run: ShardRun, kind: type[m.Message], body: list[Any]) -
         return None
     try:
         return world.ask(run, message, bytearray())
-    except Unanswered:
+    except NoReply:
         assert kind in WAIT, message
         return None
 

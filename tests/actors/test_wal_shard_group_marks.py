@@ -216,7 +216,7 @@ def test_a_group_with_unreadable_records_fails_and_another_group_continues(world
     write(world)
     write(world, 10)
     leases = world.run_of("t").core.requests.leases
-    learned, broken = leases.removals.learned.notify, [leases.registry.find(m.Claim("t", "w", 1, group="g"))]
+    learned, broken = leases.removals.query_results.notify, [leases.registry.find(m.Claim("t", "w", 1, group="g"))]
 
     def damage(question, found):
         is_broken = bool(broken) and question.learn.key == broken[0][1].number

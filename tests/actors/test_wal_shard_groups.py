@@ -103,7 +103,7 @@ def test_the_floor_is_exact_whatever_the_order_of_acks(world):
 
 def test_each_call_is_one_frame_and_is_answered_after_its_sync():
     seen: list[Any] = []
-    world = started(watch=lambda shard, effect: seen.append(effect))
+    world = started(effect_observer=lambda shard, effect: seen.append(effect))
     make(world, 9)
     for request in (
         m.Claim("t", "w", 9, group="g"), m.Ack("t", "w", words([2, 5, 9]), group="g"),

@@ -30,7 +30,7 @@ def world() -> World:
 
 
 def newest(world: World) -> HotTail:
-    return world.run_of("q").core.requests.leases.newest
+    return world.run_of("q").core.requests.leases.recent_records
 
 
 def payloads_in(tail: HotTail, topic: ShardTopic, first: int, count: int) -> tuple[list[bytes], bytes] | None:
@@ -129,7 +129,7 @@ def test_a_job_is_put_claimed_and_acked_without_a_read_of_the_log(
     def read(*_: Any) -> None:
         raise AssertionError("storage was asked")
 
-    monkeypatch.setattr(run, "_consult", read)
+    monkeypatch.setattr(run, "_query_storage", read)
     for n in range(50):
         world.append("q", [b"%d" % n] * count)
         claimed = world.request(m.Claim("q", "w", count, call=3 * n + 1))

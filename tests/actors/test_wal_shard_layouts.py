@@ -99,7 +99,7 @@ def test_an_unfinished_checkpoint_of_another_layout_loses_no_replaced_segment():
     made = world.put_topic("d", durability="fsync")
     world.append("d", [b"%d" % n for n in range(15)])
     checkpoint_all(world)
-    (first,) = owner_of(world, made).core.checkpoint.sealed.refs
+    (first,) = owner_of(world, made).core.checkpoint.segments.refs
     world.append("d", [b"%d" % n for n in range(15, 20)])
     world.kill()
     world.start(1)

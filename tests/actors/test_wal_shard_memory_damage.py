@@ -53,7 +53,7 @@ def damage(world: World, nths: list[int], name: str = "quick", at: int = 90) -> 
         offsets = batch.offsets[which].tolist()
         if not offsets:
             continue
-        fd = world.disk.open_marks(path)
+        fd = world.disk.open_for_overwrite(path)
         for nth in nths:
             world.disk.write_at(fd, [b"\xee"], offsets[nth] + at)
         world.disk.sync_file(fd)
@@ -132,7 +132,7 @@ def test_a_torn_end_of_class_memory_is_cut(world):
     world.append("quick", [b"torn"])
     path = f"{DATA}/wal/shard-00/{wal_files(world)[0]}"
     end = len(world.disk.contents()[path].rstrip(b"\0"))
-    fd = world.disk.open_marks(path)
+    fd = world.disk.open_for_overwrite(path)
     world.disk.write_at(fd, [b"\xee"], end - 1)
     world.disk.sync_file(fd)
     world.disk.close(fd)

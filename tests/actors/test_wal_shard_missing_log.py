@@ -231,7 +231,7 @@ def test_a_damaged_register_needs_one_valid_entry(world, entries, tmp_path):
     checkpoint(world)  # rotates the log
     before = state(world)
     world.kill()
-    fd = world.disk.open_marks(REGISTER)
+    fd = world.disk.open_for_overwrite(REGISTER)
     for entry in entries:
         world.disk.write_at(fd, [b"\xee"], entry * ENTRY_BYTES + 50)
     world.disk.close(fd)

@@ -39,7 +39,7 @@ def segments_of(world: World, name: str) -> list[str]:
     """Return the stems of a topic's segments, the oldest records first."""
     run = world.run_of(name)
     return [each.path.removesuffix(DATA_SUFFIX)
-            for each in run.core.checkpoint.sealed.ranges(world.topic(name).topic_id, 0)]  # fmt: skip
+            for each in run.core.checkpoint.segments.ranges(world.topic(name).topic_id, 0)]  # fmt: skip
 
 
 def take_away(world: World, *paths: str) -> dict[str, bytes]:

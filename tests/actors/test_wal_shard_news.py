@@ -60,7 +60,7 @@ def news_of(world: World) -> list[News]:
         if isinstance(effect, ev.PublishTopics):
             told.extend(effect.news)
 
-    world.watch = watch
+    world.effect_observer = watch
     return told
 
 
@@ -158,7 +158,7 @@ def test_recovery_announces_nothing_and_later_appends_are_announced(world):
 def test_news_follows_heads_and_marks_and_precedes_acks(world):
     """A row is written after marks and heads are on the board, and before the ack (N2, W3)."""
     seen: list[Any] = []
-    world.watch = lambda shard, effect: seen.append(effect)
+    world.effect_observer = lambda shard, effect: seen.append(effect)
     world.append("f", [b"a"])
     kinds = [type(effect) for effect in seen]
     assert kinds.index(ev.PublishMarks) < kinds.index(ev.PublishTopics) < kinds.index(ev.Settle)
@@ -243,7 +243,7 @@ def test_news_becomes_rows_with_the_slot_of_the_topic(announcer, shm_dir):
         NewsRow(5, 77, 3, 8, 9, 1 << 24, 4096, 5000),
         NewsRow(6 | VOLATILE_BIT, 77, 3, 1, 1, 1 << 23, 64, 128),
     ], "a topic without a slot must not be announced"
-    one.tell_gone(topic_at(5))
+    one.announce_deletion(topic_at(5))
     assert rows_of(reader.take_rows()) == [NewsRow(5, 77, 3, 12, 12, 0, 0, 0)]
     reader.close()
 
@@ -255,7 +255,7 @@ def test_nothing_is_announced_before_recovery_is_on_the_board_or_without_schedul
         if not schedulers:
             one.begin()
         one.publish_news([(topic_at(5), 8, 9, 1 << 24, 4096, 5000, False)])
-        one.tell_gone(topic_at(5))
+        one.announce_deletion(topic_at(5))
         one.wake_early(128, 1)
         one.ring_bells(1)
         assert not (shm_dir / news_name(1)).exists()
@@ -273,7 +273,7 @@ def test_the_bells_of_sleeping_schedulers_are_rung_once(announcer, shm_dir, boar
 
     def rings() -> list[int]:
         one.publish_news([(topic_at(5), 8, 9, 1 << 24, 4096, 5000, False)])
-        one.tell_gone(topic_at(5))
+        one.announce_deletion(topic_at(5))
         one.ring_bells(1)
         one.ring_bells(2)
         return [bell.drain() for bell in bells]

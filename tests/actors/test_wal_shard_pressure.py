@@ -164,11 +164,11 @@ class Place:
         self.producers.append(RingProducer.attach(f"{self.dir}/{name}"))
         return self.producers[-1]
 
-    def sample(self, *, rested_ns: int = SAMPLE_NS) -> pressure.Pressure:
+    def sample(self, *, idle_ns: int = SAMPLE_NS) -> pressure.Pressure:
         """Take a sample one sample interval later."""
         self.now += SAMPLE_NS
         assert self.now >= self.governing.due_ns
-        self.governing.rested_ns = rested_ns
+        self.governing.idle_ns = idle_ns
         self.governing.sample(self.now, self.rings, 0)
         self.page.set(ProcessField.HEARTBEAT_NS, self.now)
         return pressure.read(self.page, self.now)
@@ -250,16 +250,16 @@ def test_pressure_ends_when_the_rings_are_drained(place: Place) -> None:
 
 def test_work_is_pressure_and_waiting_for_the_device_is_not(place: Place) -> None:
     """Time in syncs does not count as busy."""
-    assert place.sample(rested_ns=0).busy == pytest.approx(0.2)
+    assert place.sample(idle_ns=0).busy == pytest.approx(0.2)
     place.page.add(ProcessField.SYNC_NS, SAMPLE_NS)
-    assert place.sample(rested_ns=0).busy == pytest.approx(0.16)
+    assert place.sample(idle_ns=0).busy == pytest.approx(0.16)
     assert place.page.get(ProcessField.BUSY_NS) == 2 * SAMPLE_NS
 
 
 def test_under_pressure_the_shard_wakes_up_for_each_sample(place: Place) -> None:
     """Without pressure it may sleep longer."""
     assert place.governing.wait_ms(1_000) == 1_000
-    place.sample(rested_ns=0)
+    place.sample(idle_ns=0)
     assert place.governing.wait_ms(1_000) == GOVERNOR_SAMPLE_MS
 
 

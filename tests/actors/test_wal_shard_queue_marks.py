@@ -214,18 +214,18 @@ def test_deletes_and_caps_remove_delayed_jobs(world):
 
 def test_queues_without_times_and_priorities_need_no_reads():
     seen: list[Any] = []
-    world = started(watch=lambda shard, effect: seen.append(effect))
+    world = started(effect_observer=lambda shard, effect: seen.append(effect))
     make(world, 5)
     taken(world, 2)
     world.request(m.LeaseStats("q"))
-    assert not [effect for effect in seen if isinstance(effect, ev.QueryLedger)]
+    assert not [effect for effect in seen if isinstance(effect, ev.QueryStorage)]
 
 
 def test_a_queue_with_unreadable_records_delivers_nothing(world, monkeypatch):
     make(world, 1)
     put(world, 10)
     queues = world.run_of("q").core.requests.leases
-    learned = queues.removals.learned.notify
+    learned = queues.removals.query_results.notify
     broken = [True]
 
     def damage(question, found):

@@ -99,7 +99,7 @@ def test_acks_survive_a_kill_and_leases_do_not(world, durability):
 def test_an_ack_is_one_record_of_the_log_and_answered_after_its_sync():
     """The reply follows when the record is as durable as its class requires (Q4)."""
     seen: list[Any] = []
-    world = started(watch=lambda shard, effect: seen.append(effect))
+    world = started(effect_observer=lambda shard, effect: seen.append(effect))
     make(world, 9, durability="fsync")
     jobs = jobs_of(claim(world, 9))
     seen.clear()
@@ -135,7 +135,7 @@ def test_jobs_of_a_dead_worker_are_ready_at_once(world):
 
 def test_acks_that_arrive_together_share_one_sync():
     seen: list[Any] = []
-    world = started(watch=lambda shard, effect: seen.append(effect))
+    world = started(effect_observer=lambda shard, effect: seen.append(effect))
     make(world, 8, durability="fsync")
     jobs = jobs_of(claim(world, 8))
     seen.clear()

@@ -21,8 +21,8 @@ from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, SimulatedBoardMarks, World, refusals
 
 CHANGING = ("create", "write_at", "allocate", "zero_fill", "truncate", "rename", "unlink", "make_dir", "lock",
-            "remove_dir", "sync_data", "sync_file", "sync_dir", "open_cut", "open_marks", "write_back",
-            "begin_sync")  # fmt: skip
+            "remove_dir", "sync_data", "sync_file", "sync_dir", "open_for_truncate", "open_for_overwrite",
+            "write_back", "begin_sync")  # fmt: skip
 
 
 class ReadOnlyDisk:

@@ -131,7 +131,7 @@ def test_every_fsync_ack_is_covered_by_a_sync_of_a_file_with_a_durable_name():
             monitor.require_durable(run.writer.path, run.writer.offset)
             checked.append(effect)
 
-    world = World(inner, disk_of=lambda incarnation: monitor.watch(inner, incarnation), watch=watch)  # type: ignore[arg-type,return-value]
+    world = World(inner, disk_of=lambda incarnation: monitor.watch(inner, incarnation), effect_observer=watch)  # type: ignore[arg-type,return-value]
     world.start()
     world.put_topic("f", durability="fsync")
     for i in range(8):
@@ -408,7 +408,7 @@ def test_reservations_grow_with_the_log_and_always_cover_acked_seqs():
             last = int(effect.entries[-1][1]) + (int(effect.entries[-1][3]) & 0xFFFFFFFF) - 1
             assert last < durable[0], f"{last} is acked under a durable reservation of {durable[0]}"
 
-    world.watch = watch
+    world.effect_observer = watch
     world.start()
     world.put_topic("d", durability="disk")
     syncs = 0

@@ -349,8 +349,8 @@ def test_damaged_records_do_not_prevent_appends(world):
     run = world.runs[0]
     at = run.read("wal/shard-00/wal-1-0.log").index(b"precious")
     world.disk.write_at(run.writer._fd, [b"X"], at)
-    asked, consult = [], run._perform[ev.QueryLedger]
-    run._perform[ev.QueryLedger] = lambda effect: asked.append(1) or consult(effect)
+    asked, consult = [], run._perform[ev.QueryStorage]
+    run._perform[ev.QueryStorage] = lambda effect: asked.append(1) or consult(effect)
     write(world, "t", 2)
     world.put_topic("t", mode="merge", cap_records=1)
     write(world, "t", 3, 4)

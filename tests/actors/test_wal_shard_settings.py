@@ -22,7 +22,7 @@ from ringlog.frame.batch import words_of
 from ringlog.frame.layout import HEADER_BYTES, W_BODY_XXH3
 from ringlog.limits import CLAIM_JITTER_MS_MAX, DURATION_MS_MAX
 from ringlog.settings import CALL_SETTINGS, FLAG, GROUP_SETTINGS, QUEUE, TOPIC_SETTINGS, WHOLE, Setting
-from ringlog.testing.shard_world import Unanswered, World, refusals
+from ringlog.testing.shard_world import NoReply, World, refusals
 from ringlog.topic.config import TopicConfig
 
 HUGE = (2**31, 2**63 - 1, 2**63, 2**64 - 1, 2**64 // 1_000)
@@ -93,7 +93,7 @@ def claimed_runs(world: World) -> list[tuple[int, int, int, int]]:
     run = world.run_of("t")
     try:
         return world.ask(run, m.Claim("t", "w", 2)).runs
-    except Unanswered:
+    except NoReply:
         world.tick(CLAIM_JITTER_MS_MAX / 1_000)
         return run.replies.popitem()[1].runs
 

@@ -32,10 +32,10 @@ def harm(disk, path: str, how: str) -> None:
         disk.sync_dir(path.rpartition("/")[0])
         return
     if how == "zeroed":
-        fd = disk.open_marks(path)
+        fd = disk.open_for_overwrite(path)
         disk.write_at(fd, [bytes(disk.size(fd))], 0)
     else:
-        fd = disk.open_cut(path)
+        fd = disk.open_for_truncate(path)
         disk.truncate(fd, disk.size(fd) - 8)
     disk.sync_file(fd)
     disk.close(fd)
@@ -58,11 +58,11 @@ def test_a_segment_without_tags_is_used_if_they_cannot_be_rebuilt() -> None:
     world, stem = sealed()
     world.stop()
     harm(world.disk, f"{DATA}/{stem}{TAGS}", "missing")
-    fd = world.disk.open_marks(f"{DATA}/{stem}{DATA_SUFFIX}")
+    fd = world.disk.open_for_overwrite(f"{DATA}/{stem}{DATA_SUFFIX}")
     at = 4096 + 100
     world.disk.write_at(fd, [bytes([world.disk.read_at(fd, 1, at)[0] ^ 1])], at)
     world.disk.sync_file(fd)
     world.disk.close(fd)
     world.start()
     assert world.topic("t").head_seq == 6
-    assert [ref.stem for ref in world.runs[0].core.checkpoint.sealed.refs.values()] == [stem]
+    assert [ref.stem for ref in world.runs[0].core.checkpoint.segments.refs.values()] == [stem]

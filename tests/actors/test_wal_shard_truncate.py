@@ -26,7 +26,7 @@ def world():
 
 
 def damage(world: World, path: str, at: int, data: bytes = b"\xee") -> None:
-    fd = world.disk.open_marks(path)
+    fd = world.disk.open_for_overwrite(path)
     world.disk.write_at(fd, [data], at)
     world.disk.sync_file(fd)
     world.disk.close(fd)

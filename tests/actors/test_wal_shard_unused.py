@@ -110,7 +110,7 @@ def test_the_shard_wakes_up_for_the_deletion(world):
 def test_the_deletion_is_like_a_requested_one_and_contains_its_reason(world):
     """The slot is released, so that the name can be used again."""
     seen: list[ev.RetireTopic] = []
-    world.watch = lambda _, effect: seen.append(effect) if isinstance(effect, ev.RetireTopic) else None
+    world.effect_observer = lambda _, effect: seen.append(effect) if isinstance(effect, ev.RetireTopic) else None
     make(world)
     world.append("t", [b"1", b"2"])
     wait(world, PERIOD_S + LATE_S)
@@ -368,10 +368,10 @@ def test_a_crash_around_the_control_frame_keeps_or_deletes_the_whole_topic(world
         if isinstance(effect, ev.WriteBatch):
             raise Crash
 
-    run._perform[ev.WriteBatch], world.watch = write, watch
+    run._perform[ev.WriteBatch], world.effect_observer = write, watch
     with pytest.raises(Crash):
         wait(world, LATE_S + 0.5)
-    world.watch = lambda shard, effect: None
+    world.effect_observer = lambda shard, effect: None
     world.kill()
     world.start()
     assert is_there(world) is (crash == "before")

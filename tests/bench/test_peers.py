@@ -13,7 +13,7 @@ import pytest
 
 from bench import __main__ as program
 from bench import peers, peers_busy, peers_more, queue
-from bench.peers import PARTS, PEERS, Figure, Found, figures, rotated, table_of
+from bench.peers import PARTS, PEERS, Figure, Found, comparison_rows, figures, rotated
 from bench.rows import Row
 from bench.systems import programs, registry
 from bench.systems.base import Batch, Blocking, Way
@@ -28,7 +28,7 @@ def rounds(*values: float, id: str = "figure") -> list[Found]:
 
 def table(figure: Figure, **found: list[Found]) -> dict[str, Row]:
     names = [name for name in found if name != "ringlog"]
-    return {row["id"]: row for row in table_of([figure], found, names)}
+    return {row["id"]: row for row in comparison_rows([figure], found, names)}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_only_deliveries_have_a_target_on_busy_cpus() -> None:
 
 def test_kafka_has_rows_with_its_name() -> None:
     found = {"ringlog": rounds(1.0, id="first_ack"), "kafka": rounds(2.0, id="first_ack")}
-    made = table_of(figures(), found, peers_more.PEERS, is_first_plain=False)
+    made = comparison_rows(figures(), found, peers_more.PEERS, is_first_plain=False)
     assert [(row["id"], row["reach"]) for row in made] == [("first_ack_to_kafka", None)]
 
 

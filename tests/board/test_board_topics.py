@@ -123,7 +123,7 @@ def test_a_successor_keeps_topics_in_their_slots(table: TopicTable, shm_dir: Pat
     table.release(0)
     had = table.reset()
     assert had == {12: 1, 13: 2}
-    table.mark_slots_used([had[13], -1])
+    table.reserve_slots([had[13], -1])
     assert [table.allocate() for _ in range(3)] == [0, 1, 3]
 
 
@@ -176,14 +176,14 @@ def test_peek_detects_changes_of_mapped_slots_only(
     """Any thread may call peek: it maps nothing, and returns -1 for a closed table."""
     slots = [table.allocate() for _ in range(CHUNK + 1)]
     table.publish(slots[0], FACTS)
-    before = reader.peek(0)
+    before = reader.sequence_or_minus_one(0)
     assert before == reader.sequence(0)
     table.publish(0, FACTS._replace(head_seq=60))
-    assert reader.peek(0) != before
-    assert reader.peek(CHUNK) == -1, "a chunk made since is not looked for"
+    assert reader.sequence_or_minus_one(0) != before
+    assert reader.sequence_or_minus_one(CHUNK) == -1, "a chunk made since is not looked for"
     assert reader.sequence(CHUNK) >= 0
-    assert reader.peek(CHUNK) == reader.sequence(CHUNK)
-    assert reader.peek(-1) == -1
+    assert reader.sequence_or_minus_one(CHUNK) == reader.sequence(CHUNK)
+    assert reader.sequence_or_minus_one(-1) == -1
     gone = TopicTable.open(shm_dir, 7)
     gone.close()
-    assert gone.peek(0) == -1
+    assert gone.sequence_or_minus_one(0) == -1

@@ -1,4 +1,4 @@
-"""Histories of leases by hand, for the tests of their judge."""
+"""Lease histories built by hand, for the tests of their judge."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from chaos.leases.journal import Did, Outcome
 
 MS = 1_000_000
 ONE = 7
-"""The record that stories are about."""
+"""The record that the histories are about."""
 
 
 @dataclass
 class LeaseStory:
-    """A history by hand; times in ms. Each record's value is its number and six."""
+    """A history built by hand, with times in ms. Each record's value is its seq plus six."""
 
     rows: list[Any] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""Tests that mount run their code in a process with a mount namespace of its own."""
+"""Tests that mount file systems run their code in a process with its own mount namespace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ needs_mounts = pytest.mark.skipif(
 
 
 def in_private_mounts(code: str, scratch: Path, *args: str) -> str:
-    """Run code with `scratch` (a Path) and `args` defined; what it mounts vanishes. Returns its output."""
+    """Run code with `scratch` (a Path) and `args` defined, and return its output. Its mounts disappear
+    afterwards."""
     for kind in KINDS:
         if (
             kind in args

@@ -1,4 +1,5 @@
-"""Files that are away at one start: the class finds nothing, and what gives up records is caught."""
+"""The class `absences`: files that are missing at one start. It finds nothing, and detects a recovery that
+loses records."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ from chaos.rot.specimen import make_specimen
 
 
 def ran(tmp_path: Path, seconds: float = 0.0, **settings: object) -> Account:
-    """What a run of the class counts and finds; without time one case of each kind of file and mode."""
+    """Return the account of a run of the class. With 0 s it runs one case of each kind of file and mode."""
     account = Account()
     absences.run(Order("absences", 1, seconds, tmp_path, settings), account)
     return account
 
 
-def test_every_kind_of_file_is_away_once_in_every_mode() -> None:
+def test_every_kind_of_file_is_missing_once_in_every_mode() -> None:
     cases = list(all_cases(make_specimen(1)))
     assert len({case.name for case in cases}) == len(cases)
     kinds = {mode: {case.kind for case in cases if case.mode == mode} for mode in MODES}
@@ -32,7 +33,7 @@ def test_every_kind_of_file_is_away_once_in_every_mode() -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("mode", [SAME, NEVER_COLD, FEWER_SHARDS])
-def test_what_was_away_is_there_when_it_is_back(tmp_path: Path, mode: str) -> None:
+def test_the_records_of_a_missing_file_return_with_it(tmp_path: Path, mode: str) -> None:
     account = ran(tmp_path, modes=[mode])
     assert not account.findings
     assert account.counts["cases"] >= 6
@@ -41,7 +42,7 @@ def test_what_was_away_is_there_when_it_is_back(tmp_path: Path, mode: str) -> No
         assert account.counts["halted topics"] > 0
 
 
-def test_a_recovery_that_gives_up_what_is_missing_is_caught(
+def test_a_recovery_that_gives_up_missing_records_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = Replay.settle_rows
@@ -55,7 +56,7 @@ def test_a_recovery_that_gives_up_what_is_missing_is_caught(
     assert any("announced as lost" in each.what for each in account.findings)
 
 
-def test_a_recovery_that_forgets_the_cold_tier_is_caught(
+def test_a_recovery_that_ignores_the_cold_tier_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("actors.wal_shard.recovery.recovery.Recovery._has_or_had_cold", lambda self: False)
@@ -63,7 +64,7 @@ def test_a_recovery_that_forgets_the_cold_tier_is_caught(
     assert account.findings
 
 
-def test_a_case_can_be_done_again(tmp_path: Path) -> None:
+def test_a_case_can_be_replayed(tmp_path: Path) -> None:
     case = next(
         each for each in all_cases(make_specimen(1)) if each.mode == NEVER_COLD and ".data" in each.path
     )

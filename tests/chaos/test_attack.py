@@ -1,4 +1,5 @@
-"""Attacks: a few rows against an engine; and engines with a hole, in which the row for it finds something."""
+"""The class `attack`: a few rows against an engine, and engines with a planted hole that the row for it
+detects."""
 
 from __future__ import annotations
 
@@ -19,37 +20,37 @@ arenas = importlib.import_module("chaos.attack.arena")
 ROOT = Path(chaos.__file__).parent.parent
 
 HOLES = {
-    # Mutant 35: whoever knows the server's public key gets in.
+    # Mutant 35: every client that knows the server's public key is accepted.
     "RF-105": """
         from actors.gateway import zap
         from actors.gateway.auth import KeyRing
         answered = zap.answer
         zap.answer = lambda parts, keys: answered(parts, KeyRing(admits_all=True))
     """,
-    # Mutant 36: a prefix is not looked at.
+    # Mutant 36: the prefix of a key's rights is not checked.
     "RF-106": """
         from actors.gateway.auth import Principal
         Principal.covers = lambda self, topic: True
     """,
-    # A shard that stores again what it stored before.
+    # A shard that appends repeated frames again.
     "RF-104": """
         from ringlog.topic.dedup import ProducerHistory, ProducerTable
         ProducerTable.get = lambda self, producer_id: ProducerHistory()
     """,
-    # Fields of messages have no ranges.
+    # The fields of messages have no ranges.
     "RF-100": """
         import msgspec
         real = msgspec.Meta
         msgspec.Meta = lambda **limits: real()
     """,
-    # Mutant 37: a body is believed and made before anything it says was compared.
+    # Mutant 37: a body is decompressed before its declared size is checked.
     "RF-103": """
         import zstandard
         from ringlog.frame import compress
         compress._unpack_zstd = lambda packed, raw_len: zstandard.ZstdDecompressor().decompress(bytes(packed))
         compress.DECOMPRESS_RATIO_MAX = 1 << 40
     """,
-    # Mutant 39: a payload in a log line.
+    # Mutant 39: a payload appears in a log line.
     "RF-113": """
         import logging, sys
         from actors.gateway import appends
@@ -66,7 +67,7 @@ def tried(
     tmp_path: Path, rows: list[str], hole: str = "", monkeypatch: pytest.MonkeyPatch | None = None,
     **settings: int,
 ) -> Account:  # fmt: skip
-    """Run rows against an engine into which `hole` was cut, in every one of its processes."""
+    """Run rows against an engine. Every process of the engine runs the code `hole`."""
     account = Account()
     if hole and monkeypatch is not None:
         (tmp_path / "hole").mkdir()
@@ -83,7 +84,7 @@ def tried(
 
 
 @pytest.mark.night
-def test_rows_hold_and_are_counted(tmp_path):
+def test_attack_rows_pass_and_are_counted(tmp_path):
     rows = ["RF-105", "RF-106", "RF-104", "RF-96", "RF-113"]
     account = tried(tmp_path, rows)
     assert account.findings == []
@@ -93,8 +94,9 @@ def test_rows_hold_and_are_counted(tmp_path):
 
 
 @pytest.mark.night
-def test_hostile_messages_cost_their_senders_an_error_and_recovery_nothing(tmp_path):
-    """Every kind, every field, to every socket; then all processes are killed, twice."""
+def test_hostile_messages_give_errors_and_do_not_affect_recovery(tmp_path):
+    """Messages of every kind with every field changed are sent to every socket. Then all processes are
+    killed, twice."""
     account = tried(tmp_path, ["RF-100"], per_kind=2)
     assert account.findings == []
     assert account.counts["cases"] > 2_000
@@ -102,15 +104,15 @@ def test_hostile_messages_cost_their_senders_an_error_and_recovery_nothing(tmp_p
 
 @pytest.mark.night
 @pytest.mark.parametrize("row", HOLES)
-def test_a_hole_is_found_by_its_row(tmp_path, monkeypatch, row):
+def test_a_planted_hole_is_detected_by_its_row(tmp_path, monkeypatch, row):
     account = tried(tmp_path, [row], HOLES[row], monkeypatch)
     assert [finding.case for finding in account.findings] == [f"{row}/1"]
     assert account.counts["rows"] == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="switching to another user needs root")
-def test_an_open_door_is_found(tmp_path):
-    """Mutant 38: directories and sockets that others may enter."""
+def test_files_and_directories_open_to_others_are_detected(tmp_path):
+    """The check finds directories, files and sockets that other users may enter or read (mutant 38)."""
     tmp_path.chmod(0o755)
     (tmp_path / "closed").mkdir(mode=0o700)
     (tmp_path / "closed" / "a.log").write_bytes(b"x")

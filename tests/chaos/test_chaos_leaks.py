@@ -1,4 +1,5 @@
-"""What a class leaves behind: anything that is alive, but for a tracker of multiprocessing that is ending."""
+"""Leftover processes of a class: every living process, except a multiprocessing tracker that is about to
+exit."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def mark() -> str:
     return f"{os.getpid()}-leaks-{time.monotonic_ns()}"
 
 
-def test_a_process_that_lives_is_killed_and_told(mark: str) -> None:
+def test_a_leftover_process_is_killed_and_reported(mark: str) -> None:
     child = started(mark, SLEEPS)
     try:
         (line,) = leaks.kill_marked(mark)
@@ -47,7 +48,7 @@ def test_a_process_that_lives_is_killed_and_told(mark: str) -> None:
         ended(child)
 
 
-def test_a_tracker_that_ends_is_waited_for_and_one_that_does_not_is_told(
+def test_a_tracker_gets_time_to_exit_before_it_is_reported(
     mark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child = started(mark, ENDS, "from multiprocessing.resource_tracker import main")

@@ -1,4 +1,4 @@
-"""chaos/cuts, blocks and syncs: a small slice holds, and planted bugs are caught."""
+"""The classes `cuts`, `blocks` and `syncs`: a small slice passes, and planted bugs are detected."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ pytestmark = [needs_mounts, pytest.mark.slow]
 
 CUTS = """
 from chaos.cuts import live
-from chaos.order import Account, Broken, Order
+from chaos.order import Account, GuaranteeBroken, Order
 from chaos.rigs.mount import volume
 account, found = Account(), ""
 with volume(args[0], scratch) as one:
     for number in range(int(args[1])):
         try:
             live(one, Order("cuts", 1, 1.0, scratch).random(number), account, f"life-{number}")
-        except Broken as e:
+        except GuaranteeBroken as e:
             found = str(e)
             break
 """
@@ -34,7 +34,7 @@ found = account.findings[0].what if account.findings else ""
 """
 
 SYNCS = """
-from chaos.order import Account, Broken, Order
+from chaos.order import Account, GuaranteeBroken, Order
 from chaos.rigs.blockstore import stored_volume
 from chaos.syncs.shard import run_case
 account, found = Account(), ""
@@ -42,7 +42,7 @@ with stored_volume(args[0], scratch) as stored:
     for name in args[1:]:
         try:
             run_case(stored, name, Order("syncs", 1, 1.0, scratch).random(name), account)
-        except Broken as e:
+        except GuaranteeBroken as e:
             found = str(e)
 """
 
@@ -111,28 +111,28 @@ images.Tree.do = at_once
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
-def test_power_cuts_lose_nothing(tmp_path, kind):
+def test_power_cuts_lose_no_acknowledged_record(tmp_path, kind):
     in_private_mounts(CUTS + HOLDS + "assert account.counts['cuts'] >= 8", tmp_path, kind, "2")
 
 
 @pytest.mark.parametrize("call", ["sync_data", "sync_file"])
-def test_power_cuts_find_a_sync_that_is_left_out(tmp_path, call):
+def test_power_cuts_detect_a_missing_sync(tmp_path, call):
     in_private_mounts(NO_SYNC.replace("CALL", call) + CUTS + CAUGHT, tmp_path, "xfs", "20")
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
-def test_block_states_are_recovered_and_are_among_those_the_rules_allow(tmp_path, kind):
+def test_block_states_are_recovered_and_allowed_by_the_rules(tmp_path, kind):
     in_private_mounts(BLOCKS + HOLDS + "assert account.counts['block_states'] >= 10", tmp_path, kind, "5")
 
 
 @pytest.mark.night
 @pytest.mark.parametrize("call", ["sync_data", "sync_file"])
-def test_block_states_show_a_sync_that_is_left_out(tmp_path, call):
+def test_block_states_detect_a_missing_sync(tmp_path, call):
     in_private_mounts(NO_SYNC.replace("CALL", call) + BLOCKS + CAUGHT, tmp_path, "ext4", "8")
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
-def test_failing_devices_are_survived(tmp_path, kind):
+def test_failing_devices_lose_no_acknowledged_record(tmp_path, kind):
     names = ("once", "trap", "between", "dead", "recovery", "reader", "lies")
     check = "assert account.counts['sync_failures'] >= 3 and account.faults['RF-42'] == 1, account.counts"
     in_private_mounts(SYNCS + HOLDS + check, tmp_path, kind, *names)
@@ -143,12 +143,12 @@ def test_failing_devices_are_survived(tmp_path, kind):
     [(FAILED_SYNC_BELIEVED, "once"), (EIO_IS_THE_END, "recovery"), (NOT_COPIED, "trap")],
     ids=["failed sync tried again", "read error as end", "tail not copied"],
 )
-def test_failing_devices_show_who_believes_them(tmp_path, bug, case):
+def test_failing_devices_detect_code_that_ignores_their_errors(tmp_path, bug, case):
     in_private_mounts(bug + SYNCS + CAUGHT, tmp_path, "ext4", case)
 
 
 @pytest.mark.night
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
-def test_rules_kinder_than_a_real_file_system_are_found_out(tmp_path, kind):
+def test_rules_weaker_than_a_real_file_system_are_detected(tmp_path, kind):
     said = in_private_mounts(KINDER_RULES + BLOCKS + CAUGHT, tmp_path, kind, "4")
     assert "no rule of chaos/states makes this state" in said

@@ -1,4 +1,4 @@
-"""The fuzzer: its corpus holds, a small run does something, and a decoder that is spoilt is caught."""
+"""The fuzzer: its corpus passes, a small run executes inputs, and a broken decoder is detected."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ PLANTED = "chaos.fuzz.planted:envelopes"
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_seeds_and_past_crashers_hold(name):
-    """RF-102, RF-114: what once broke something is run each time."""
+def test_seeds_and_past_crashers_pass(name):
+    """Inputs that once broke a decoder run each time (RF-102, RF-114)."""
     target = load(name)
     tried = [b"", *target.seeds(), *kept(name)]
     assert len(tried) > 5
@@ -25,7 +25,7 @@ def test_seeds_and_past_crashers_hold(name):
 @pytest.mark.night
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_small_run_counts_and_a_planted_bug_is_found_and_replayed(tmp_path):
+def test_a_small_run_counts_executions_and_finds_a_planted_bug(tmp_path):
     pytest.importorskip("atheris")
     sound, spoilt = Account(), Account()
     for account, planted in ((sound, ""), (spoilt, PLANTED)):
@@ -44,7 +44,7 @@ def test_a_small_run_counts_and_a_planted_bug_is_found_and_replayed(tmp_path):
         fuzz.replay(Order("fuzz", 1, 1, tmp_path, {"planted": PLANTED}), case)
 
 
-def test_executions_are_what_libfuzzer_says():
+def test_executions_of_reads_the_count_of_libfuzzer():
     assert fuzz.executions_of("#99\tINITED cov\n#1024\tpulse\nstat::number_of_executed_units: 4321\n") == 4321
     assert fuzz.executions_of("#99\tINITED cov\n#1024\tpulse cov") == 1024
     assert fuzz.executions_of("nothing") == 0

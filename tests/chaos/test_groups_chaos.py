@@ -1,4 +1,4 @@
-"""The class of consumer groups: its judge finds what is planted, and a small slice holds."""
+"""The class of consumer groups: its judge finds planted faults, and a small slice passes."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from chaos import groups
 from chaos.kills.rig import Engine
 from chaos.kills.scene import Stage
 from chaos.leases.journal import ROW, Did, Outcome
-from chaos.leases.verdict import Death, Judgement, Place, Rules, judge
+from chaos.leases.verdict import Death, LeaseVerdict, Place, Rules, judge
 from chaos.order import Account, Order
 from chaos.plan import load_faults, load_plan
 from chaos.rigs.nursery import Nursery
 
 RULES = Rules(lease_ms=1_000, idle_ms=600)
 ROUNDS = 3
-"""Storms a slow host may need until all has happened that is looked for."""
+"""Number of storms that a slow host may need until all expected events occurred."""
 
 
 class Story(LeaseStory):
-    def judged(self, *, is_queue: bool = True, is_sought: bool = False, left: int = 0) -> Judgement:
+    def judged(self, *, is_queue: bool = True, is_sought: bool = False, left: int = 0) -> LeaseVerdict:
         rows = np.array(sorted(self.rows), dtype=ROW)
         return judge(rows, [Place(0, 0, is_queue, is_sought, left)], RULES)
 
 
-def test_a_record_that_goes_its_way_is_counted() -> None:
+def test_a_record_without_faults_is_counted() -> None:
     found = Story().put().claim(10, 2).ack(20, 2).floor(30, 1).judged()
     assert (found.records, found.done, found.doubles, found.looks) == (1, 1, 0, 1)
     assert not found.wrong
@@ -47,13 +47,13 @@ def test_a_record_that_goes_its_way_is_counted() -> None:
         (Story().put().claim(10, 2).add(20, Did.NACK, 2).claim(30, 3, 2).ack(40, 3), "given back"),
         (Story().put().claim(10, 2).claim(620, 3, 2, did=Did.STOLEN).ack(630, 3), "stolen"),
         (Story().put().claim(10, 2).claim(620, 3, 2, did=Did.TAKEN_OVER).ack(630, 3), "taken over"),
-        # Somebody took it over, died before he had noted it, and had it stolen.
+        # A member took it over and died before it wrote its journal; then the record was stolen.
         (Story().put().claim(10, 2).claim(700, 3, 3).ack(710, 3), "somebody between them who died"),
-        # The first one's journal was written late; the counts say who was first.
+        # The first member wrote its journal late. The delivery counts show which member was first.
         (Story().put().claim(1_020, 2, begun=9).claim(1_015, 3, 2).ack(1_030, 3), "lease ended"),
     ],
 )
-def test_a_record_that_is_handed_out_again_is_explained(story: Story, why: str) -> None:
+def test_a_repeated_delivery_of_a_record_is_explained(story: Story, why: str) -> None:
     found = story.judged()
     assert (found.doubles, dict(found.explained), dict(found.wrong)) == (1, {why: 1}, {})
 
@@ -62,7 +62,7 @@ def _with(died: dict[int, int]) -> Rules:
     return replace(RULES, deaths=[Death("leaser", at_ns, at_ns, client) for client, at_ns in died.items()])
 
 
-def test_a_death_explains_what_its_own_member_held_and_nothing_else() -> None:
+def test_a_death_explains_only_the_leases_of_its_own_member() -> None:
     story = Story().put().claim(10, 2).claim(300, 3, 2).ack(350, 3)
     rows = np.array(sorted(story.rows), dtype=ROW)
     place = Place(0, 0, True)
@@ -74,21 +74,21 @@ def test_a_death_explains_what_its_own_member_held_and_nothing_else() -> None:
 
 
 QUEUE_FAULTS: list[tuple[Story, str]] = [
-    # Never handed out, or handed out and never acked.
+    # Never delivered, or delivered and never acked.
     (Story().put(), "a record is lost"),
     (Story().put().claim(10, 2), "a record is lost"),
-    # Again within its lease: no death excuses that.
+    # Delivered again within its lease: no death excuses that.
     (Story().put().claim(10, 2).claim(500, 3, 2).ack(510, 3), "two members have one record"),
     (Story().put().claim(10, 2).claim(700, 3, 2).ack(710, 3), "two members have one record"),
     (Story().put().claim(10, 2).claim(500, 3, 2, did=Did.STOLEN).ack(510, 3), "two members have one record"),
     (Story().put().claim(10, 2).add(500, Did.EXTENDED, 2, begun=499).claim(1_100, 3, 2).ack(1_110, 3),
      "two members have one record"),
-    # Another one gave back, not who held it.
+    # Another member nacked the record, not its holder.
     (Story().put().claim(10, 2).add(20, Did.NACK, 4).claim(30, 3, 2).ack(40, 3),
      "two members have one record"),
-    # A count that begins anew.
+    # The delivery count starts again.
     (Story().put().claim(10, 2).claim(1_100, 3, 1).ack(1_110, 3), "two members have one record"),
-    # After its ack, or two are told that they finished it.
+    # Delivered after its ack, or two members get a successful ack.
     (Story().put().claim(10, 2).ack(20, 2).claim(5_000, 3, 2).ack(5_010, 3, Outcome.REFUSED),
      "a record came back"),
     (Story().put().claim(10, 2).claim(1_015, 3, 2, begun=15).ack(1_020, 3).ack(1_022, 2),
@@ -101,7 +101,7 @@ QUEUE_FAULTS: list[tuple[Story, str]] = [
 
 
 @pytest.mark.parametrize(("story", "fault"), QUEUE_FAULTS)
-def test_what_is_planted_in_mode_queue_is_found(story: Story, fault: str) -> None:
+def test_planted_faults_in_queue_mode_are_found(story: Story, fault: str) -> None:
     found = story.judged()
     assert set(found.wrong) == {fault}
     assert any(told.startswith(fault) for told in found.stories)
@@ -117,7 +117,7 @@ STREAM_FAULTS: list[tuple[Story, str]] = [
      .read(21, 3, 2, 20), "a record came back"),
     (Story().put(records=2).take(10, 2).read(11, 2, 1, 10).read(12, 2, 2, 10).read(13, 2, 1, 10),
      "a reader goes back"),
-    # Another one has the group since 20.
+    # Another member has the group since 20 ms.
     (Story().put().take(10, 2).read(11, 2, 1, 10).take(20, 3).read(21, 3, 1, 20).commit(22, 2, 1, 10),
      "two read one group"),
     (Story().put().take(10, 2).read(11, 2, 1, 10).floor(12, 1), "a floor is ahead"),
@@ -125,26 +125,26 @@ STREAM_FAULTS: list[tuple[Story, str]] = [
 
 
 @pytest.mark.parametrize(("story", "fault"), STREAM_FAULTS)
-def test_what_is_planted_in_a_stream_is_found(story: Story, fault: str) -> None:
+def test_planted_faults_in_stream_mode_are_found(story: Story, fault: str) -> None:
     assert set(story.judged(is_queue=False).wrong) == {fault}
 
 
 @pytest.mark.parametrize(
     "story",
     [
-        # An ack or a write of unknown outcome excuses both ends.
+        # An ack or a write with unknown outcome allows both results.
         Story().put().claim(10, 2).ack(20, 2, None),
         Story().add(0, Did.PUT, 1),
         Story().add(0, Did.PUT, 1).claim(10, 2).ack(20, 2),
-        # A claim that was under way before the ack returned: its answer may have been late.
+        # A claim that started before the ack returned: its reply may have been late.
         Story().put().claim(10, 2).claim(1_100, 3, 2, begun=15).ack(20, 2),
     ],
 )
-def test_what_is_allowed_is_not_found(story: Story) -> None:
+def test_allowed_histories_are_not_faults(story: Story) -> None:
     assert not story.judged().wrong
 
 
-def test_a_reader_that_committed_late_or_is_read_again_is_right() -> None:
+def test_a_late_commit_and_a_repeated_read_are_allowed() -> None:
     again = (
         Story().put(records=2).take(10, 2).read(11, 2, 1, 10).read(12, 2, 2, 10).commit(13, 2, 1, 10, None)
     )
@@ -154,7 +154,7 @@ def test_a_reader_that_committed_late_or_is_read_again_is_right() -> None:
     assert not refused.judged(is_queue=False).wrong
 
 
-def test_a_group_that_was_told_to_go_back_does_everything_from_there_again() -> None:
+def test_a_seek_back_delivers_all_records_from_there_again() -> None:
     def sought() -> Story:
         story = Story().put(records=2).claim(10, 2).claim(10, 2, seq=2, value=ONE + 1)
         story.ack(20, 2).ack(20, 2, value=ONE + 1).floor(25, 2)
@@ -163,12 +163,12 @@ def test_a_group_that_was_told_to_go_back_does_everything_from_there_again() -> 
     done = sought().claim(50, 2, seq=2, value=ONE + 1).ack(60, 2, value=ONE + 1).judged(is_sought=True)
     assert (done.seeks, dict(done.wrong)) == (1, {})
     assert set(sought().judged(is_sought=True).wrong) == {"a record is lost"}
-    # An earlier seek does not explain a later floor.
+    # An earlier seek does not explain a later drop of the floor.
     story = sought().claim(50, 2, seq=2, value=ONE + 1).ack(60, 2, value=ONE + 1).floor(70, 2).floor(80, 1)
     assert set(story.judged(is_sought=True).wrong) == {"a floor goes back"}
 
 
-def test_who_is_rejected_lies_among_the_dead_letters_once_and_nobody_else() -> None:
+def test_exactly_the_rejected_records_are_dead_letters() -> None:
     def rejected(outcome: Outcome | None = Outcome.OK) -> Story:
         story = Story().put().claim(10, 2).add(20, Did.REJECT, 2)
         return story if outcome is None else story.add(21, Did.END, 2, outcome=outcome)
@@ -186,7 +186,7 @@ def test_who_is_rejected_lies_among_the_dead_letters_once_and_nobody_else() -> N
     assert wrong(again, {ONE: 1}) == {"a record came back"}
 
 
-def test_a_letter_that_was_sent_back_explains_one_return_and_one_lower_floor() -> None:
+def test_a_redriven_letter_explains_one_delivery_and_one_lower_floor() -> None:
     def returned(letters: int = 1, times: int = 1, *, has_end: bool = True) -> Story:
         story = Story().put().claim(10, 2).add(20, Did.REJECT, 2).add(21, Did.END, 2, outcome=Outcome.OK)
         story.floor(30, 1)
@@ -215,7 +215,7 @@ def test_a_letter_that_was_sent_back_explains_one_return_and_one_lower_floor() -
     assert wrong(returned(has_end=False), lie=2) == set(), "nobody knows whether it was deleted"
 
 
-def test_what_nobody_gets_is_one_fault() -> None:
+def test_records_left_in_a_group_are_one_fault() -> None:
     assert dict(Story().put().claim(10, 2).judged(left=1).wrong) == {"records that nobody gets": 1}
 
 
@@ -225,12 +225,12 @@ def test_both_plans_and_the_matrix_have_the_class() -> None:
     assert "groups" in next(each for each in load_faults() if each.id == "RF-117").classes
 
 
-# -- the real thing ---------------------------------------------------------------------------------------
+# -- real engines ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def storm(tmp_path: Path) -> Callable[[float, float], Account]:
-    """A storm of so many seconds, and so many to do everything."""
+    """Run a storm of `seconds` seconds, with `empty_s` seconds to finish all records."""
 
     def run(seconds: float, empty_s: float) -> Account:
         account = Account()
@@ -245,8 +245,8 @@ def storm(tmp_path: Path) -> Callable[[float, float], Account]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.night
-def test_a_small_storm_holds(storm: Callable[[float, float], Account]) -> None:
-    """F27, F32, F41: everything is done, nothing twice without a reason, and floors never go back."""
+def test_a_small_storm_of_groups_passes(storm: Callable[[float, float], Account]) -> None:
+    """Every record is finished, no repeated delivery is unexplained, and floors never go back (CG1, CG4)."""
     wanted = Counter({"records": 100, "kills": 1, "takeovers": 2, "commits": 1, "looks": 20})
     counts: Counter[str] = Counter()
     for _ in range(ROUNDS):
@@ -278,15 +278,15 @@ LeaseRegistry.log = forgetful
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    # a lost commit is told by the floor or by what is given again, whichever is looked at first
+    # a lost commit shows as a lower floor or as a repeated record, whichever the judge checks first
     ("op", "fault"),
     [("ACKED", "a record came back"), ("COMMITTED", r"a floor goes back|\d was committed")],
 )
-def test_what_is_answered_and_not_logged_is_noticed(
+def test_a_reply_without_a_log_record_is_detected(
     storm: Callable[[float, float], Account], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str,
     fault: str,
 ) -> None:  # fmt: skip
-    """An ack or a commit that does not outlive its shard."""
+    """The shard replies to an ack or a commit that does not survive its restart."""
     code = tmp_path / "code"
     code.mkdir()
     (code / "sitecustomize.py").write_text(PLANTED.format(op=op))

@@ -1,4 +1,4 @@
-"""The history checker: it passes what is right, and names each thing that is wrong."""
+"""The history checker: it accepts correct histories and reports each kind of fault."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chaos.check.journal import OPS_PER_CLIENT, ROW, Journal, Outcome, What, loa
 
 
 class Story:
-    """A history written by hand: every row a tick later than the one before."""
+    """A history built by hand: every row is one tick later than the previous one."""
 
     def __init__(self):
         self.rows, self.at, self.ops = [], 0, {}
@@ -58,7 +58,7 @@ def final(story, pairs, **more):
     story.read(pairs, What.FINAL, client=99, **more)
 
 
-def test_what_is_right_is_passed_and_counted(story):
+def test_a_correct_history_is_accepted_and_counted(story):
     story.append(10, 1)
     story.append(11, 2, client=2)
     story.read([(1, 10), (2, 11)])
@@ -80,34 +80,34 @@ def test_a_run_without_work_or_without_a_final_read_gets_no_verdict(story):
         story.wrong()
 
 
-def test_an_acknowledged_record_that_is_gone_is_lost(story):
+def test_a_missing_acknowledged_record_is_lost(story):
     story.append(10, 1)
     story.append(11, 2)
     final(story, [(1, 10)])
     assert "lost" in story.wrong()
 
 
-def test_a_record_that_was_read_once_and_is_gone_is_lost(story):
+def test_a_record_that_was_read_once_and_is_missing_is_lost(story):
     story.begin(What.APPEND, value=10, digest=70)
     story.read([(1, 10)])
     final(story, [])
     assert "lost" in story.wrong()
 
 
-def test_one_value_under_two_numbers_is_doubled(story):
+def test_one_value_with_two_seqs_is_doubled(story):
     story.append(10, 1)
     final(story, [(1, 10), (2, 10)])
     assert story.wrong() == {"doubled"}
 
 
-def test_one_number_for_two_values_is_doubled(story):
+def test_one_seq_for_two_values_is_doubled(story):
     story.append(10, 1)
     story.append(11, 1, client=2)
     final(story, [(1, 10)])
     assert "doubled" in story.wrong()
 
 
-def test_a_key_that_is_answered_with_two_numbers_is_doubled(story):
+def test_a_key_with_two_seqs_is_doubled(story):
     story.append(10, 1, client=1)
     story.append(11, 2, client=1)
     story.append(10, 3, client=2)
@@ -115,7 +115,7 @@ def test_a_key_that_is_answered_with_two_numbers_is_doubled(story):
     assert "doubled" in story.wrong()
 
 
-def test_a_key_sent_again_from_elsewhere_gets_the_first_number(story):
+def test_a_key_resent_by_another_client_gets_the_first_seq(story):
     story.begin(What.APPEND, 1, value=10, digest=70)
     story.append(11, 2, client=1)
     story.append(10, 1, client=2)
@@ -123,8 +123,9 @@ def test_a_key_sent_again_from_elsewhere_gets_the_first_number(story):
     assert story.wrong() == set()
 
 
-def test_an_unknown_outcome_may_be_there_or_not(story):
-    """Mutant 48: whoever leaves unknown outcomes out of account cries wolf here, or overlooks the next."""
+def test_a_record_of_unknown_outcome_may_be_present_or_not(story):
+    """A checker that ignores unknown outcomes reports a false fault here, or misses one in the next test
+    (mutant 48)."""
     story.begin(What.APPEND, 1, value=10, digest=70)
     story.end(story.begin(What.APPEND, 2, value=11, digest=77), Outcome.UNKNOWN)
     story.append(12, 2, client=3)
@@ -132,21 +133,21 @@ def test_an_unknown_outcome_may_be_there_or_not(story):
     assert story.wrong() == set()
 
 
-def test_an_unknown_outcome_is_never_there_twice(story):
+def test_a_record_of_unknown_outcome_is_never_present_twice(story):
     story.end(story.begin(What.APPEND, 2, value=11, digest=77), Outcome.UNKNOWN)
     final(story, [(1, 11), (2, 11)])
     assert story.wrong() == {"doubled"}
 
 
-def test_an_unknown_outcome_keeps_real_time_too(story):
-    """It began after number 2 was known, so it cannot be number 1."""
+def test_a_record_of_unknown_outcome_keeps_real_time_order(story):
+    """It began after seq 2 was known, so it cannot have seq 1."""
     story.append(10, 2)
     story.begin(What.APPEND, 2, value=11, digest=77)
     final(story, [(1, 11), (2, 10)])
     assert story.wrong() == {"reordered"}
 
 
-def test_what_surely_failed_must_not_be_there(story):
+def test_a_record_of_a_failed_append_must_not_be_present(story):
     story.end(story.begin(What.APPEND, 2, value=11, digest=77), Outcome.FAIL)
     final(story, [(1, 11)])
     assert story.wrong() == {"altered"}
@@ -160,14 +161,14 @@ def test_forged_and_changed_records_are_altered(story):
     assert story.wrong() == {"altered"}
 
 
-def test_a_later_append_with_a_smaller_number_is_reordered(story):
+def test_a_later_append_with_a_smaller_seq_is_reordered(story):
     story.append(10, 2)
     story.append(11, 1, client=2)
     final(story, [(1, 11), (2, 10)])
     assert story.wrong() == {"reordered"}
 
 
-def test_one_writers_records_keep_his_order_even_when_sent_at_once(story):
+def test_the_records_of_one_writer_keep_their_order(story):
     first, second = (story.begin(What.APPEND, 1, value=v, digest=v * 7) for v in (10, 11))
     story.end(first, seq=2)
     story.end(second, seq=1)
@@ -175,14 +176,14 @@ def test_one_writers_records_keep_his_order_even_when_sent_at_once(story):
     assert story.wrong() == {"reordered"}
 
 
-def test_a_read_that_does_not_know_what_was_acknowledged_is_stale(story):
+def test_a_read_without_an_acknowledged_record_is_stale(story):
     story.append(10, 1)
     story.read([], head=0)
     final(story, [(1, 10)])
     assert story.wrong() == {"stale"}
 
 
-def test_a_read_that_knows_less_than_one_before_it_is_stale(story):
+def test_a_read_with_a_lower_head_than_an_earlier_read_is_stale(story):
     story.begin(What.APPEND, value=10, digest=70)
     story.read([(1, 10)], client=8)
     story.read([], head=0, client=9)
@@ -190,7 +191,7 @@ def test_a_read_that_knows_less_than_one_before_it_is_stale(story):
     assert story.wrong() == {"stale"}
 
 
-def test_what_was_deleted_and_is_read_is_resurrected(story):
+def test_a_deleted_record_that_is_read_is_resurrected(story):
     story.append(10, 1)
     story.append(11, 2)
     story.delete(2)
@@ -207,7 +208,7 @@ def test_a_delete_of_unknown_outcome_may_have_happened_or_not(story):
     assert story.wrong() == set()
 
 
-def test_what_a_read_passes_over_is_a_gap(story):
+def test_a_record_that_a_read_skips_is_a_gap(story):
     for n in range(1, 4):
         story.append(9 + n, n)
     story.read([(1, 10), (3, 12)])
@@ -215,7 +216,7 @@ def test_what_a_read_passes_over_is_a_gap(story):
     assert story.wrong() == {"gaps"}
 
 
-def test_a_cursor_beyond_what_was_given_is_a_gap(story):
+def test_a_cursor_beyond_the_returned_records_is_a_gap(story):
     story.append(10, 1)
     story.append(11, 2)
     story.read([(1, 10)], head=2, cursor=2)
@@ -223,7 +224,7 @@ def test_a_cursor_beyond_what_was_given_is_a_gap(story):
     assert story.wrong() == {"gaps"}
 
 
-def test_a_cursor_that_goes_back_is_told(story):
+def test_a_cursor_that_goes_back_is_reported(story):
     story.append(10, 1)
     story.append(11, 2)
     story.read([(1, 10), (2, 11)], cursor=1)
@@ -232,7 +233,7 @@ def test_a_cursor_that_goes_back_is_told(story):
 
 
 def frame(story, *values, first=0):
-    """Records that are sent as one frame, of unknown outcome unless their first number is told."""
+    """Append records as one frame. Their outcome is unknown unless `first` is given."""
     ops = [story.begin(What.APPEND, 3, value=value, digest=value * 7, seq=len(values)) for value in values]
     for row in story.rows[-len(values) :]:
         row["at_ns"] = story.at
@@ -240,7 +241,7 @@ def frame(story, *values, first=0):
         story.end(op, seq=first + n)
 
 
-def test_half_a_frame_is_halved_whether_or_not_it_was_acknowledged(story):
+def test_a_part_of_a_frame_is_halved_whether_or_not_it_was_acked(story):
     frame(story, 10, 11, first=1)
     frame(story, 12, 13)
     final(story, [(1, 10), (2, 11)])
@@ -249,7 +250,7 @@ def test_half_a_frame_is_halved_whether_or_not_it_was_acknowledged(story):
     assert story.wrong() == {"halved"}
 
 
-def test_of_a_frame_its_beginning_may_be_deleted_and_nothing_else(story):
+def test_only_the_first_records_of_a_frame_may_be_deleted(story):
     frame(story, 10, 11, 12, first=1)
     story.delete(3)
     final(story, [(3, 12)])
@@ -267,7 +268,7 @@ def test_an_announced_loss_is_a_loss(story):
     assert {"announced", "lost"} <= story.wrong()
 
 
-def test_a_journal_keeps_what_a_client_did(tmp_path):
+def test_a_journal_records_the_operations_of_a_client(tmp_path):
     journal = Journal(tmp_path / "a.journal", 3)
     ops = journal.begin(What.APPEND, 0, values=[1, 2], digests=[7, 14])
     journal.end(0, ops, Outcome.OK, np.array([1, 2]))

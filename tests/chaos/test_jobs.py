@@ -1,4 +1,4 @@
-"""The class of jobs: its judge finds what is planted, and a small slice of the real thing holds."""
+"""The class of jobs: its judge finds planted faults, and a small slice of a real run passes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chaos import jobs
 from chaos.kills.scene import Stage
 from chaos.leases.journal import ROW, Did, Journal, Outcome, load
 from chaos.leases.putting import payload_of, value_of
-from chaos.leases.verdict import Death, Judgement, Place, Rules, judge
+from chaos.leases.verdict import Death, LeaseVerdict, Place, Rules, judge
 from chaos.order import Account, Order
 from chaos.plan import load_plan
 from chaos.rigs.nursery import Nursery
@@ -25,12 +25,12 @@ LEASE = 1_000
 
 
 class Story(LeaseStory):
-    """Claims of a queue say nothing of deliveries."""
+    """A lease history in which claims contain no delivery counts."""
 
     def claim(self, at: int, client: int, times: int = 0, **more: Any) -> Story:
         return super().claim(at, client, times, **more)
 
-    def judged(self, *deaths: Death, letters: dict[int, int] | None = None, left: int = 0) -> Judgement:
+    def judged(self, *deaths: Death, letters: dict[int, int] | None = None, left: int = 0) -> LeaseVerdict:
         rows = np.array(sorted(self.rows), dtype=ROW)
         rules = Rules(LEASE, is_logged=False, deaths=deaths, what="job", who="worker")
         return judge(rows, [Place(0, left=left)], rules, letters)
@@ -40,7 +40,7 @@ def shard_died(at: int) -> Death:
     return Death("wal_shard", at * MS, (at + 1) * MS)
 
 
-def test_a_job_that_goes_its_way_is_counted() -> None:
+def test_a_job_without_faults_is_counted() -> None:
     found = Story().put().claim(10, 2).ack(20, 2).judged()
     assert (found.records, found.done, found.doubles, dict(found.wrong)) == (1, 1, 0, {})
 
@@ -54,17 +54,15 @@ def test_a_job_that_goes_its_way_is_counted() -> None:
         (Story().put().claim(10, 2).claim(60, 3).ack(70, 3), (Death("worker", 30 * MS, 31 * MS, 2),),
          "worker died"),
         (Story().put().claim(10, 2).claim(60, 3).ack(70, 3), (Death("all", 30 * MS, 31 * MS),), "shard died"),
-        # The claim noted last had the job first: its answer was a long time on its way.
+        # The claim that was noted last had the job first: its reply took a long time.
         (Story().put().claim(1_240, 3, begun=1_150).ack(1_245, 3).claim(1_260, 2, begun=10), (),
          "lease ended"),
-        # The same behind the death of its shard: both acks are of one deletion, the older one by its token.
+        # The same after the death of its shard: both acks belong to one deletion, the older one by its token.
         (Story().put().claim(150, 3, begun=110).ack(155, 3).claim(160, 2, begun=10).ack(165, 2),
          (shard_died(50),), "shard died"),
     ],
 )  # fmt: skip
-def test_a_job_that_is_handed_out_again_is_explained(
-    story: Story, deaths: tuple[Death, ...], why: str
-) -> None:
+def test_a_repeated_delivery_of_a_job_is_explained(story: Story, deaths: tuple[Death, ...], why: str) -> None:
     found = story.judged(*deaths)
     assert (found.doubles, dict(found.explained), dict(found.wrong)) == (1, {why: 1}, {})
 
@@ -72,11 +70,11 @@ def test_a_job_that_is_handed_out_again_is_explained(
 @pytest.mark.parametrize(
     ("story", "deaths", "letters", "left", "fault"),
     [
-        # Never handed out, or handed out and gone without an ack.
+        # Never delivered, or delivered and missing without an ack.
         (Story().put(), (), {}, 0, "a job is lost"),
         (Story().put().claim(10, 2), (), {}, 0, "a job is lost"),
         (Story().put().claim(10, 2).add(20, Did.NACK, 2), (shard_died(15),), {}, 0, "a job is lost"),
-        # Again within its lease, while nobody died that kept it.
+        # Delivered again within its lease, while no process that kept the lease died.
         (Story().put().claim(10, 2).claim(500, 3).ack(510, 3), (), {}, 0, "two workers have one job"),
         (Story().put().claim(740, 3, begun=650).ack(745, 3).claim(760, 2, begun=10), (), {}, 0,
          "two workers have one job"),
@@ -86,10 +84,10 @@ def test_a_job_that_is_handed_out_again_is_explained(
          "two workers have one job"),
         (Story().put().claim(10, 2).claim(500, 3).ack(510, 3), (shard_died(600),), {}, 0,
          "two workers have one job"),
-        # After its ack, even if a shard died.
+        # Delivered after its ack, even if a shard died.
         (Story().put().claim(10, 2).ack(20, 2).claim(5_000, 3).ack(5_010, 3, Outcome.REFUSED),
          (shard_died(30),), {}, 0, "a job came back"),
-        # Two are told that they finished it.
+        # Two workers get a successful ack.
         (Story().put().claim(10, 2).claim(10 + LEASE, 3, begun=15).ack(1_020, 3).ack(1_022, 2), (), {}, 0,
          "a job is finished twice"),
         (Story().put().claim(10, 2).claim(30, 3, seq=2).ack(40, 3), (shard_died(20),), {}, 0,
@@ -100,7 +98,7 @@ def test_a_job_that_is_handed_out_again_is_explained(
         (Story().put().claim(10, 2).ack(20, 2), (), {}, 3, "jobs that nobody gets"),
     ],
 )  # fmt: skip
-def test_what_is_planted_is_found(
+def test_planted_faults_of_jobs_are_found(
     story: Story, deaths: tuple[Death, ...], letters: dict[int, int], left: int, fault: str
 ) -> None:
     found = story.judged(*deaths, letters=letters, left=left)
@@ -111,20 +109,20 @@ def test_what_is_planted_is_found(
 @pytest.mark.parametrize(
     ("story", "letters"),
     [
-        # An ack or a put of unknown outcome excuses both ends.
+        # An ack or a put with unknown outcome allows both results.
         (Story().put().claim(10, 2).ack(20, 2, None), {}),
         (Story().add(0, Did.PUT, 1), {}),
         (Story().add(0, Did.PUT, 1).claim(10, 2).ack(20, 2), {}),
         (Story().put().claim(10, 2).add(20, Did.REJECT, 2), {JOB: 1}),
-        # A claim that was under way before the ack returned: its answer may have been late.
+        # A claim that started before the ack returned: its reply may have been late.
         (Story().put().claim(10, 2).claim(1_100, 3, begun=15).ack(20, 2), {}),
     ],
 )
-def test_what_is_allowed_is_not_found(story: Story, letters: dict[int, int]) -> None:
+def test_allowed_histories_of_jobs_are_not_faults(story: Story, letters: dict[int, int]) -> None:
     assert not story.judged(letters=letters).wrong
 
 
-def test_journals_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_journals_read_back_as_written(tmp_path: Path) -> None:
     for client in (1, 2):
         journal = Journal(tmp_path / f"{client}.journal", client)
         journal.note(Did.PUT, 3, [client, 10 + client])
@@ -140,7 +138,7 @@ def test_journals_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert set(rows["queue"]) == {3}
 
 
-def test_payloads_name_their_job() -> None:
+def test_a_payload_encodes_the_value_of_its_job() -> None:
     for value in (0, 1, 255, 1 << 40):
         assert value_of(payload_of(value)) == value
     with pytest.raises(AssertionError):
@@ -155,7 +153,7 @@ def test_both_plans_have_the_class() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.night
-def test_a_small_storm_holds(tmp_path: Path) -> None:
+def test_a_small_storm_of_jobs_passes(tmp_path: Path) -> None:
     account = Account()
     with Nursery() as nursery:
         stage = Stage(Order("jobs", 1, 5.0, tmp_path, {}), account, nursery)

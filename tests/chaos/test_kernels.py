@@ -1,4 +1,5 @@
-"""The class `kernels`: guests die and are recovered from; syncs that do nothing are caught; so are lies."""
+"""The class `kernels`: guest kernels die and recover; syncs without effect, and wrong reports, are detected.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ UNSYNCED = (
     "import os, runpy, sys; os.fdatasync = os.fsync = lambda fd: None; "
     "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 )
-"""A driver whose syncs say yes and do nothing: what it acknowledges is in the guest's memory alone."""
+"""A driver whose syncs succeed without effect, so that acknowledged data is only in the guest's memory."""
 
 
 def lives(tmp_path: Path, count: int, **options: Any) -> Account:
-    """So many guests on one image, each judged by the next."""
+    """Run `count` guests on one image. Each guest checks the state that its predecessor left."""
     try:
         need_kernel()
     except CannotRun as e:
@@ -39,8 +40,8 @@ def lives(tmp_path: Path, count: int, **options: Any) -> Account:
 
 
 @pytest.mark.timeout(120)
-def test_a_kernel_dies_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
-    """RF-63."""
+def test_a_kernel_death_loses_no_acknowledged_record(tmp_path: Path) -> None:
+    """The guest kernel ends at a random moment (RF-63)."""
     account = lives(tmp_path, 2)
     assert account.findings == []
     assert account.counts["kernel_deaths"] + account.counts["early_deaths"] == 2
@@ -49,8 +50,8 @@ def test_a_kernel_dies_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
 
 @pytest.mark.night
 @pytest.mark.timeout(120)
-def test_syncs_that_do_nothing_are_caught(tmp_path: Path) -> None:
-    """Mutant 1, as seen from below: acknowledged before it is durable."""
+def test_syncs_without_effect_are_detected(tmp_path: Path) -> None:
+    """The guest acknowledges records before they are durable (mutant 1)."""
     account = lives(tmp_path, 1, program=(sys.executable, "-P", "-c", UNSYNCED, str(DRIVER)))
     assert account.findings != []
 
@@ -59,14 +60,14 @@ def test_syncs_that_do_nothing_are_caught(tmp_path: Path) -> None:
 
 
 def said(**topics: list[tuple[int, str]]) -> str:
-    """A guest's `@state` of these records."""
+    """Return a guest's `@state` line with these records."""
     every = {"f": [], "d": [], **topics}
     state = {name: {"records": records, "lost": [], "head": 0} for name, records in every.items()}
     return "@state " + base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()
 
 
 def heard() -> tuple[Story, list[tuple[int, str]]]:
-    """Life 1 acknowledged two frames of the fsync topic; the records they are."""
+    """Return a story in which life 1 acknowledged two frames of the fsync topic, and their records."""
     story, records = Story(), []
     for frame in (1, 2):
         count = load.count_of(1, frame)
@@ -75,16 +76,16 @@ def heard() -> tuple[Story, list[tuple[int, str]]]:
     return story, records
 
 
-def test_what_was_acknowledged_and_nothing_else_is_right() -> None:
+def test_exactly_the_acknowledged_records_are_accepted() -> None:
     story, records = heard()
     assert story.judge(2, said(f=records)) == len(records)
     assert story.wrong == []
 
 
 @pytest.mark.parametrize("lie", ["lost", "half", "doubled", "made up", "too new", "moved", "error"])
-def test_each_lie_is_caught(lie: str) -> None:
+def test_each_wrong_report_is_detected(lie: str) -> None:
     story, records = heard()
-    late = 3 * load.UNHEARD_ACKS_MAX + 1  # A frame that no console can have held back.
+    late = 3 * load.UNHEARD_ACKS_MAX + 1  # A frame so far ahead that no console can have delayed its acks.
     following = [(len(records) + 1 + i, f"1.{late}.{i}") for i in range(load.count_of(1, late))]
     shown = {
         "lost": records[: load.count_of(1, 1)],
@@ -101,7 +102,7 @@ def test_each_lie_is_caught(lie: str) -> None:
     assert story.wrong != []
 
 
-def test_a_record_that_was_shown_once_stays() -> None:
+def test_a_record_that_disappears_after_a_read_is_reported() -> None:
     story, records = heard()
     extra = [(len(records) + 1 + i, f"1.4.{i}") for i in range(load.count_of(1, 4))]
     assert story.hear(1, f"@ack d 3 1 {load.count_of(1, 3)}")

@@ -1,4 +1,4 @@
-"""The class of kills: a small slice of it holds, and a planted bug is caught."""
+"""The class of kills: a small slice passes, and a planted bug is detected."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MAIN = "import sys; from ringlog.cli import main; sys.exit(main())"
 SOME = pytest.mark.timeout(180)
 
 
-def test_the_plan_leads_through_every_point():
+def test_the_plan_covers_every_stop_point():
     deaths = points.deaths((WAL_SHARD, GATEWAY, SCHEDULER, *BACKGROUND))
     planned = {point for each in deaths.values() for point, _ in each}
     assert planned | {points.SUPERVISOR_POINT, *points.OF_OTHER_LOADS} == set(POINTS)
@@ -49,8 +49,8 @@ def test_the_plan_leads_through_every_point():
     configure("")
 
 
-def test_no_life_waits_for_a_point_that_its_actor_never_passes():
-    """Else the life never ends: shards once waited for points of Spark's sink, and passed each other once."""
+def test_every_planned_stop_point_is_in_the_code_of_its_actor():
+    """Otherwise the incarnation never ends. Shards once waited for stop points of the Spark sink."""
     deaths = points.deaths((WAL_SHARD, GATEWAY, SCHEDULER, *BACKGROUND))
     for kind, planned in deaths.items():
         places = [*(ROOT / "actors" / kind).rglob("*.py"), *(ROOT / "ringlog/ring").glob("*.py"),
@@ -59,7 +59,7 @@ def test_no_life_waits_for_a_point_that_its_actor_never_passes():
         assert [point for point, _ in planned if f'hit("{point}")' not in code] == [], kind
 
 
-def test_a_key_that_was_applied_twice_is_told(tmp_path):
+def test_a_key_that_was_applied_twice_is_reported(tmp_path):
     first, second, reader = (Journal(tmp_path / f"{n}.journal", n) for n in (1, 2, 3))
     first.begin(What.APPEND, 0, values=[KEY_VALUES + 1], digests=[5])
     ops = second.begin(What.APPEND, 0, values=[KEY_VALUES + 1], digests=[5])
@@ -75,13 +75,13 @@ def test_a_key_that_was_applied_twice_is_told(tmp_path):
     assert check_keys(once, 0) == []
 
 
-def test_a_pause_is_the_longest_time_without_an_answer_after_the_kill():
+def test_a_pause_is_the_longest_time_without_a_reply_after_the_kill():
     ms = 1_000_000
     times = np.array([0, 1, 2, 50, 51, 90]) * ms
     assert longest_gap_ms(times, 3 * ms) == 48.0
 
 
-def test_only_children_of_the_engine_are_held():
+def test_only_children_of_the_engine_can_be_killed():
     stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         assert targets.hold_child(stranger.pid, 1) is None
@@ -94,7 +94,7 @@ def test_only_children_of_the_engine_are_held():
         stranger.communicate(b"\n")
 
 
-def test_a_wait_in_vain_names_what_it_waited_for():
+def test_a_failed_wait_reports_its_condition():
     with pytest.raises(Stuck, match="for the moon"):
         wait_for(lambda: False, 0.01, "the moon")
 
@@ -108,12 +108,12 @@ def test_a_wait_in_vain_names_what_it_waited_for():
         ({"url": "ringlog://host:1?server_key=" + "a" * 40, "kill": ["gateway"]}, "only on the engine"),
     ],
 )
-def test_wishes_that_make_no_sense_are_refused(wish, what):
+def test_invalid_options_of_the_command_are_refused(wish, what):
     with pytest.raises(UsageError, match=what):
-        live.Wish(**{"url": None, "seconds": 1, "every_s": 1, **wish}).check()
+        live.DrillOptions(**{"url": None, "seconds": 1, "every_s": 1, **wish}).check()
 
 
-def test_an_installation_without_the_harness_says_so(monkeypatch):
+def test_the_command_without_the_harness_is_a_usage_error(monkeypatch):
     from ringlog.cli import chaos as command
 
     def missing(name):
@@ -129,7 +129,7 @@ def stage_of(tmp_path, nursery):
 
 
 def storm_in_small(stage):
-    """One kill of each kind that a client may notice."""
+    """Kill one process of each kind that a client may notice."""
     scene = stage.cast("small")
     scene.make_topics()
     keyed = scene.start_load(1_000.0)
@@ -146,7 +146,7 @@ def storm_in_small(stage):
 @pytest.mark.slow
 @SOME
 @pytest.mark.night
-def test_routers_hold_under_kills(tmp_path):
+def test_routers_lose_no_copy_under_kills(tmp_path):
     with Nursery() as nursery:
         stage = stage_of(tmp_path, nursery)
         stage.run("routers", partial(forwarding.routers, seconds=4.0, passes=(1,)))
@@ -157,7 +157,7 @@ def test_routers_hold_under_kills(tmp_path):
 
 @pytest.mark.slow
 @SOME
-def test_copies_that_are_not_what_their_source_holds_are_told(tmp_path):
+def test_copies_that_differ_from_their_source_are_reported(tmp_path):
     with engine(delivery={"schedulers": 1}) as found, ringlog.connect(found.url) as client:
         client.routers.create("s->d", "s", "d")
         client.append("s", b"1")
@@ -172,7 +172,7 @@ def test_copies_that_are_not_what_their_source_holds_are_told(tmp_path):
 @pytest.mark.slow
 @SOME
 @pytest.mark.night
-def test_a_small_storm_holds_and_counts_its_work(tmp_path):
+def test_a_small_storm_of_kills_passes_and_is_counted(tmp_path):
     with Nursery() as nursery:
         stage = stage_of(tmp_path, nursery)
         stage.run("small", storm_in_small)
@@ -185,7 +185,7 @@ def test_a_small_storm_holds_and_counts_its_work(tmp_path):
 
 
 SOURCES_ONLY = "import os; os.environ['RINGLOG_CORES'] = '0'\n"
-"""Compiled classes let nobody replace a method."""
+"""Methods of compiled classes cannot be replaced."""
 BUGS = {
     "repeats are not recognised (mutant 19)": (
         "from ringlog.topic import dedup\ndedup.ProducerHistory.find = lambda self, producer_seq: None\n",
@@ -203,7 +203,7 @@ BUGS = {
 @SOME
 @pytest.mark.night
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_caught(tmp_path, monkeypatch, bug):
+def test_a_planted_bug_is_detected_by_kills(tmp_path, monkeypatch, bug):
     source, kinds = BUGS[bug]
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "sitecustomize.py").write_text(SOURCES_ONLY + source)
@@ -217,7 +217,7 @@ def test_a_planted_bug_is_caught(tmp_path, monkeypatch, bug):
 
 @pytest.mark.slow
 @SOME
-def test_a_watcher_that_is_not_told_or_told_twice_says_so(tmp_path, monkeypatch):
+def test_a_watcher_reports_missing_and_repeated_notifications(tmp_path, monkeypatch):
     monkeypatch.setattr(work, "TOLD_S", 1.0)
     over = SimpleNamespace(is_set=True)
     with engine(delivery={"schedulers": 1}) as found, ringlog.connect(found.url, wait=10) as client:
@@ -241,7 +241,7 @@ def test_a_watcher_that_is_not_told_or_told_twice_says_so(tmp_path, monkeypatch)
 
 
 def killed_before_it_settles(stage):
-    """Both shards die with records in the log of which nobody was told."""
+    """Kill both shards when the log contains records without a sent ack."""
     scene = stage.cast("planted", plan="log_after_publish:9:kill;log_after_publish:9:kill")
     scene.make_topics()
     scene.start_load(1_000.0)
@@ -252,7 +252,7 @@ def killed_before_it_settles(stage):
 
 @pytest.mark.slow
 @SOME
-def test_the_command_works_on_a_running_engine_and_leaves_it_as_it_was():
+def test_the_command_works_on_a_running_engine_and_deletes_its_topics():
     with engine(wal={"shards": 2}, supervisor={"restart_max": 50}) as running:
         command = ["chaos", "--for", "3s", "--every", "500ms", "--kill", "wal_shard", "--json"]
         done = subprocess.run(

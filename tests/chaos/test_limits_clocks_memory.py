@@ -1,4 +1,4 @@
-"""The classes `limits`, `clocks` and `memory`: a slice of each works, and each catches a planted bug."""
+"""The classes `limits`, `clocks` and `memory`: a slice of each passes, and each detects a planted bug."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import chaos.clocks
 import chaos.limits
 import chaos.memory
 from chaos.clocks.walls import LAST_NS, Walls
-from chaos.order import Account, Broken, Order
+from chaos.order import Account, GuaranteeBroken, Order
 from chaos.rigs.cases import Case, run_cases
 
 ROOT = Path(__file__).parent.parent.parent
@@ -25,9 +25,9 @@ def order(name: str, scratch: Path, **settings: object) -> Order:
     return Order(name, 1, 1.0, scratch, settings)
 
 
-def test_a_case_that_breaks_is_a_finding_with_the_line_that_repeats_it(tmp_path: Path) -> None:
+def test_a_failed_case_is_a_finding_with_its_replay_name(tmp_path: Path) -> None:
     def breaks(bench: None, _: object) -> None:
-        raise Broken("it does not hold")
+        raise GuaranteeBroken("it does not hold")
 
     account = Account()
     run_cases(order("limits", tmp_path), account, [Case("one", ("RF-1",), breaks)], None)
@@ -38,7 +38,7 @@ def test_a_case_that_breaks_is_a_finding_with_the_line_that_repeats_it(tmp_path:
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
-def test_the_shim_bends_wall_clocks_and_no_others(tmp_path: Path) -> None:
+def test_the_clock_shim_changes_only_wall_clocks(tmp_path: Path) -> None:
     clocks = Walls(tmp_path)
     script = "import time; print(time.time_ns(), time.monotonic_ns(), int(time.time())); time.sleep(0.01)"
 
@@ -69,7 +69,7 @@ def test_the_shim_bends_wall_clocks_and_no_others(tmp_path: Path) -> None:
     ("name", "only"),
     [("memory", "second-producer"), ("memory", "foreign-ring"), ("limits", "shard-descriptors")],
 )
-def test_a_slice_holds_and_counts_its_work(tmp_path: Path, name: str, only: str) -> None:
+def test_a_slice_passes_and_counts_its_work(tmp_path: Path, name: str, only: str) -> None:
     account = Account()
     CLASSES[name].run(order(name, tmp_path, only=only), account)
     assert account.findings == []
@@ -98,7 +98,8 @@ class Finder:
         return spec
 sys.meta_path.insert(0, Finder)
 """
-"""A sitecustomize: every process that is started with it has the planted bugs, this one has none."""
+"""A sitecustomize module: every process that starts with it has the planted bugs, the test process has none.
+"""
 
 FOLLOW_THE_CLOCK = {"actors.wal_shard.commit.admission": [("max(now_us, topic.last_ts)", "now_us")]}
 TELL_NOBODY = {
@@ -126,7 +127,7 @@ BELIEVE_BODIES = {
         pytest.param("memory", "hammer", BELIEVE_BODIES, id="bodies are believed"),
     ],
 )  # fmt: skip
-def test_a_planted_bug_is_caught(
+def test_a_planted_bug_is_detected_by_its_class(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     name: str,

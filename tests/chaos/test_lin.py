@@ -1,4 +1,4 @@
-"""The search for an explaining order, on histories whose answer is known."""
+"""The search for a linearization, on histories with a known answer."""
 
 from __future__ import annotations
 
@@ -30,36 +30,37 @@ def look(invoked, returned, result):
         [],
     ],
 )
-def test_one_key_that_behaves(history):
+def test_find_order_accepts_linearizable_histories(history):
     assert find_order(history, 0, keyed_append) is not None
 
 
 @pytest.mark.parametrize(
     "history",
     [
-        [append(0, 1, 7), append(2, 3, 8)],  # Applied twice.
+        [append(0, 1, 7), append(2, 3, 8)],  # applied twice
         [append(0, 9, 7), append(1, 9, 8)],
-        [append(0, 1, 7), look(2, 3, 0)],  # Forgotten.
-        [look(0, 1, 7), append(2, 3, 7)],  # Seen before it was sent.
+        [append(0, 1, 7), look(2, 3, 0)],  # lost
+        [look(0, 1, 7), append(2, 3, 7)],  # seen before it was sent
         [append(0, FOREVER), look(1, 2, 7), look(3, 4, 8)],
-        # An unknown outcome was seen, and the next look does not: only whoever counts it finds this.
+        # A read saw the append of unknown outcome, and the next read does not. Only a checker that keeps
+        # unknown outcomes finds this.
         [append(0, FOREVER), look(1, 2, 7), look(3, 4, 0)],
     ],
 )
-def test_one_key_that_does_not(history):
+def test_find_order_rejects_histories_that_are_not_linearizable(history):
     assert find_order(history, 0, keyed_append) is None
 
 
-def test_unknown_outcomes_are_needed_to_explain_what_is_read():
-    """Mutant 48: without the unknown append the read cannot be explained."""
+def test_a_read_can_be_explained_only_with_the_unknown_append():
+    """Without the append of unknown outcome the read has no explanation (mutant 48)."""
     unknown = append(0, FOREVER, value="a")
     history = [append(1, 2, 2, value="b"), Op(3, 4, "read", None, ("a", "b"))]
     assert find_order(history, (), log) is None
     assert find_order([unknown, *history], (), log) is not None
 
 
-def test_agrees_with_trying_every_order():
-    """Small random histories: the same verdict as from all permutations."""
+def test_find_order_agrees_with_all_permutations():
+    """On small random histories the verdict is the same as from all permutations."""
     random_ = random.Random(5)
     verdicts = []
     for _ in range(400):
@@ -101,7 +102,7 @@ def explains(order):
     return True
 
 
-def test_a_search_that_takes_too_long_says_so(monkeypatch):
+def test_a_search_beyond_the_limit_raises_search_too_long(monkeypatch):
     monkeypatch.setattr(lin, "STEPS_MAX", 50)
     ops = [append(0, 100, 1 if n else 99, value=n) for n in range(8)]
     with pytest.raises(lin.SearchTooLong):

@@ -1,4 +1,5 @@
-"""The bad network: rows hold; what is lost, doubled, swapped is seen; a shard that forgets is caught."""
+"""The class `network`: rows pass; lost, duplicated and reordered records, and a shard without history, are
+detected."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 import chaos
 from chaos import network
 from chaos.network.cuts import History
-from chaos.order import Account, Broken, Order
+from chaos.order import Account, GuaranteeBroken, Order
 
 arenas = importlib.import_module("chaos.attack.arena")
 ROOT = Path(chaos.__file__).parent.parent
@@ -20,7 +21,7 @@ FORGETS = """
     from ringlog.topic.dedup import ProducerHistory, ProducerTable
     ProducerTable.get = lambda self, producer_id: ProducerHistory()
 """
-"""Planted, mutant 19: nobody remembers which numbers were stored."""
+"""Planted bug: the shard does not remember the producer numbers that it appended (mutant 19)."""
 
 
 @pytest.mark.parametrize(
@@ -31,18 +32,18 @@ FORGETS = """
         ([b"a", b"b", b"z"], "were never sent"),
     ],
 )  # fmt: skip
-def test_the_judge_sees_what_must_not_be(stored, says):
-    """O4."""
+def test_the_judge_reports_each_wrong_content(stored, says):
+    """Only acked records and records of unknown outcome may be stored, each once and in order."""
     history = History(acked=[b"a", b"b"], unknown=[b"u"], refused=[b"r"])
     history.judge([b"a", b"b"])
     history.judge([b"a", b"u", b"b"])
-    with pytest.raises(Broken, match=says):
+    with pytest.raises(GuaranteeBroken, match=says):
         history.judge(stored)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_rows_hold_and_are_counted(tmp_path):
+def test_network_rows_pass_and_are_counted(tmp_path):
     account = Account()
     settings = {"rows": ["RF-88", "RF-91"], "step": 29}
     network.run(Order("network", 1, 10, tmp_path, settings), account)
@@ -53,7 +54,7 @@ def test_rows_hold_and_are_counted(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_shard_without_memory_is_caught(tmp_path, monkeypatch):
+def test_a_shard_without_producer_history_is_detected(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(textwrap.dedent(FORGETS))
     real = arenas.engine
     environ = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "RINGLOG_CORES": "0"}

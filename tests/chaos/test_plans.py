@@ -1,4 +1,4 @@
-"""Plans and the fault matrix: nothing is forgotten, and a harness that shrinks fails."""
+"""Plans and the fault matrix: every fault has a class, and a harness that does less work fails."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_class_of_a_plan_exists_and_has_floors(name: str):
 
 
 @pytest.mark.parametrize("fault", load_faults(), ids=lambda fault: fault.id)
-def test_every_fault_has_a_class_in_each_of_its_plans_or_says_what_it_waits_for(fault):
+def test_every_fault_has_a_class_in_each_of_its_plans(fault):
     if fault.later:
         return
     for name in fault.plan:
@@ -54,14 +54,15 @@ def entry(**more: object) -> Entry:
     return Entry(name="states", target="T-1", seconds=1, limit_s=2, **more)  # type: ignore[arg-type]
 
 
-def test_less_than_a_floor_is_a_failure():
+def test_a_count_below_a_floor_is_a_failure():
     account = Account(counts=Counter(kills=99))
     assert _judge(entry(floors={"kills": 100}), 0, account) == ["kills: 99 is below the floor of 100"]
     assert _judge(entry(floors={"kills": 99}), 0, account) == []
 
 
 def rounds(entry: Entry, *accounts: Account, lengths: list[float] | None = None) -> tuple[Verdict, list[int]]:
-    """What `run_rounds` makes of these accounts, and the seeds that it asked for; seconds in `lengths`."""
+    """Return the verdict of `run_rounds` for these accounts, and the seeds it used. Lengths in seconds go to
+    `lengths`."""
     seeds: list[int] = []
 
     def once(seed: int, seconds: float) -> Verdict:
@@ -74,7 +75,7 @@ def rounds(entry: Entry, *accounts: Account, lengths: list[float] | None = None)
     return run_rounds(entry, 5, once), seeds
 
 
-def test_a_slow_host_gets_more_rounds_with_other_seeds_and_their_work_is_added_up():
+def test_a_slow_host_gets_more_rounds_and_their_counts_add_up():
     slow = [Account(counts=Counter(kills=40, points=points)) for points in (9, 7, 8)]
     verdict, seeds = rounds(entry(floors={"kills": 100, "points": 9}, distinct=["points"]), *slow)
     assert (verdict.wrong, verdict.rounds, verdict.seconds) == ([], 3, 3.0)
@@ -87,22 +88,22 @@ def test_a_slow_host_gets_more_rounds_with_other_seeds_and_their_work_is_added_u
 @pytest.mark.parametrize(
     ("done", "expected"),
     [
-        # The second takes as long as what is missing did, a quarter longer, and a start of 10 s; the third by
-        # what both did.
+        # The second round takes as long as the missing part took, plus a quarter and 10 s for the start. The
+        # third one uses the rates of both.
         ([80, 10, 10], [100.0, 41.25, 29.62]),
         ([99, 1], [100.0, 25.0]),
         ([30, 30, 40], [100.0, 100.0, 100.0]),
         ([0, 100], [100.0, 100.0]),
     ],
 )
-def test_a_later_round_is_as_long_as_what_is_missing(done: list[int], expected: list[float]):
+def test_a_later_round_is_as_long_as_the_missing_work(done: list[int], expected: list[float]):
     lengths: list[float] = []
     asked = Entry(name="states", target="T-1", seconds=100, limit_s=200, floors={"kills": 100})
     verdict, _ = rounds(asked, *[Account(counts=Counter(kills=kills)) for kills in done], lengths=lengths)
     assert (verdict.wrong, [round(each, 2) for each in lengths]) == ([], expected)
 
 
-def test_a_later_round_for_different_things_is_a_whole_one():
+def test_a_later_round_for_distinct_counts_has_full_length():
     lengths: list[float] = []
     asked = Entry(name="states", target="T-1", seconds=100, limit_s=200, floors={"points": 10},
                   distinct=["points"])  # fmt: skip
@@ -111,7 +112,7 @@ def test_a_later_round_for_different_things_is_a_whole_one():
 
 
 def test_a_class_may_have_other_seeds_each_day_and_each_round():
-    """What 406 seeds never met 4,768 did."""
+    """4,768 seeds found faults that 406 seeds never found."""
     days = [date(2026, 11, 22), date(2026, 11, 23), date(2027, 1, 1)]
     assert {entry(seed=3).seed_on(day) for day in days} == {3}
     firsts = [entry(seed=3, daily=True).seed_on(day) for day in days]
@@ -121,37 +122,37 @@ def test_a_class_may_have_other_seeds_each_day_and_each_round():
     assert not any(each.daily for each in load_plan("ci").entries), "a commit is judged by what it changes"
 
 
-def test_a_harness_that_shrank_fails_after_its_rounds():
+def test_a_class_below_its_floor_fails_after_all_rounds():
     verdict, seeds = rounds(entry(floors={"points": 10}, distinct=["points"]), *[Account()] * 3)
     assert (len(seeds), verdict.wrong) == (plans.ROUNDS_MAX, ["points: 0 is below the floor of 10"])
 
 
-def test_a_finding_is_not_made_up_for_by_another_round():
+def test_a_finding_ends_the_rounds_and_fails():
     bad = Account(counts=Counter(kills=40))
-    bad.found("an acked record is gone", "seed=7", "story")
+    bad.report_finding("an acked record is gone", "seed=7", "story")
     verdict, seeds = rounds(entry(floors={"kills": 100}), bad)
     assert (len(seeds), len(verdict.wrong)) == (1, 2)
     verdict, seeds = rounds(entry(floors={"kills": 100}), Account(counts=Counter(kills=60)), bad)
     assert (len(seeds), len(verdict.wrong)) == (2, 1), "enough was done, and something was found"
 
 
-def test_a_finding_a_bad_end_and_no_account_are_failures():
+def test_a_finding_a_bad_exit_status_and_a_missing_account_are_failures():
     account = Account()
-    account.found("an acked record is gone", "seed=7", "story")
+    account.report_finding("an acked record is gone", "seed=7", "story")
     (wrong,) = _judge(entry(), 0, account)
     assert "python -m chaos replay states 'seed=7'" in wrong
     assert _judge(entry(), -9, Account()) == ["exited with status -9"]
     assert _judge(entry(), 0, None) == ["exited with status 0 and wrote no account.json"]
 
 
-def test_a_class_that_cannot_run_fails_where_it_is_required():
+def test_a_class_that_cannot_run_fails_if_it_is_required():
     account = Account()
     account.skip("ext4", "no loop devices")
     assert _judge(entry(required=False), 3, account) == []
     assert "no loop devices" in _judge(entry(required=True), 3, account)[0]
 
 
-def test_a_row_of_the_matrix_without_a_case_is_said():
+def test_a_row_of_the_matrix_without_a_case_is_reported():
     faults = load_faults()
     plan = load_plan("ci")
     verdict = Verdict(
@@ -162,21 +163,21 @@ def test_a_row_of_the_matrix_without_a_case_is_said():
     assert not any(line.startswith("RF-57 ") for line in missing)
 
 
-def test_an_account_survives_its_way_to_the_runner():
+def test_an_account_survives_serialisation():
     account = Account()
-    account.did("kills", 3, "RF-1")
+    account.count_work("kills", 3, "RF-1")
     account.skip("kernels", "not installed")
-    account.found("what", "case", "story")
+    account.report_finding("what", "case", "story")
     assert Account.from_json(account.to_json()) == account
 
 
-def test_settings_that_a_class_does_not_know_are_refused():
+def test_unknown_settings_of_a_class_are_refused():
     order = Order("states", 1, 1.0, Path(), {"longst": 2})
     with pytest.raises(ValueError, match="longst"):
         order.choose({"longest": 2})
 
 
-def test_a_plan_that_makes_no_sense_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_invalid_plan_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(plans, "PLANS", tmp_path)
     with pytest.raises(PlanError, match="no plan ci"):
         load_plan("ci")
@@ -186,7 +187,7 @@ def test_a_plan_that_makes_no_sense_is_refused_by_name(tmp_path: Path, monkeypat
 
 
 def classes_of(runner: psutil.Process) -> list[psutil.Process]:
-    """Those of its children that are classes: before, it asks git for the commit."""
+    """Return the children of the runner that are classes. Another child is git, which returns the commit."""
     found = []
     for child in runner.children():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -196,7 +197,7 @@ def classes_of(runner: psutil.Process) -> list[psutil.Process]:
 
 
 def test_a_run_that_is_killed_leaves_no_class_behind(tmp_path: Path) -> None:
-    """It would go on for as long as its plan says, beside whatever is measured next."""
+    """The class would run for the time of its plan and disturb later measurements."""
     command = [sys.executable, "-m", "chaos", "run", "world", "--plan", "night", "--work", str(tmp_path)]
     environ = {**os.environ, "RINGLOG_ALLOW_ROOT": "1"}
     running = subprocess.Popen(
@@ -214,7 +215,7 @@ def test_a_run_that_is_killed_leaves_no_class_behind(tmp_path: Path) -> None:
         running.wait(20)
 
 
-def test_a_class_that_is_to_end_with_its_floors_knows_when_they_are_reached():
+def test_is_enough_is_true_when_all_floors_are_reached():
     order = Order("world", 1, 60.0, Path("/"), floors={"seeds": 2, "deaths": 10})
     assert not order.is_enough({"seeds": 2})
     assert not order.is_enough({"seeds": 2, "deaths": 9})
@@ -224,7 +225,7 @@ def test_a_class_that_is_to_end_with_its_floors_knows_when_they_are_reached():
     assert not Order("world", 1, 60.0, Path("/")).is_enough({"seeds": 2}), "it uses its time"
 
 
-def test_a_lane_that_is_done_takes_what_the_other_would_come_to_last():
+def test_an_idle_lane_takes_the_last_entry_of_the_other_lane():
     def named(name: str, seconds: float) -> Entry:
         return Entry(name=name, target="T-1", seconds=seconds, limit_s=2 * seconds)
 
@@ -239,12 +240,12 @@ import runpy, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 runpy.run_module("chaos", run_name="__main__")
 """
-"""Chaos as it is from a terminal; whoever runs us in the background may have had interrupts ignored."""
+"""Runs chaos as from a terminal. A background job of a shell would ignore interrupts."""
 
 
 @pytest.mark.timeout(120)
-def test_an_interrupted_run_ends_what_it_runs_and_says_so(tmp_path):
-    """One line, no traceback of each lane, and no class that goes on for an hour beside what follows."""
+def test_an_interrupted_run_ends_its_classes_with_one_line(tmp_path):
+    """The run prints one line and no traceback, and no class continues in the background."""
     command = [sys.executable, "-c", HEEDING, "run", "schedules", "states", "--work", str(tmp_path)]
     out = tmp_path / "report.json"
     running = subprocess.Popen(

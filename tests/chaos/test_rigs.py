@@ -1,4 +1,4 @@
-"""The rigs: does a cut cut, does the block store fail, forget and replay?"""
+"""The rigs: power cuts, and a block store that fails, loses and replays writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ pytestmark = [needs_mounts, pytest.mark.slow]
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
 @pytest.mark.parametrize("flag", [1, 2])
-def test_after_a_power_cut_only_what_was_synced_is_there(tmp_path, kind, flag):
+def test_after_a_power_cut_only_synced_bytes_are_present(tmp_path, kind, flag):
     in_private_mounts(
         """
         import os
@@ -42,8 +42,8 @@ def test_after_a_power_cut_only_what_was_synced_is_there(tmp_path, kind, flag):
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
-def test_the_sync_trap_springs_on_a_block_store_that_fails_one_write(tmp_path, kind):
-    """The kernel's side of RD-2: without it the classes would prove nothing."""
+def test_a_failed_write_is_reported_by_one_sync_only(tmp_path, kind):
+    """This shows the behaviour of the kernel. Without it the classes would prove nothing."""
     in_private_mounts(
         """
         import os
@@ -77,7 +77,7 @@ def test_the_sync_trap_springs_on_a_block_store_that_fails_one_write(tmp_path, k
     )  # fmt: skip
 
 
-def test_a_recorded_device_is_put_back_into_each_of_its_states(tmp_path):
+def test_a_recorded_device_can_be_restored_to_each_state(tmp_path):
     in_private_mounts(
         """
         import os
@@ -108,7 +108,7 @@ def test_a_recorded_device_is_put_back_into_each_of_its_states(tmp_path):
     )  # fmt: skip
 
 
-def test_a_store_that_lags_answers_late_and_one_that_is_dead_fails_everything(tmp_path):
+def test_a_slow_store_delays_syncs_and_a_dead_one_fails_them(tmp_path):
     in_private_mounts(
         """
         import os, time

@@ -1,4 +1,4 @@
-"""The class `rot` works: a sound directory is found sound, and readers that look past damage are caught."""
+"""The class `rot`: an intact directory has no findings, and readers that ignore damage are detected."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def bench(specimen: Specimen, tmp_path: Path) -> Iterator[Bench]:
 
 
 def flips_of(bench: Bench, kind: str, count: int) -> list[str]:
-    """What was wrong with flips in files whose path holds `kind`."""
+    """Return the faults after bit flips in files whose path contains `kind`."""
     chosen = [each for each in places(bench.specimen, random.Random(3), 1) if kind in each[0]][:count]
     assert len(chosen) == count
     return [wrong for path, at, bit in chosen if (wrong := flip(bench, path, at, bit)[0])]
@@ -58,7 +58,8 @@ def test_the_specimen_has_every_kind_of_file_in_both_tiers(specimen: Specimen) -
 
 
 def test_a_specimen_is_the_same_for_the_same_seed() -> None:
-    """Else no case could be replayed. Salts of segments are random, and so are the bytes under them."""
+    """Otherwise no case could be replayed. Salts of segments are random, and so are the bytes that depend on
+    them."""
     one, other = make_specimen(5), make_specimen(5)
     assert list(one.files) == list(other.files)
     assert [len(data) for data in one.files.values()] == [len(data) for data in other.files.values()]
@@ -78,8 +79,8 @@ def test_larger_damage_is_detected_or_changes_nothing(bench: Bench) -> None:
     assert wrong == {}
 
 
-def test_flips_are_seen_in_a_file_that_was_away(bench: Bench) -> None:
-    """The bench puts a file back under its name; it must be that one which is damaged next."""
+def test_flips_are_detected_in_a_file_that_was_missing_before(bench: Bench) -> None:
+    """The bench restores a file under its name. The next damage must affect exactly that file."""
     away = next(case for case in cases.whole_files(bench.specimen) if case.name.endswith("wal-1-7.log"))
     assert away.name.startswith("missing")
     assert judge_case(bench, away, Account()) == ""
@@ -87,7 +88,7 @@ def test_flips_are_seen_in_a_file_that_was_away(bench: Bench) -> None:
 
 
 def test_the_last_acknowledged_frame_is_covered_by_the_board() -> None:
-    """RF-72."""
+    """The board's marks prove that the frame was acknowledged (RF-72)."""
     specimen = make_specimen(1, is_marked=False)
     truth = ask(specimen, specimen.files, keeps_board=True)
     for path, (start, stop) in cases.last_frames(specimen).items():
@@ -96,13 +97,13 @@ def test_the_last_acknowledged_frame_is_covered_by_the_board() -> None:
 
 
 @pytest.mark.parametrize(("row", "name", "case"), list(atrest.cases()), ids=lambda value: str(value)[:24])
-def test_rot_at_rest_is_not_passed_on(row, name, case) -> None:
-    """RF-80, RF-82."""
+def test_damage_at_rest_is_not_copied(row, name, case) -> None:
+    """Moves and rewrites verify their source (RF-80, RF-82)."""
     assert case() == "", (row, name)
 
 
-def test_every_misplaced_segment_is_said_by_the_verifier(bench: Bench) -> None:
-    """RF-76: under other numbers, in other topics, as a pack; on the host and in the cold tier."""
+def test_the_verifier_reports_every_misplaced_segment(bench: Bench) -> None:
+    """Segments have other seqs, topics or kinds in their name, on the host and in the cold tier (RF-76)."""
     found = [
         each for each in cases.whole_files(bench.specimen) if each.name.startswith(("doubled", "renamed"))
     ]
@@ -113,8 +114,8 @@ def test_every_misplaced_segment_is_said_by_the_verifier(bench: Bench) -> None:
     assert {each.name: wrong for each in chosen if (wrong := judge_case(bench, each, Account()))} == {}
 
 
-def test_two_log_files_that_were_never_used_may_change_places(specimen: Specimen) -> None:
-    """Neither says whose it is: they are all zeros, and there is nothing to notice."""
+def test_two_unused_log_files_may_be_swapped(specimen: Specimen) -> None:
+    """Both files are all zeros and have no identity, so there is nothing to detect."""
     unused = {
         path for path, data in specimen.files.items() if path.endswith(".log") and not data.strip(b"\0")
     }
@@ -124,21 +125,27 @@ def test_two_log_files_that_were_never_used_may_change_places(specimen: Specimen
     assert [each.name for each in swapped if each.damaged & unused], "with one that was used"
 
 
-# -- planted bugs: each of these readers looks past damage, and the class must say so ---------------------
+# -- planted bugs: readers that ignore damage ------------------------------------------------------------
 
 
-def test_bodies_that_are_not_verified_are_caught(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_skips_body_checksums_is_detected(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(frames, "first_bad_body", lambda *_: None)
     assert any("and no word about it" in wrong for wrong in flips_of(bench, "wal-3-0.log", 40))
 
 
-def test_a_log_cut_at_the_first_bad_frame_is_caught(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutant 10: what is damaged in the middle is taken for a torn end."""
+def test_a_recovery_that_cuts_the_log_at_damage_is_detected(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recovery treats damage in the middle of the log as a torn end (mutant 10)."""
     monkeypatch.setattr(recovery, "classify_tail", lambda scan, evidence: WalTailState.TORN)
     assert flips_of(bench, "wal-3-0.log", 30) != []
 
 
-def test_a_snapshot_that_is_not_verified_is_caught(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_skips_snapshot_checksums_is_detected(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def trusting(data: Any, path: str) -> Any:
         head = bytearray(data[:96])
         head[80:88] = xxhash.xxh3_64_intdigest(data[96:]).to_bytes(8, "little")
@@ -152,10 +159,10 @@ def test_a_snapshot_that_is_not_verified_is_caught(bench: Bench, monkeypatch: py
     assert flips_of(bench, "snapshot-", 60) != []
 
 
-def test_an_index_that_is_trusted_past_its_data_is_caught(
+def test_a_reader_that_skips_index_checksums_is_detected(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mutant 42: its tables are taken without their checksum."""
+    """The tables of the index are used without their checksum (mutant 42)."""
     real = segments.read_tables
 
     def trusting(header: Any, data: bytes, size: int, path: str) -> Any:
@@ -165,13 +172,13 @@ def test_an_index_that_is_trusted_past_its_data_is_caught(
     assert flips_of(bench, ".idx", 40) != []
 
 
-def test_a_move_that_proves_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutant 12."""
+def test_a_move_without_verification_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The relocator deletes the source without a check of the copy (mutant 12)."""
     monkeypatch.setattr(tier_copies, "verify_data_part", lambda *_: None)
     assert any(case() for row, name, case in atrest.cases() if name.startswith("move"))
 
 
-def test_a_verifier_that_sees_nothing_is_caught(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verifier_without_checks_is_detected(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment_decoder, "_follows", lambda *_: None)
     monkeypatch.setattr(segment_decoder, "_checked", lambda *_: None)
     assert any("verifier" in wrong for wrong in flips_of(bench, ".del", 30))
@@ -179,7 +186,7 @@ def test_a_verifier_that_sees_nothing_is_caught(bench: Bench, monkeypatch: pytes
 
 @pytest.mark.night
 @pytest.mark.timeout(240)
-def test_a_run_counts_what_it_did_and_finds_nothing(tmp_path: Path) -> None:
+def test_a_run_counts_its_work_and_finds_nothing(tmp_path: Path) -> None:
     account = Account()
     run(Order("rot", 2, 120.0, tmp_path, {"bytes_max": 50, "cases_share": 0.01}), account)
     assert account.findings == []
@@ -187,7 +194,7 @@ def test_a_run_counts_what_it_did_and_finds_nothing(tmp_path: Path) -> None:
     assert set(account.faults) == {f"RF-{n}" for n in range(70, 83)}
 
 
-def test_the_class_can_be_narrowed(tmp_path: Path) -> None:
+def test_settings_narrow_the_class_rot(tmp_path: Path) -> None:
     account = Account()
     settings = {"only": ["RF-80", "RF-79"], "suffix": ".idx"}
     run(Order("rot", 1, 2.0, tmp_path, settings), account)
@@ -195,7 +202,7 @@ def test_the_class_can_be_narrowed(tmp_path: Path) -> None:
     assert account.faults.keys() == {"RF-79", "RF-80"}
 
 
-def test_a_verifier_that_goes_by_the_hosts_files_alone_is_caught(
+def test_a_verifier_that_ignores_the_cold_tiers_files_is_detected(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(directory, "_COLD", ())
@@ -204,18 +211,21 @@ def test_a_verifier_that_goes_by_the_hosts_files_alone_is_caught(
     assert all("does not report" in judge_case(bench, each, Account()) for each in doubled)
 
 
-def test_a_verifier_that_only_remarks_on_lost_data_is_caught(
+def test_a_verifier_that_reports_lost_data_as_a_remark_is_detected(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("os.path.isdir", lambda _: False)  # as if nobody could look there
+    monkeypatch.setattr("os.path.isdir", lambda _: False)  # as if the directory could not be read
     missing = [each for each in cases.whole_files(bench.specimen) if each.name.startswith("missing /cold/")]
     assert missing
     assert all("reports no damage for the loss" in judge_case(bench, each, Account()) for each in missing)
 
 
-def test_what_a_log_without_damage_lacks_is_given_up_for_good(specimen: Specimen) -> None:
-    """A whole frame lies in the place of another one: no checksum is wrong, and records are missing before
-    the next. A start with `truncate` gave them up, and each later one refused the log."""
+def test_records_missing_from_an_undamaged_log_are_given_up_once(specimen: Specimen) -> None:
+    """A complete frame overwrote another one: all checksums match, and records before the next frame are
+    missing.
+
+    A start with `truncate` gave them up, but each later start refused the log.
+    """
     path = "/data/wal/shard-00/wal-3-0.log"
     case = next(
         each for each in cases.all_cases(specimen)

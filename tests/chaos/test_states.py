@@ -1,4 +1,5 @@
-"""Class `states`: small runs of it hold, planted bugs are found, cases replay, and its image rules agree."""
+"""The class `states`: small runs pass, planted bugs are found, cases replay, and its image rules are
+consistent."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from actors.wal_shard.recovery import recovery
 from actors.wal_shard.recovery.replay import Replay
 from actors.wal_shard.retention.checkpoint import ShardCheckpoint
 from chaos import states
-from chaos.order import Account, Broken, Order
+from chaos.order import Account, GuaranteeBroken, Order
 from chaos.rigs.judge import POWER_LOSS
 from chaos.states import edges, replay
 from chaos.states.explore import Explorer, Part, Share, Tally, cuts_of, explore, record
@@ -46,7 +47,7 @@ def explored(tmp_path, *histories, share=FEW) -> Tally:
 
 
 def caught(tmp_path, *histories, share=FEW) -> str:
-    with pytest.raises(Broken) as broken:
+    with pytest.raises(GuaranteeBroken) as broken:
         explored(tmp_path, *histories, share=share)
     return str(broken.value)
 
@@ -54,16 +55,16 @@ def caught(tmp_path, *histories, share=FEW) -> str:
 def is_broken(row, edge) -> bool:
     try:
         edges.judge_edge(row, edge, Depth())
-    except Broken:
+    except GuaranteeBroken:
         return True
     return False
 
 
-# -- it holds ---------------------------------------------------------------------------------------------
+# -- runs without faults ----------------------------------------------------------------------------------
 
 
 def test_the_alphabet_has_twelve_operations_and_each_one_runs():
-    """RF-58."""
+    """Histories are sequences of these operations (RF-58)."""
     assert len(set(ALPHABET)) == 12
     for step in ALPHABET:
         history, _ = record((step,))
@@ -71,8 +72,9 @@ def test_the_alphabet_has_twelve_operations_and_each_one_runs():
 
 
 @pytest.mark.timeout(120)
-def test_crash_states_of_deletes_seals_moves_and_reclaims_hold(tmp_path):
-    """RF-57, RF-59: with the offline verifier, and crashes within recovery and what follows it."""
+def test_crash_states_of_deletes_pass(tmp_path):
+    """The offline verifier checks the images too. Further crashes occur during recovery and after it (RF-57,
+    RF-59)."""
     share = Share(
         recoveries_every=60, recovery_cuts=1, sends_again_every=10, goes_on_every=50, verified_every=3
     )
@@ -85,7 +87,7 @@ def test_crash_states_of_deletes_seals_moves_and_reclaims_hold(tmp_path):
     assert tally.went_on > 0
 
 
-def test_what_begins_alike_is_explored_once(tmp_path):
+def test_a_common_prefix_of_histories_is_explored_once(tmp_path):
     explorer = Explorer(Tally(), FEW)
     explorer.one(("append",))
     before = explorer.tally.cuts
@@ -95,8 +97,8 @@ def test_what_begins_alike_is_explored_once(tmp_path):
 
 @pytest.mark.parametrize("row", sorted(edges.ROWS))
 @pytest.mark.timeout(60)
-def test_edited_images_hold(tmp_path, row):
-    """RF-60, RF-66, RF-68, RF-69: a sample of each."""
+def test_edited_images_pass(tmp_path, row):
+    """A sample of each row (RF-60, RF-66, RF-68, RF-69)."""
     made = list(edges.edges(row))
     assert len(made) > 10
     offline = Offline(tmp_path)
@@ -104,11 +106,11 @@ def test_edited_images_hold(tmp_path, row):
         edges.judge_edge(row, edge, Depth(offline))
 
 
-# -- it finds ---------------------------------------------------------------------------------------------
+# -- planted bugs -----------------------------------------------------------------------------------------
 
 
-def test_a_deletion_that_recovery_forgets_is_caught_and_its_case_replays(tmp_path, monkeypatch):
-    """INV-11."""
+def test_a_deletion_that_recovery_ignores_is_detected_and_replays(tmp_path, monkeypatch):
+    """A replayed case fails with the planted bug and passes without it."""
     apply_control = Replay._apply_control
 
     def without_removals(self, topic_id, body):
@@ -116,17 +118,17 @@ def test_a_deletion_that_recovery_forgets_is_caught_and_its_case_replays(tmp_pat
             apply_control(self, topic_id, body)
 
     monkeypatch.setattr(Replay, "_apply_control", without_removals)
-    with pytest.raises(Broken) as broken:
+    with pytest.raises(GuaranteeBroken) as broken:
         explore([("delete_seq",)], share=FEW)
     assert "there again" in str(broken.value)
-    with pytest.raises(Broken):
+    with pytest.raises(GuaranteeBroken):
         replay(order(tmp_path), broken.value.case)
     monkeypatch.undo()
     replay(order(tmp_path), broken.value.case)
 
 
-def test_a_seal_that_renames_before_it_syncs_is_caught(tmp_path, monkeypatch):
-    """Mutant 4: the contents of a segment may lag behind its name."""
+def test_a_segment_renamed_before_its_sync_is_detected(tmp_path, monkeypatch):
+    """The contents of a segment may then be missing under its name (mutant 4)."""
     monkeypatch.setattr(d.SimulatedDisk, "rename", _careless_rename)
     monkeypatch.setattr(SegmentWriter, "_sync_parts", lambda self: None, raising=False)
     monkeypatch.setattr(d.RecordingDisk, "sync_file", _only_of_logs)
@@ -144,8 +146,8 @@ def _only_of_logs(self, fd, _sync=d.RecordingDisk.sync_file):
 
 
 @pytest.mark.night
-def test_a_snapshot_whose_name_is_not_synced_is_caught(tmp_path, monkeypatch):
-    """Mutants 3 and 14: the log goes before the name of what stands for it is durable."""
+def test_a_snapshot_without_a_directory_sync_is_detected(tmp_path, monkeypatch):
+    """The log is removed before the name of the snapshot is durable (mutants 3 and 14)."""
     sync_dir = d.RecordingDisk.sync_dir
     monkeypatch.setattr(
         d.RecordingDisk,
@@ -156,8 +158,8 @@ def test_a_snapshot_whose_name_is_not_synced_is_caught(tmp_path, monkeypatch):
 
 
 @pytest.mark.night
-def test_data_dropped_before_the_shard_leads_elsewhere_is_caught(tmp_path, monkeypatch):
-    """Mutant 13: the cold copy is not synced when the host's goes."""
+def test_a_hot_copy_removed_before_the_sync_of_the_cold_one_is_detected(tmp_path, monkeypatch):
+    """The cold copy is not synced when the host's copy is removed (mutant 13)."""
     monkeypatch.setattr(
         SegmentCopies, "upload_part", lambda self, name: self.store.put(name, self.path(name))
     )
@@ -169,20 +171,20 @@ def _not_cold(sync_dir):
     return lambda self, path: None if path.startswith("/cold") else sync_dir(self, path)
 
 
-def test_an_ack_before_the_sync_is_caught(tmp_path, monkeypatch):
-    """Mutant 1."""
+def test_an_ack_before_the_sync_is_detected_by_states(tmp_path, monkeypatch):
+    """The shard acks a frame before the sync that covers it (mutant 1)."""
     monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_batch)
     assert caught(tmp_path, ("append",))
 
 
-def test_a_reservation_that_is_not_restored_is_caught(tmp_path, monkeypatch):
-    """Mutant 18, RF-66."""
+def test_a_reservation_that_is_not_restored_is_detected(tmp_path, monkeypatch):
+    """Seqs would be assigned twice (mutant 18, RF-66)."""
     monkeypatch.setattr(Reservation, "restore", lambda self, value: None)
     assert any(is_broken("RF-66", edge) for edge in edges.edges("RF-66"))
 
 
-def test_a_frame_that_is_half_there_is_caught(tmp_path, monkeypatch):
-    """RF-60: a recovery that takes a torn group for damage does not start."""
+def test_a_recovery_that_rejects_a_torn_batch_is_detected(tmp_path, monkeypatch):
+    """A recovery that treats a torn commit batch as damage does not start (RF-60)."""
     monkeypatch.setattr(recovery.Recovery, "_doubt", lambda self, file, stop: None)
     monkeypatch.setattr(Replay, "copy", lambda self, *given, **named: None)
     assert caught(tmp_path, ("append",), ("append_many",))
@@ -191,8 +193,8 @@ def test_a_frame_that_is_half_there_is_caught(tmp_path, monkeypatch):
 # -- legal images -----------------------------------------------------------------------------------------
 
 
-def test_every_image_that_is_made_is_legal_and_others_are_not():
-    """What blocks of real file systems are held against."""
+def test_every_generated_image_is_legal_and_forged_ones_are_not():
+    """The class `blocks` compares the states of real file systems with these rules."""
     for steps in (("append_many",), ("restart",), ("seal",)):
         history, tree = record(steps)
         made = 0
@@ -208,7 +210,7 @@ def test_every_image_that_is_made_is_legal_and_others_are_not():
         assert why_illegal(tree, Image(image.directories, {**image.files, "/data/stranger": b""}))
 
 
-def test_names_are_lost_from_some_point_on_and_contents_in_any_order():
+def test_names_are_lost_in_order_and_contents_in_any_order():
     base = Image(("/data",), {"/data/a": b"old"})
     calls = [
         d.Write("/data/a", 0, b"new"), d.Create("/data/b"), d.Write("/data/b", 0, b"x" * 600),
@@ -230,7 +232,7 @@ def test_names_are_lost_from_some_point_on_and_contents_in_any_order():
 
 
 def test_a_deletion_mark_is_set_or_unset_in_every_image(tmp_path):
-    """DL-17: a byte never tears; a third value would be damage, which no recovery mends at once."""
+    """A single byte never tears. Any other value would be damage, which no recovery repairs."""
     history, tree = record(("append_many", "relocate", "delete_seq", "restart", "seal"))
     seen, offline = set(), Offline(tmp_path)
     for number, facts in cuts_of(history, tree):
@@ -252,7 +254,7 @@ def test_a_deletion_mark_is_set_or_unset_in_every_image(tmp_path):
 
 
 @pytest.mark.night
-def test_an_account_has_what_was_done_and_counts_no_row_that_was_not_tried(tmp_path, monkeypatch):
+def test_an_account_counts_only_the_rows_that_ran(tmp_path, monkeypatch):
 
     monkeypatch.setattr(states.edges, "ROWS", {"RF-66": edges.ROWS["RF-66"]})
     chosen = [(("append",), False), (("create",), True)]
@@ -268,8 +270,9 @@ def test_an_account_has_what_was_done_and_counts_no_row_that_was_not_tried(tmp_p
 
 
 @pytest.mark.slow
-def test_two_processes_do_together_what_one_does_alone(tmp_path, monkeypatch):
-    """Nothing twice, although what one begins with is explored by the other; nothing left out."""
+def test_two_processes_explore_the_same_states_as_one(tmp_path, monkeypatch):
+    """No state is explored twice, although a prefix may belong to the other process, and no state is omitted.
+    """
     chosen = [("append",), ("create",), ("append", "create"), ("create", "append")]
     assert len({Part(0, 2).has(steps) for steps in chosen}) == 2, "each has some"
 
@@ -296,16 +299,16 @@ def test_two_processes_do_together_what_one_does_alone(tmp_path, monkeypatch):
 # -- mutants of edited images -----------------------------------------------------------------------------
 
 
-def test_refusing_to_start_on_an_empty_newest_file_is_caught(monkeypatch):
-    """RF-68."""
+def test_a_recovery_that_refuses_an_empty_newest_file_is_detected(monkeypatch):
+    """The newest log file may be empty after a crash (RF-68)."""
     monkeypatch.setattr(recovery, "holds_marks", lambda read, size: True)
     assert any(is_broken("RF-68", edge) for edge in edges.edges("RF-68"))
 
 
-# -- narrowed ---------------------------------------------------------------------------------------------
+# -- settings ---------------------------------------------------------------------------------------------
 
 
-def test_the_class_can_be_narrowed(tmp_path):
+def test_settings_narrow_the_class_states(tmp_path):
     account = Account()
     settings = {"only": ["append", "edges/RF-66"], "recoveries_every": 1_000_000, "verified_every": 20}
     states.run(Order("states", 1, 30.0, tmp_path, settings), account)
@@ -315,8 +318,8 @@ def test_the_class_can_be_narrowed(tmp_path):
     assert not account.faults["RF-60"]
 
 
-def test_a_history_that_fails_without_any_crash_is_a_finding_that_replays(tmp_path, monkeypatch):
-    """Mutant 43: nothing keeps a group within its file."""
+def test_a_history_that_fails_without_a_crash_is_a_finding(tmp_path, monkeypatch):
+    """No check keeps a commit batch within its file (mutant 43)."""
     monkeypatch.setattr(LogPosition, "fits", lambda self, length: True)
     account = Account()
     wanted = Order("states", 1, 30.0, tmp_path, {"only": ["rotate"]})
@@ -326,18 +329,18 @@ def test_a_history_that_fails_without_any_crash_is_a_finding_that_replays(tmp_pa
         replay(wanted, "rotate")
 
 
-def test_steps_outside_of_the_alphabet_hold(tmp_path):
+def test_steps_outside_of_the_alphabet_pass(tmp_path):
     assert explored(tmp_path, ("delete_amid",), ("evict",)).deleted > 0
 
 
-def test_a_deletion_that_is_believed_before_it_is_durable_is_caught(tmp_path, monkeypatch):
-    """Mutant 28."""
+def test_a_deletion_that_is_used_before_it_is_durable_is_detected(tmp_path, monkeypatch):
+    """The checkpoint does not wait for the sync of the deletion (mutant 28)."""
     monkeypatch.setattr(ShardCheckpoint, "_await_durable", lambda self, group: None)
     assert "came back as" in caught(tmp_path, ("delete_amid",))
 
 
-def test_an_eviction_that_is_not_synced_is_caught(tmp_path, monkeypatch):
-    """Mutant 29: the append is of class `disk`, the floor that it raises is a promise all the same."""
+def test_an_eviction_without_a_sync_is_detected(tmp_path, monkeypatch):
+    """The append has class `disk`, but the floor that it raises must be synced (X2, mutant 29)."""
     add_control = CommitBatch.add_control
 
     def unsynced(self, frame, topic=None, *, sync=True):

@@ -1,4 +1,4 @@
-"""The class `sweeps`: a small run of each part, and the mistakes it has to catch."""
+"""The class `sweeps`: a small run of each part, and the bugs that it must detect."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from actors.wal_shard.events import Sync
 from actors.wal_shard.recovery.recovery import Recovery
 from actors.wal_shard.retention.checkpoint import ShardCheckpoint
 from chaos import sweeps
-from chaos.order import Account, Broken, Order
+from chaos.order import Account, GuaranteeBroken, Order
 from chaos.rigs.judge import KILL, POWER_LOSS
 from chaos.sweeps import allocations, calls, gateway, lines
-from chaos.sweeps.house import House
+from chaos.sweeps.house import FaultyEngine
 from chaos.sweeps.judge import ENDS, ENDS_EACH, Known, end_and_judge
 from chaos.sweeps.workloads import BY_NAME, WORKLOADS
 from ringlog.clock import SystemClock
@@ -35,8 +35,8 @@ def sweep_of(tmp_path, account: Account) -> sweeps._Sweep:
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
-def test_every_workload_does_something_and_holds(workload) -> None:
-    """A workload that fails without a fault, or calls nothing, proves nothing."""
+def test_every_workload_makes_calls_and_passes(workload) -> None:
+    """A workload that fails without a fault, or that makes no calls, proves nothing."""
     image = workload.image()
     made = calls.calls_of(workload, image)
     assert len(made) > 8
@@ -48,7 +48,7 @@ def test_every_workload_does_something_and_holds(workload) -> None:
 
 
 def _sweep(name: str, take: Callable[[calls.Case], bool] = lambda case: True) -> list[str]:
-    """Some call cases of one workload; what was found."""
+    """Run some call cases of one workload. Return the findings."""
     workload, image = BY_NAME[name], IMAGES[name]
     made = {name: calls.calls_of(workload, image)}
     found = []
@@ -56,27 +56,28 @@ def _sweep(name: str, take: Callable[[calls.Case], bool] = lambda case: True) ->
         if take(case):
             try:
                 calls.run_case(case, image)
-            except Broken as e:
+            except GuaranteeBroken as e:
                 found.append(str(e))
     return found
 
 
-def test_failing_calls_of_a_commit_lose_nothing() -> None:
-    """RF-37, RF-39, RF-40: each of its calls, every error, one end each."""
+def test_failing_calls_of_a_commit_lose_no_acknowledged_record() -> None:
+    """Each call fails with each error, followed by one kind of crash (RF-37, RF-39, RF-40)."""
     assert _sweep("commit", lambda case: case.nth == 2 and case.kind in {"EIO", "short"}) == []
 
 
-def test_an_ack_before_the_sync_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutant 1."""
+def test_an_ack_before_the_sync_is_detected_by_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The monitor detects it during the run, and the judge detects it after the crash (mutant 1)."""
     monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_batch)
-    with pytest.raises(SyncOrderViolation):  # O2, live
+    with pytest.raises(SyncOrderViolation):  # the monitor, during the run
         _sweep("commit")
     monkeypatch.setattr(Monitor, "require_durable", lambda *_: None)
-    assert _sweep("commit", lambda case: case.kind == "EIO" and case.end == POWER_LOSS)  # O1, afterwards
+    # the judge, after the crash
+    assert _sweep("commit", lambda case: case.kind == "EIO" and case.end == POWER_LOSS)
 
 
-def test_a_swallowed_disk_error_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write that fails, and nobody is told."""
+def test_an_ignored_disk_error_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write fails, and the shard ignores the error."""
     append = WalWriter.append
 
     def careless(self: WalWriter, *args: object, **options: object) -> None:
@@ -89,8 +90,8 @@ def test_a_swallowed_disk_error_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
     assert _sweep("commit", lambda case: case.op == "write" and case.kind == "EIO" and not case.always)
 
 
-def test_a_sync_that_is_tried_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutant 5: the second sync works, and what the first one lost is acknowledged."""
+def test_a_retried_sync_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second sync succeeds, and the shard acks the bytes that the first one lost (mutant 5)."""
     sync = WalWriter.sync
 
     def stubborn(self: WalWriter) -> None:
@@ -103,9 +104,8 @@ def test_a_sync_that_is_tried_again_is_caught(monkeypatch: pytest.MonkeyPatch) -
     assert _sweep("commit", lambda case: case.op == "data_sync" and case.kind == "EIO")
 
 
-def test_a_log_that_goes_with_a_snapshot_that_failed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutant 14's neighbour. Either mistake alone is harmless: a log is kept until a second snapshot names
-    what replaces it."""
+def test_a_log_removed_after_a_failed_snapshot_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the two planted bugs alone is harmless: a log is kept until a second snapshot covers it."""
     write, done = CheckpointTask._write_snapshot, ShardCheckpoint._done
 
     def careless(self: CheckpointTask, base: Snapshot) -> int:
@@ -123,8 +123,8 @@ def test_a_log_that_goes_with_a_snapshot_that_failed_is_caught(monkeypatch: pyte
     assert _sweep("checkpoint", lambda case: case.kind == "EIO" and not case.always)
 
 
-def test_lines_of_a_commit_and_a_recovery() -> None:
-    """RF-3: a slice of the stretches and of the lines."""
+def test_deaths_at_lines_of_a_commit_and_a_recovery_pass() -> None:
+    """A slice of the line ranges and of the lines (RF-3)."""
     for name in ("commit", "recovery"):
         stretches = lines.stretches_of(BY_NAME[name], IMAGES[name])
         assert sum(count for _, count in stretches) > 3_000
@@ -136,8 +136,8 @@ def test_lines_of_a_commit_and_a_recovery() -> None:
         assert len(struck) > 6
 
 
-def test_a_swallowed_exception_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutant 40."""
+def test_an_ignored_exception_of_the_shard_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core ignores an exception of its event handler (mutant 40)."""
     handle = ShardCore.handle
 
     def careless(self: ShardCore, events: list[object]) -> list[object]:
@@ -155,13 +155,13 @@ def test_a_swallowed_exception_is_caught(monkeypatch: pytest.MonkeyPatch) -> Non
 def _is_caught(case: lines.Case) -> bool:
     try:
         lines.run_case(case, IMAGES["commit"])
-    except (Broken, KeyError):
+    except (GuaranteeBroken, KeyError):
         return True
     return False
 
 
-def test_an_exception_that_the_gateway_swallows_is_caught(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutant 40, in another core."""
+def test_an_ignored_exception_of_the_gateway_is_detected(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bug in the core of the gateway (mutant 40)."""
     account = Account()
     sweep_of(tmp_path, account).do({"gateway": 0.0})
     assert account.counts["line_runs"] > 200
@@ -175,7 +175,7 @@ def test_an_exception_that_the_gateway_swallows_is_caught(tmp_path, monkeypatch:
             return []
 
     monkeypatch.setattr(GatewayCore, "handle", careless)
-    with pytest.raises(Broken):
+    with pytest.raises(GuaranteeBroken):
         gateway.run_one(len(gateway.MESSAGES) * 10)
 
 
@@ -183,15 +183,15 @@ def _lines(name: str) -> list[lines.Line]:
     return lines.lines_of(BY_NAME[name], IMAGES[name])
 
 
-def test_recovery_may_die_again_and_again() -> None:
-    """RF-13: k = 1, 3."""
+def test_recovery_succeeds_after_repeated_deaths() -> None:
+    """Recovery dies once, and three times in a row (RF-13)."""
     for deaths in (1, 3):
         assert lines.recover_killed(IMAGES["recovery"], deaths, random.Random(deaths)) > 0
 
 
 @pytest.mark.parametrize("name", ["append", "encode"])
-def test_allocations_that_fail(name: str) -> None:
-    """RF-18: a slice."""
+def test_failing_allocations_pass(name: str) -> None:
+    """A slice of all allocations (RF-18)."""
     operation = allocations.BY_OPERATION[name]
     image = IMAGES["commit"]
     count = allocations.allocations_of(operation, image)
@@ -204,8 +204,8 @@ def test_allocations_that_fail(name: str) -> None:
     assert tally.raised + tally.failed > 3
 
 
-def test_what_a_child_judged_the_next_ones_know_and_do_not_tell_again() -> None:
-    """Else each batch would tell all that the ones before it told, twice as much every time."""
+def test_a_child_reports_only_states_that_no_earlier_child_reported() -> None:
+    """Otherwise each batch would repeat all earlier reports, and their size would double each time."""
     known, append = Known(), allocations.BY_OPERATION["append"]
     for _ in range(3):
         allocations.run_batch(append, IMAGES["commit"], [0, 20], allocations.Tally(), pytest.fail, known)
@@ -213,14 +213,14 @@ def test_what_a_child_judged_the_next_ones_know_and_do_not_tell_again() -> None:
     assert known.good
 
 
-def test_syncs_that_do_nothing_leave_what_is_dense() -> None:
-    """RF-44, RF-56."""
+def test_syncs_without_effect_leave_dense_seqs() -> None:
+    """The same holds for directory syncs (RF-44, RF-56)."""
     for directories in (False, True):
         calls.run_lie(BY_NAME["commit"], IMAGES["commit"], 1, directories=directories)
 
 
-def test_the_class_counts_what_it_did(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are those of the cases that ran."""
+def test_the_class_counts_its_work(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counted rows are those of the cases that ran."""
     account = Account()
     sweep = sweep_of(tmp_path, account)
     sweep._line(lines.Case("commit", 10, lines.DEATH), Known(), "RF-3")
@@ -231,12 +231,12 @@ def test_the_class_counts_what_it_did(tmp_path, monkeypatch: pytest.MonkeyPatch)
     assert set(case.rows()) == {"RF-37", "RF-39"}
 
 
-def test_what_faults_leave_alike_is_judged_once_and_what_differs_each_time() -> None:
-    """A look at one is a look at the other only when nothing tells them apart."""
+def test_equal_states_are_judged_once() -> None:
+    """Two states share one judgement only if they are equal in every respect."""
     image, known = IMAGES["commit"], Known()
 
-    def after(act: Callable[[House], None], *, deep: bool = False) -> int:
-        house = House(image, FaultyDisk)
+    def after(act: Callable[[FaultyEngine], None], *, deep: bool = False) -> int:
+        house = FaultyEngine(image, FaultyDisk)
         house.start()
         act(house)
         before = known.judged
@@ -250,17 +250,17 @@ def test_what_faults_leave_alike_is_judged_once_and_what_differs_each_time() -> 
     assert after(lambda house: house.append("f", 2)) == 2
     assert after(lambda house: house.world.clock.advance(1.0)) == 2
 
-    def forget(house: House) -> None:
+    def forget(house: FaultyEngine) -> None:
         house.append("f", 1)
         house.model.frames.pop()
 
-    with pytest.raises(Broken, match="never sent"):
+    with pytest.raises(GuaranteeBroken, match="never sent"):
         after(forget)
 
 
-def test_a_twin_lives_by_itself() -> None:
-    """What is done in one house does not show in the other, and both come to the same."""
-    house = House(IMAGES["commit"], FaultyDisk)
+def test_a_twin_is_independent_of_its_original() -> None:
+    """An operation in one house does not affect the other. The same operations give the same state."""
+    house = FaultyEngine(IMAGES["commit"], FaultyDisk)
     house.start()
     house.append("f", 2)
     twin = house.twin()
@@ -272,11 +272,11 @@ def test_a_twin_lives_by_itself() -> None:
     end_and_judge(house, KILL, 1, deep=True)
 
 
-def test_a_house_is_as_its_image() -> None:
-    """Runs do not touch the image they begin on."""
+def test_a_run_does_not_change_its_image() -> None:
+    """The next run starts from the same files."""
     image = IMAGES["commit"]
     before = dict(image.files)
-    house = House(image, FaultyDisk)
+    house = FaultyEngine(image, FaultyDisk)
     house.start()
     house.append("f", 1)
     assert image.files == before
@@ -288,13 +288,13 @@ def _reads(name: str) -> list[str]:
     for case in calls.read_cases({name: calls.looks_of(BY_NAME[name], IMAGES[name])}):
         try:
             calls.run_case(case, IMAGES[name])
-        except Broken as e:
+        except GuaranteeBroken as e:
             found.append(str(e))
     return found
 
 
-def test_reads_that_fail_are_not_taken_for_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """RF-50, RF-51, mutant 16: a directory that cannot be listed is not an empty one."""
+def test_a_failed_read_is_not_treated_as_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that cannot be listed is not an empty one (RF-50, RF-51, mutant 16)."""
     assert _reads("recovery") == []
     relevant_files = Recovery._relevant_files
 
@@ -308,8 +308,8 @@ def test_reads_that_fail_are_not_taken_for_the_end(monkeypatch: pytest.MonkeyPat
     assert _reads("recovery")
 
 
-def test_what_is_shown_before_its_sync_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutant 2."""
+def test_a_publication_before_the_sync_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shard publishes a frame before the sync that covers it (mutant 2)."""
     on_written = ShardCore._on_written
 
     def hasty(self: ShardCore) -> None:
@@ -321,7 +321,7 @@ def test_what_is_shown_before_its_sync_is_caught(monkeypatch: pytest.MonkeyPatch
         BY_NAME["commit"].image()
 
 
-def test_the_class_can_be_narrowed(tmp_path) -> None:
+def test_settings_narrow_the_class_sweeps(tmp_path) -> None:
     account = Account()
     settings = {"only": ["reads"], "workloads": ["recovery"]}
     sweeps.run(Order("sweeps", 1, 0.0, tmp_path, settings), account)
@@ -331,7 +331,7 @@ def test_the_class_can_be_narrowed(tmp_path) -> None:
 
 
 class Owner:
-    """Lets go of what it has when it goes itself; `SystemClock` stands for a part of ours."""
+    """Closes its part in its finalizer. `SystemClock` stands for a traced module."""
 
     def __del__(self) -> None:
         self.close()
@@ -343,8 +343,8 @@ class Owner:
         SystemClock().now_us()
 
 
-def test_what_finalizers_run_is_passed_over_however_deep() -> None:
-    """An exception there goes nowhere, and was taken for one that we had swallowed."""
+def test_code_under_finalizers_is_not_traced() -> None:
+    """An exception in a finalizer goes nowhere, and was once counted as an ignored exception."""
     owner = Owner()
     with lines.Tracer(0, lambda: None) as asked:
         owner.close()

@@ -1,4 +1,4 @@
-"""The simulated world keeps its promises, replays exactly, and notices broken ones."""
+"""The simulated world: its seeds pass, replay exactly, and detect planted bugs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("greenlet")
 
 from chaos import world
-from chaos.order import Account, Broken, Order
+from chaos.order import Account, GuaranteeBroken, Order
 from chaos.world.model import Model
 from chaos.world.plan import Case, Failed, parse_case, shrink
 from ringlog.types import Durability
@@ -25,12 +25,12 @@ def story_of(seed: int) -> list[Any]:
 
 
 def is_noticed(*seeds: int) -> str:
-    """What the first of these seeds says that fails. Each holds without the mistake."""
+    """Return the failure of the first failing seed. Each seed passes without the planted bug."""
     return next(filter(None, (world.how_it_fails(Case(seed)) for seed in seeds)), "")
 
 
-def test_seeds_hold_and_really_do_something() -> None:
-    """T-5 in small: work, deaths and disk faults, all judged."""
+def test_seeds_pass_and_include_work_deaths_and_disk_faults() -> None:
+    """Each seed contains appends, reads, process deaths and disk faults, and all are judged."""
     account = Account()
     for seed in SEEDS:
         world.note(world.live(Case(seed)), account)
@@ -64,19 +64,19 @@ FOUND = {
     200_097: "(the judge: an answer that came when power was lost already)",
     201_397: "(the judge: a deletion that a loss of power undid)",
 }
-"""Seeds that found something, by what it was."""
+"""Seeds that found a fault, each with the fault."""
 
 
 @pytest.mark.parametrize("seed", FOUND)
-def test_seeds_that_found_something_hold(seed: int) -> None:
+def test_seeds_that_found_a_fault_pass(seed: int) -> None:
     world.live(Case(seed))
 
 
-def test_a_seed_is_the_same_each_time() -> None:
+def test_a_seed_gives_the_same_history_each_time() -> None:
     assert story_of(21) == story_of(21)
 
 
-def test_run_reports_what_it_finds_with_a_case(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_run_reports_a_finding_with_its_case(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fails(case: Case) -> Any:
         raise Failed(f"broken in {case.seed}", "the story")
 
@@ -87,30 +87,30 @@ def test_run_reports_what_it_finds_with_a_case(monkeypatch: pytest.MonkeyPatch, 
     assert account.findings[0].story == "the story"
 
 
-def test_it_ends_with_its_floors_where_the_plan_says_so(tmp_path):
+def test_run_ends_when_its_floors_are_reached(tmp_path):
     account = Account()
     world.run(Order("world", 3, 300.0, tmp_path, floors={"seeds": 2}), account)
     assert account.counts["seeds"] == 2
 
 
-def test_an_ack_before_the_sync_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutant 1 (O2)."""
+def test_an_ack_before_the_sync_is_detected_by_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shard acks a frame before the sync that covers it (mutant 1)."""
     from actors.wal_shard.core import ShardCore
 
     monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_batch)
     assert "is synced up to" in is_noticed(100, 101)
 
 
-def test_forgotten_producers_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutant 19 (O1): frames that are sent again are appended again."""
+def test_a_lost_producer_history_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repeated frames are appended again (mutant 19)."""
     from ringlog.topic.dedup import ProducerHistory
 
     monkeypatch.setattr(ProducerHistory, "extend", lambda *_: None)
     assert is_noticed(2, 11)
 
 
-def test_a_forgotten_deletion_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """INV-11 (O1): what was deleted is back after a restart."""
+def test_an_ignored_deletion_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deleted topic exists again after a restart."""
     from actors.wal_shard.recovery.replay import Replay
 
     apply_control = Replay._apply_control
@@ -123,7 +123,7 @@ def test_a_forgotten_deletion_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert is_noticed(100, 101, 102)
 
 
-def test_cases_are_lines_and_shrink_to_what_is_needed() -> None:
+def test_a_case_is_one_line_and_shrinks_to_the_needed_steps() -> None:
     assert str(Case.of(5, [3, 4, 7])) == "seed=5 steps=3..8 without=5,6"
     assert parse_case("seed=5 steps=3..8 without=5,6").kept == [3, 4, 7]
     assert parse_case("seed=9").kept == list(range(100))
@@ -136,11 +136,11 @@ def test_cases_are_lines_and_shrink_to_what_is_needed() -> None:
     assert shrink(Case(5), fails).kept == [17, 60]
 
 
-def test_a_life_that_nobody_asked_to_end_goes_on() -> None:
-    """Mutants 31 and 46: a name that is made again although its topic was never deleted."""
+def test_a_topic_is_not_recreated_unless_it_was_deleted() -> None:
+    """A name gets a new topic although its topic was never deleted (mutants 31 and 46)."""
     model = Model(lambda: 1)
     model.met("a", 7, 3, Durability.FSYNC, 0, 0, 1)
-    with pytest.raises(Broken, match="nobody asked to end epoch 3"):
+    with pytest.raises(GuaranteeBroken, match="nobody asked to end epoch 3"):
         model.met("a", 9, 4, Durability.FSYNC, 0, 0, 2)
     model.doomed.add((7, 3))
     assert model.met("a", 9, 4, Durability.FSYNC, 0, 0, 3).epoch == 4

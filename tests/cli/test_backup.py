@@ -1,6 +1,7 @@
-"""`ringlog backup` of a running engine, `restore`, and a start on what was restored: every record compared.
+"""`ringlog backup` of a running engine, `restore`, and a start of the restored data: every record is
+compared.
 
-SN-12 (the set a checkpoint names is consistent), ST-14, FX-237.
+The files that a checkpoint names are a consistent copy.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def fill(client: Client) -> None:
 
 
 def contents(client: Client) -> dict[str, list[tuple[int, int, bytes, str | None]]]:
-    """Every record of every topic, tombstones left out."""
+    """Return every record of every topic, without tombstones."""
     found: dict[str, list[tuple[int, int, bytes, str | None]]] = {}
     for topic in TOPICS:
         pages = client.reader(topic).pages(1_000)
@@ -48,10 +49,11 @@ def contents(client: Client) -> dict[str, list[tuple[int, int, bytes, str | None
     return found
 
 
-def test_a_backup_of_a_running_engine_is_restored_and_every_record_is_there(
+def test_a_backup_of_a_running_engine_restores_every_record(
     running: TestEngine, tmp_path: Path, capsys
 ) -> None:
-    """The engine is written to all the time; what was acknowledged before the backup began is in it."""
+    """A writer is active all the time. The backup contains everything that was acknowledged before it began.
+    """
     with ringlog.connect(running.url, wait=10) as client:
         fill(client)
         client.topics.delete_records("slow", match="t3")
@@ -90,7 +92,7 @@ def test_a_backup_of_a_running_engine_is_restored_and_every_record_is_there(
         assert client.append("fast", b"goes on").first_seq == after["fast"][-1][0] + 1
 
 
-def test_a_stopped_engine_is_backed_up_without_being_started(running: TestEngine, tmp_path: Path) -> None:
+def test_a_stopped_engine_is_backed_up_without_a_start(running: TestEngine, tmp_path: Path) -> None:
     with ringlog.connect(running.url, wait=10) as client:
         fill(client)
         before = contents(client)
@@ -105,7 +107,7 @@ def test_a_stopped_engine_is_backed_up_without_being_started(running: TestEngine
         assert contents(client) == before
 
 
-def test_a_cold_directory_is_backed_up_and_restored_beside_the_rest(tmp_path: Path, capsys) -> None:
+def test_a_cold_directory_is_backed_up_and_restored_with_the_data(tmp_path: Path, capsys) -> None:
     cold, backup, restored = tmp_path / "cold", tmp_path / "backup", tmp_path / "cold2"
     cold.mkdir(mode=0o700)
     tiers = {"dir": str(cold), "hot_segments": 0, "interval_s": 0.1}
@@ -134,11 +136,11 @@ def test_a_cold_directory_is_backed_up_and_restored_beside_the_rest(tmp_path: Pa
             assert contents(client) == before
 
 
-def test_a_running_engine_is_not_backed_up_as_if_it_were_stopped(running: TestEngine, tmp_path: Path) -> None:
+def test_an_offline_backup_refuses_a_running_engine(running: TestEngine, tmp_path: Path) -> None:
     assert run(["backup", running.data_dir, "--to", str(tmp_path / "backup")]) == CliExit.USAGE
 
 
-def test_a_backup_without_an_engine_says_that_there_is_none(tmp_path: Path) -> None:
+def test_a_backup_without_an_engine_exits_with_no_connection(tmp_path: Path) -> None:
     code = run(["backup", "--to", str(tmp_path / "backup"), "--url", f"ringlog://{tmp_path}/nowhere"])
     assert code == CliExit.NO_CONNECTION
 
@@ -153,8 +155,8 @@ def test_checkpoint_names_the_files_of_a_consistent_copy(running: TestEngine, ca
     assert all((Path(running.data_dir) / path).exists() for path in files)
 
 
-def test_scrub_verifies_everything_at_rest_and_names_what_is_wrong(running: TestEngine, capsys) -> None:
-    """SG-15."""
+def test_scrub_verifies_all_stored_data_and_reports_damage(running: TestEngine, capsys) -> None:
+    """A finding contains the name of the damaged segment."""
     with ringlog.connect(running.url, wait=10) as client:
         fill(client)
     assert run(["checkpoint", "--url", running.url]) == CliExit.DONE

@@ -1,4 +1,4 @@
-"""The command line without an engine: parsing, exit codes, one line for an error, configuration, doctor."""
+"""The command line without an engine: parsing, exit codes, one-line errors, configuration, doctor."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory without an engine or a configuration file, and no variables of ours."""
+    """A directory without an engine or a configuration file, and no RINGLOG variables."""
     monkeypatch.chdir(tmp_path)
     for variable in ("RINGLOG_URL", "RINGLOG_CONFIG", "RINGLOG_WAL_SHARDS", "NO_COLOR"):
         monkeypatch.delenv(variable, raising=False)
@@ -113,7 +113,9 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
 @pytest.mark.parametrize(
     "command", [["status"], ["topic", "list"], ["read", "t"], ["write", "t"], ["tail", "t"]]
 )
-def test_without_an_engine_it_says_so_at_once(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_without_an_engine_fails_at_once(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(command) == CliExit.NO_CONNECTION
     assert capsys.readouterr().err.startswith("error: connection: no engine is running")
 
@@ -138,7 +140,7 @@ def test_without_a_terminal_a_destructive_command_needs_yes(
 ) -> None:
     assert main(command.split()) == CliExit.USAGE
     assert "needs --yes" in capsys.readouterr().err
-    if not command.startswith("spark"):  # It would start a JVM.
+    if not command.startswith("spark"):  # The command would start a JVM.
         assert main([*command.split(), "--yes"]) != CliExit.DONE
         assert "needs --yes" not in capsys.readouterr().err
 
@@ -175,10 +177,10 @@ def test_the_configuration_names_the_source_of_each_value(
     assert rows["log.level"]["source"] == "default"
 
 
-def test_an_unreadable_variable_is_a_warning_on_stderr(
+def test_an_invalid_variable_is_a_warning_on_stderr(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """KN-1: and `config check` fails."""
+    """`config check` exits with an error."""
     monkeypatch.setenv("RINGLOG_WAL_SHARDS", "many")
     assert main(["config", "check"]) == CliExit.USAGE
     assert capsys.readouterr().err.startswith("warning: RINGLOG_WAL_SHARDS")
@@ -186,20 +188,18 @@ def test_an_unreadable_variable_is_a_warning_on_stderr(
     assert capsys.readouterr().err == ""
 
 
-def test_a_cold_directory_that_is_not_there_fails_the_check(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_missing_cold_directory_fails_the_check(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["config", "check", "--set", f"cold.dir={tmp_path}"]) == 0
     assert main(["config", "check", "--set", f"cold.dir={tmp_path}/not-mounted"]) == CliExit.USAGE
     assert "there is no directory" in capsys.readouterr().err
 
 
-def test_a_listener_that_serve_would_refuse_is_refused_by_check(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_check_refuses_a_listener_that_serve_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "check", "--set", "native.endpoint=tcp://0.0.0.0:4100"]) == CliExit.USAGE
     assert "curve_key_file" in capsys.readouterr().err
 
 
-def test_flags_of_a_topic_become_settings_of_the_protocol() -> None:
+def test_topic_flags_become_topic_settings() -> None:
     flags = ConfigFlags(
         durability="fsync", ttl="7d", cap_bytes="64MiB", sets=("priority=5", "type=log", "dead_letter=null")
     )
@@ -213,13 +213,13 @@ def test_flags_of_a_topic_become_settings_of_the_protocol() -> None:
 # -- input of write -------------------------------------------------------------------------------------
 
 
-def test_lines_lose_their_breaks_and_empty_ones_are_passed_over() -> None:
+def test_split_lines_drops_line_breaks_and_empty_lines() -> None:
     file = io.BytesIO(b"a\n\r\nb\r\n\nlast")
     assert list(split_lines(file, "f")) == [(1, b"a"), (3, b"b"), (5, b"last")]
 
 
-def test_a_line_of_a_whole_record_fits_and_one_byte_more_does_not() -> None:
-    """N-6b, N-8."""
+def test_a_line_may_be_as_long_as_a_record_and_not_longer() -> None:
+    """The limit is RECORD_BYTES_MAX without the line break."""
     fits = b"x" * RECORD_BYTES_MAX
     assert list(split_lines(io.BytesIO(fits + b"\r\n" + fits + b"\n"), "f")) == [(1, fits), (2, fits)]
     for ending in (b"", b"\n", b"yy\n"):
@@ -227,7 +227,7 @@ def test_a_line_of_a_whole_record_fits_and_one_byte_more_does_not() -> None:
             list(split_lines(io.BytesIO(fits + b"y" + ending), "f"))
 
 
-def test_the_line_that_the_engine_refuses_is_named_and_no_other() -> None:
+def test_an_error_names_the_line_that_the_engine_refused() -> None:
     large = [("f", 3, 2_000_000), ("f", 9, 3_000_000)]
     refused = e.RecordTooLarge("record too large", bytes=3_000_000, max=2_500_000)
     assert refused_line(refused, large).detail == {"file": "f", "line": 9, "max": 2_500_000}
@@ -235,7 +235,7 @@ def test_the_line_that_the_engine_refuses_is_named_and_no_other() -> None:
     assert refused_line(many, large) is many
 
 
-def test_a_line_that_is_not_json_is_named() -> None:
+def test_an_error_names_the_line_that_is_not_json() -> None:
     with pytest.raises(e.UsageError, match="line=7"):
         list(json_records([(7, b"{")], "f", None))
 
@@ -265,7 +265,7 @@ def test_the_kernel_must_have_pidfds(release: str, verdict: str) -> None:
     assert check_kernel("Darwin", release).verdict == BAD
 
 
-def test_every_finding_that_is_not_well_says_what_to_do(tmp_path: Path) -> None:
+def test_every_bad_finding_has_advice(tmp_path: Path) -> None:
     found = [
         check_kernel("Linux", "4.0"),
         check_python((3, 10), "3.10.1"),
@@ -277,7 +277,7 @@ def test_every_finding_that_is_not_well_says_what_to_do(tmp_path: Path) -> None:
     assert all(finding.advice for finding in found)
 
 
-def test_cores_that_are_not_compiled_are_no_fault_and_have_a_remedy() -> None:
+def test_missing_compiled_cores_are_ok_and_have_advice() -> None:
     assert check_cores("").found == "in use"
     found = check_cores("not compiled")
     assert found.verdict == OK
@@ -297,7 +297,7 @@ def test_missing_packages_are_bad_unless_optional() -> None:
     assert found["package pyzmq"].found == "1"
 
 
-def test_the_sync_probe_measures_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_the_sync_probe_measures_and_leaves_no_file(tmp_path: Path) -> None:
     times = time_syncs(str(tmp_path), 5, SystemClock())
     assert len(times.sorted_s) == 5
     assert 0 < times.quantile_ms(0.5) <= times.quantile_ms(0.99)
@@ -309,7 +309,7 @@ def test_quantiles_are_of_the_nearest_rank() -> None:
     assert [quantile([1.0, 2.0, 3.0, 4.0], q) for q in (0.0, 0.5, 0.99, 1.0)] == [1.0, 3.0, 4.0, 4.0]
 
 
-def test_the_place_of_data_that_is_not_there_is_the_nearest_directory(tmp_path: Path) -> None:
+def test_existing_parent_returns_the_nearest_existing_directory(tmp_path: Path) -> None:
     assert existing_parent(str(tmp_path / "a" / "b")) == str(tmp_path)
 
 
@@ -320,18 +320,18 @@ def test_the_doctor_examines_this_machine(capsys: pytest.CaptureFixture[str]) ->
     assert {"sync", "clock", "messaging", "package pyzmq"} <= set(checks)
 
 
-# -- the rest -------------------------------------------------------------------------------------------
+# -- other ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(1.25, "1.2 s"), (302, "5m 02s"), (11_220, "3h 07m"), (187_200, "2d 04h")]
 )
-def test_durations_are_short(seconds: float, text: str) -> None:
+def test_human_seconds_is_short(seconds: float, text: str) -> None:
     assert human_seconds(seconds) == text
 
 
-def test_a_command_loads_only_what_it_needs() -> None:
-    """Start-up: neither NumPy nor ZeroMQ nor rich is paid for by who does not use them."""
+def test_a_command_loads_only_the_modules_that_it_needs() -> None:
+    """A command that needs neither NumPy nor ZeroMQ nor rich must not load them at its start."""
     code = (
         "import sys; from ringlog.cli import main; main(['version', '--quiet']);"
         "print([m for m in ('numpy', 'zmq', 'psutil', 'rich', 'ringlog.client') if m in sys.modules])"
@@ -340,7 +340,7 @@ def test_a_command_loads_only_what_it_needs() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+def test_a_closed_output_pipe_is_no_error() -> None:
     command = (
         f'{sys.executable} -c \'import sys; from ringlog.cli import main; sys.exit(main(["config", "env"]))\''
     )

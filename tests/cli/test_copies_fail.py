@@ -1,4 +1,4 @@
-"""Backup and restore over a disk whose calls fail one by one: an error, or a copy that is whole (FH-3)."""
+"""Backup and restore over a disk whose calls fail one by one: the result is an error, or a complete copy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CALLS_MIN, CALLS_MAX = 15, 2_000
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory) -> Path:
-    """A data directory with a log and with segments, of an engine that has ended."""
+    """A data directory with a log and segments, of an engine that has stopped."""
     kept = tmp_path_factory.mktemp("stopped") / "data"
     with engine(wal={"shards": 1, "file_bytes": 1 << 20}, storage={"enabled": True}) as running:
         with ringlog.connect(running.url) as client:
@@ -35,7 +35,8 @@ def stopped(tmp_path_factory) -> Path:
 
 
 def sweep(kind, attempt, target):
-    """Fail the first, the second, ... call that changes the disk, until none fails; how many there were."""
+    """Fail the first, then the second, ... call that changes the disk, until no call fails. Yield each
+    number."""
     for nth in itertools.count(1):
         assert nth < CALLS_MAX
         shutil.rmtree(target, ignore_errors=True)
@@ -45,7 +46,7 @@ def sweep(kind, attempt, target):
         except DiskError:
             yield nth
         else:
-            return  # Whatever else is raised is the test's to fail by.
+            return  # Any other exception fails the test.
 
 
 def is_whole(target: Path) -> bool:
@@ -58,20 +59,20 @@ def is_whole(target: Path) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["EIO", "ENOSPC"])
-def test_a_backup_fails_loudly_or_is_whole(stopped, tmp_path, kind):
+def test_a_backup_fails_with_an_error_or_is_complete(stopped, tmp_path, kind):
     target = tmp_path / "backup"
 
     def back_up(disk):
         copy_stopped(BackupJob(stopped, target, "", is_online=False, disk=disk), 1)
 
     unfinished = [not is_whole(target) for _ in sweep(kind, back_up, target)]
-    # Behind the manifest's own bytes only syncs are left to fail; before, nothing counts as a backup.
+    # After the bytes of the manifest only syncs can fail. Before that, the copy does not count as a backup.
     assert sum(unfinished) >= len(unfinished) - 2 > CALLS_MIN
     assert is_whole(target), "the last try met no fault"
 
 
 @pytest.mark.parametrize("kind", ["EIO", "ENOSPC"])
-def test_a_restore_fails_loudly_or_is_whole(stopped, tmp_path, kind):
+def test_a_restore_fails_with_an_error_or_is_complete(stopped, tmp_path, kind):
     backup, target = tmp_path / "backup", tmp_path / "restored"
     manifest = copy_stopped(BackupJob(stopped, backup, "", is_online=False, disk=RealDisk()), 1)
     tries = list(sweep(kind, lambda disk: copy_back(disk, backup, target, manifest.files), target))
@@ -80,7 +81,7 @@ def test_a_restore_fails_loudly_or_is_whole(stopped, tmp_path, kind):
 
 
 def test_a_short_write_is_continued(stopped, tmp_path):
-    """A file system may take half of a write; the copy has the other half as well."""
+    """A file system may accept half of a write. The copy must also contain the other half."""
     target = tmp_path / "backup"
     disk = FaultyDisk(RealDisk(), DiskFault("write", 1, "short"))
     copy_stopped(BackupJob(stopped, target, "", is_online=False, disk=disk), 1)

@@ -1,4 +1,4 @@
-"""Commands against a real engine, in processes of their own as a shell runs them."""
+"""Commands against a real engine, each in its own process as a shell runs them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ringlog.testing.real_engine import TestEngine, engine, wait_until
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent.parent
-# Whoever runs tests in the background of a shell has it ignore SIGINT, and so would what they start.
+# A shell starts background jobs with SIGINT ignored, and child processes inherit that.
 MAIN = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
     "from ringlog.cli import main; sys.exit(main())"
@@ -48,13 +48,13 @@ class Shell:
         )
 
     def ok(self, *arguments: str, stdin: bytes = b"") -> list[Any]:
-        """Run a command that must succeed; its ndjson."""
+        """Run a command that must succeed. Return its NDJSON output."""
         done = self.run(*arguments, stdin=stdin)
         assert done.returncode == 0, done.stderr.decode()
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     def fails(self, code: CliExit, *arguments: str, stdin: bytes = b"") -> str:
-        """Run a command that must fail like this; its one line."""
+        """Run a command that must fail with this code. Return its error line."""
         done = self.run(*arguments, stdin=stdin)
         lines = done.stderr.decode().splitlines()
         assert (done.returncode, len(lines)) == (code, 1), done.stderr.decode()
@@ -68,7 +68,7 @@ class Shell:
         return started
 
     def end(self) -> None:
-        """Let nothing that was started outlive its test, also one that failed."""
+        """Kill the started processes, so that none outlives its test."""
         for started in self._started:
             started.kill()
             started.communicate()
@@ -81,7 +81,7 @@ def shell(ringlog_engine: TestEngine) -> Iterator[Shell]:
     made.end()
 
 
-def test_a_topic_is_made_shown_changed_listed_and_deleted(shell: Shell, ringlog_topic: Name) -> None:
+def test_a_topic_is_created_shown_changed_listed_and_deleted(shell: Shell, ringlog_topic: Name) -> None:
     topic = ringlog_topic("life")
     (made,) = shell.ok("topic", "create", topic, "--durability", "fsync", "--ttl", "7d")
     assert (made["created"], made["config"]["ttl_ms"]) == (True, 604_800_000)
@@ -100,7 +100,7 @@ def test_a_topic_is_made_shown_changed_listed_and_deleted(shell: Shell, ringlog_
     assert shell.ok("topic", "list", topic) == []
 
 
-def test_what_is_written_is_read_back_byte_for_byte(shell: Shell, ringlog_topic: Name) -> None:
+def test_written_lines_are_read_back_byte_for_byte(shell: Shell, ringlog_topic: Name) -> None:
     topic = ringlog_topic("lines")
     lines = b"".join(b"line %d \xff\n" % n for n in range(5_000))
     (facts,) = shell.ok("write", topic, stdin=lines)
@@ -135,8 +135,8 @@ def test_a_whole_file_is_one_record(shell: Shell, ringlog_topic: Name, tmp_path:
     assert shell.run("read", topic, "--output", "raw").stdout == file.read_bytes() + b"\n"
 
 
-def test_refusals_have_codes_and_write_nothing(shell: Shell, ringlog_topic: Name) -> None:
-    """ERR-4, N-3."""
+def test_a_refused_command_has_an_error_code_and_writes_no_record(shell: Shell, ringlog_topic: Name) -> None:
+    """Invalid names, invalid settings, bad input lines and missing files are refused."""
     topic = ringlog_topic("bad")
     assert "topic_not_found" in shell.fails(CliExit.NOT_FOUND, "read", topic)
     assert "topic_not_found" in shell.fails(CliExit.NOT_FOUND, "tail", topic)
@@ -149,7 +149,7 @@ def test_refusals_have_codes_and_write_nothing(shell: Shell, ringlog_topic: Name
     shell.fails(CliExit.FAILED, "write", topic, "no/such/file")
 
 
-def test_a_full_topic_refuses_the_write_and_says_so(shell: Shell, ringlog_topic: Name) -> None:
+def test_a_full_topic_refuses_the_write_with_topic_full(shell: Shell, ringlog_topic: Name) -> None:
     topic = ringlog_topic("full")
     shell.ok("topic", "create", topic, "--cap-records", "2", "--discard", "reject")
     shell.ok("write", topic, stdin=b"1\n2\n")
@@ -175,10 +175,11 @@ def test_tail_follows_several_topics_until_its_limit(
     assert [r["data"] for r in records if r["topic"] == second] == [20, 21]
 
 
-def test_tail_takes_patterns_and_ends_when_no_topic_is_left(
+def test_tail_accepts_patterns_and_ends_after_its_last_topic_is_deleted(
     shell: Shell, ringlog_engine: TestEngine, ringlog_topic: Name
 ) -> None:
-    """SSE-26: what is deleted is said, and with the last topic the command ends; a pattern waits for more."""
+    """The command prints the deletion of a topic, and exits with the last topic. With a pattern it waits for
+    new topics."""
     topic = ringlog_topic("ends")
     with ringlog.connect(ringlog_engine.url) as client:
         client.append(topic, b"1")
@@ -216,14 +217,14 @@ def test_an_interrupted_tail_ends_with_130(
 
 
 def test_status_shows_every_process_and_readiness(shell: Shell, ringlog_engine: TestEngine) -> None:
-    """M-2."""
+    """`status --ready` prints only the readiness and its problems."""
     ringlog_engine.wait_ready()
     (found,) = shell.ok("status")
     assert found["state"] == "ready"
     assert [p["name"] for p in found["processes"]][:3] == ["wal_shard-00", "wal_shard-01", "gateway"]
     (ready,) = shell.ok("status", "--ready")
     assert ready["state"] == "ready"
-    # Consumers of other tests may be behind: they share the engine.
+    # Consumers of other tests may lag, because the tests share the engine.
     assert not [problem for problem in ready["problems"] if "consumer" not in problem]
     table = shell.run("status", "--output", "table").stdout.decode()
     assert "wal_shard-01" in table
@@ -240,8 +241,8 @@ def test_bench_measures_a_running_engine_and_cleans_up(shell: Shell) -> None:
     assert shell.ok("topic", "list", "bench-") == []
 
 
-def test_a_second_engine_on_the_same_data_is_refused_and_the_first_goes_on() -> None:
-    """SY-1."""
+def test_serve_on_the_data_of_a_running_engine_is_refused() -> None:
+    """The first engine continues (D5)."""
     with engine() as running:
         shell = Shell(running.url)
         done = shell.run("serve", "--data-dir", running.data_dir, "--set", "run.allow_root=true")
@@ -250,8 +251,8 @@ def test_a_second_engine_on_the_same_data_is_refused_and_the_first_goes_on() -> 
         assert shell.ok("status", "--ready") == [{"state": "ready", "problems": []}]
 
 
-def test_serve_runs_until_sigterm_and_ends_in_good_order(tmp_path: Path) -> None:
-    """SD-1, SD-3."""
+def test_serve_runs_until_sigterm_and_exits_with_0(tmp_path: Path) -> None:
+    """The engine drains before it exits."""
     data = tmp_path / "data"
     shell = Shell(f"ringlog://{data}/run")
     serve = shell.start(
@@ -268,8 +269,8 @@ def test_serve_runs_until_sigterm_and_ends_in_good_order(tmp_path: Path) -> None
     shell.fails(CliExit.NO_CONNECTION, "status")
 
 
-def test_records_are_deleted_by_number_and_by_tag(shell: Shell, ringlog_topic: Name) -> None:
-    """DL-1..DL-7."""
+def test_records_are_deleted_by_seq_and_by_tag(shell: Shell, ringlog_topic: Name) -> None:
+    """The selections exclude each other, and one of them is required."""
     topic = ringlog_topic()
     with ringlog.connect(shell.environ["RINGLOG_URL"]) as client:
         for n in range(1, 7):
@@ -287,8 +288,8 @@ def test_records_are_deleted_by_number_and_by_tag(shell: Shell, ringlog_topic: N
     shell.fails(CliExit.NOT_FOUND, "delete", f"{topic}.absent", "--before-seq", "3", "-y")
 
 
-def test_records_are_chosen_by_the_levels_of_their_tags(shell: Shell, ringlog_topic: Name) -> None:
-    """F51."""
+def test_records_are_selected_by_tag_levels(shell: Shell, ringlog_topic: Name) -> None:
+    """read, tail and delete accept `--levels`."""
     topic = ringlog_topic()
     with ringlog.connect(shell.environ["RINGLOG_URL"]) as client:
         for tag in ("eu/fr/orders", "eu/de/orders", "eu/de/stock", "us/ny/orders", "eu"):
@@ -301,7 +302,7 @@ def test_records_are_chosen_by_the_levels_of_their_tags(shell: Shell, ringlog_to
     assert [record["seq"] for record in shell.ok("read", topic)] == [3, 5]
 
 
-def test_reading_since_a_time(shell: Shell, ringlog_topic: Name) -> None:
+def test_read_since_a_time(shell: Shell, ringlog_topic: Name) -> None:
     topic = ringlog_topic()
     shell.ok("write", topic, "--lines", stdin=b"1\n2\n")
     assert len(shell.ok("read", topic, "--since", "15m")) == 2
@@ -309,7 +310,7 @@ def test_reading_since_a_time(shell: Shell, ringlog_topic: Name) -> None:
     assert "exclude" in shell.fails(CliExit.USAGE, "read", topic, "--since", "15m", "--from", "2")
 
 
-def test_on_a_terminal_a_destructive_command_asks(shell: Shell, ringlog_topic: Name) -> None:
+def test_a_destructive_command_asks_for_confirmation_on_a_terminal(shell: Shell, ringlog_topic: Name) -> None:
     topic = ringlog_topic("asked")
     shell.ok("write", topic, stdin=b"1\n2\n")
     question = f"Delete topic {topic} and its 2 records? [y/N] ".encode()
@@ -321,7 +322,7 @@ def test_on_a_terminal_a_destructive_command_asks(shell: Shell, ringlog_topic: N
     shell.fails(CliExit.NOT_FOUND, "topic", "show", topic)
 
 
-def test_a_start_number_is_inclusive_and_a_cursor_exclusive_as_in_the_client(
+def test_a_start_seq_is_inclusive_and_a_cursor_exclusive(
     shell: Shell, ringlog_engine: TestEngine, ringlog_topic: Name
 ) -> None:
     topic = ringlog_topic("start")
@@ -346,7 +347,7 @@ def test_a_start_number_is_inclusive_and_a_cursor_exclusive_as_in_the_client(
             assert shell.ok("group", "seek", topic, "g", text, "--yes")[0]["first_seq"] == first
 
 
-def test_the_hints_that_serve_prints_work_when_they_are_pasted(tmp_path: Path) -> None:
+def test_the_hints_that_serve_prints_work_in_a_shell(tmp_path: Path) -> None:
     data = tmp_path / "with a space"
     shell = Shell(f"ringlog://{data}/run")
     arguments = ["serve", "--data-dir", str(data), "--set", "run.allow_root=true", "--set", "wal.shards=1"]
@@ -360,7 +361,7 @@ def test_the_hints_that_serve_prints_work_when_they_are_pasted(tmp_path: Path) -
         first = next(n for n, line in enumerate(shown) if line.startswith("  try "))
         hints = [line[len("  try ") :].strip() for line in shown[first:]]
         assert [hint.split()[0] for hint in hints] == ["export", "echo", "ringlog"]
-        # The tail goes on; it ends here with the one record it prints.
+        # The printed tail command does not end. Here it ends after one record.
         script = "\n".join([*hints[:-1], f"{hints[-1]} --limit 1"])
         environ = {name: value for name, value in os.environ.items() if not name.startswith("RINGLOG_")}
         environ |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -375,7 +376,7 @@ def test_the_hints_that_serve_prints_work_when_they_are_pasted(tmp_path: Path) -
 
 
 def on_a_terminal(shell: Shell, answer: bytes, *arguments: str) -> tuple[int, bytes]:
-    """Exit code of a command on a terminal, and what the terminal shows."""
+    """Run a command on a terminal. Return its exit code and the terminal's output."""
     ours, its = pty.openpty()
     try:
         started = subprocess.Popen(
@@ -384,7 +385,7 @@ def on_a_terminal(shell: Shell, answer: bytes, *arguments: str) -> tuple[int, by
         os.close(its)
         os.write(ours, answer)
         shown = b""
-        with contextlib.suppress(OSError):  # EIO: the other end is closed.
+        with contextlib.suppress(OSError):  # EIO: the other end is closed
             while data := os.read(ours, 4_096):
                 shown += data
         return started.wait(30), shown

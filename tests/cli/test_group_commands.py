@@ -1,4 +1,4 @@
-"""Consumer groups by hand, through the real entry point."""
+"""Commands for consumer groups, through the real entry point."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def client(running: TestEngine) -> Iterator[Client]:
 
 @pytest.fixture
 def topic(client: Client, ringlog_topic: Callable[[str], str]) -> str:
-    """With ten records, every second of them tagged eu.1."""
+    """A topic with ten records, every second of them with the tag eu.1."""
     name = ringlog_topic("t")
     client.topics.create(name)
     client.append_many(name, [NewRecord(data=b"%d" % n, tag="eu.1" if n % 2 else "us") for n in range(10)])
@@ -40,7 +40,7 @@ def topic(client: Client, ringlog_topic: Callable[[str], str]) -> str:
 
 @pytest.fixture
 def group(client: Client, topic: str) -> Group:
-    """Four records are given out to `ann`, the second of which is done, and one came back."""
+    """A group in which `ann` claimed four records, acked the second and nacked the third."""
     found = client.group(topic, "billing", mode="queue", node="ann")
     jobs = found.claim(4, lease_ms=60_000)
     found.ack([jobs[1]])
@@ -53,10 +53,10 @@ def shell(running: TestEngine) -> Shell:
     return Shell(running.url)
 
 
-def test_groups_are_listed_with_where_they_are(
+def test_groups_are_listed_with_their_positions(
     shell: Shell, client: Client, topic: str, group: Group
 ) -> None:
-    """F25, F27."""
+    """`group list` works for one topic and for all topics."""
     client.group(topic, "report", tags="eu.*").stats()
     rows = shell.ok("group", "list", topic)
     assert rows == [
@@ -67,10 +67,10 @@ def test_groups_are_listed_with_where_they_are(
     shell.fails(CliExit.NOT_FOUND, "group", "list", f"{topic}-no")
 
 
-def test_lag_tells_what_nobody_was_given_from_what_is_pending(
+def test_lag_shows_undelivered_and_pending_records_separately(
     shell: Shell, client: Client, topic: str, group: Group
 ) -> None:
-    """F66."""
+    """The lag is their sum."""
     client.group(topic, "report").stats()
     queue, stream = shell.ok("group", "lag", topic)
     assert (queue["undelivered"], queue["pending"], queue["lag"]) == (6, 3, 9) == (*group.lag(), 9)
@@ -80,9 +80,7 @@ def test_lag_tells_what_nobody_was_given_from_what_is_pending(
     }  # fmt: skip
 
 
-def test_one_group_is_shown_with_its_members_and_looking_makes_nobody_one(
-    shell: Shell, topic: str, group: Group
-) -> None:
+def test_group_show_lists_the_members_and_adds_none(shell: Shell, topic: str, group: Group) -> None:
     (facts,) = shell.ok("group", "show", topic, "billing")
     assert (facts["in_flight"], facts["returned"], facts["undelivered"], facts["lag"]) == (2, 1, 6, 9)
     (member,) = facts["members"]
@@ -92,8 +90,8 @@ def test_one_group_is_shown_with_its_members_and_looking_makes_nobody_one(
     assert len(shell.ok("group", "list", topic)) == 1, "looking makes no group"
 
 
-def test_what_is_pending_is_listed_and_filtered(shell: Shell, topic: str, group: Group) -> None:
-    """F33."""
+def test_pending_records_are_listed_and_filtered(shell: Shell, topic: str, group: Group) -> None:
+    """Filters are the node, the idle time and the number of deliveries."""
     rows = shell.ok("group", "pending", topic, "billing")
     assert [(row["first_seq"], row["last_seq"], row["state"], row["node"]) for row in rows] == [
         (1, 1, "leased", "ann"), (3, 3, "returned", ""), (4, 4, "leased", "ann"),
@@ -107,8 +105,8 @@ def test_what_is_pending_is_listed_and_filtered(shell: Shell, topic: str, group:
     shell.fails(CliExit.USAGE, "group", "pending", topic, "billing", "-n", "0")
 
 
-def test_a_group_is_moved_to_a_number_the_end_and_the_start(shell: Shell, topic: str, group: Group) -> None:
-    """F26: a number is the first record that is given out."""
+def test_a_group_seeks_to_a_seq_the_end_and_the_start(shell: Shell, topic: str, group: Group) -> None:
+    """A seq is the first record that is delivered next."""
     (moved,) = shell.ok("group", "seek", topic, "billing", "8", "-y")
     assert moved == {"topic": topic, "group": "billing", "first_seq": 8}
     assert [job.seq for job in group.claim(2)] == [8, 9]
@@ -123,7 +121,7 @@ def test_a_group_is_moved_to_a_number_the_end_and_the_start(shell: Shell, topic:
 def test_a_group_with_a_filter_is_found_by_the_name_that_list_prints(
     shell: Shell, client: Client, topic: str
 ) -> None:
-    """F51."""
+    """Groups with different filters are different groups."""
     for tags in ("eu.*", "us"):
         client.group(topic, "report", tags=tags).stats()
     assert [row["group"] for row in shell.ok("group", "list", topic)] == ["report@=us", "report@^eu."]
@@ -132,7 +130,7 @@ def test_a_group_with_a_filter_is_found_by_the_name_that_list_prints(
     shell.fails(CliExit.NOT_FOUND, "group", "show", topic, "report")
 
 
-def test_a_group_is_forgotten(shell: Shell, client: Client, topic: str, group: Group) -> None:
+def test_a_group_is_deleted(shell: Shell, client: Client, topic: str, group: Group) -> None:
     (done,) = shell.ok("group", "delete", topic, "billing", "-y")
     assert done == {"topic": topic, "group": "billing", "deleted": True}
     again = shell.run("group", "delete", topic, "billing", "-y")

@@ -20,7 +20,7 @@ PRONOUNS = re.compile(r"\b(who|whoever|somebody|nobody|one looks|anew|there is n
 
 
 def table() -> Iterator[tuple[tuple[str, ...], Command]]:
-    """Every command of the table with its words."""
+    """Yield every command of the table with its words."""
     for commands in COMMANDS.values():
         for name, command in commands.items():
             if isinstance(command, Command):
@@ -49,7 +49,7 @@ def check_text(text: str, where: str) -> None:
 
 
 @EVERY
-def test_the_line_in_the_table_is_the_first_of_the_docstring(
+def test_the_help_line_of_the_table_is_the_first_line_of_the_docstring(
     words: tuple[str, ...], command: Command
 ) -> None:
     doc = inspect.getdoc(resolved(words).default_command) or ""

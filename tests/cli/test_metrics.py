@@ -1,4 +1,4 @@
-"""`ringlog metrics`: every number of a status, in the form that Prometheus reads (M-5, M-6, M-7)."""
+"""`ringlog metrics`: every number of a status in the Prometheus text format."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.cli.test_engine_commands import Shell
 
 
 def numbers(text: str) -> dict[tuple[str, tuple[str, ...]], float]:
-    """Every sample, by its name and the values of its labels."""
+    """Return every sample by its name and the values of its labels."""
     return {
         (sample.name, tuple(sample.labels.values())): sample.value
         for family in text_string_to_metric_families(text)
@@ -53,7 +53,7 @@ FULL = EngineStatusReply(
 )  # fmt: skip
 
 
-def test_every_part_of_a_status_is_there_under_its_name() -> None:
+def test_every_part_of_a_status_has_a_metric() -> None:
     found = sampled(FULL)
     expected = {
         ("ringlog_up", ()): 1, ("ringlog_ready", ()): 0, ("ringlog_uptime_seconds", ()): 12.5,
@@ -84,14 +84,14 @@ def test_every_part_of_a_status_is_there_under_its_name() -> None:
     assert {key: found[key] for key in expected} == expected
 
 
-def test_what_an_engine_does_not_have_is_left_out() -> None:
+def test_metrics_of_absent_parts_are_omitted() -> None:
     found = sampled(EngineStatusReply("id", "1", "ready", 0.0, "/data", 1, 0, 0, []))
     assert found["ringlog_ready", ()] == 1
     assert not [name for name, _ in found if name.startswith(("ringlog_queue", "ringlog_delivery"))]
 
 
-def test_an_engine_that_is_away_is_a_number_and_no_error() -> None:
-    """M-5."""
+def test_an_unreachable_engine_gives_ringlog_up_0_and_no_error() -> None:
+    """Prometheus then scrapes a value instead of an error."""
 
     def away() -> EngineStatusReply:
         raise NotConnected("no engine")
@@ -106,12 +106,12 @@ def test_an_engine_that_is_away_is_a_number_and_no_error() -> None:
         ("0.0.0.0:65535", ("0.0.0.0", 65535)),
     ],
 )  # fmt: skip
-def test_addresses_are_read(text: str, address: tuple[str, int]) -> None:
+def test_valid_addresses_are_parsed(text: str, address: tuple[str, int]) -> None:
     assert address_of(text) == address
 
 
 @pytest.mark.parametrize("text", ["9464x", "host:", "host", "host:65536", "host:-1", "host:٣"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="HOST:PORT"):
         address_of(text)
 
@@ -124,10 +124,10 @@ def shell(ringlog_engine: Any) -> Iterator[Shell]:
 
 
 @pytest.mark.slow
-def test_a_running_engine_is_printed_and_served(
+def test_metrics_are_printed_once_or_served_until_an_interrupt(
     shell: Shell, ringlog_engine: Any, ringlog_topic: Any
 ) -> None:
-    """Once, and at an address until it is interrupted; a queue's jobs are counted."""
+    """The numbers include the jobs of a queue."""
     ringlog_engine.wait_ready()
     with ringlog.connect(ringlog_engine.url) as client:
         name = ringlog_topic("jobs")
@@ -159,7 +159,7 @@ def test_a_running_engine_is_printed_and_served(
 
 
 @pytest.mark.slow
-def test_an_address_that_is_taken_and_an_engine_that_is_away_are_said(shell: Shell, tmp_path: Any) -> None:
+def test_a_missing_engine_and_an_invalid_address_are_errors(shell: Shell, tmp_path: Any) -> None:
     away = Shell(f"ringlog://{tmp_path}").run("metrics")
     assert away.returncode not in {CliExit.DONE, CliExit.INTERRUPTED}
     wrong = shell.run("metrics", "--listen", "nowhere")

@@ -1,4 +1,4 @@
-"""What commands print, in each format."""
+"""Output of commands in each format."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_a_table_aligns_numbers_right_and_text_left() -> None:
     ]
 
 
-def test_nothing_is_an_empty_list_for_programs_and_nothing_for_people() -> None:
-    """CL-5: nothing there is an empty list."""
+def test_no_rows_give_an_empty_json_list_and_no_other_output() -> None:
+    """Programs that parse JSON always get a list."""
     assert shown(Format.TABLE, lambda p: p.rows([])) == ""
     assert shown(Format.NDJSON, lambda p: p.rows([])) == ""
     assert shown(Format.JSON, lambda p: p.rows([])) == "[]\n"
 
 
-def test_json_is_one_document_and_ndjson_a_line_each() -> None:
+def test_json_is_one_document_and_ndjson_one_line_per_row() -> None:
     assert json.loads(shown(Format.JSON, lambda p: p.rows(ROWS))) == ROWS
     assert [json.loads(line) for line in shown(Format.NDJSON, lambda p: p.rows(ROWS)).splitlines()] == ROWS
 
@@ -53,7 +53,7 @@ def test_raw_rows_are_separated_by_tabs() -> None:
     assert shown(Format.RAW, lambda p: p.rows(ROWS)) == "a\t5\tyes\nlong\t1234\tno\n"
 
 
-def test_one_thing_is_an_object_or_a_list_of_facts() -> None:
+def test_one_item_is_an_object_or_a_list_of_values() -> None:
     assert json.loads(shown(Format.NDJSON, lambda p: p.item(ROWS[0]))) == ROWS[0]
     assert shown(Format.TABLE, lambda p: p.item(ROWS[0])) == "name   a\ncount  5\nok     yes\n"
     assert shown(Format.RAW, lambda p: p.item(ROWS[0])) == "name\ta\ncount\t5\nok\tyes\n"
@@ -66,7 +66,7 @@ def test_only_tables_are_colored() -> None:
         assert "\x1b" not in shown(format, lambda p: p.rows(rows), is_colored=True)
 
 
-def test_what_others_wrote_cannot_command_the_terminal() -> None:
+def test_control_characters_in_data_are_escaped() -> None:
     assert printable("a\x1b[2Jb\nc") == "a\\x1b[2Jb\\nc"
     assert "\x1b" not in plain("\x1b]0;title\x07")
     assert printable("größe 数") == "größe 数"
@@ -85,15 +85,15 @@ def test_what_others_wrote_cannot_command_the_terminal() -> None:
     ],
 )
 def test_a_payload_is_json_text_or_base64_and_stays_on_one_line(data: bytes, value: object) -> None:
-    """ZC-7: bytes that are not JSON keep their value under one key."""
+    """Bytes that are not JSON are shown under the key `$text` or `$base64`."""
     line = to_json({"data": payload_value(data)})
     assert "\n" not in line
     assert "\r" not in line
     assert json.loads(line)["data"] == value
 
 
-def test_a_records_absent_fields_are_left_out() -> None:
-    """R-4."""
+def test_absent_fields_of_a_record_are_omitted() -> None:
+    """The output of a minimal record has topic, seq, ts and data."""
     assert list(record_facts("t", Record(1, 2, b"1"))) == ["topic", "seq", "ts", "data"]
     full = Record(
         7, 8, b"1", key=b"k", tag="x", node="n", meta_json=b'{"m":1}', headers={"h": b"\xff"}, event_ts=9,
@@ -118,8 +118,8 @@ def records_shown(format: Format) -> tuple[str, bytes]:
     return out.getvalue(), raw.getvalue()
 
 
-def test_a_loss_is_printed_in_its_place(capsys: pytest.CaptureFixture[str]) -> None:
-    """CV-7: announced in band, in every format that has a band."""
+def test_a_tombstone_is_printed_between_the_records(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every format except raw prints it in the output."""
     table, _ = records_shown(Format.TABLE)
     assert table.splitlines() == [
         "--- lost 3..9 of t: cap ---",
@@ -134,6 +134,6 @@ def test_a_loss_is_printed_in_its_place(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().err == ""
 
 
-def test_raw_records_are_payloads_and_a_loss_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_raw_output_contains_payloads_and_tombstones_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     assert records_shown(Format.RAW) == ("", b"a\x1b\nb\n")
     assert capsys.readouterr().err == "lost 3..9 of t: cap\n"

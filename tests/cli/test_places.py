@@ -1,4 +1,4 @@
-"""Times and places in words."""
+"""Parsing of times and of start positions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_timeout_is_a_duration_or_a_number_of_seconds(text: str, seconds: floa
 
 
 @pytest.mark.parametrize("text", ["0", "0s", "", "soon", "-5s", "5 parsecs"])
-def test_what_is_no_timeout_is_wrong_usage(text: str) -> None:
+def test_an_invalid_timeout_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError):
         parse_timeout(text, "--timeout")
 
@@ -44,16 +44,16 @@ def test_a_lifetime_is_read_as_milliseconds(text: str, ms: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["-15m", "15m"])
-def test_a_duration_is_that_long_before_now(text: str, noon: ManualClock) -> None:
+def test_a_duration_means_that_long_before_now(text: str, noon: ManualClock) -> None:
     assert parse_moment(text, noon, "--since") == NOW - timedelta(minutes=15)
 
 
 @pytest.mark.parametrize("text", ["2026-03-01T11:45:00Z", "2026-03-01T12:45:00+01:00"])
-def test_an_instant_is_read_with_its_zone(text: str, noon: ManualClock) -> None:
+def test_a_time_is_parsed_with_its_zone(text: str, noon: ManualClock) -> None:
     assert parse_moment(text, noon, "--since") == NOW - timedelta(minutes=15)
 
 
-def test_an_instant_without_zone_is_refused_and_says_what_is_missing(noon: ManualClock) -> None:
+def test_a_time_without_a_zone_is_refused(noon: ManualClock) -> None:
     with pytest.raises(UsageError, match="zone"):
         parse_moment("2026-03-01T12:00:00", noon, "--since")
 
@@ -76,18 +76,18 @@ def test_a_time_before_the_calendar_is_refused(noon: ManualClock) -> None:
         ("2026-03-01T12:00:00Z", NOW),
     ],
 )
-def test_a_place_to_start_at(text: str, start: object, noon: ManualClock) -> None:
-    """A number is the first record wanted, as in the client (E-1)."""
+def test_parse_start_accepts_every_form(text: str, start: object, noon: ManualClock) -> None:
+    """A seq is the first record wanted, as in the client."""
     assert parse_start(text, noon, "--from") == start
 
 
 @pytest.mark.parametrize("text", ["", "banana", "1:2:3", "-", ":", "٤٢"])
-def test_what_is_no_place_is_wrong_usage(text: str, noon: ManualClock) -> None:
+def test_an_invalid_start_is_a_usage_error(text: str, noon: ManualClock) -> None:
     with pytest.raises(UsageError):
         parse_start(text, noon, "--from")
 
 
-def test_a_stamp_is_shown_in_utc_to_the_millisecond() -> None:
+def test_rfc3339_shows_utc_with_milliseconds() -> None:
     assert rfc3339(round(NOW.timestamp() * 1_000_000) + 123_456) == "2026-03-01T12:00:00.123Z"
 
 

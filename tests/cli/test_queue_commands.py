@@ -1,4 +1,4 @@
-"""Queues by hand, through the real entry point."""
+"""Queue commands, through the real entry point."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def stats(shell: Shell, queue: str) -> tuple[int, int, int]:
     return row["ready"], row["in_flight"], row["delayed"]
 
 
-def test_a_job_goes_by_hand_from_put_to_ack(shell: Shell, queue: str) -> None:
+def test_a_job_is_put_claimed_extended_and_acked(shell: Shell, queue: str) -> None:
     (put,) = shell.ok("put", queue, '{"n": 1}', "two", "--key", "k", "--tag", "t")
     assert put == {"queue": queue, "jobs": 2, "first_seq": 1, "last_seq": 2}
     peeked = shell.ok("peek", queue, "-n", "5")
@@ -63,7 +63,7 @@ def test_a_job_goes_by_hand_from_put_to_ack(shell: Shell, queue: str) -> None:
 
 
 def test_a_job_with_a_dedup_id_is_put_once(shell: Shell, queue: str) -> None:
-    """L38."""
+    """A second put with the same dedup id reports `deduped` (W10)."""
     for deduped in (False, True):
         (put,) = shell.ok("put", queue, "x", "--dedup-id", "1", "--dedup-window", "1m")
         assert put == {"queue": queue, "jobs": 1, "first_seq": 1, "last_seq": 1, "deduped": deduped}
@@ -71,7 +71,7 @@ def test_a_job_with_a_dedup_id_is_put_once(shell: Shell, queue: str) -> None:
     assert shell.run("put", queue, "x", "y", "--dedup-id", "1").returncode == CliExit.USAGE
 
 
-def test_a_job_that_is_given_back_comes_again(shell: Shell, queue: str) -> None:
+def test_a_nacked_job_is_delivered_again(shell: Shell, queue: str) -> None:
     shell.ok("put", queue, "x")
     (first,) = shell.ok("claim", queue)
     shell.ok("nack", queue, str(first["seq"]), "--reason", "busy")
@@ -79,7 +79,7 @@ def test_a_job_that_is_given_back_comes_again(shell: Shell, queue: str) -> None:
     assert again["deliveries"] == 2
     (held,) = shell.ok("queue", "pending", queue)
     assert (held["seq"], held["state"], held["node"], held["reason"]) == (1, "leased", "by-hand", "busy")
-    # The lease of the first time is over: it settles nothing.
+    # The first lease has ended, so it settles nothing.
     done = shell.run("ack", queue, first["job"])
     assert (done.returncode, b'"not_held":[1]' in done.stdout) == (CliExit.FAILED, True)
     shell.ok("nack", queue, again["job"], "--delay", "1h")
@@ -94,7 +94,7 @@ def test_a_job_belongs_to_the_node_that_claimed_it(shell: Shell, queue: str) -> 
     shell.ok("ack", queue, "1", "--node", "ann")
 
 
-def test_standard_input_is_one_job_or_one_a_line(shell: Shell, queue: str) -> None:
+def test_standard_input_is_one_job_or_one_job_per_line(shell: Shell, queue: str) -> None:
     shell.ok("put", queue, stdin=b"a\nb\n")
     (put,) = shell.ok("put", queue, "--lines", stdin=b"".join(b"%d\n\n" % n for n in range(12_000)))
     assert put["jobs"] == 12_000
@@ -102,7 +102,7 @@ def test_standard_input_is_one_job_or_one_a_line(shell: Shell, queue: str) -> No
     assert done.stdout == b"a\nb\n\n0\n1\n"
 
 
-def test_a_claim_waits_as_long_as_it_is_told(shell: Shell, queue: str, client: Client) -> None:
+def test_a_claim_with_wait_blocks_until_a_job_arrives(shell: Shell, queue: str, client: Client) -> None:
     waiting = shell.start("claim", queue, "--wait", "30s")
     wait_until(lambda: client.queue(queue).stats().waiting == 1, timeout=20, what="a claim to wait")
     client.queue(queue).put(b"x")
@@ -129,7 +129,7 @@ def test_dead_letters_are_listed_shown_and_purged(shell: Shell, queue: str, clie
     assert stats(shell, queue) == (1, 0, 0)
 
 
-def test_dead_letters_go_back_to_their_queue(shell: Shell, queue: str, client: Client) -> None:
+def test_redrive_moves_dead_letters_back_to_their_queue(shell: Shell, queue: str, client: Client) -> None:
     shell.ok("put", queue, "a", "b", "c")
     shell.ok("claim", queue, "-n", "3")
     shell.ok("reject", queue, "1", "2", "3")
@@ -142,7 +142,9 @@ def test_dead_letters_go_back_to_their_queue(shell: Shell, queue: str, client: C
     assert sorted(job["data"]["$text"] for job in shell.ok("claim", queue, "-n", "9")) == ["a", "b", "c"]
 
 
-def test_dead_letters_of_others_are_not_purged(shell: Shell, queue: str, client: Client) -> None:
+def test_purge_refuses_a_dead_letter_topic_with_other_records(
+    shell: Shell, queue: str, client: Client
+) -> None:
     client.append(f"{queue}.dead", b"somebody else's")
     shell.ok("put", queue, "bad")
     shell.ok("claim", queue)
@@ -153,21 +155,21 @@ def test_dead_letters_of_others_are_not_purged(shell: Shell, queue: str, client:
     assert client.topics.state(f"{queue}.dead").count == 2
 
 
-def test_a_purge_leaves_nothing(shell: Shell, queue: str) -> None:
+def test_a_purge_deletes_ready_and_leased_jobs(shell: Shell, queue: str) -> None:
     shell.ok("put", queue, "a", "b", "c")
     shell.ok("claim", queue)
     assert shell.ok("queue", "purge", queue, "--yes")[0]["deleted"] == 3
     assert stats(shell, queue) == (0, 0, 0)
 
 
-def test_all_queues_are_listed_and_nothing_else(shell: Shell, queue: str, client: Client) -> None:
+def test_queue_stats_lists_only_queues(shell: Shell, queue: str, client: Client) -> None:
     client.topics.create(f"{queue}.log")
     names = [row["queue"] for row in shell.ok("queue", "stats")]
     assert queue in names
     assert f"{queue}.log" not in names
 
 
-def test_what_makes_no_sense_is_refused(shell: Shell, queue: str, client: Client) -> None:
+def test_invalid_queue_commands_are_refused(shell: Shell, queue: str, client: Client) -> None:
     client.topics.create(f"{queue}.log")
     shell.fails(CliExit.FAILED, "claim", f"{queue}.log")
     shell.fails(CliExit.NOT_FOUND, "claim", f"{queue}.absent")
@@ -184,18 +186,18 @@ def test_what_makes_no_sense_is_refused(shell: Shell, queue: str, client: Client
 @pytest.mark.parametrize(
     "text", ["", "0", "-1", "x", "1:", "1:7", "1:lease_", "1:lease_xyz", "1:lease_" + "f" * 17]
 )
-def test_names_of_no_job(text: str) -> None:
+def test_an_invalid_job_name_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_job(text)
 
 
-def test_names_of_jobs() -> None:
+def test_parse_job_accepts_a_seq_with_or_without_a_lease() -> None:
     assert parse_job("7") == (7, 0)
     assert parse_job("7:lease_00000a0000000001") == (7, 0xA0000000001)
 
 
-def test_a_claim_by_number_passes_over_urgency(shell: Shell, queue: str, client: Client) -> None:
-    """L14."""
+def test_a_claim_in_seq_order_ignores_the_priority(shell: Shell, queue: str, client: Client) -> None:
+    """`--order` accepts only the documented values."""
     client.topics.configure(queue, record_priority=True)
     shell.ok("put", queue, "plain")
     shell.ok("put", queue, "urgent", "--priority", "2")

@@ -20,7 +20,7 @@ def running() -> Iterator[TestEngine]:
         yield found
 
 
-def test_a_router_is_made_shown_listed_and_deleted(running: TestEngine) -> None:
+def test_a_router_is_created_shown_listed_and_deleted(running: TestEngine) -> None:
     shell = Shell(running.url)
     made = shell.ok("router", "create", "s->d", "s", "d", "--filter", "hot*", "--drop-node")
     assert [(row["created"], row["filter"], row["preserve_node"]) for row in made] == [

@@ -1,4 +1,4 @@
-"""`ringlog status` of a real engine: pressure, delivery, and who is behind."""
+"""`ringlog status` of a real engine: pressure, delivery, and lagging consumers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_an_engine_with_a_read_only_shard_is_not_ready() -> None:
     assert readiness(structs.replace(FOUND, state="starting", processes=[shard])) == "starting"
 
 
-def test_what_an_operator_should_know_is_said_and_a_full_disk_is_not_ready() -> None:
+def test_problems_are_listed_and_a_full_disk_is_not_ready() -> None:
     assert problems(FOUND) == ["a consumer lags by 7.5 s"]
     quiet = structs.replace(FOUND, delivery=m.DeliveryStatus([0, 0, 0, 0, 0], 0, 2, 3, 40, 99, 0.001, 4.9))
     assert problems(quiet) == []
@@ -66,13 +66,13 @@ def test_what_an_operator_should_know_is_said_and_a_full_disk_is_not_ready() -> 
 
 
 def state_of(pid: int) -> str:
-    """As the kernel shows it; T is stopped."""
+    """Return the process state as the kernel shows it; T means stopped."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 @pytest.mark.slow
-def test_an_engine_that_replays_its_log_says_how_far_it_is(tmp_path: Path) -> None:
-    """It was "no engine is running here" until the start was over."""
+def test_status_shows_the_progress_of_a_replay(tmp_path: Path) -> None:
+    """Status once reported that no engine is running until the start was complete."""
     with engine(
         wal={"shards": 1}, storage={"enabled": False}, directory=str(tmp_path / "engine"),
         environ={"RINGLOG_TEST_STOP_POINTS": "recovery_mid_replay:1:pause"},
@@ -106,8 +106,8 @@ def printed(format: Format) -> str:
     return out.getvalue()
 
 
-def test_people_see_pressure_and_delivery_in_tables() -> None:
-    """G-11."""
+def test_tables_show_pressure_and_delivery() -> None:
+    """Absent measurements are shown as `-`."""
     lines = [" ".join(line.split()) for line in printed(Format.TABLE).splitlines()]
     assert "pressure of pressure step busy ring fill delivery latency throttled waited" in lines
     assert "instance 87% shed 20% - 40% 2.0 ms 20 1.5 s" in lines
@@ -124,7 +124,7 @@ def test_people_see_pressure_and_delivery_in_tables() -> None:
 
 
 @pytest.mark.parametrize("format", [Format.JSON, Format.NDJSON])
-def test_programs_see_all_of_it_as_numbers(format: Format) -> None:
+def test_json_output_contains_all_numbers(format: Format) -> None:
     facts = json.loads(printed(format))
     assert facts["processes"][0]["name"] == "wal_shard-00"
     assert [each["pressure"] for each in facts["pressure"]] == [0.87, 0.87]
@@ -158,8 +158,8 @@ def link(running: TestEngine) -> Iterator[Link]:
 
 
 @pytest.mark.slow
-def test_who_does_not_take_what_it_was_told_is_behind(running: TestEngine, link: Link) -> None:
-    """SC-1: it is seen, by itself, and is no pressure."""
+def test_a_consumer_that_returns_no_grants_lags(running: TestEngine, link: Link) -> None:
+    """Its lag appears in the status and is no pressure of the engine."""
     shell = Shell(running.url)
     feeds = [feed_of(running, n, f"t{n}") for n in range(3)]
     link.subscribe(*feeds, credit=1)
@@ -183,7 +183,7 @@ def test_who_does_not_take_what_it_was_told_is_behind(running: TestEngine, link:
 
 
 def wait_for(shell: Shell, holds: object) -> dict:
-    """Look at the status until it is so."""
+    """Poll the status until the condition holds."""
     found: list[dict] = []
 
     def is_so() -> bool:
@@ -195,7 +195,7 @@ def wait_for(shell: Shell, holds: object) -> dict:
 
 
 @pytest.mark.slow
-def test_without_schedulers_there_is_pressure_of_shards_alone() -> None:
+def test_status_without_schedulers_shows_only_the_pressure_of_shards() -> None:
     with engine() as alone:
         (found,) = Shell(alone.url).ok("status")
         assert [each["of"] for each in found["pressure"]] == ["wal_shard-00"]

@@ -87,7 +87,7 @@ class Answers:
     def __init__(self):
         self.asked = []
 
-    def about_jobs(self, message, *, extra_ms=0, is_awaited=False):
+    def request_jobs(self, message, *, extra_ms=0, is_awaited=False):
         self.asked.append(message)
         return resolved(PeerReply(ClaimReply("q", 1, 1, 0, 0, [(len(self.asked), 1, 1, 7)]), b""))
 

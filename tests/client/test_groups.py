@@ -100,14 +100,14 @@ def test_acks_are_sent_with_the_next_claim(member, topic, monkeypatch):
     group = queue(member, topic)
     sent: list[str] = []
     session = member._shell.session
-    about_jobs = session.about_jobs
+    request_jobs = session.request_jobs
     jobs = group.claim(2)
 
     def counted(message, **how):
         sent.append(type(message).__name__)
-        return about_jobs(message, **how)
+        return request_jobs(message, **how)
 
-    monkeypatch.setattr(session, "about_jobs", counted)
+    monkeypatch.setattr(session, "request_jobs", counted)
     found = seqs(jobs)
     while jobs := group.claim(2, done=jobs):
         found += seqs(jobs)

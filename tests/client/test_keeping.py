@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringlog.client.leases.lease_extender import EXTEND_PART, KEPT_MIN, Lease, LeaseExtender
+from ringlog.client.leases.lease_extender import EXTEND_FRACTION, PRUNE_MIN, Lease, LeaseExtender
 from ringlog.envelope import messages as m
 from ringlog.link.futures import Pending
 from ringlog.link.peer import MS, PeerReply
@@ -24,7 +24,7 @@ class Line:
         self.clock, self.timers = ManualClock(), Timers()
         self.asked: list[list[int]] = []
 
-    def about_jobs(self, message: m.Extend) -> Pending[PeerReply]:
+    def request_jobs(self, message: m.Extend) -> Pending[PeerReply]:
         self.asked.append(np.frombuffer(message.seqs, "<i8").tolist())
         pending: Pending[PeerReply] = Pending()
         pending.resolve(PeerReply(m.ExtendReply("q", len(self.asked[-1]), b"", 0)))
@@ -44,40 +44,40 @@ def lease(line: Line, seq: int, lease_ms: int = LEASE_MS) -> Lease:
     return Lease(seq, seq, 0, lease_ms, line.clock.monotonic_ns() + lease_ms * MS)
 
 
-def kept(keeper: Any) -> int:
-    return len(keeper._leases)
+def kept(extender: Any) -> int:
+    return len(extender._leases)
 
 
 def test_settled_leases_cause_no_request_and_are_forgotten(line: Line) -> None:
     """A loop over small jobs has each lease only for a moment. The number of stored leases stays bounded."""
-    keeper = LeaseExtender(line, "q", "worker")  # type: ignore[arg-type]
+    extender = LeaseExtender(line, "q", "worker")  # type: ignore[arg-type]
     for seq in range(1, 5_000):
         one = lease(line, seq)
-        keeper.extend_until_settled([one])
+        extender.extend_until_settled([one])
         one.is_over = True
-        assert kept(keeper) <= KEPT_MIN + 1
+        assert kept(extender) <= PRUNE_MIN + 1
     line.after(LEASE_MS / 1_000)
     assert line.asked == []
-    assert kept(keeper) == 0
+    assert kept(extender) == 0
 
 
 def test_a_lease_with_an_earlier_deadline_is_extended_in_time(line: Line) -> None:
-    keeper = LeaseExtender(line, "q", "worker")  # type: ignore[arg-type]
-    keeper.extend_until_settled([lease(line, 1)])
+    extender = LeaseExtender(line, "q", "worker")  # type: ignore[arg-type]
+    extender.extend_until_settled([lease(line, 1)])
     short = lease(line, 2, 1_000)
-    keeper.extend_until_settled([short])
-    line.after(1.2 / EXTEND_PART)
+    extender.extend_until_settled([short])
+    line.after(1.2 / EXTEND_FRACTION)
     assert [2] in line.asked
     assert short.until_ns > line.clock.monotonic_ns() + 500 * MS
 
 
 def test_an_open_lease_among_settled_ones_is_extended_before_it_ends(line: Line) -> None:
-    keeper = LeaseExtender(line, "q", "worker")  # type: ignore[arg-type]
+    extender = LeaseExtender(line, "q", "worker")  # type: ignore[arg-type]
     held = lease(line, 1)
-    keeper.extend_until_settled([held])
-    for seq in range(2, 4 * KEPT_MIN):
+    extender.extend_until_settled([held])
+    for seq in range(2, 4 * PRUNE_MIN):
         one = lease(line, seq)
-        keeper.extend_until_settled([one])
+        extender.extend_until_settled([one])
         one.is_over = True
     for _ in range(9):
         line.after(LEASE_MS / 3_000)

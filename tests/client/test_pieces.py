@@ -89,7 +89,7 @@ def test_visible_batches_contain_exactly_the_visible_records_of_the_range(counts
     assert [record.seq for record in found] == [n for n in there if after < n <= until and n not in hidden]
     assert run.last_seq == there[-1]
     if after < until:
-        near = run.within(after, until)
+        near = run.frames_in_range(after, until)
         assert len(near.batch) <= len(run.batch)
         assert all(int(base) <= until for base in near.batch.words[:, layout.W_BASE_SEQ])
 

@@ -12,7 +12,7 @@ import ringlog
 from ringlog.client import Client
 from ringlog.client.job import Job
 from ringlog.client.leases.lease_extender import Lease
-from ringlog.client.leases.lease_operations import APART_MAX, ClaimHandle, LeaseOperations
+from ringlog.client.leases.lease_operations import UNCOMBINED_MAX, ClaimHandle, LeaseOperations
 from ringlog.client.queue import Queue
 from ringlog.clock import SystemClock
 from ringlog.envelope import messages as m
@@ -56,13 +56,13 @@ class Asked(list[str]):
 
     def __init__(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         session = client._shell.session
-        about_jobs = session.about_jobs
+        request_jobs = session.request_jobs
 
         def asking(message: Any, **how: Any) -> Any:
             self.append(type(message).__name__)
-            return about_jobs(message, **how)
+            return request_jobs(message, **how)
 
-        monkeypatch.setattr(session, "about_jobs", asking)
+        monkeypatch.setattr(session, "request_jobs", asking)
 
 
 def test_done_jobs_are_deleted_when_the_next_claim_returns(queue):
@@ -118,7 +118,7 @@ class Apart:
 
     transport = "ring"
 
-    def about_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[PeerReply]:
+    def request_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[PeerReply]:
         pending: Pending[PeerReply] = Pending()
         pending.resolve(PeerReply(m.NotCombinable(message.topic)))
         return pending
@@ -132,7 +132,7 @@ def test_combining_is_tried_again_after_growing_pauses() -> None:
         assert done.result() is None
         if working._uncombined_left >= pauses[-1] and working._uncombined_left:
             pauses.append(working._uncombined_left)
-    assert pauses == [0, 1, 3, 7, 15, 31, 63, 127, 255, APART_MAX, APART_MAX, APART_MAX, APART_MAX]
+    assert pauses == [0, 1, 3, 7, 15, 31, 63, 127, 255, *[UNCOMBINED_MAX] * 4]
 
 
 def test_done_jobs_are_acked_even_if_no_job_is_ready(queue):

@@ -68,13 +68,13 @@ def test_stored_frames_are_bounded_by_bytes_and_the_oldest_is_dropped_first(size
 LIMITS = PageLimits(10, 1_000)
 
 
-def passage(topic_id=1, *, epoch=3, after=0):
+def shared_page(topic_id=1, *, epoch=3, after=0):
     left = reading(topic_id, epoch=epoch)
     return SharedPage(left.located, 1, epoch, LIMITS, left.batches, Cursor(epoch, after + 1), 7, 8192)
 
 
 def test_a_page_is_found_only_for_its_position_epoch_and_limits():
-    shared, left = SharedReads(), passage()
+    shared, left = SharedReads(), shared_page()
     shared.put_page(1, 0, left)
     assert shared.get_page(1, Cursor(3, 0), LIMITS) is left
     assert shared.get_page(1, Cursor(3, 1), LIMITS) is None
@@ -85,14 +85,14 @@ def test_a_page_is_found_only_for_its_position_epoch_and_limits():
 
 def test_stored_pages_are_bounded_by_pinned_bytes_and_the_oldest_is_dropped_first():
     view = open_frame(frame(encode_records([b"x" * 1_000]), topic_id=1), seed=None, verify=False)
-    pinned = memoryview(view.full_frame.body.obj).nbytes
+    pinned = memoryview(view.whole_frame_view.body.obj).nbytes
     shared = SharedReads(bytes_max=3 * pinned)
     for after in range(10):
-        shared.put_page(1, after, passage(after=after))
+        shared.put_page(1, after, shared_page(after=after))
     kept = [n for n in range(10) if shared.get_page(1, Cursor(3, n), LIMITS) is not None]
     assert kept == [7, 8, 9]
-    shared.put_page(1, 9, passage(after=9))
+    shared.put_page(1, 9, shared_page(after=9))
     assert len(shared) == 3, "left once more it counts once"
     too_large = SharedReads(bytes_max=pinned - 1)
-    too_large.put_page(1, 0, passage())
+    too_large.put_page(1, 0, shared_page())
     assert len(too_large) == 0

@@ -157,7 +157,7 @@ def test_seals_of_a_batch_equal_single_seals_and_damage_is_found(
     batch = scan(buffer)
     batch.words[:, layout.W_BASE_SEQ] = np.arange(len(batch), dtype=np.uint64)
     batch.words[:, layout.W_SEAL_XXH3] = frames.seals(batch.words, seed)
-    frames.put_headers(frames.words_of(buffer), batch)
+    frames.write_headers(frames.words_of(buffer), batch)
     again = scan(buffer)
     assert frames.first_bad_seal(again, seed) is None
     assert frames.first_bad_seal(again, seed ^ 1) == 0

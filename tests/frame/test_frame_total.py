@@ -302,9 +302,7 @@ def test_a_compressed_length_that_does_not_fit_the_body_is_refused(length: int) 
 
 
 @given(st.binary(max_size=200), st.sampled_from([Codec.LZ4, Codec.ZSTD]), st.integers(0, 4_000))
-def test_both_decoders_agree_on_arbitrary_compressed_bytes(
-    packed: bytes, codec: Codec, raw_len: int
-) -> None:
+def test_both_decoders_agree_on_arbitrary_compressed_bytes(packed: bytes, codec: Codec, raw_len: int) -> None:
     data = compressed_frame(packed, raw_len, codec)
     assert engine_reads(data) == verifier_reads(data)
 

@@ -99,7 +99,7 @@ def test_scan_checked_finds_frames_like_scan_and_checks_them_like_the_oracle(
     bare = words.copy()
     bare[:, layout.W_TAIL] &= ~frames.FOLLOWS
     assert (found.words == bare).all()
-    frames.put_headers(frames.words_of(before), FrameBatch(expected.offsets, bare, 0, ScanEnd.CLEAN))
+    frames.write_headers(frames.words_of(before), FrameBatch(expected.offsets, bare, 0, ScanEnd.CLEAN))
     assert buffer == before, "nothing else is changed"
     spans = zip(found.offsets.tolist(), (found.offsets + found.total_bytes).tolist(), strict=True)
     judged = [oracle.judge_sent(bytes(before[start:stop])) for start, stop in spans]
@@ -236,7 +236,7 @@ def test_seal_rows_gives_the_seals_of_the_batch_functions(pieces: Sequence[bytea
     other, expected = bytearray(buffer), scan(bytearray(buffer))
     last = frames.seal_rows(buffer, batch, 0, len(batch), salt)
     expected.words[:, layout.W_SEAL_XXH3] = frames.seals(expected.words, salt)
-    frames.put_headers(frames.words_of(other), expected)
+    frames.write_headers(frames.words_of(other), expected)
     assert last == int(expected.words[-1, layout.W_SEAL_XXH3])
     assert buffer == other
     assert (batch.words == expected.words).all()

@@ -96,7 +96,7 @@ def test_the_largest_row_fits_its_bound() -> None:
     queue.begin_log()
     for n in range(count):
         node = f"{n % 500:0128}"
-        queue.claim(LiveSeqs(1, 9_000), node, 1, 60_000, NOW, life=(1 << 32, (1 << 48) + n % 500))
+        queue.claim(LiveSeqs(1, 9_000), node, 1, 60_000, NOW, process_id=(1 << 32, (1 << 48) + n % 500))
     most = count * limits.DURABLE_LEASE_BYTES + 500 * (limits.NODE_BYTES_MAX + 32)
     assert len(encode_queue_leases(queue)) < most + 200
     assert decode_queue_leases(encode_queue_leases(queue)).leased == count

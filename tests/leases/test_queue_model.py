@@ -189,7 +189,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.now,
             deliveries_max=limit,
             order=order,
-            life=LIVES[who],
+            process_id=LIVES[who],
         )
         ready = [seq for seq, job in sorted(self.jobs.items()) if job.state == "returned"]
         wanted, taken = [], most
@@ -288,7 +288,7 @@ class QueueMachine(RuleBasedStateMachine):
         matched = self.queue.match(seqs, tokens, who, self.now)
         leased, _ = self.outcome(entries, matched, who)
         if delay is None:
-            self.queue.nack_resting(matched, who, self.now, reason=reason)
+            self.queue.nack_with_backoff(matched, who, self.now, reason=reason)
         else:
             self.queue.nack(matched, who, delay, self.now, reason=reason)
         for seq in leased:

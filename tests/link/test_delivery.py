@@ -44,7 +44,7 @@ def test_a_grant_is_taken_once_and_returned_with_the_position():
     host = FakeDeliveryHost()
     subscription, (feed,) = opened(host, (topic(7), 5))
     assert host.delivery.take_grant(subscription) is None
-    host.give_grants((subscription.number, feed, 9, 6, 9, 1, 4096, 8192))
+    host.deliver_grants((subscription.number, feed, 9, 6, 9, 1, 4096, 8192))
     turn = host.delivery.take_grant(subscription)
     assert (turn.feed, turn.until, turn.hint) == (feed, 9, (6, 9, 1, 4096, 8192))
     assert host.delivery.take_grant(subscription) is None
@@ -75,7 +75,7 @@ def test_returned_grants_are_sent_together_and_soon():
     subscription, feeds = opened(
         host, *((topic(n), 0) for n in range(1, RETURNS_PER_MESSAGE_MAX + 37)), credit=400
     )
-    host.give_grants(*((subscription.number, feed, 5) for feed in feeds))
+    host.deliver_grants(*((subscription.number, feed, 5) for feed in feeds))
     for _ in feeds:
         host.delivery.return_grant(subscription, host.delivery.take_grant(subscription), 5, is_consumed=False)
     assert len(host.fake_schedulers[0].returned_grants()) == RETURNS_PER_MESSAGE_MAX
@@ -90,7 +90,7 @@ def test_grants_returned_without_the_lock_are_sent_together():
         host, *((topic(n), 0) for n in range(1, RETURNS_PER_MESSAGE_MAX + 37)), credit=400
     )
     delivery = host.delivery
-    host.give_grants(*((subscription.number, feed, 5) for feed in feeds))
+    host.deliver_grants(*((subscription.number, feed, 5) for feed in feeds))
 
     def finish():
         return delivery.return_grant_unlocked(
@@ -117,10 +117,10 @@ def test_grants_returned_without_the_lock_are_sent_together():
 
 def test_a_polling_reader_sends_overdue_returns_itself():
     """Otherwise another thread of the client would have to send them and would disturb the reader."""
-    host = FakeDeliveryHost(give_back_ns=50_000_000)
+    host = FakeDeliveryHost(return_delay_ns=50_000_000)
     subscription, feeds = opened(host, *((topic(n), 0) for n in range(1, 4)))
     delivery = host.delivery
-    host.give_grants(*((subscription.number, feed, 5) for feed in feeds))
+    host.deliver_grants(*((subscription.number, feed, 5) for feed in feeds))
     assert not delivery.is_return_overdue
     for _ in feeds:
         delivery.return_grant(subscription, delivery.take_grant(subscription), 5, is_consumed=False)
@@ -139,7 +139,7 @@ def sought(host, subscription, *feeds):
 
     Return the resulting requests.
     """
-    host.give_grants(*((subscription.number, feed, UNBOUNDED) for feed in feeds))
+    host.deliver_grants(*((subscription.number, feed, UNBOUNDED) for feed in feeds))
     asked, host.shard_requests = host.shard_requests, []
     return asked
 
@@ -221,7 +221,7 @@ def test_a_grant_wakes_up_the_waiting_reader():
     subscription, (feed,) = opened(host, (topic(7), 0))
     waiting = host.delivery.wait_for_work(subscription)
     assert not waiting.is_done
-    host.give_grants((subscription.number, feed, 1))
+    host.deliver_grants((subscription.number, feed, 1))
     assert waiting.is_done
     assert host.delivery.wait_for_work(subscription).is_done, "it was not taken yet"
 
@@ -230,8 +230,8 @@ def test_two_grants_of_one_feed_are_merged():
     """A restarted scheduler repeats its grants. The feed is read once."""
     host = FakeDeliveryHost()
     subscription, (feed,) = opened(host, (topic(7), 0))
-    host.give_grants((subscription.number, feed, 1))
-    host.give_grants((subscription.number, feed, 3))
+    host.deliver_grants((subscription.number, feed, 1))
+    host.deliver_grants((subscription.number, feed, 3))
     assert host.delivery.take_grant(subscription).until == 3
     assert host.delivery.take_grant(subscription) is None
 
@@ -240,7 +240,7 @@ def test_a_new_connection_gets_all_feeds_with_current_positions():
     """A new scheduler knows no subscription."""
     host = FakeDeliveryHost()
     subscription, (first, second) = opened(host, (topic(7), 0), (topic(8), 3))
-    host.give_grants((subscription.number, first, 5))
+    host.deliver_grants((subscription.number, first, 5))
     turn = host.delivery.take_grant(subscription)
     host.delivery.return_grant(subscription, turn, 5, is_consumed=True)
     host.delivery.scheduler_connected(0)
@@ -301,12 +301,12 @@ def test_dropped_feeds_and_closed_subscriptions_deliver_no_grants():
     """Closing also stops all timers."""
     host = FakeDeliveryHost()
     subscription, (first, second) = opened(host, (topic(7), 0), (topic(8), 0))
-    host.give_grants((subscription.number, first, 1), (subscription.number, second, 1))
+    host.deliver_grants((subscription.number, first, 1), (subscription.number, second, 1))
     host.delivery.drop_feed(subscription, first)
     assert host.delivery.take_grant(subscription).feed == second
     assert host.delivery.take_grant(subscription) is None
     host.delivery.close_subscription(subscription)
-    host.give_grants((subscription.number, second, 9))
+    host.deliver_grants((subscription.number, second, 9))
     assert [type(asked) for asked in host.fake_schedulers[0].answer_all()] == [m.Unsubscribe, m.Unsubscribe]
     host.delivery.close_subscription(subscription)
     assert host.timers.next_ns() is None, "an idle client has nothing to wake up for"
@@ -328,7 +328,7 @@ def test_a_self_grant_is_replaced_by_a_grant_of_the_scheduler():
     subscription, (feed,) = opened(host, (topic(7), 0))
     host.delivery.self_grant(subscription, feed)
     host.delivery.self_grant(subscription, feed)
-    host.give_grants((subscription.number, feed, 4))
+    host.deliver_grants((subscription.number, feed, 4))
     turn = host.delivery.take_grant(subscription)
     assert (turn.is_self_granted, host.delivery.take_grant(subscription)) == (False, None)
     host.delivery.return_grant(subscription, turn, 0, is_consumed=False)
@@ -371,7 +371,7 @@ def test_an_overrun_of_the_grant_ring_leads_to_self_grants_for_all_feeds():
     """The client loses time and no record. A feed with a grant gets no second one."""
     host = FakeDeliveryHost()
     subscription, (first, second) = opened(host, (topic(7), 0), (topic(8), 3))
-    host.give_grants((subscription.number, first, 5))
+    host.deliver_grants((subscription.number, first, 5))
     host.delivery.scheduler_grants(0, [], is_complete=False)
     taken = [host.delivery.take_grant(subscription) for _ in range(3)]
     assert [turn and (turn.feed, turn.is_self_granted) for turn in taken] == [

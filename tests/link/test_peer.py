@@ -325,7 +325,7 @@ def lane(server, client):
 
 
 def awaited(client, seconds=LONG_S):
-    return client.peer.request(Ping(), client.deadline(seconds), by_lane=True, is_awaited=True)
+    return client.peer.request(Ping(), client.deadline(seconds), by_fast_path=True, is_awaited=True)
 
 
 def test_a_request_that_is_spun_for_needs_no_timer(client, lane):

@@ -54,7 +54,7 @@ def world(shm_dir):
     class World:
         heard, fds, peer, dir = Heard(), Watched(), Asked(), str(shm_dir)
 
-    World.link = GrantLink(2, clock=ManualClock(), fds=World.fds, hears=World.heard)
+    World.link = GrantLink(2, clock=ManualClock(), fds=World.fds, listener=World.heard)
     yield World
     World.link.drop_ring()
     assert not World.fds.fds

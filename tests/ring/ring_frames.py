@@ -57,7 +57,7 @@ def take(consumer: RingConsumer, limit: int = 1 << 20, frames_max: int = 1 << 20
     frames = frames[:frames_max]
     consumer.advance(sum(len(frame) for _, frame in frames))
     if is_padded:
-        consumer.skip_lap()
+        consumer.skip_padding()
     return frames
 
 

@@ -77,9 +77,7 @@ def free_descriptors(count: int) -> Iterator[None]:
 
 
 @BOTH
-def test_a_lack_of_descriptors_is_a_typed_error_at_each_step(
-    make_ring: MakeRing, attach: Callable
-) -> None:
+def test_a_lack_of_descriptors_is_a_typed_error_at_each_step(make_ring: MakeRing, attach: Callable) -> None:
     """Opening needs one descriptor and mapping another. A process that attaches must not fail with OSError
     (RF-19)."""
     path = make_ring()

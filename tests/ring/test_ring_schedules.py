@@ -117,7 +117,7 @@ class BelievesRepeats(RingProducer):
 class ReadsSettledAgain(RingConsumer):
     """A successor that starts at the tail and reads settled frames again."""
 
-    def _pass_settled(self):
+    def _skip_settled(self):
         return
 
 

@@ -174,10 +174,10 @@ def test_advance_and_skip_stay_within_the_published_bytes(ends: Ends) -> None:
         with pytest.raises(RingError, match="nbytes must be"):
             consumer.advance(nbytes)
     with pytest.raises(RingError, match="unexpected ring padding"):
-        consumer.skip_lap()
+        consumer.skip_padding()
     consumer.advance(64)
     with pytest.raises(RingError, match="unexpected ring padding"):
-        consumer.skip_lap()
+        consumer.skip_padding()
 
 
 def test_copy_respects_its_limit_and_is_private(ends: Ends) -> None:

@@ -12,12 +12,12 @@ from pyroaring import BitMap64
 from ringlog.frame import encode_records, frame, open_frame
 from ringlog.frame import layout as frame_layout
 from ringlog.frame.batch import FrameBatch, scan
-from ringlog.segment.layout import DATA, MAKER_COMPACTOR, MAKER_SHIFT
+from ringlog.segment.layout import CREATOR_COMPACTOR, CREATOR_SHIFT, DATA
 from ringlog.segment.segment import read_data_header
 from ringlog.segment.writer import SegmentWriter
 from ringlog.types import Codec, Durability, PayloadKind
 
-NUMBER = MAKER_COMPACTOR << MAKER_SHIFT | 7
+NUMBER = CREATOR_COMPACTOR << CREATOR_SHIFT | 7
 SALT = 0x5EED_5EED_5EED_5EED
 ENGINE = bytes(range(16))
 STAMP = 1_700_000_000_000_000

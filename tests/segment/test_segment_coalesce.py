@@ -9,9 +9,9 @@ from ringlog.errors import FrameInvalid, InvariantViolation
 from ringlog.frame.layout import Column
 from ringlog.limits import SEALED_FRAME_BYTES, SEALED_FRAME_RECORDS
 from ringlog.segment.layout import (
+    CREATOR_RECLAIMER,
+    CREATOR_SHIFT,
     DEL,
-    MAKER_RECLAIMER,
-    MAKER_SHIFT,
     NumberAllocator,
     pack_stem,
     parse_stem,
@@ -187,7 +187,7 @@ def test_an_invalid_frame_body_is_refused(disk) -> None:
 
 
 def test_stems_encode_topic_first_seq_and_number() -> None:
-    number = MAKER_RECLAIMER << MAKER_SHIFT | 5
+    number = CREATOR_RECLAIMER << CREATOR_SHIFT | 5
     assert parse_stem(topic_stem(0xAB, 12, number)) == (0xAB, 12, number)
     assert parse_stem(pack_stem(number)) == (0, 0, number)
     assert parse_stem("packs/pack-1") is None
@@ -197,7 +197,7 @@ def test_stems_encode_topic_first_seq_and_number() -> None:
 
 
 def test_segment_numbers_continue_above_the_known_ones_of_their_maker() -> None:
-    first = MAKER_RECLAIMER << MAKER_SHIFT
-    assert NumberAllocator(MAKER_RECLAIMER).allocate() == first + 1
-    allocator = NumberAllocator(MAKER_RECLAIMER, [first + 9, NUMBER, first + 4])
+    first = CREATOR_RECLAIMER << CREATOR_SHIFT
+    assert NumberAllocator(CREATOR_RECLAIMER).allocate() == first + 1
+    allocator = NumberAllocator(CREATOR_RECLAIMER, [first + 9, NUMBER, first + 4])
     assert [allocator.allocate(), allocator.allocate()] == [first + 10, first + 11]

@@ -1,4 +1,4 @@
-"""One Spark session for the run, and an engine that makes segments, for whoever does not hurt it."""
+"""One Spark session for the whole run, and an engine with segments for tests that do not damage it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ SESSION = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.memory": "1g",
-    # Python workers stay, so that only the first test pays for them.
+    # Python workers are reused, so that only the first test waits for their start.
     "spark.python.worker.reuse": "true",
 }
 
 
 @pytest.fixture(scope="session")
 def spark():
-    """The session: two cores, no UI. Tests with it carry the marks `slow` and `xdist_group("spark")`."""
-    # Workers of Spark do not inherit what pytest put on the path.
+    """The session: two cores, no UI. Tests that use it have the marks `slow` and `xdist_group("spark")`."""
+    # Spark workers do not inherit the paths that pytest added.
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -38,7 +38,7 @@ def spark():
     yield started
     gateway = started.sparkContext._gateway
     started.stop()
-    # stop() leaves the JVM to the end of the process; the test run is to leave nothing behind.
+    # stop() keeps the JVM until the process exits, but the test run must leave no process behind.
     gateway.shutdown()
     gateway.proc.stdin.close()
     gateway.proc.wait(30)
@@ -46,7 +46,7 @@ def spark():
 
 @pytest.fixture
 def clean_settings(spark):
-    """Settings that a test changes are what they were afterwards."""
+    """Restore the settings that a test changes."""
     before = dict(spark.conf.getAll)
     yield spark.conf
     for name, value in dict(spark.conf.getAll).items():
@@ -59,7 +59,7 @@ def clean_settings(spark):
 
 @pytest.fixture(scope="session")
 def sealing_engine():
-    """One shard that turns its log into segments when `world.checkpoint` says so."""
+    """An engine with one shard that turns its log into segments when `world.checkpoint` requests it."""
     with engine(wal={"shards": 1}, storage={"enabled": True}) as running:
         yield running
 
@@ -72,6 +72,6 @@ def sealing_client(sealing_engine):
 
 @pytest.fixture(scope="session", autouse=True)
 def no_client_stays():
-    """Clients that readers keep for their process are closed when the run is over."""
+    """Close the clients that readers keep for their process at the end of the run."""
     yield
     close_clients()

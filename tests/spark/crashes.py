@@ -1,9 +1,11 @@
-"""Crashes of the sink, counted: `python -m tests.spark.crashes [TIMES [PLACE…]]`, 30 a cell by default.
+"""Crashes of the sink, counted: `python -m tests.spark.crashes [TIMES [PLACE…]]`, by default 30 for each
+cell.
 
-A cell is a place where a driver dies times how the repeated batch lies in partitions. After each crash the
-batch is staged and committed anew, another follows, and every (topic, row) is counted. Drivers are processes
-of their own, killed with SIGKILL at a stop point or at a random moment; what they pushed into a ring is still
-taken in by the engine while the next driver starts. Disks are failed or cut from power at every change.
+A cell combines a place where a driver dies with a distribution of the repeated batch over partitions. After
+each crash the batch is staged and committed again, another batch follows, and every (topic, row) is counted.
+Each driver is a process that is killed with SIGKILL at a stop point or at a random moment. The engine still
+appends the frames that the dead driver pushed into a ring while the next driver starts. Disks fail, or lose
+power, at every change.
 """
 
 from __future__ import annotations
@@ -36,17 +38,17 @@ from tests.spark.sink_world import DEALS, WIDE, World, bury
 IDS = range(60)
 NEXT_IDS = range(60, 90)
 CHANGES = 60
-"""More than a batch of three tasks makes on the disk."""
+"""More than the number of disk changes of a batch with three tasks."""
 MANY = range(600)
 MORE = range(600, 700)
 FRAMES = 88
-"""About as many frames as MANY makes, of up to 7 records."""
+"""About the number of frames of MANY, with up to 7 records each."""
 LIFE_S = 0.15
-"""A driver at its batch lives about as long where nothing else runs; `main` measures it. Random kills come
-within it."""
+"""Approximate duration of a driver's batch on an idle machine. `main` measures it; random kills occur within
+it."""
 EARLY, STAGING, APPENDING, DONE, LIVED = "before it began", "staging", "appending", "done", "lived"
 RUNNING = (STAGING, APPENDING, DONE)
-"""Where a crash counts: the batch had begun."""
+"""Phases in which a crash counts: the batch had begun."""
 POINTS: dict[str, Callable[[random.Random], str]] = {
     "staging": lambda rng: f"sink_after_stage:{rng.randint(1, 3)}:kill",
     "before the plan": lambda _: "sink_before_plan:1:kill",
@@ -57,11 +59,12 @@ POINTS: dict[str, Callable[[random.Random], str]] = {
     "in abort": lambda rng: f"sink_mid_append:{rng.randint(1, FRAMES - 8)}:raise,sink_in_abort:1:kill",
     "at random": lambda _: "",
 }
-"""Where a driver dies, as the stop points it is armed with."""
+"""Places where a driver dies, as specs of stop points."""
 
 
 def crash_at(world: World, disk: FaultyDisk, how: str, *, aborts: bool) -> bool:
-    """Run batch 0 on a disk that dies or fails, then again without; False when nothing happened."""
+    """Run batch 0 on a disk that halts or fails, then again without faults. Return False if no fault
+    occurred."""
     world.disk = disk
     try:
         world.batch(0, IDS)
@@ -80,7 +83,8 @@ def crash_at(world: World, disk: FaultyDisk, how: str, *, aborts: bool) -> bool:
 
 
 def power_cut_at(world: World, nth: int, how: str) -> bool:
-    """Lose power at the nth change of the staging disk during batch 0; False when there were fewer."""
+    """Lose power at the nth change of the staging disk during batch 0. Return False if there were fewer
+    changes."""
     inner = SimulatedDisk(world.directory)
     world.disk = FaultyDisk(inner, DiskFault("any", nth, "halt"))
     try:
@@ -95,7 +99,7 @@ def power_cut_at(world: World, nth: int, how: str) -> bool:
 
 
 def again(world: World, how: str, ids: range, next_ids: range) -> None:
-    """After a crash the batch is repeated and the next one follows: nothing is lost, nothing doubled."""
+    """Repeat the batch after a crash and run the next one. Assert that no row is lost or duplicated."""
     world.batch(0, ids, how, seed=5)
     world.batch(1, next_ids, how)
     found, expected = world.found(), world.expected([*ids, *next_ids])
@@ -105,10 +109,11 @@ def again(world: World, how: str, ids: range, next_ids: range) -> None:
 
 
 def killed_driver(world: World, spec: str, life_s: float | None = None) -> bool:
-    """Run batch 0 in a process of its own until it is killed; False when it lived to its end."""
+    """Run batch 0 in a new process until it is killed. Return False if it finished."""
     begun, begins = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Newer Pythons warn of fork beside threads.
+        # newer Python versions warn about fork in a process with threads
+        warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if not pid:
         _be_driver(world, spec, begins)
@@ -124,7 +129,7 @@ def killed_driver(world: World, spec: str, life_s: float | None = None) -> bool:
 
 
 def _be_driver(world: World, spec: str, begins: int) -> None:
-    """What the forked driver does, once it has said so; never returns."""
+    """Report the start through the pipe, run the batch, and exit the forked process."""
     status = 1
     try:
         stop_points.configure(spec)
@@ -142,7 +147,7 @@ def _be_driver(world: World, spec: str, begins: int) -> None:
 
 
 def kill_one(world: World, place: str, how: str, rng: random.Random, life_s: float = LIFE_S) -> str:
-    """One crash of one cell: where it hit, or "lived" when the driver was faster."""
+    """Crash one cell once. Return the phase of the crash, or "lived" if the driver finished first."""
     until_s = rng.uniform(0, life_s) if place == "at random" else None
     died = killed_driver(world, POINTS[place](rng), until_s)
     hit = phase_of(world) if died else LIVED
@@ -151,7 +156,7 @@ def kill_one(world: World, place: str, how: str, rng: random.Random, life_s: flo
 
 
 def phase_of(world: World) -> str:
-    """How far the batch has come, by what lies on the disk."""
+    """Return the phase of the batch, from the files on the disk."""
     staging = Staging(world.directory)
     plan = read_plan(
         staging.disk, os.path.join(world.directory, writer_file_id(world.key.text) + PLAN_SUFFIX)
@@ -162,8 +167,8 @@ def phase_of(world: World) -> str:
 
 
 def main(times: int, places: Sequence[str]) -> int:
-    """Every cell `times` times, of these places or all; prints one line a cell."""
-    os.environ.setdefault("RINGLOG_TIMEOUT_MS", "60000")  # A busy machine is not what is tested.
+    """Run every cell of the given places `times` times, and print one line for each cell."""
+    os.environ.setdefault("RINGLOG_TIMEOUT_MS", "60000")  # The test does not measure how busy the machine is.
     numbers = itertools.count()
     with (
         ringlog.testing.engine(wal={"shards": 2}) as running,
@@ -190,7 +195,7 @@ def main(times: int, places: Sequence[str]) -> int:
                 with tempfile.TemporaryDirectory() as directory:
                     hit = kill_one(new_world(directory, "7"), place, how, rng, life_s)
                 tally[hit] += 1
-                # What else the machine does changes how long a batch takes.
+                # Other load on the machine changes the duration of a batch.
                 life_s *= {LIVED: 0.8, EARLY: 1.1}.get(hit, 1.0)
             hits = sum(tally[each] for each in RUNNING)
             where = ", ".join(f"{name} {count}" for name, count in sorted(tally.items()))

@@ -1,4 +1,4 @@
-"""The data source, armed with stop points: processes of Spark have no other way to be told to die."""
+"""The data source with armed stop points, because Spark gives no other way to kill one of its processes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from ringlog.spark.source import RinglogDataSource
 
 
 class CrashingDataSource(RinglogDataSource):
-    """`format("ringlog-crashing")` with the option `stopPoints`; armed while the file `armed` is there."""
+    """`format("ringlog-crashing")` with the option `stopPoints`. It is armed while the file `armed` exists.
+    """
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return "ringlog-crashing"
 
     def streamWriter(self, schema, overwrite):
-        """The sink's own; the first process that arms itself takes the file away, so one process dies."""
+        """Return the sink's writer. The first process that arms itself deletes the file, so only one process
+        dies."""
         options = {key.lower(): value for key, value in self.options.items()}
         spec, armed = options.pop("stoppoints"), options.pop("armed")
         self.options = options
@@ -25,7 +27,7 @@ class CrashingDataSource(RinglogDataSource):
         kind = type(writer)
 
         class Armed(kind):
-            """Arms itself at its commit."""
+            """A writer that arms the stop points at its commit."""
 
             def commit(self, messages, batchId):  # noqa: N803  Spark names it so.
                 if os.path.exists(armed):

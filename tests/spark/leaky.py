@@ -1,6 +1,6 @@
-"""A toy source that takes filters, as Spark's documentation shows it: the control group of SK-6.
+"""A small source that accepts filters as in Spark's documentation: the control for the filter test.
 
-In a module of its own, since Spark's workers import it.
+It is a separate module because Spark's workers import it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ TESTS = {"LessThan": int.__lt__, "GreaterThanOrEqual": int.__ge__}
 
 
 class LeakySource(DataSource):
-    """Rows 0..99, filtered by what Spark pushes down: right for one scan."""
+    """Rows 0 to 99, filtered by the predicates that Spark pushes down. It is correct for one scan."""
 
     @classmethod
     def name(cls):
@@ -26,7 +26,7 @@ class LeakySource(DataSource):
 
 
 class LeakyReader(DataSourceReader):
-    """Keeps what it is told, and tells the rows that pass."""
+    """Stores the pushed filters and returns the rows that pass them."""
 
     def __init__(self):
         self.filters = []

@@ -1,8 +1,9 @@
-"""A Spark driver for the tests of modes: reads a topic, writes into another, tells what it found as JSON.
+"""A Spark driver for the tests of modes. It reads a topic, writes to another one, and prints the results as
+JSON.
 
 python -m tests.spark.modes_driver {"data_dir": …, "master": …} or {"remote": …} [, "scratch": …]
 
-With `scratch`, a directory, an executor dies within the first query, and another within the write.
+With `scratch`, a directory, one executor dies during the first query, and another one during the write.
 """
 
 from __future__ import annotations
@@ -21,22 +22,26 @@ import ringlog.spark
 
 TASKS = 16
 DIE_AT_TASK = 6
-"""From this task on one kills. With two executors of one core each, at least four are done by then, and what
-they put aside for the next stage is lost with their executor."""
+"""A task kills its executor if at least this many attempts have started.
+
+With two executors of one core each, at least four tasks have finished by then. Their output for the next
+stage is lost with the executor.
+"""
 DIE_AT_ROW = 300
-"""The row of that task: a task of the first query has 1,250 of them, one of the write half as many."""
+"""The row at which that task kills. A task of the first query has 1,250 rows, and one of the write half as
+many."""
 EXECUTOR = "CoarseGrainedExecutorBackend"
 
 
 def main(given: dict[str, Any]) -> dict[str, Any]:
-    """Run it; the answer goes to standard output as the last line."""
+    """Run the driver. The result is printed as the last line of the standard output."""
     kind = {name: given[name] for name in ("master", "remote") if name in given}
     config = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.executor.memory": "512m",
         "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
-        # What a task does before it dies is then more than nothing.
+        # Small batches, so that a task has produced rows before it dies.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
         **given.get("config", {}),
     }
@@ -65,7 +70,7 @@ def main(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def mortal(frame: Any, marks: Path) -> Any:
-    """The same rows; one task of those that make them kills the executor it runs in, in its middle."""
+    """Return the same rows. One task that computes them kills its executor in the middle."""
     from pyspark import TaskContext
     from pyspark.sql.functions import col, udf
 
@@ -73,7 +78,7 @@ def mortal(frame: Any, marks: Path) -> Any:
     at_task, at_row, executor = DIE_AT_TASK, DIE_AT_ROW, EXECUTOR
     seen: dict[int, int] = {}
 
-    # Executors have no module of tests: all it needs travels with it.
+    # Executors cannot import the test modules, so the function must contain everything it needs.
     @udf("long")
     def pass_or_die(seq: int) -> int:
         attempt = TaskContext.get().taskAttemptId()
@@ -88,12 +93,12 @@ def mortal(frame: Any, marks: Path) -> Any:
                 os.kill(jvm.pid, signal.SIGKILL)
         return seq
 
-    # As a condition: a column that nobody uses is never made.
+    # It is a condition, because Spark does not compute unused columns.
     return frame.where(pass_or_die("seq") == col("seq"))
 
 
 def deaths(marks: Path) -> dict[str, int]:
-    """How many attempts there were, and which process was killed; 0: none."""
+    """Return the number of attempts, and the pid of the killed process or 0."""
     killed = marks / "killed"
     return {
         "attempts": len(list(marks.glob("attempt-*"))),

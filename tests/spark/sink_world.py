@@ -1,6 +1,6 @@
-"""A Spark that a test drives by hand: tasks and commits of the sink, with partitions as the test wants them.
+"""A simulation of Spark for the sink: the test drives tasks and commits, and chooses the partitions.
 
-Nothing of ours is replaced: rows go through stage(), messages through pickle, frames into a real engine.
+The sink itself is real: rows go through stage(), messages through pickle, and frames into a real engine.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from ringlog.storage.disk import Disk
 from ringlog.testing.wrapped_disk import WrappedDisk
 
 DEALS = ("same", "more", "fewer", "shuffle")
-"""How a repeated batch's rows lie in partitions, against the first time."""
+"""Distributions of a repeated batch's rows over partitions, relative to the first attempt."""
 PARTS = 3
 
 
 WIDE = 10_000
-"""Bytes of a row of which a few make a frame that is not joined before it is written."""
+"""Row size in bytes at which a few rows make a frame that is not joined before it is written."""
 
 
 def rows(ids: Sequence[int], topics: Sequence[str], width: int = 1) -> pa.RecordBatch:
-    """One batch of Spark: row `i` goes to topic i mod n and says its id in so many bytes or more."""
+    """Return one Spark batch. Row `i` goes to topic i mod n, and its value is the id with at least `width`
+    bytes."""
     values = pa.array([b"%*d" % (width, i) for i in ids], pa.binary())
     return pa.RecordBatch.from_arrays(
         [pa.array([topics[i % len(topics)] for i in ids]), values], names=["topic", "value"]
@@ -40,7 +41,7 @@ def rows(ids: Sequence[int], topics: Sequence[str], width: int = 1) -> pa.Record
 
 
 def deal(ids: Sequence[int], how: str, seed: int = 0) -> list[list[int]]:
-    """The ids of each partition."""
+    """Return the ids of each partition."""
     parts = {"same": PARTS, "more": PARTS + 2, "fewer": PARTS - 1, "shuffle": PARTS - 1}[how]
     mixed = list(ids)
     if how == "shuffle":
@@ -51,7 +52,7 @@ def deal(ids: Sequence[int], how: str, seed: int = 0) -> list[list[int]]:
 
 @dataclass
 class World:
-    """One query writing to two topics of a real engine."""
+    """One query that writes to two topics of a real engine."""
 
     client: Client
     options: SinkOptions
@@ -60,11 +61,11 @@ class World:
     directory: str
     disk: Disk | None = None
     width: int = 1
-    """Bytes of a row at the least."""
+    """Minimum size of a row in bytes."""
     staged: list[StagedFile] = field(default_factory=list)
 
     def task(self, ids: Sequence[int], partition: int) -> StagedFile | None:
-        """Run one task; on an ordinary error it leaves no file."""
+        """Run one task. If it raises an ordinary error, it leaves no file."""
         writer = Staging(self.directory, self.disk).writer(self.key.text)
         try:
             file = sink.stage(iter([rows(ids, self.topics, self.width)]), writer, partition, self.options)
@@ -84,7 +85,7 @@ class World:
         return self.staged
 
     def committer(self) -> Committer:
-        """A fresh one, as the driver makes it for every call."""
+        """Return a new committer, as the driver creates one for each call."""
         return Committer(self.client, Staging(self.directory, self.disk))
 
     def batch(self, number: int, ids: Sequence[int], how: str = "same", seed: int = 0) -> BatchCommitReport:
@@ -92,11 +93,11 @@ class World:
         return self.committer().commit(self.key, number, self.stage(ids, how, seed))
 
     def abort(self) -> list[str]:
-        """What Spark calls when tasks or the commit failed."""
+        """Do what Spark does after failed tasks or a failed commit."""
         return abort(Staging(self.directory, self.disk), self.key, self.staged)
 
     def found(self) -> Counter[tuple[str, int]]:
-        """How often each (topic, row) is there."""
+        """Return how often each (topic, row) is stored."""
         return Counter(self._found())
 
     def _found(self) -> Iterator[tuple[str, int]]:
@@ -112,12 +113,12 @@ class World:
                 after = page.records[-1].seq
 
     def expected(self, ids: Sequence[int]) -> Counter[tuple[str, int]]:
-        """Each of these rows once."""
+        """Return each of these rows once."""
         return Counter((self.topics[i % len(self.topics)], i) for i in ids)
 
 
 def bury(disk: WrappedDisk) -> None:
-    """Give back what a process that died (Halted) had open, its lock among it."""
+    """Release the files and the lock of a process that died (Halted)."""
     for fd in list(disk.paths):
         disk.inner.close(fd)
     disk.paths.clear()

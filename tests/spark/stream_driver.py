@@ -1,9 +1,14 @@
-"""A streaming query in a process of its own, made to be killed: `python -m tests.spark.stream_driver JSON`.
+"""A streaming query in its own process, made to be killed: `python -m tests.spark.stream_driver JSON`.
 
-It reads topics into Parquet files with its own checkpoint and ends when it has caught up. `die` names a step
-at which it kills itself and all it started: `offset` (a batch is in the offset log, nothing is read yet),
-`tasks` (in the middle of reading), `sink` (files are written, the batch is not committed there),
-`committed` (the sink has it, Spark's commit log does not). `after` = how many times the step passes first.
+It copies topics into Parquet files with its own checkpoint, and ends when it has caught up. `die` names the
+step at which it kills itself and all its children:
+
+- `offset`: a batch is in the offset log and not read yet.
+- `tasks`: during reading.
+- `sink`: files are written, and the batch is not committed in the sink.
+- `committed`: the batch is committed in the sink and not in Spark's commit log.
+
+`after` is the number of times that the step passes first.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ CATCH_UP_S = 280
 
 
 def main(given: dict) -> int:
-    """Run until all that was there at the start is read."""
+    """Run until all records that exist at the start are read."""
     os.setpgid(0, 0)
     spark = session("stream-driver", master="local[2]", config=CONFIG | given.get("config", {}))
     spark.sparkContext.setLogLevel("ERROR")
@@ -57,7 +62,7 @@ def _tell(word: str) -> None:
 
 
 def _mortal(spark, frame, die, after, scratch):
-    """A task that kills the whole process group in the middle of a partition, when it is its turn."""
+    """Let one task kill the whole process group in the middle of a partition."""
     from pyspark.sql.functions import udf
 
     if die != "tasks":
@@ -77,7 +82,8 @@ def _mortal(spark, frame, die, after, scratch):
 
 
 def _watch(given: dict, die: str, after: int) -> None:
-    """Kill everything as soon as the checkpoint shows the step, `after` batches on; spins, to be in time."""
+    """Kill the process group when the checkpoint shows the step, `after` batches later. Spins, to react in
+    time."""
     import threading
 
     logs = {

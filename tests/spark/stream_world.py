@@ -1,7 +1,7 @@
-"""A Spark that a test drives by hand: what micro-batch execution asks of a stream reader, in its order.
+"""A simulation of Spark for a stream reader: the test makes the calls of micro-batch execution, in its order.
 
-Offsets go through JSON text and an offset log, readers and partitions through pickle. A batch is repeated
-from the log after a restart, as Spark repeats one that was not committed.
+Offsets pass through JSON text and an offset log, and readers and partitions through pickle. A batch that was
+not committed is repeated from the log after a restart, as in Spark.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ ROW = "topic epoch seq"
 
 
 class Query:
-    """One streaming query with its checkpoint: `ends` is the offset log, `committed` batches are done."""
+    """One streaming query with its checkpoint: `ends` is the offset log, and `committed` counts the finished
+    batches."""
 
     def __init__(self, running, topics=None, *, now=False, **options):
         self.running = running
@@ -35,7 +36,7 @@ class Query:
         self.restart(now=now, **options)
 
     def restart(self, *, now=False, **options):
-        """A new process, with changed options if wanted; `now`: trigger availableNow."""
+        """Start a new process, with changed options if given. `now` means the trigger availableNow."""
         self.given |= options
         parsed = source_options(self.given, streaming=True)
         self.reader = copied(StreamReader(parsed, select(parsed, ROW.split())))
@@ -47,18 +48,18 @@ class Query:
         return self
 
     def once(self):
-        """Trigger once: one batch of all there is."""
+        """Use the trigger once: one batch with all records."""
         self.limit = ReadAllAvailable()
         return self
 
     def start_of(self, batch):
-        """JSON text a batch starts from."""
+        """Return the start offset of a batch as JSON text."""
         if batch == 0:
-            return json.dumps(self.reader.initialOffset())  # Asked anew each time, as Spark does.
+            return json.dumps(self.reader.initialOffset())  # requested each time, as Spark does
         return self.ends[batch - 1]
 
     def plan(self):
-        """Write the next batch into the offset log; False when there is nothing new."""
+        """Write the next batch into the offset log. Return False if there is nothing new."""
         if len(self.ends) > self.committed:
             return True
         start = self.start_of(len(self.ends))
@@ -69,7 +70,7 @@ class Query:
         return True
 
     def run_planned(self, cut=None):
-        """Rows of the batch that is planned and not committed; `cut`: give up after so many partitions."""
+        """Return the rows of the planned, uncommitted batch. `cut` stops after that many partitions."""
         batch = self.committed
         start, end = json.loads(self.start_of(batch)), json.loads(self.ends[batch])
         found = []
@@ -81,7 +82,7 @@ class Query:
         return found
 
     def step(self):
-        """One micro-batch: its rows, or None when there is nothing new."""
+        """Run one micro-batch. Return its rows, or None if there is nothing new."""
         if not self.plan():
             return None
         found = self.run_planned()
@@ -91,7 +92,7 @@ class Query:
         return found
 
     def drain(self):
-        """All batches until there is nothing new: the rows of each."""
+        """Run batches until there is nothing new. Return the rows of each batch."""
         found = []
         for _ in range(BATCHES_MAX):
             rows = self.step()
@@ -101,10 +102,10 @@ class Query:
         raise AssertionError("the stream does not come to an end")
 
     def seqs(self, topic):
-        """What was read of a topic so far, in its order."""
+        """Return the seqs read so far of a topic, in the order of reading."""
         return [seq for name, _, seq in self.rows if name == topic]
 
     @property
     def place(self):
-        """{topic: [epoch, seq]} of the last end."""
+        """{topic: [epoch, seq]} of the last end offset."""
         return json.loads(self.ends[-1])["topics"]

@@ -1,5 +1,4 @@
-"""The archive's files: what a run leaves when it dies at any change of the disk, and how rows are dealt
-out.
+"""The archive's files: their state after a run dies at any change of the disk, and their division into rows.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ STEPS_MAX = 200
 
 
 def one_run(disk, number: int) -> ArchiveManifest:
-    """What the job does: tasks write, the driver commits."""
+    """Do what the job does: tasks write files, and the driver commits."""
     place = Archive(ROOT, disk).make()
     with place.lock():
         place.recover()
@@ -57,7 +56,7 @@ def one_run(disk, number: int) -> ArchiveManifest:
 
 
 def seen(disk) -> dict[str, bytes]:
-    """Files that a reader of the directory sees: names without underscore."""
+    """Return the files that a reader of the directory sees: names without a leading underscore."""
     found = {}
     for topic in [name for name in disk.list_dir(ROOT) if not name.startswith("_")]:
         for day in disk.list_dir(f"{ROOT}/{topic}"):
@@ -81,7 +80,7 @@ def hidden_names(disk) -> list[str]:
 
 
 def check(disk, least: int) -> int:
-    """Recover, and hold what is there against the manifests; returns how many runs are committed."""
+    """Recover, compare the files with the manifests, and return the number of committed runs."""
     place = Archive(ROOT, disk).make()
     with place.lock():
         place.recover()
@@ -97,8 +96,8 @@ def check(disk, least: int) -> int:
 
 
 @pytest.mark.parametrize("power", [None, 1, 2, 3])
-def test_a_run_that_dies_at_any_change_of_the_disk_is_all_there_or_not_at_all(power):
-    """SK-29: archive; killed, and with the power cut, before every single change."""
+def test_a_run_that_dies_at_any_disk_change_is_complete_or_absent(power):
+    """The process is killed, or the power fails, before each change."""
     outcomes = set()
     for step in range(1, STEPS_MAX):
         inner = SimulatedDisk(ROOT.rpartition("/")[0] or "/")
@@ -122,7 +121,7 @@ def test_a_run_that_dies_at_any_change_of_the_disk_is_all_there_or_not_at_all(po
     assert outcomes == {1, 2}, "both ends were met"
 
 
-def test_before_a_commit_nothing_is_seen_and_the_next_run_sweeps_it():
+def test_uncommitted_files_are_invisible_and_removed_by_the_next_run():
     disk = SimulatedDisk("/")
     one_run(disk, 1)
     before = seen(disk)
@@ -134,7 +133,7 @@ def test_before_a_commit_nothing_is_seen_and_the_next_run_sweeps_it():
     assert not hidden_names(disk)
 
 
-def test_only_one_run_at_a_time():
+def test_only_one_run_holds_the_archive_lock():
     disk = SimulatedDisk("/")
     place = Archive(ROOT, disk).make()
     with place.lock(), pytest.raises(NotReady), Archive(ROOT, disk).lock():
@@ -144,7 +143,7 @@ def test_only_one_run_at_a_time():
 
 
 @pytest.mark.parametrize("name", ["a", "b:7", "x.y-z_1", "ümlaut", "50%", "a=b/c"])
-def test_a_topic_is_found_again_from_its_directory(name):
+def test_topic_of_returns_the_topic_of_a_directory(name):
     directory = directory_of(name, "2026-01-31")
     assert directory.count("/") == 1
     assert topic_of(directory) == name
@@ -164,8 +163,8 @@ def test_an_archive_of_another_log_and_damaged_manifests_are_refused():
         place.manifests()
 
 
-def test_what_is_reached_is_the_youngest_lifes():
-    """A topic made anew begins anew."""
+def test_archived_positions_are_those_of_the_latest_epoch():
+    """A topic that was created again starts at its first seq."""
     runs = [
         ArchiveManifest(1, "log", 1, 0, (ArchivedRange("t", 1, 0, 10), ArchivedRange("u", 1, 0, 5)), ()),
         ArchiveManifest(1, "log", 2, 0, (ArchivedRange("t", 4, 0, 3),), ()),
@@ -181,14 +180,14 @@ OPTIONS = source_options({"path": "/x", "subscribePattern": ".*", "includeHeader
 
 
 def pieces(first: int, stamps: list[int], visible: list[int] | None = None) -> list[RecordBatch]:
-    """Records from position `first` on, one a frame; of them only the `visible`."""
+    """Return the records from seq `first` on, one in each frame, without the ones that are not `visible`."""
     run = run_of([([FULL], ())] * (first - 1 + len(stamps)), stamps=[0] * (first - 1) + stamps)
     hidden = [] if visible is None else sorted({*range(first, first + len(stamps))} - {*visible})
     return list(visible_record_batches(run, first - 1, 1 << 40, np.array(hidden, dtype=np.int64), "t"))
 
 
-def test_rows_are_cut_where_topic_life_and_day_change(tmp_path):
-    """One file for each; each readable, in order, and named by what it holds."""
+def test_a_file_ends_where_topic_epoch_or_day_changes(tmp_path):
+    """Each file is readable and in order, and its name describes its contents."""
     place = Archive(str(tmp_path / "arch")).make()
     files = _ParquetFiles(place, Assignment("/x", place.directory, "r1", (), True, 1, 1, "zstd"), OPTIONS)
     given = [

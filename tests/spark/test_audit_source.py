@@ -1,4 +1,4 @@
-"""What tasks of a verification tell instead of a row a frame: pure, held against the rows themselves."""
+"""The summary of an audit task, instead of one row for each frame: pure functions, compared with the rows."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ranges = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 8)), max_size=30)
 
 
 @given(ranges)
-def test_ranges_are_put_together_and_no_position_is_won_or_lost(pairs):
+def test_merge_seq_ranges_keeps_exactly_the_same_seqs(pairs):
     firsts = np.array([first for first, _ in pairs], dtype=np.int64)
     lasts = np.array([first + count - 1 for first, count in pairs], dtype=np.int64)
     both = merge_seq_ranges(firsts, lasts)
@@ -66,7 +66,7 @@ def test_ranges_are_put_together_and_no_position_is_won_or_lost(pairs):
         max_size=6,
     )
 )
-def test_what_is_stored_is_told_by_topic_and_life_however_it_is_cut(batches):
+def test_stored_ranges_are_reported_by_topic_and_epoch_for_any_batches(batches):
     rows = told(*([frame(*each) for each in batch] for batch in batches))
     seen = {
         (topic, epoch, n)
@@ -85,7 +85,7 @@ def test_what_is_stored_is_told_by_topic_and_life_however_it_is_cut(batches):
     assert total["damaged"] == 0
 
 
-def test_a_log_without_holes_is_one_row_a_topic():
+def test_a_log_without_gaps_is_one_row_per_topic():
     rows = told(
         *([frame("a", first=n, count=10), frame("b", first=n, count=10)] for n in range(1, 2_000, 10))
     )
@@ -93,7 +93,7 @@ def test_a_log_without_holes_is_one_row_a_topic():
     assert len(rows) == 3
 
 
-def test_faults_are_named_and_counted_and_a_damaged_append_is_stored_all_the_same():
+def test_faults_are_reported_and_a_damaged_append_counts_as_stored():
     rows = told(
         [
             frame(first=1, count=5),
@@ -123,6 +123,6 @@ def test_faults_are_bounded_and_the_first_are_kept(batches):
     assert rows[0]["damaged"] == count
 
 
-def test_nothing_to_read_is_a_sum_of_nothing():
+def test_an_audit_of_no_frames_has_a_total_of_zero():
     assert [(row["what"], row["frames"], row["bytes"]) for row in told()] == [(TOTAL, 0, 0)]
     assert [(row["what"], row["frames"], row["bytes"]) for row in told([])] == [(TOTAL, 0, 0)]

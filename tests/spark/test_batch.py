@@ -1,4 +1,4 @@
-"""Batch reads of a real engine without a JVM: readers and partitions go through pickle, as in Spark."""
+"""Batch reads of a real engine without a JVM: readers and partitions are pickled as in Spark."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ N, TAIL = 12_000, 2_500
 
 
 def at(place, topic="filled"):
-    """An option by topic."""
+    """Return the offsets option of one topic."""
     return json.dumps({topic: place})
 
 
 @pytest.fixture(scope="module")
 def filled(sealing_engine):
-    """A topic with N records in segments and TAIL of them in the log behind those."""
+    """A topic with N records in segments and TAIL records after them in the log."""
     with ringlog.connect(sealing_engine.url, wait=10) as client:
         write(client, "filled", 1, N, size=50)
         checkpoint(sealing_engine)
@@ -54,11 +54,11 @@ def filled(sealing_engine):
     return "filled"
 
 
-# -- every record, once --------------------------------------------------------------------------------
+# -- complete reads ----------------------------------------------------------------------------------
 
 
-def test_every_record_comes_once_from_segments_and_from_the_log(sealing_engine, sealing_client, filled):
-    """SP-1, SP-2, SK-12, SK-16."""
+def test_every_record_is_read_once_from_segments_and_the_log(sealing_engine, sealing_client, filled):
+    """The test compares payloads, keys, tags, epochs and stamps."""
     parts = batches_by_partition(sealing_engine, filled, maxPartitionBytes="256k")
     assert len(parts) > 4
     reader, _ = reader_of(sealing_engine, filled, maxPartitionBytes="256k")
@@ -77,8 +77,8 @@ def test_every_record_comes_once_from_segments_and_from_the_log(sealing_engine, 
     assert abs(stamps[-1] / 1e6 - time.time()) < 3600
 
 
-def test_partitions_begin_and_end_with_frames_and_say_all_bounds(sealing_engine, filled):
-    """SK-12, SK-13."""
+def test_partitions_begin_and_end_at_frames(sealing_engine, filled):
+    """Together they cover the bounds of the plan without a gap."""
     reader, _ = reader_of(sealing_engine, filled, maxPartitionBytes="100k")
     parts = reader.partitions()
     with Catalog.open(sealing_engine.data_dir) as catalog:
@@ -93,17 +93,17 @@ def test_partitions_begin_and_end_with_frames_and_say_all_bounds(sealing_engine,
     assert [each.bounds.after for each in slices[1:]] == [each.bounds.until for each in slices[:-1]]
 
 
-def test_min_partitions_is_met_for_what_is_small(sealing_engine, filled):
+def test_min_partitions_applies_to_small_topics(sealing_engine, filled):
     for wanted in (2, 5, 8):
         reader, _ = reader_of(sealing_engine, filled, minPartitions=str(wanted))
         assert wanted <= len(reader.partitions()) <= 2 * wanted
     assert len(reader_of(sealing_engine, filled)[0].partitions()) == 1
 
 
-def test_small_frames_are_put_together_and_large_ones_go_as_they_are(
+def test_small_frames_are_merged_into_batches_and_large_ones_are_not(
     sealing_engine, sealing_client, filled, ringlog_topic
 ):
-    """SK-11."""
+    """`rowsPerBatch` limits the merged batches."""
     (tiny,) = batches_by_partition(sealing_engine, filled, startingOffsets=at(N + 1))
     assert [batch.num_rows for batch in tiny] == [TAIL]
     topic = ringlog_topic()
@@ -116,8 +116,8 @@ def test_small_frames_are_put_together_and_large_ones_go_as_they_are(
     assert {batch.num_rows for batch in large[:-1]} == {1_024}
 
 
-def test_increments_are_one_full_run(sealing_engine, filled):
-    """SP-6: whatever the cuts."""
+def test_incremental_reads_add_up_to_one_full_read(sealing_engine, filled):
+    """The bounds of the increments may be anywhere."""
     cuts = [1, 2, 1_000, 1_024, 1_025, 7_777, N, N + 1, N + 8, N + TAIL + 1]
     found = [
         seqs(
@@ -130,8 +130,8 @@ def test_increments_are_one_full_run(sealing_engine, filled):
     assert list(itertools.chain(*found)) == list(range(1, N + TAIL + 1))
 
 
-def test_a_plan_is_good_while_records_move(sealing_engine, sealing_client, ringlog_topic):
-    """SP-5: planned over the log, read after all of it went into segments."""
+def test_a_plan_stays_valid_while_records_move_to_segments(sealing_engine, sealing_client, ringlog_topic):
+    """The plan covers the log, and all its records are in segments before the read."""
     topic = ringlog_topic()
     write(sealing_client, topic, 1, 5_000, frame=100)
     reader, struct = reader_of(sealing_engine, topic, minPartitions="3", columns="seq payload")
@@ -142,7 +142,7 @@ def test_a_plan_is_good_while_records_move(sealing_engine, sealing_client, ringl
     assert payloads == [each.data for each in records(1, 5_000)]
 
 
-def test_the_bounds_of_a_plan_stay(sealing_engine, sealing_client, ringlog_topic):
+def test_the_bounds_of_a_plan_do_not_change(sealing_engine, sealing_client, ringlog_topic):
     """A DataFrame is a snapshot."""
     topic = ringlog_topic()
     write(sealing_client, topic, 1, 10)
@@ -192,7 +192,7 @@ DRESSED = NewRecord(
 
 @pytest.fixture(scope="module")
 def dressed(sealing_engine):
-    """Records with every field and with none, in large frames, small ones and many tiny ones."""
+    """Records with every field and with none, in large frames, small frames and many tiny ones."""
     kinds = [DRESSED, NewRecord(data=b"")]
     with ringlog.connect(sealing_engine.url, wait=10) as client, client.producer("dressed") as producer:
         producer.send_many(kinds * 400)
@@ -203,8 +203,8 @@ def dressed(sealing_engine):
 
 
 @pytest.mark.parametrize("is_sealed", [False, True])
-def test_all_columns_have_their_values_wherever_records_lie(sealing_engine, dressed, is_sealed):
-    """SP-1, section 3: values, nulls, types; frames that lack a column give what a record without it has."""
+def test_all_columns_have_their_values_in_the_log_and_in_segments(sealing_engine, dressed, is_sealed):
+    """The test compares values, nulls and types. A frame without a column gives the default of the column."""
     if is_sealed:
         checkpoint(sealing_engine)
     found = table(sealing_engine, "dressed", includeHeaders="true").to_pylist()
@@ -224,8 +224,8 @@ def test_all_columns_have_their_values_wherever_records_lie(sealing_engine, dres
         assert row["headers"] == (pairs if is_full else None)
 
 
-def test_kafkas_layout(sealing_engine, dressed):
-    """SK-9."""
+def test_the_kafka_layout_has_the_columns_of_the_kafka_source(sealing_engine, dressed):
+    """The offset is the seq, and the partition is 0."""
     found = table(
         sealing_engine, "dressed", layout="kafka", includeHeaders="true", endingOffsets='{"dressed": 3}'
     )
@@ -240,8 +240,8 @@ def test_kafkas_layout(sealing_engine, dressed):
     assert abs(first["timestamp"].timestamp() - time.time()) < 3600
 
 
-def test_only_columns_asked_for_are_made(sealing_engine, filled, monkeypatch):
-    """SK-7: in any order; frames are not even opened for numbers alone."""
+def test_only_requested_columns_are_decoded(sealing_engine, filled, monkeypatch):
+    """Columns may be in any order. For seqs alone, frames are not opened."""
     made = []
 
     def spy(view, columns, **kwargs):
@@ -270,14 +270,14 @@ def test_only_columns_asked_for_are_made(sealing_engine, filled, monkeypatch):
         ([StructField("headers", StringType())], "includeHeaders=true"),
     ],
 )
-def test_other_schemas_are_refused_by_name(fields, words):
-    """SK-7."""
+def test_an_invalid_schema_is_refused(fields, words):
+    """The schema may contain only columns of the source, each once and with its type."""
     options = source_options({"path": "/d", "subscribe": "t"}, streaming=False)
     with pytest.raises(SchemaError, match=words):
         check_schema(StructType(fields), options)
 
 
-def test_columns_that_never_are_null_may_be_declared_so(sealing_engine, filled):
+def test_columns_that_are_never_null_may_be_declared_not_null(sealing_engine, filled):
     options = source_options({"path": sealing_engine.data_dir, "subscribe": filled}, streaming=False)
     struct = StructType([StructField("seq", LongType(), False), StructField("tag", StringType())])
     reader = BatchReader(options, struct)
@@ -285,7 +285,7 @@ def test_columns_that_never_are_null_may_be_declared_so(sealing_engine, filled):
     assert [field.nullable for field in batch.schema] == [False, True]
 
 
-# -- places to begin and to end -------------------------------------------------------------------------
+# -- bounds ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -301,8 +301,10 @@ def test_columns_that_never_are_null_may_be_declared_so(sealing_engine, filled):
         ({"startingOffsets": '{"filled": 500}', "endingOffsets": '{"filled": 400}'}, 1, 0),
     ],
 )
-def test_offsets_are_first_to_read_and_first_not_to_read(sealing_engine, filled, given, first, last):
-    """SK-18, section 4."""
+def test_starting_offsets_are_inclusive_and_ending_offsets_exclusive(
+    sealing_engine, filled, given, first, last
+):
+    """An ending offset beyond the head means the head."""
     assert seqs(sealing_engine, filled, **given) == list(range(first, last + 1))
 
 
@@ -311,7 +313,7 @@ def test_an_offset_beyond_the_end_is_refused(sealing_engine, filled):
         seqs(sealing_engine, filled, startingOffsets=at(N + TAIL + 2))
 
 
-def test_times_choose_by_commit_and_win_over_offsets(sealing_engine, sealing_client, ringlog_topic):
+def test_timestamps_select_by_commit_time_and_override_offsets(sealing_engine, sealing_client, ringlog_topic):
     topic = ringlog_topic()
     write(sealing_client, topic, 1, 10)
     time.sleep(0.02)
@@ -353,8 +355,8 @@ def test_times_choose_by_commit_and_win_over_offsets(sealing_engine, sealing_cli
         ("t", set()),
     ],
 )
-def test_tags_choose_exactly(sealing_engine, filled, tags, wanted):
-    """Untagged records never match; whatever columns are shown."""
+def test_tags_select_exactly_the_matching_records(sealing_engine, filled, tags, wanted):
+    """Untagged records never match, whichever columns are requested."""
     everything = [*records(1, N, 50), *records(N + 1, N + TAIL)]
     expected = [n for n, each in enumerate(everything, 1) if each.tag in wanted]
     assert seqs(sealing_engine, filled, tags=tags) == expected
@@ -362,7 +364,7 @@ def test_tags_choose_exactly(sealing_engine, filled, tags, wanted):
 
 
 def test_frames_without_the_tag_are_not_read(sealing_engine, sealing_client, ringlog_topic):
-    """The tag index says which frames to plan."""
+    """The tag index selects the frames of the plan."""
     topic = ringlog_topic()
     with sealing_client.producer(topic) as producer:
         for start in range(0, 20_000, 1_000):
@@ -381,10 +383,8 @@ def test_frames_without_the_tag_are_not_read(sealing_engine, sealing_client, rin
 # -- removal and loss -----------------------------------------------------------------------------------
 
 
-def test_what_was_deleted_is_left_out_silently_also_after_planning(
-    sealing_engine, sealing_client, ringlog_topic
-):
-    """SP-1 (live records), DL-9: deletes reach a read that is under way."""
+def test_deleted_records_are_omitted_also_after_planning(sealing_engine, sealing_client, ringlog_topic):
+    """A delete also affects a read that has already started."""
     topic = ringlog_topic()
     write(sealing_client, topic, 1, 3_000)
     reader, _ = reader_of(sealing_engine, topic, columns="seq")
@@ -397,7 +397,7 @@ def test_what_was_deleted_is_left_out_silently_also_after_planning(
     assert seqs(sealing_engine, topic, startingOffsets=at(1, topic)) == expected
 
 
-def test_expired_records_are_left_out(sealing_engine, sealing_client, ringlog_topic):
+def test_expired_records_are_omitted(sealing_engine, sealing_client, ringlog_topic):
     topic = ringlog_topic()
     gone = int(time.time() * 1e6) + 50_000
     with sealing_client.producer(topic) as producer:
@@ -410,8 +410,10 @@ def capped(client, topic, records_kept=100):
     client.topics.create(topic, cap_records=records_kept)
 
 
-def test_evicted_records_fail_the_plan_and_the_option_goes_on(sealing_engine, sealing_client, ringlog_topic):
-    """Section 7, row 1: on the driver; `earliest` is no gap."""
+def test_evicted_records_fail_the_plan_unless_fail_on_data_loss_is_false(
+    sealing_engine, sealing_client, ringlog_topic
+):
+    """The driver detects the loss. A start at `earliest` is no gap."""
     topic = ringlog_topic()
     capped(sealing_client, topic)
     write(sealing_client, topic, 1, 250, frame=50)
@@ -441,7 +443,7 @@ def test_evicted_records_fail_the_plan_and_the_option_goes_on(sealing_engine, se
 def test_records_evicted_after_planning_fail_the_task_or_are_reported(
     sealing_engine, sealing_client, ringlog_topic, fails
 ):
-    """Section 7, row 2; SP-4, SP-5: reported, never a silently shorter result."""
+    """A read never returns fewer records without a report."""
     topic = ringlog_topic()
     capped(sealing_client, topic)
     write(sealing_client, topic, 1, 100, frame=50)
@@ -464,10 +466,10 @@ def test_records_evicted_after_planning_fail_the_task_or_are_reported(
 
 @pytest.mark.parametrize("fails", [True, False])
 @pytest.mark.parametrize("is_recreated", [True, False])
-def test_a_topic_that_is_another_one_at_the_task(
+def test_a_topic_recreated_after_planning_fails_the_task_or_is_reported(
     sealing_engine, sealing_client, ringlog_topic, fails, is_recreated
 ):
-    """Section 7, row 3, at the task: nothing of another life is ever taken for this one's."""
+    """Records of another epoch are never returned for the planned one."""
     topic = ringlog_topic()
     write(sealing_client, topic, 1, 20)
     options = source_options(
@@ -494,12 +496,12 @@ def test_a_topic_that_is_another_one_at_the_task(
 # -- engines ---------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_topic_is_named(sealing_engine):
+def test_an_unknown_topic_is_refused_with_its_name(sealing_engine):
     with pytest.raises(TopicNotFound, match="nowhere"):
         seqs(sealing_engine, "nowhere")
 
 
-def test_without_an_engine_the_error_says_how_to_start_one(tmp_path):
+def test_without_an_engine_the_error_contains_the_start_command(tmp_path):
     options = source_options({"path": str(tmp_path), "subscribe": "t"}, streaming=False)
     with pytest.raises(EngineNotRunning, match="ringlog serve --data-dir") as caught:
         BatchReader(options, record_schema(options)).partitions()
@@ -507,7 +509,7 @@ def test_without_an_engine_the_error_says_how_to_start_one(tmp_path):
     assert caught.value.retriable
 
 
-def test_the_run_directory_does_as_well(sealing_engine, filled):
+def test_the_path_may_be_the_run_directory(sealing_engine, filled):
     options = source_options({"path": sealing_engine.run_dir, "subscribe": filled}, streaming=False)
     reader = BatchReader(options, record_schema(options))
     assert sum(b.num_rows for part in reader.partitions() for b in reader.read(part)) == N + TAIL

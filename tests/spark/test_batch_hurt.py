@@ -1,4 +1,4 @@
-"""Batch reads of engines that are hurt: restarts, damage at rest, a cold tier, records lost in a crash."""
+"""Batch reads of damaged engines: restarts, damage at rest, a cold tier, records lost in a crash."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def fill(running, first=1, last=N):
         write(client, "t", first, last, size=50)
 
 
-def test_a_plan_is_read_after_a_restart_of_the_engine(hurt):
-    """SP-5, SK-15: the kept client finds the engine again, whatever happened to it."""
+def test_a_plan_is_still_valid_after_a_restart_of_the_engine(hurt):
+    """The kept client reconnects after a restart and after a kill of the shard."""
     fill(hurt)
     reader, _ = reader_of(hurt, "t", columns="seq", minPartitions="3")
     parts = reader.partitions()
@@ -48,8 +48,8 @@ def test_a_plan_is_read_after_a_restart_of_the_engine(hurt):
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_what_was_only_in_memory_is_a_loss_and_never_other_records(fails):
-    """SP-2, S-11, section 7: it is gone with the engine, and its numbers name nothing else."""
+def test_ephemeral_records_of_a_dead_engine_are_a_reported_loss(fails):
+    """Their seqs are never used for other records."""
     with engine(wal={"shards": 1}) as running:
         with ringlog.connect(running.url, wait=10) as client:
             client.topics.create("t", durability="ephemeral")
@@ -78,11 +78,11 @@ def data_files(running):
 
 
 def damage(running, seq):
-    """Flip a byte in the body of the frame that holds `seq`; returns the frame's first and last number."""
+    """Flip a byte in the body of the frame that contains `seq`. Return the frame's first and last seq."""
     with Catalog.open(running.data_dir) as catalog:
         (stretch,) = [s for s in catalog.stored_ranges("t", 0, N) if s.first_seq <= seq <= s.last_seq]
         (extent,) = catalog.segments("t")
-        place = catalog._ledger(0).segment(extent.path)
+        place = catalog._record_index(0).segment(extent.path)
         row = place.row(catalog.topic("t").topic_id)
         offset, _ = place.frame_at(row, seq)
     with (Path(running.data_dir) / extent.path).open("r+b") as file:
@@ -95,8 +95,8 @@ def damage(running, seq):
     return stretch.first_seq, stretch.last_seq
 
 
-def test_damage_fails_the_task_and_quarantine_leaves_out_the_frame_alone(hurt):
-    """SP-7, SK-10, section 7: onCorrupt; what is left out is reported."""
+def test_damage_fails_the_task_and_quarantine_omits_only_the_damaged_frame(hurt):
+    """With onCorrupt=quarantine the omitted records are reported."""
     fill(hurt)
     checkpoint(hurt)
     first, last = damage(hurt, 5_000)
@@ -118,8 +118,8 @@ def test_damage_fails_the_task_and_quarantine_leaves_out_the_frame_alone(hurt):
     assert [(each.gap_from, each.gap_to, each.reason) for each in gaps] == [(first, last, "corrupt")]
 
 
-def test_cold_records_are_read_and_keep_to_their_own_partitions(tmp_path):
-    """SK-13, TI-10: cold segments as all others; a store that is gone is never a gap."""
+def test_cold_records_are_read_in_separate_partitions(tmp_path):
+    """A missing cold store is an error and never a gap."""
     cold = tmp_path / "cold"
     cold.mkdir(mode=0o700)
     settings = {"dir": str(cold), "hot_segments": 0, "interval_s": 0.1}

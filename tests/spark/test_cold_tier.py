@@ -1,7 +1,7 @@
-"""Topics whose older segments are in the cold tier, a directory or a bucket: read like all others.
+"""Topics with older segments in the cold tier, a directory or a bucket, are read like all others.
 
-SK-13, TI-11. A topic here lies in all places at once: old segments are cold, the newest is hot, the tail is
-in the log.
+One topic is in all places at the same time: old segments are cold, the newest is hot, and the rest is in the
+log.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def tiered(request, tmp_path_factory):
         for part in range(PARTS):
             write(client, "t", part * EACH + 1, (part + 1) * EACH, size=50)
             checkpoint(running)
-            # One is left here: the newest.
+            # Only the newest segment stays on the host.
             wait_until(lambda: hot_parts(running) == 1, MOVE_S, "older segments are moved")
         write(client, "t", N - TAIL + 1, N, frame=7, size=50)
         running.cold = place.get("dir") or place["url"]
@@ -78,20 +78,20 @@ def test_a_batch_reads_all_tiers_as_one_topic(tiered):
     assert found["payload"].to_pylist() == [b"%d" % n + b"." * 50 for n in range(1, N + 1)]
 
 
-def test_bounds_and_tags_reach_into_the_cold_tier(tiered):
+def test_bounds_and_tags_apply_to_the_cold_tier(tiered):
     bounds = {"startingOffsets": '{"t": 1500}', "endingOffsets": '{"t": 4500}'}
     assert seqs(tiered, "t", **bounds) == list(range(1500, 4500))
     assert seqs(tiered, "t", tags="t3") == [n for n in range(1, N + 1) if n % 10 == 3 and n % 7]
 
 
-def test_a_stream_begins_in_the_cold_tier(tiered):
+def test_a_stream_starts_in_the_cold_tier(tiered):
     query = Query(tiered, "t", now=True, maxOffsetsPerTrigger="1500")
     assert len(query.drain()) > PARTS
     assert query.seqs("t") == list(range(1, N + 1))
 
 
 @pytest.mark.parametrize("view", ["frames", "audit"])
-def test_views_tell_of_every_frame_in_every_tier(tiered, view):
+def test_views_list_every_frame_of_every_tier(tiered, view):
     found = sorted(rows_of(tiered, view, ["t"]), key=lambda row: row["first_seq"])
     assert {row["tier"] for row in found} == {"cold", "hot", "log"}
     ends = [0, *(row["last_seq"] for row in found)]
@@ -101,11 +101,11 @@ def test_views_tell_of_every_frame_in_every_tier(tiered, view):
 
 
 MOVED = (PARTS - 1) * EACH
-"""Records that were relocated."""
+"""Number of records that were relocated."""
 
 
 def alone(tiered, **options):
-    """All that the cold tier alone gives, planned and read in its own way."""
+    """Read the cold tier without its engine."""
     given = {"cold": tiered.cold, "path": tiered.data_dir, "subscribe": "t", **options}
     parsed = source_options(given, streaming=False)
     reader = copied(BatchReader(parsed, record_schema(parsed)))
@@ -113,8 +113,9 @@ def alone(tiered, **options):
     return pa.Table.from_batches(batches, schema=arrow_schema(record_schema(parsed)))
 
 
-def test_the_cold_tier_alone_is_read_up_to_what_was_relocated(tiered):
-    """TI-12, option cold: with the snapshots of a data directory; no engine is asked."""
+def test_the_cold_tier_is_read_without_an_engine(tiered):
+    """The option `cold` uses the snapshots of a data directory. The read ends at the last relocated record.
+    """
     found = alone(tiered, maxPartitionBytes="100k")
     assert found["seq"].to_pylist() == list(range(1, MOVED + 1))
     assert found["payload"].to_pylist() == [b"%d" % n + b"." * 50 for n in range(1, MOVED + 1)]
@@ -129,8 +130,8 @@ def test_the_cold_tier_alone_is_read_up_to_what_was_relocated(tiered):
     assert later[0] <= 3_001
 
 
-def test_a_stream_of_the_cold_tier_alone_and_one_of_the_log_have_the_same_places(tiered):
-    """SK-17: the offsets are of one and the same log."""
+def test_a_checkpoint_works_for_the_cold_tier_and_for_the_log(tiered):
+    """The offsets belong to the same log."""
     query = Query(tiered, "t", now=True, cold=tiered.cold, maxOffsetsPerTrigger="1500")
     query.drain()
     assert query.seqs("t") == list(range(1, MOVED + 1))
@@ -139,7 +140,7 @@ def test_a_stream_of_the_cold_tier_alone_and_one_of_the_log_have_the_same_places
     assert query.seqs("t") == list(range(1, N + 1))
 
 
-def test_a_cold_place_without_snapshots_or_of_nobody_is_refused(tiered, tmp_path):
+def test_an_invalid_cold_tier_is_refused(tiered, tmp_path):
     with pytest.raises(OptionError, match="no snapshot"):
         alone(tiered, path=str(tmp_path))
     with pytest.raises(OptionError, match="not the cold tier of an engine"):
@@ -150,7 +151,7 @@ def test_a_cold_place_without_snapshots_or_of_nobody_is_refused(tiered, tmp_path
         alone(tiered, subscribe="u")
 
 
-def test_gaps_of_the_cold_tier_alone(tiered):
+def test_the_cold_tier_without_an_engine_has_a_gaps_view(tiered):
     raw = {"cold": tiered.cold, "path": tiered.data_dir, "subscribe": "t", "view": "gaps"}
     reader = ViewReader(source_options(raw, streaming=False), view_schema("gaps"))
     assert [row for part in reader.partitions() for row in reader.read(part)] == []
@@ -159,7 +160,8 @@ def test_gaps_of_the_cold_tier_alone(tiered):
 
 
 def test_deletes_hide_cold_records(tiered):
-    """After all others: it changes what is there. Without the engine the next snapshot tells of a delete."""
+    """This test runs last, because it changes the data. Without the engine, a delete is visible after the
+    next snapshot."""
     with ringlog.connect(tiered.url, wait=10) as client:
         client.topics.delete_records("t", match="t4")
     expected = [n for n in range(1, N + 1) if n % 10 != 4 or not n % 7]

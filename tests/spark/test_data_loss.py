@@ -1,7 +1,7 @@
-"""failOnDataLoss, row by row, for batch and stream: who notices, when, and what happens then (SK section 7).
+"""failOnDataLoss, case by case, for batches and streams: when a loss is detected, and what follows.
 
-Losses are real: caps, times to live, shards that died with what was in memory, topics deleted and made anew,
-bytes changed on the disk.
+The losses are real: caps, TTLs, shards that died with records in memory, topics deleted and created again,
+changed bytes on the disk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def topic():
-    """The name of a topic that only this test has."""
+    """A topic name that only this test uses."""
     return f"loss{next(_numbers)}"
 
 
@@ -38,19 +38,19 @@ def span(first, last):
 
 
 def lines(directory):
-    """What lies in a gapsPath."""
+    """Return the entries of a gapsPath directory."""
     found = sorted(Path(directory).glob("*.jsonl"))
     return [json.loads(line) for file in found for line in file.read_text().splitlines()]
 
 
 def lose_by_cap(client, topic):
-    """Positions 1..60 of 100 go."""
+    """Evict positions 1 to 60 of 100."""
     client.topics.configure(topic, cap_records=40)
     wait_until(lambda: client.topics.state(topic).earliest_seq == 61, 10, "the cap to remove")
 
 
 def lose_by_ttl(client, topic):
-    """All go."""
+    """Expire all records."""
     client.topics.configure(topic, ttl_ms=1)
     wait_until(lambda: client.topics.state(topic).earliest_seq == 101, 10, "the records to expire")
 
@@ -68,7 +68,7 @@ LOSSES = {
 
 
 def check_told(error, topic, gap_from, gap_to, reason):
-    """Which records, why, and both ways out; the same after a pickle, since it crosses processes."""
+    """Check that the error names the records, the reason and both remedies, also after pickling."""
     text = str(pickle.loads(pickle.dumps(error)))
     for part in (topic, f"{gap_from}..{gap_to}", reason, "failOnDataLoss", "startingOffsets", "checkpoint"):
         assert part in text
@@ -80,10 +80,11 @@ def check_told(error, topic, gap_from, gap_to, reason):
 
 
 @pytest.mark.parametrize("reason", LOSSES)
-def test_a_stream_fails_on_planning_when_records_behind_its_place_are_gone(
+def test_a_stream_fails_on_planning_if_its_next_records_are_lost(
     sealing_engine, sealing_client, topic, tmp_path, reason
 ):
-    """`true`: every restart meets it again; `false`: goes on, the gap is in gapsPath once."""
+    """With `true` every restart fails again. With `false` the query continues, and gapsPath lists the gap
+    once."""
     lose, last = LOSSES[reason]
     write(sealing_client, topic, 1, 100, frame=10)
     query = Query(sealing_engine, topic, maxOffsetsPerTrigger="20")
@@ -109,7 +110,7 @@ def test_a_stream_fails_on_planning_when_records_behind_its_place_are_gone(
 
 
 @pytest.mark.parametrize("reason", LOSSES)
-def test_a_batch_fails_on_planning_when_records_within_its_bounds_are_gone(
+def test_a_batch_fails_on_planning_if_records_within_its_bounds_are_lost(
     sealing_engine, sealing_client, topic, caplog, reason
 ):
     lose, last = LOSSES[reason]
@@ -126,7 +127,7 @@ def test_a_batch_fails_on_planning_when_records_within_its_bounds_are_gone(
     assert seqs(sealing_engine, topic) == span(last + 1, 100), "earliest is no gap"
 
 
-def test_what_somebody_deleted_is_silent(sealing_engine, sealing_client, topic):
+def test_deleted_records_are_no_data_loss(sealing_engine, sealing_client, topic):
     write(sealing_client, topic, 1, 100)
     query = Query(sealing_engine, topic, maxOffsetsPerTrigger="20")
     query.step()
@@ -142,10 +143,10 @@ def test_what_somebody_deleted_is_silent(sealing_engine, sealing_client, topic):
 # -- row 2: lost between planning and reading -----------------------------------------------------------
 
 
-def test_a_task_of_a_batch_that_finds_its_records_gone_fails_or_reads_the_rest(
+def test_a_batch_task_whose_records_are_lost_fails_or_reads_the_rest(
     sealing_engine, sealing_client, topic, caplog
 ):
-    """SP-5: never a shorter result without a word."""
+    """A task never returns fewer records without a warning."""
     write(sealing_client, topic, 1, 100, frame=10)
     strict, _ = reader_of(sealing_engine, topic, columns="seq")
     lenient, _ = reader_of(sealing_engine, topic, columns="seq", failOnDataLoss="false")
@@ -161,7 +162,7 @@ def test_a_task_of_a_batch_that_finds_its_records_gone_fails_or_reads_the_rest(
     assert "cap" in caplog.text
 
 
-def test_a_task_of_a_stream_that_finds_its_records_gone_fails_and_the_restart_meets_it_on_planning(
+def test_a_stream_task_whose_records_are_lost_fails_and_so_does_the_restart(
     sealing_engine, sealing_client, topic, caplog
 ):
     write(sealing_client, topic, 1, 100, frame=10)
@@ -185,7 +186,7 @@ def test_a_task_of_a_stream_that_finds_its_records_gone_fails_and_the_restart_me
     assert query.seqs(topic) == span(61, 100)
 
 
-# -- row 3: another life --------------------------------------------------------------------------------
+# -- row 3: another epoch -------------------------------------------------------------------------------
 
 
 def make_anew(client, topic, count):
@@ -193,7 +194,7 @@ def make_anew(client, topic, count):
     write(client, topic, 1, count)
 
 
-def test_a_stream_over_a_topic_made_anew_fails_or_reads_the_new_one_from_its_beginning(
+def test_a_stream_over_a_recreated_topic_fails_or_reads_the_new_topic(
     sealing_engine, sealing_client, topic, tmp_path
 ):
     write(sealing_client, topic, 1, 50)
@@ -217,10 +218,10 @@ def test_a_stream_over_a_topic_made_anew_fails_or_reads_the_new_one_from_its_beg
     assert (told["epoch"], told["gap_from"], told["reason"]) == (old, 21, "recreated")
 
 
-def test_a_planned_batch_over_a_topic_made_anew_fails_or_gives_none_of_the_new_one(
+def test_a_planned_batch_of_a_recreated_topic_fails_or_returns_no_record(
     sealing_engine, sealing_client, topic, tmp_path
 ):
-    """Positions of one life are never filled with records of another."""
+    """Seqs of one epoch are never filled with records of another epoch."""
     write(sealing_client, topic, 1, 50)
     query = Query(sealing_engine, topic)
     query.step()
@@ -237,7 +238,7 @@ def test_a_planned_batch_over_a_topic_made_anew_fails_or_gives_none_of_the_new_o
     assert query.seqs(topic) == span(1, 90)
 
 
-def test_a_stream_over_a_deleted_topic_fails_or_goes_on_without_it(
+def test_a_stream_over_a_deleted_topic_fails_or_continues_without_it(
     sealing_engine, sealing_client, topic, tmp_path
 ):
     other = f"{topic}-other"
@@ -264,7 +265,7 @@ def test_a_stream_over_a_deleted_topic_fails_or_goes_on_without_it(
         query.restart(failOnDataLoss="true").step()
 
 
-def test_a_batch_whose_topic_goes_or_is_made_anew_under_its_tasks(
+def test_a_batch_task_of_a_deleted_or_recreated_topic_fails_or_returns_nothing(
     sealing_engine, sealing_client, topic, caplog
 ):
     for change, word in [
@@ -284,8 +285,8 @@ def test_a_batch_whose_topic_goes_or_is_made_anew_under_its_tasks(
 
 
 @pytest.mark.timeout(120)
-def test_records_that_a_restart_lost_are_a_gap_and_never_a_shorter_result(tmp_path):
-    """An ephemeral topic after its engine was killed: the head lies below the stream's place."""
+def test_records_lost_in_a_restart_are_a_reported_gap(tmp_path):
+    """An ephemeral topic after a kill of its engine: the head may be below the position of the stream."""
     with engine(wal={"shards": 1}) as running:
         with ringlog.connect(running.url, wait=10) as client:
             client.topics.create("t", durability="ephemeral")
@@ -316,7 +317,7 @@ def test_records_that_a_restart_lost_are_a_gap_and_never_a_shorter_result(tmp_pa
 
 
 def damage(running):
-    """Change one byte within a frame in the middle of each segment."""
+    """Change one byte of a frame in the middle of each segment."""
     files = list(Path(running.data_dir).rglob("*.data"))
     assert files
     for file in files:
@@ -326,8 +327,8 @@ def damage(running):
 
 
 @pytest.mark.timeout(120)
-def test_damage_fails_the_task_of_either_kind_whatever_the_option_says():
-    """Corruption is not retention: failOnDataLoss=false does not pass over it."""
+def test_damage_fails_every_task_regardless_of_fail_on_data_loss():
+    """Corruption is no retention loss, so failOnDataLoss=false does not skip it."""
     with engine(wal={"shards": 1}, storage={"enabled": True}) as running:
         with ringlog.connect(running.url, wait=10) as client:
             write(client, "t", 1, 20_000, size=50)
@@ -347,8 +348,8 @@ def test_damage_fails_the_task_of_either_kind_whatever_the_option_says():
 
 
 @pytest.mark.timeout(120)
-def test_a_cold_store_that_is_not_there_fails_retryably_and_is_never_a_gap(tmp_path):
-    """TI-10: when it is there again, the same plan reads everything."""
+def test_a_missing_cold_store_is_a_retryable_error_and_no_gap(tmp_path):
+    """When the store is available again, the same plan reads everything."""
     cold, away = tmp_path / "cold", tmp_path / "away"
     cold.mkdir(mode=0o700)
     settings = {"dir": str(cold), "hot_segments": 0, "interval_s": 0.1}

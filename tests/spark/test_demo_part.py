@@ -1,4 +1,5 @@
-"""The demo's part with Spark: its answers by pandas, and, at night, the whole of it on a few flights."""
+"""The Spark part of the demo: its answers compared with pandas, and in nightly runs the whole part on a few
+flights."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 FLIGHTS = 500
 
 
-def test_pandas_answers_are_those_of_a_plain_loop_over_the_events(tmp_path: Path) -> None:
+def test_the_pandas_answers_equal_a_plain_loop_over_the_events(tmp_path: Path) -> None:
     prepare(tmp_path, FLIGHTS)
     wanted: answers.Delays = {}
     for _, _, payload in share(tmp_path, 0, 1):
@@ -47,7 +48,7 @@ def test_the_picture_shows_carriers_and_hours_that_have_no_flights(tmp_path: Pat
 @pytest.mark.night
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_spark_agrees_with_pandas_though_its_stream_is_killed(tmp_path: Path) -> None:
+def test_spark_agrees_with_pandas_after_a_kill_of_its_stream(tmp_path: Path) -> None:
     out = tmp_path / "demo.json"
     command = [sys.executable, "-m", "demo", "--spark", "--limit", "8000", "--producers", "2", "--kills", "1"]
     command += ["--dir", str(tmp_path / "work"), "--out", str(out)]
@@ -61,7 +62,7 @@ def test_spark_agrees_with_pandas_though_its_stream_is_killed(tmp_path: Path) ->
     assert Path(found["picture"]).read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_machine_without_java_is_told_what_the_part_lacks(monkeypatch, tmp_path):
+def test_without_java_the_demo_reports_the_missing_requirement(monkeypatch, tmp_path):
     assert spark_stage.lacking() == ""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setattr("ringlog.spark.jre.PACKAGE", "no_such_package")

@@ -1,4 +1,4 @@
-"""The page for users of Spark: its Python blocks run in order against a real engine."""
+"""The how-to page for Spark: its Python blocks run in order against a real engine."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ RECORDS = 300
 
 
 def blocks() -> list[tuple[str, int]]:
-    """(code, line number) of every block."""
+    """Return (code, line number) of every block."""
     text = PAGE.read_text()
     return [(m[1], text.count("\n", 0, m.start(1)) + 1) for m in BLOCK.finditer(text)]
 
 
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """An engine with 300 orders, and a place for what the page writes."""
+    """An engine with 300 orders, and a directory for the output of the page."""
     with engine(directory=tmp_path / "shop", storage={"enabled": True}) as running:
         with ringlog.connect(running.url) as log:
             log.topics.create("orders", durability="fsync")

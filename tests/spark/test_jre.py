@@ -1,4 +1,4 @@
-"""Which Java Spark is given: the machine's, or the packaged one, and what its wrapper leaves out."""
+"""The Java that Spark uses: the machine's or the packaged one, and the argument that the wrapper removes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringlog.spark.errors import JavaMissing
 
 
 def java(home: Path, version: str | None = "21.0.8", script: str = "exit 0") -> Path:
-    """A runtime: `bin/java` runs `script`; `release` tells the version."""
+    """Create a runtime: `bin/java` runs `script`, and `release` contains the version."""
     (home / "bin").mkdir(parents=True)
     program = home / "bin" / "java"
     program.write_text(f"#!/bin/sh\n{script}\n")
@@ -24,7 +24,7 @@ def java(home: Path, version: str | None = "21.0.8", script: str = "exit 0") -> 
     return home
 
 
-def test_java_home_wins_over_path_and_nothing_is_changed(tmp_path: Path) -> None:
+def test_java_home_takes_precedence_over_path(tmp_path: Path) -> None:
     named, on_path = java(tmp_path / "named"), java(tmp_path / "path")
     environ = {"JAVA_HOME": str(named), "PATH": str(on_path / "bin")}
     before = dict(environ)
@@ -41,16 +41,16 @@ def test_java_on_the_path_is_found_through_links(tmp_path: Path, version: str | 
 
 
 @pytest.mark.parametrize("version", ["1.8.0_402", "11.0.22"])
-def test_one_that_is_too_old_gives_way_to_the_packaged_one(tmp_path: Path, version: str) -> None:
+def test_the_packaged_java_replaces_a_too_old_one(tmp_path: Path, version: str) -> None:
     old, packaged = java(tmp_path / "old", version), java(tmp_path / "packaged")
     environ = {"JAVA_HOME": str(old), "PATH": ""}
     assert jre.provide_java(environ, packaged) == str(packaged)
     assert environ["JAVA_HOME"] == str(jre.WRAPPER_HOME)
-    # A second session of the same process finds it again.
+    # A second session of the same process finds the same Java.
     assert jre.provide_java(environ, packaged) == str(packaged)
 
 
-def test_without_any_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_java_the_error_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jre, "PACKAGE", "no_such_package_of_java")
     old = java(tmp_path / "old", "11")
     with pytest.raises(JavaMissing, match="spark-jre") as caught:
@@ -58,7 +58,7 @@ def test_without_any_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pyte
     assert "11" in str(pickle.loads(pickle.dumps(caught.value)).detail["too_old"])
 
 
-def test_the_wrapper_leaves_out_one_argument_and_keeps_all_others_as_they_are(tmp_path: Path) -> None:
+def test_the_wrapper_removes_one_argument_and_keeps_the_others(tmp_path: Path) -> None:
     packaged = java(tmp_path / "a place", script='printf "<%s>" "$@"')
     environ = {"PATH": os.environ["PATH"]}
     environ.pop("JAVA_HOME", None)

@@ -1,4 +1,5 @@
-"""The jar of the reader in the JVM: compiled once for each Spark, and done without where that cannot be."""
+"""The jar of the JVM reader: compiled once for each Spark version, and not used where it cannot be compiled.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ pytestmark = [pytest.mark.timeout(120)]
 
 @pytest.fixture
 def home():
-    """Of a JDK on this machine."""
+    """The home of a JDK on this machine."""
     javac = shutil.which("javac")
     if javac is None:
         pytest.skip("no javac on this machine")
@@ -31,7 +32,7 @@ def environ(tmp_path):
     return {"XDG_CACHE_HOME": str(tmp_path / "cache")}
 
 
-def test_it_is_compiled_once_and_names_its_source_to_spark(home, environ):
+def test_the_jar_is_compiled_once_and_registers_its_source(home, environ):
     jar = reader_jar(home, environ)
     with zipfile.ZipFile(jar) as found:
         assert found.read(SERVICE).decode().strip() == PROVIDER
@@ -42,7 +43,7 @@ def test_it_is_compiled_once_and_names_its_source_to_spark(home, environ):
     assert os.listdir(jar.parent) == [jar.name], "nothing is left of the making"
 
 
-def test_its_source_compiles_without_a_warning(home, tmp_path):
+def test_the_reader_compiles_without_a_warning(home, tmp_path):
     sources = sorted(str(each) for each in jvm_jar.SOURCES.glob("*.java"))
     done = subprocess.run(
         [
@@ -54,7 +55,7 @@ def test_its_source_compiles_without_a_warning(home, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_another_source_or_another_spark_has_a_jar_of_its_own(home, environ, tmp_path, monkeypatch):
+def test_another_source_gets_its_own_jar(home, environ, tmp_path, monkeypatch):
     first = reader_jar(home, environ)
     other = tmp_path / "jvm"
     shutil.copytree(jvm_jar.SOURCES, other)
@@ -64,7 +65,7 @@ def test_another_source_or_another_spark_has_a_jar_of_its_own(home, environ, tmp
     assert reader_jar(home, environ) != first
 
 
-def test_without_a_compiler_or_a_cache_or_when_told_so_there_is_none(home, environ, tmp_path):
+def test_without_a_compiler_or_a_cache_or_if_disabled_there_is_no_jar(home, environ, tmp_path):
     assert reader_jar(str(tmp_path), environ) is None
     assert reader_jar(home, {}) is None
     assert reader_jar(home, environ | {jvm_jar.SWITCH: "0"}) is None
@@ -73,7 +74,7 @@ def test_without_a_compiler_or_a_cache_or_when_told_so_there_is_none(home, envir
     assert reader_jar(home, {"XDG_CACHE_HOME": str(taken)}) is None
 
 
-def test_a_spark_it_does_not_fit_is_told_and_done_without(home, environ, tmp_path, monkeypatch, caplog):
+def test_a_failed_compilation_is_logged_and_gives_no_jar(home, environ, tmp_path, monkeypatch, caplog):
     bad = tmp_path / "jvm"
     bad.mkdir()
     (bad / "A.java").write_text("class A extends org.apache.spark.NoSuchThing {}\n")
@@ -84,7 +85,7 @@ def test_a_spark_it_does_not_fit_is_told_and_done_without(home, environ, tmp_pat
     assert not list(Path(environ["XDG_CACHE_HOME"]).rglob("*.jar"))
 
 
-def test_a_session_keeps_the_jars_that_it_asks_for():
+def test_with_jar_keeps_the_configured_jars():
     assert with_jar({"spark.jars": "/a.jar,/b.jar"}, Path("/c.jar")) == {"spark.jars": "/a.jar,/b.jar,/c.jar"}
     assert with_jar({}, Path("/c.jar")) == {"spark.jars": "/c.jar"}
     assert with_jar({"x": "y"}, None) == {"x": "y"}

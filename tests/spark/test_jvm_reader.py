@@ -1,6 +1,6 @@
-"""The reader in the JVM gives what the one in Python gives, whatever lies in a topic; it finds damage itself.
+"""The JVM reader returns the same rows as the Python reader for any topic, and detects damage itself.
 
-Both read in one session, from one engine: `reader=python` is the other way.
+Both readers run in one session on one engine. `reader=python` selects the Python reader.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ SEED = 20_261_124
 
 @pytest.fixture(autouse=True)
 def is_loaded(spark):
-    """The session has the jar, or there is nothing to see."""
+    """Skip the test if the session does not have the jar."""
     if "spark-reader-" not in spark.conf.get("spark.jars", ""):
         pytest.skip("no JDK on this machine: the reader in the JVM could not be compiled")
 
 
 def both(spark, running, topics, **options):
-    """Rows by the JVM's reader and by Python's, each in the order of (topic, seq); and the first's plan."""
+    """Return the rows of both readers in the order of (topic, seq), and the plan of the JVM reader."""
     frames = [
         read(spark, topics, path=running.data_dir, reader=reader, **options) for reader in ("jvm", "python")
     ]
@@ -44,7 +44,7 @@ def both(spark, running, topics, **options):
 
 
 def any_record(chance, n):
-    """A record with some of the fields there are, and values of every size, none and empty among them."""
+    """Return a record with some of the fields, and values of many sizes, including null and empty ones."""
 
     def maybe(value):
         return value if chance.random() < 0.6 else None
@@ -63,7 +63,7 @@ def any_record(chance, n):
 
 
 def fill(client, topic, chance, count, *, codec=None):
-    """Frames of 1 to 300 records, some with few fields and some with all."""
+    """Append frames of 1 to 300 records, some with few fields and some with all."""
     with client.producer(topic, codec=codec) as producer:
         done = 0
         while done < count:
@@ -77,7 +77,7 @@ def fill(client, topic, chance, count, *, codec=None):
 def test_both_readers_agree_on_any_records_in_segments_and_in_the_log(
     spark, sealing_engine, sealing_client, codec
 ):
-    """SK-10: all columns, of every size, compressed or not; SK-16."""
+    """The test covers all columns, values of every size, and compressed and plain frames."""
     chance, topic = random.Random(SEED), f"any-{codec}"
     fill(sealing_client, topic, chance, 1_500, codec=codec)
     checkpoint(sealing_engine)
@@ -90,14 +90,13 @@ def test_both_readers_agree_on_any_records_in_segments_and_in_the_log(
     assert kafkas[0] == kafkas[1]
 
 
-def test_a_frames_size_does_not_matter_to_its_checksum(spark, sealing_engine, sealing_client):
-    """Bodies of 8 bytes up to some thousands, each another way through the hash; where one is wrong the read
-    fails, as the test of damage shows."""
+def test_frames_of_any_size_pass_the_checksum(spark, sealing_engine, sealing_client):
+    """Bodies from 8 bytes to 3 MB use different code paths of the hash. A wrong checksum fails the read."""
     with sealing_client.producer("sizes") as producer:
         for size in [*range(0, 1_300, 4), 2_047, 2_048, 4_096, 70_000, 1_000_000]:
             producer.send(b"s" * size)
             producer.flush()
-        producer.send_many([b"l" * 1_000_000] * 3)  # One frame that is larger than what is read at a time.
+        producer.send_many([b"l" * 1_000_000] * 3)  # one frame larger than a read buffer
     ours, pythons, _ = both(spark, sealing_engine, "sizes")
     assert ours == pythons
     checkpoint(sealing_engine)
@@ -105,7 +104,7 @@ def test_a_frames_size_does_not_matter_to_its_checksum(spark, sealing_engine, se
 
 
 def test_bounds_deletes_and_expiry_hide_the_same_records(spark, sealing_engine, sealing_client):
-    """SK-12, section 7: bounds in the middle of frames, a tag's deletes, and what has expired."""
+    """Bounds lie in the middle of frames, one tag is deleted, and one record has expired."""
     client = sealing_client
     write(client, "part", 1, 5_000)
     checkpoint(sealing_engine)
@@ -124,8 +123,9 @@ def test_bounds_deletes_and_expiry_hide_the_same_records(spark, sealing_engine, 
     assert (some[0][0][2], some[0][-1][2]) == (1_500, 5_199)
 
 
-def test_copies_and_volatile_topics_come_the_same(spark):
-    """Routed frames hold the records of several topics once; volatile ones are in no file."""
+def test_both_readers_agree_on_copies_and_volatile_topics(spark):
+    """A routed frame contains the records of several topics once. Records of volatile topics are not in the
+    data directory."""
     destinations = ["routed.a", "routed.b"]
     with engine(wal={"shards": 1}, delivery={"schedulers": 1}) as running:
         with ringlog.connect(running.url, wait=10) as client:
@@ -144,8 +144,8 @@ def test_copies_and_volatile_topics_come_the_same(spark):
     close_clients()
 
 
-def test_only_columns_that_a_query_uses_are_made(spark, sealing_engine, sealing_client):
-    """SK-7 comes by itself: and scans of one load share its plan, so that it stays a snapshot."""
+def test_only_columns_that_a_query_uses_are_decoded(spark, sealing_engine, sealing_client):
+    """Spark prunes the columns. All scans of one load share its plan, so the load stays a snapshot."""
     write(sealing_client, "narrow", 1, 100)
     frame = read(spark, "narrow", path=sealing_engine.data_dir)
     plan = frame.groupBy("tag").count()._jdf.queryExecution().executedPlan().toString()
@@ -158,8 +158,8 @@ def test_only_columns_that_a_query_uses_are_made(spark, sealing_engine, sealing_
     assert read(spark, "narrow", path=sealing_engine.data_dir).count() == 150
 
 
-def test_values_outlive_the_memory_they_were_read_in(spark, sealing_engine, sealing_client):
-    """A batch's memory is used again for the next: aggregates, windows, sorts and joins keep copies."""
+def test_values_stay_valid_after_their_batch_memory_is_reused(spark, sealing_engine, sealing_client):
+    """The memory of a batch is reused for the next one, so aggregates, windows, sorts and joins must copy."""
     write(sealing_client, "kept", 1, 20_000, size=40)
     checkpoint(sealing_engine)
     words = [
@@ -184,8 +184,8 @@ def test_values_outlive_the_memory_they_were_read_in(spark, sealing_engine, seal
         spark.catalog.dropTempView(f"by_{name}")
 
 
-def test_what_it_does_not_know_is_read_the_other_way(spark, sealing_engine, sealing_client):
-    """Headers, tags and views; and errors of options are Python's."""
+def test_unsupported_reads_use_the_python_reader(spark, sealing_engine, sealing_client):
+    """Headers, tags and views are read in Python, and Python checks the options."""
     client = sealing_client
     client.append("other", b"v", headers={"a": b"1"}, tag="x")
     client.append("other", b"w")
@@ -202,10 +202,10 @@ def test_what_it_does_not_know_is_read_the_other_way(spark, sealing_engine, seal
         spark.read.format("ringlog").schema("seq int").options(path=path, subscribe="other").load().count()
 
 
-def test_a_stream_reads_through_pieces_and_keeps_limits_and_place(
+def test_a_stream_reads_with_the_jvm_reader_and_keeps_limits_and_offsets(
     spark, sealing_engine, sealing_client, tmp_path
 ):
-    """SK-19: what Spark asks of a stream reaches Python's; only what tasks read is another."""
+    """Python plans the stream; only the tasks read in the JVM."""
     write(sealing_client, "flow", 1, 3_000)
     checkpoint(sealing_engine)
     write(sealing_client, "flow", 3_001, 3_100, frame=9)
@@ -237,10 +237,8 @@ def test_a_stream_reads_through_pieces_and_keeps_limits_and_place(
     assert whole.exceptAll(out).count() == 0
 
 
-def test_what_python_refuses_to_a_stream_is_told_as_it_says_it(
-    spark, sealing_engine, sealing_client, tmp_path
-):
-    """Section 7: Spark shows the error of the source, whoever stands between."""
+def test_errors_of_the_python_planner_reach_the_user(spark, sealing_engine, sealing_client, tmp_path):
+    """Spark shows the source's own error text."""
 
     def run():
         frame = spark.readStream.format("ringlog").options(
@@ -263,8 +261,8 @@ def test_what_python_refuses_to_a_stream_is_told_as_it_says_it(
         run()
 
 
-def test_damage_is_found_where_the_columns_are_made(spark):
-    """SP-7, SK-10: no checksum was looked at before it was this side's turn."""
+def test_the_jvm_reader_detects_damage(spark):
+    """No checksum is verified before the JVM decodes the columns."""
     with engine(wal={"shards": 1}, storage={"enabled": True}) as hurt:
         with ringlog.connect(hurt.url, wait=10) as client:
             write(client, "t", 1, 10_000, size=50)

@@ -1,10 +1,10 @@
-"""mirror into Kafka and Delta, at night: a real broker of one node, tables of Delta Lake.
+"""`mirror` into Kafka and Delta, in nightly runs: a real broker with one node, and tables of Delta Lake.
 
-Connectors are made for one Spark and come months after it: 4.3 has none so far, so the drivers here run
-4.2.1, the least that ringlog supports, which `make spark-night` puts beside the one of the environment.
-Iceberg's newest is for 4.1 and does not load in either. Broker, connectors and their dependencies are
-resolved with Maven. Where there is no Maven or no way to its repository, or a connector was not published,
-the test is skipped and says which; whatever else Maven says is a failure.
+Connectors are made for one Spark version and appear months later. Spark 4.3 has none so far, so the drivers
+here run 4.2.1, the lowest version that ringlog supports. `make spark-night` installs it next to the
+environment's version. The newest Iceberg is for 4.1 and loads in neither version. Maven resolves the broker,
+the connectors and their dependencies. The test is skipped with the reason if Maven or its repository is not
+available, or if a connector was not published. Any other Maven error is a failure.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ READY_S = 120
 N = 2_000
 BROKER = "org.apache.kafka:kafka_2.13:3.9.1"
 OLDER = ROOT / ".venv" / "spark-4.2"
-"""pyspark 4.2.1 alone, to be found before the environment's; made by `make spark-night`."""
+"""Only pyspark 4.2.1, placed before the environment's version on the path; created by `make spark-night`."""
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
-# Of the connector's second half no newer one can be had everywhere; what is used of it did not change.
+# A newer version of the token provider is not available everywhere. The parts in use did not change.
 TOKENS = "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0"
 DELTA = "io.delta:delta-spark_4.2_2.13:4.4.0"
 OF_SPARK = (
     "RoaringBitmap", "aircompressor", "commons-logging", "hadoop-client", "jackson", "log4j", "parquet",
     "scala-library", "shims", "slf4j", "snappy", "zstd-jni",
 )  # fmt: skip
-"""Beginnings of jars that Spark has itself: a second copy, of another version, would come first."""
+"""Prefixes of jars that Spark already has. A second copy with another version would take precedence."""
 POM = """<project><modelVersion>4.0.0</modelVersion><groupId>x</groupId><artifactId>x</artifactId>
 <version>1</version><dependencies>{0}</dependencies></project>"""
 WANTED = """<dependency><groupId>{0}</groupId><artifactId>{1}</artifactId><version>{2}</version>
@@ -54,7 +54,8 @@ NO_WAY = ("Could not transfer artifact", "Unknown host", "in offline mode", "No 
 
 
 def pom_of(coordinates: tuple[str, ...]) -> str:
-    """A project that needs these, and of what the first one needs not those that are named beside it."""
+    """Return a project that needs these artifacts. Dependencies of the first one that are listed separately
+    are excluded."""
     first, *others = [each.split(":") for each in coordinates]
     without = "".join(LEFT_OUT.format(*each) for each in others)
     wanted = [WANTED.format(*first, without), *(WANTED.format(*each, "") for each in others)]
@@ -62,7 +63,7 @@ def pom_of(coordinates: tuple[str, ...]) -> str:
 
 
 def why_not(coordinates: tuple[str, ...], said: str) -> str:
-    """The reason to skip, from what Maven said; fails the test when it is none."""
+    """Return the reason to skip, from Maven's output. Fail the test if there is no such reason."""
     line = next((line for line in said.splitlines() if "[ERROR]" in line), said)
     about = f"{' and '.join(coordinates)}: {line}"
     if any(words in said for words in NO_WAY):
@@ -72,7 +73,7 @@ def why_not(coordinates: tuple[str, ...], said: str) -> str:
 
 
 def jars_of(directory: Path, *coordinates: str) -> list[str]:
-    """Paths of artifacts and all they need; skips the test where they cannot be had."""
+    """Return the paths of artifacts and all their dependencies. Skip the test if they are not available."""
     if shutil.which("mvn") is None:
         pytest.skip("Maven is not installed")
     directory.mkdir(parents=True)
@@ -101,7 +102,7 @@ def running() -> Iterator:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory) -> Iterator[str]:
-    """Address of a Kafka broker that is its own controller (KRaft)."""
+    """The address of a Kafka broker that is its own controller (KRaft)."""
     root = tmp_path_factory.mktemp("kafka")
     jars = os.pathsep.join(jars_of(root / "broker", BROKER))
     with socket.socket() as one, socket.socket() as two:
@@ -165,7 +166,7 @@ spark.stop()
 
 
 def mirrored(running, tmp_path, jars, mirror, *, config=None, read=None):
-    """(rows of each of two runs, payloads that arrived), from a driver of its own."""
+    """Return (rows of each of two runs, payloads that arrived) from a separate driver."""
     given = {
         "path": running.data_dir, "checkpoint": str(tmp_path / "checkpoint"), "jars": jars, "mirror": mirror,
         "config": config or {}, "read": read or {},
@@ -185,8 +186,8 @@ def mirrored(running, tmp_path, jars, mirror, *, config=None, read=None):
     return json.loads(told[-1].removeprefix("RESULT "))
 
 
-def test_into_a_kafka_broker(running, broker, tmp_path):
-    """Section 9: every record once, none the second time."""
+def test_mirror_into_a_kafka_broker(running, broker, tmp_path):
+    """The first run copies every record once, and the second one copies none."""
     jars = jars_of(tmp_path / "connector", CONNECTOR, TOKENS)
     server = {"kafka.bootstrap.servers": broker}
     reports, values = mirrored(
@@ -197,8 +198,8 @@ def test_into_a_kafka_broker(running, broker, tmp_path):
     assert sorted(map(int, values)) == list(range(1, N + 51))
 
 
-def test_into_delta(running, tmp_path):
-    """The same, into a table of Delta Lake."""
+def test_mirror_into_a_delta_table(running, tmp_path):
+    """The first run copies every record once, and the second one copies none."""
     jars = jars_of(tmp_path / "delta", DELTA)
     config = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",

@@ -1,6 +1,7 @@
-"""Other ways to run Spark: clusters on one host, Connect, and the packaged Java (SK-1, SK-3, SK-4).
+"""Other ways to run Spark: clusters on one host, Spark Connect, and the packaged Java.
 
-Each in a driver of its own. They take minutes and the extras spark-connect and spark-jre: `make spark-night`.
+Each test runs its own driver. The tests take minutes and need the extras spark-connect and spark-jre: `make
+spark-night`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ pytestmark = [pytest.mark.night, pytest.mark.slow, pytest.mark.timeout(900), pyt
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[TestEngine]:
-    """20,000 records in the topic orders; copies is there, and empty."""
+    """An engine with 20,000 records in the topic `orders`."""
     with engine(wal={"shards": 2}, storage={"enabled": True}) as found:
         with ringlog.connect(found.url) as log:
             log.topics.create("orders", durability="fsync")
@@ -75,12 +76,12 @@ def test_an_embedded_session_reads_and_writes(copies: TestEngine) -> None:
     assert drive(copies, master="local[2]")["partitions"] > 1
 
 
-def test_a_local_cluster_reads_and_writes_from_executors_of_its_own(copies: TestEngine) -> None:
+def test_a_local_cluster_reads_and_writes_in_its_executors(copies: TestEngine) -> None:
     assert drive(copies, master="local-cluster[2,1,1024]")["partitions"] > 1
 
 
 def test_a_query_and_a_write_survive_the_loss_of_an_executor(copies: TestEngine, tmp_path: Path) -> None:
-    """A standalone cluster, master and two workers as processes: each record counts once all the same."""
+    """On a standalone cluster of one master and two workers, each record still counts once."""
     with standalone(tmp_path) as master:
         found = drive(copies, master=master, scratch=str(tmp_path))
     assert (found["n"], found["total"]) == (RECORDS, RECORDS * (RECORDS + 1) // 2)
@@ -91,24 +92,24 @@ def test_a_query_and_a_write_survive_the_loss_of_an_executor(copies: TestEngine,
 
 
 @pytest.mark.skipif(importlib.util.find_spec("grpc") is None, reason="needs the extra spark-connect")
-def test_connect_with_a_server_of_its_own_reads_and_writes(copies: TestEngine) -> None:
+def test_spark_connect_with_its_own_server_reads_and_writes(copies: TestEngine) -> None:
     drive(copies, remote="local[2]")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("grpc") is None, reason="needs the extra spark-connect")
-def test_connect_reads_and_writes_by_a_server_that_runs_already(copies: TestEngine, tmp_path: Path) -> None:
+def test_spark_connect_with_a_running_server_reads_and_writes(copies: TestEngine, tmp_path: Path) -> None:
     with connect_server(tmp_path) as address:
         drive(copies, remote=address)
 
 
 @pytest.mark.skipif(importlib.util.find_spec(jre.PACKAGE) is None, reason="needs the extra spark-jre")
-def test_without_a_java_on_the_machine_the_packaged_one_is_used(copies: TestEngine, tmp_path: Path) -> None:
+def test_without_java_on_the_machine_the_packaged_java_is_used(copies: TestEngine, tmp_path: Path) -> None:
     environ = {"PATH": str(path_without_java(tmp_path)), "JAVA_HOME": ""}
     assert jre.PACKAGE in drive(copies, environ, master="local[2]")["java"]
 
 
 def path_without_java(directory: Path) -> Path:
-    """A directory of links to all programs on PATH but Java's."""
+    """Create a directory of links to all programs on PATH except Java."""
     for place in os.environ["PATH"].split(os.pathsep):
         for program in Path(place).iterdir() if Path(place).is_dir() else ():
             link = directory / program.name
@@ -118,7 +119,7 @@ def path_without_java(directory: Path) -> Path:
 
 
 class Daemons:
-    """Processes of Spark that stay until the test ends, with what they said."""
+    """Spark processes that run until the test ends, with their output."""
 
     def __init__(self, directory: Path, memory: str) -> None:
         import pyspark
@@ -146,7 +147,8 @@ class Daemons:
         self._started.append(process)
 
     def said(self, words: str, times: int = 1) -> str:
-        """Wait until they said this so often; what follows it on its first line."""
+        """Wait until the output contains the words `times` times. Return the text after them on the first
+        such line."""
 
         def is_said() -> bool:
             assert all(process.poll() is None for process in self._started), self.log.read_text()[-8000:]
@@ -165,7 +167,7 @@ class Daemons:
 
 @contextmanager
 def standalone(directory: Path) -> Iterator[str]:
-    """A master and two workers with one core each; gives the master's address."""
+    """Run a master and two workers with one core each. Yield the master's address."""
     with Daemons(directory, "256m") as daemons:
         kind = "org.apache.spark.deploy."
         daemons.start(
@@ -190,7 +192,7 @@ def standalone(directory: Path) -> Iterator[str]:
 
 @contextmanager
 def connect_server(directory: Path) -> Iterator[str]:
-    """A server of Spark Connect at a port that was free; gives its address."""
+    """Run a Spark Connect server on a free port. Yield its address."""
     with Daemons(directory, "1g") as daemons:
         daemons.start(
             "spark-submit", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer",
@@ -201,7 +203,7 @@ def connect_server(directory: Path) -> Iterator[str]:
 
 
 def _kill_session(process: subprocess.Popen[bytes]) -> None:
-    """The daemon and the executors it started."""
+    """Kill the daemon and the executors that it started."""
     for member in psutil.process_iter():
         try:
             if os.getsid(member.pid) == process.pid:

@@ -1,4 +1,4 @@
-"""Options of source and sink: what is taken, what is refused, and with which words. No JVM, no engine."""
+"""Options of source and sink: accepted values, refused values and their messages. No JVM, no engine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ringlog.spark.errors import DataLoss, EngineNotRunning, OptionError, Schema
 from ringlog.spark.options import (
     EARLIEST,
     LATEST,
-    Offsets,
-    Times,
+    TopicOffsets,
+    TopicTimes,
     as_text,
     bound_of,
     cursor_of,
@@ -48,13 +48,13 @@ def refused(call, **more):
 
 @pytest.mark.parametrize(("offset", "cursor"), [(1, 0), (2, 1), (18, 17), ((1 << 63) - 1, (1 << 63) - 2)])
 def test_offsets_are_one_above_cursors_and_bounds(offset, cursor):
-    """SK-18."""
+    """An offset is the first seq to read, and a cursor is the last seq read."""
     assert cursor_of(offset) == bound_of(offset) == cursor
 
 
 @given(st.integers(1, (1 << 63) - 1), st.integers(0, 1000))
-def test_a_range_of_offsets_holds_as_many_positions_as_its_cursors_say(start, length):
-    """SK-18: [start, end) as offsets is (cursor, bound] as positions."""
+def test_a_range_of_offsets_has_as_many_positions_as_its_cursors(start, length):
+    """[start, end) in offsets is (cursor, bound] in positions."""
     assert bound_of(start + length) - cursor_of(start) == length
 
 
@@ -101,19 +101,19 @@ def test_empty_values_are_refused(call):
 # -- source -------------------------------------------------------------------------------------------
 
 
-def test_defaults():
+def test_options_have_the_documented_defaults():
     """Section 4's table."""
     found = batch()
     assert found.topics == ("t", "u")
-    assert (found.starting, found.ending) == (Offsets(EARLIEST), Offsets(LATEST))
+    assert (found.starting, found.ending) == (TopicOffsets(EARLIEST), TopicOffsets(LATEST))
     assert (found.max_partition_bytes, found.min_partitions, found.rows_per_batch) == (64 << 20, 1, 8192)
     assert found.fail_on_data_loss
     assert not found.quarantine
     assert (found.view, found.layout, found.tags, found.include_headers) == ("records", "ringlog", (), False)
-    assert stream().starting == Offsets(LATEST)
+    assert stream().starting == TopicOffsets(LATEST)
 
 
-def test_names_come_in_any_case_and_root_stands_for_path():
+def test_option_names_ignore_case_and_root_is_an_alias_of_path():
     found = source_options(
         {"ROOT": "/data", "SUBSCRIBEPATTERN": "a.*", "MINPARTITIONS": "3"}, streaming=False
     )
@@ -123,7 +123,7 @@ def test_names_come_in_any_case_and_root_stands_for_path():
     assert "are aliases" in refused(batch, root="/other")
 
 
-def test_every_option_of_a_batch_reaches_its_place():
+def test_every_option_of_a_batch_is_parsed():
     found = batch(
         startingOffsets='{"t": 17, "u": -2}', endingOffsets='{"t": 20, "u": -1}', minPartitions="4",
         maxPartitionBytes="1m", failOnDataLoss="False", includeHeaders="true", tags="a,b*", layout="KAFKA",
@@ -137,17 +137,17 @@ def test_every_option_of_a_batch_reaches_its_place():
     assert pickle.loads(pickle.dumps(found)) == found
 
 
-def test_every_option_of_a_stream_reaches_its_place():
+def test_every_option_of_a_stream_is_parsed():
     found = stream(startingOffsets="earliest", maxOffsetsPerTrigger="10", gapsPath="/gaps")
-    assert (found.starting, found.max_offsets, found.gaps_path) == (Offsets(EARLIEST), 10, "/gaps")
+    assert (found.starting, found.max_offsets, found.gaps_path) == (TopicOffsets(EARLIEST), 10, "/gaps")
     assert stream(maxBytesPerTrigger="8m").max_bytes == 8 << 20
     assert stream(startingOffsets='{"t": -1}').starting.of("t") == LATEST
 
 
-def test_times_are_for_all_topics_or_by_topic():
+def test_timestamps_apply_to_all_topics_or_by_topic():
     found = batch(startingTimestamp="1000", endingOffsetsByTimestamp='{"t": "1970-01-01T00:00:02Z"}')
     assert (found.starting_ts.of("t"), found.starting_ts.of("u")) == (1_000_000, 1_000_000)
-    assert found.ending_ts == Times(None, (("t", 2_000_000),))
+    assert found.ending_ts == TopicTimes(None, (("t", 2_000_000),))
     assert "at most one of" in refused(batch, startingTimestamp="1", startingOffsetsByTimestamp='{"t": 1}')
 
 
@@ -190,8 +190,8 @@ def test_times_are_for_all_topics_or_by_topic():
         ({"path": "s3://bucket"}, "directory on this host"),
     ],
 )  # fmt: skip
-def test_what_a_batch_refuses_it_refuses_with_a_sentence(given_options, words):
-    """Section 4: unknown names, Kafka's that have no counterpart, impossible values."""
+def test_invalid_options_of_a_batch_are_refused_with_a_message(given_options, words):
+    """Unknown names, Kafka options without a counterpart, and invalid values are refused."""
     assert words.lower() in refused(batch, **given_options).lower()
 
 
@@ -205,23 +205,23 @@ def test_what_a_batch_refuses_it_refuses_with_a_sentence(given_options, words):
         ({"maxOffsetsPerTrigger": "1", "maxBytesPerTrigger": "1"}, "at most one of"),
     ],
 )
-def test_what_a_stream_refuses_it_refuses_with_a_sentence(given_options, words):
+def test_invalid_options_of_a_stream_are_refused_with_a_message(given_options, words):
     assert words.lower() in refused(stream, **given_options).lower()
 
 
-def test_path_and_a_subscription_are_needed():
+def test_path_and_subscription_are_required():
     with pytest.raises(OptionError, match="data directory"):
         source_options({"subscribe": "t"}, streaming=False)
     with pytest.raises(OptionError, match="subscribe"):
         source_options({"path": "/d"}, streaming=False)
 
 
-def test_a_pattern_that_is_none_is_refused():
+def test_an_invalid_pattern_is_refused():
     with pytest.raises(OptionError, match="regular expression"):
         source_options({"path": "/d", "subscribePattern": "("}, streaming=False)
 
 
-def test_the_shape_is_read_from_among_options_of_any_kind():
+def test_schema_options_ignores_all_other_options():
     shape = schema_options(
         {"path": "/d", "maxoffsetspertrigger": "5", "txnappid": "a", "includeheaders": "true"}
     )
@@ -247,7 +247,7 @@ def test_keyword_arguments_become_options():
 # -- sink ---------------------------------------------------------------------------------------------
 
 
-def test_every_option_of_the_sink_reaches_its_place():
+def test_every_option_of_the_sink_is_parsed():
     found = sink_options(
         {
             "path": "/data", "topic": "t", "createTopics": "true", "txnAppId": "job", "txnVersion": "7",
@@ -275,20 +275,20 @@ def test_every_option_of_the_sink_reaches_its_place():
         ({"path": "/d", "txnAppId": " ", "txnVersion": "1"}, "empty"),
     ],
 )
-def test_what_the_sink_refuses(given_options, words):
+def test_invalid_options_of_the_sink_are_refused(given_options, words):
     with pytest.raises(OptionError) as caught:
         sink_options(given_options)
     assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", [OptionError, SchemaError, EngineNotRunning, DataLoss])
-def test_errors_survive_the_way_between_processes(kind):
-    """SK-15."""
+def test_errors_survive_pickling(kind):
+    """Type, text and detail stay the same."""
     error = kind("said", topic="t", gap_from=3)
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), again.detail) == (kind, str(error), {"topic": "t", "gap_from": 3})
 
 
-def test_a_session_has_a_master_or_a_server_not_both():
+def test_a_session_has_either_a_master_or_a_remote():
     with pytest.raises(OptionError, match="only one of master and remote"):
         session(master="local[2]", remote="sc://localhost")

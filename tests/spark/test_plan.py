@@ -1,4 +1,4 @@
-"""From stretches to partitions. Pure: tables and properties (SK-12, SK-13)."""
+"""Planning of partitions from stored ranges: pure functions, tested with tables and properties."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def ranges(partitions):
     ]
 
 
-def test_nothing_is_no_partition():
+def test_an_empty_range_has_no_partition():
     assert plan_slices([], max_bytes=100) == []
     assert plan_slices([(bounds("t", 5, 5), [])], max_bytes=100) == []
 
 
-def test_neighbouring_frames_are_packed_and_never_split():
-    """SK-13."""
+def test_adjacent_frames_are_packed_and_never_split():
+    """A frame larger than the target gets its own partition."""
     found = plan_slices([sealed([40, 40, 40, 200, 10])], max_bytes=100)
     assert ranges(found) == [[("t", 0, 20)], [("t", 20, 30)], [("t", 30, 40)], [("t", 40, 50)]]
     assert [sum(each.bytes for each in part) for part in found] == [80, 40, 200, 10]
 
 
-def test_min_partitions_makes_them_smaller():
+def test_min_partitions_makes_partitions_smaller():
     found = plan_slices([sealed([10] * 8)], max_bytes=1000, min_partitions=4)
     assert [part[0].bytes for part in found] == [20, 20, 20, 20]
 
@@ -57,12 +57,12 @@ def test_small_topics_share_a_partition():
     assert ranges(found) == [[("t", 0, 10), ("uu", 0, 10)], [("vvv", 0, 10)]]
 
 
-def test_what_lies_in_the_log_alone_is_split_by_positions():
+def test_records_in_the_log_are_split_by_seq():
     found = plan_slices([(bounds("t", 0, 100), [StoredRange(1, 100, 400, 100, WAL)])], max_bytes=100)
     assert ranges(found) == [[("t", 0, 25)], [("t", 25, 50)], [("t", 50, 75)], [("t", 75, 100)]]
 
 
-def test_one_position_is_not_split():
+def test_one_record_is_not_split():
     found = plan_slices([(bounds("t", 0, 1), [StoredRange(1, 1, 400, 1, WAL)])], max_bytes=100)
     assert ranges(found) == [[("t", 0, 1)]]
 
@@ -77,22 +77,22 @@ def test_one_position_is_not_split():
     ],
 )
 def test_cold_and_hot_share_a_partition_only_when_both_are_small(cold, hot, expected):
-    """SK-13: neither part would reach the target alone."""
+    """They share one only if neither part reaches the target size alone."""
     first = stretches(cold, COLD)
     second = stretches(hot, HOT, first=first[-1].last_seq + 1)
     found = plan_slices([(bounds("t", 0, second[-1].last_seq), first + second)], max_bytes=100)
     assert [{each.tier for each in part} for part in found] == expected
 
 
-def test_neighbours_of_one_place_become_one_slice_and_slices_pickle_small():
+def test_adjacent_ranges_become_one_slice_and_slices_pickle_small():
     (part,) = plan_slices([sealed([1] * 1000)], max_bytes=10_000)
     assert len(part) == 1
     assert len(pickle.dumps(part)) < 300
     assert pickle.loads(pickle.dumps(part)) == part
 
 
-def test_frames_apart_stay_apart():
-    """With tags, frames between are passed over: a slice must not cover them."""
+def test_ranges_that_are_not_adjacent_stay_separate():
+    """With tags, frames between selected ones are skipped, and a slice must not cover them."""
     found = plan_slices(
         [(bounds("t", 0, 30), [stretches([1, 1, 1])[0], stretches([1, 1, 1])[2]])], max_bytes=100
     )
@@ -104,7 +104,7 @@ topic_parts = st.lists(st.tuples(st.integers(1, 500), st.sampled_from([HOT, COLD
 
 @given(st.lists(topic_parts, min_size=1, max_size=4), st.integers(1, 600), st.integers(1, 20), st.booleans())
 def test_every_position_is_in_exactly_one_slice(topics, max_bytes, min_partitions, with_log):
-    """SP-2, SK-13: whatever the sizes, and no partition above the target unless it is one frame."""
+    """No partition exceeds the target unless it is one frame, whatever the sizes."""
     listed = []
     for number, parts in enumerate(topics):
         found = [StoredRange(10 * i + 1, 10 * i + 10, size, 10, tier) for i, (size, tier) in enumerate(parts)]

@@ -1,4 +1,4 @@
-"""What the archive makes of frames is, column by column, what every other reader makes of them."""
+"""The archive's columns equal, column by column, those of every other reader."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPECS = columns_of(OPTIONS)
 
 
 def group_of(pieces: list[RecordBatch]) -> RowGroup:
-    """A group of them, of life 3, without the topic."""
+    """Return a row group of these batches, of epoch 3, without the topic."""
     group = RowGroup(SPECS[1:], SCHEMA.remove(0), 3)
     for piece in pieces:
         group.add(piece)
@@ -36,8 +36,8 @@ def group_of(pieces: list[RecordBatch]) -> RowGroup:
     codec=st.sampled_from([Codec.NONE, Codec.LZ4]),
     hidden=st.sets(st.integers(1, 30), max_size=8),
 )
-def test_a_group_holds_what_batches_of_the_same_frames_hold(stretches, codec, hidden) -> None:
-    """Of any records, many small frames together or one by one, with some deleted between them."""
+def test_a_row_group_equals_the_batches_of_the_same_frames(stretches, codec, hidden) -> None:
+    """The frames have any records, are large or small, and contain deleted records."""
     run = run_of(sorted(stretches, key=lambda each: len(each[1])), codec=codec)
     gone = np.array(sorted(seq for seq in hidden if seq < run.last_seq), dtype=np.int64)
     item = TailBatch("t", 3, run, 0, run.last_seq, gone)
@@ -50,7 +50,7 @@ def test_a_group_holds_what_batches_of_the_same_frames_hold(stretches, codec, hi
 
 
 def test_large_frames_are_not_copied() -> None:
-    """Their payloads are chunks that lie where the log is mapped."""
+    """Their payloads are chunks in the mapped memory of the log."""
     run = run_of([([FULL] * 100, OPTIONAL), ([FULL] * 50, ())])
     pieces = [FrameRecordBatch(open_run_frame(run, row, "t")) for row in range(2)]
     payload = group_of(pieces).table().column("payload")
@@ -61,7 +61,7 @@ def test_large_frames_are_not_copied() -> None:
 
 
 def test_a_group_is_full_by_rows_or_by_bytes(monkeypatch) -> None:
-    """Whichever comes first."""
+    """The first limit that is reached counts."""
     run = run_of([([FULL] * 100, ())] * 2)
     pieces = [FrameRecordBatch(open_run_frame(run, row, "t")) for row in range(2)]
     monkeypatch.setattr(row_group, "ROWS_MAX", 101)

@@ -1,4 +1,4 @@
-"""Batch reads inside Spark: one local session, a real engine behind it."""
+"""Batch reads in Spark: one local session on a real engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import ringlog
 from ringlog.spark import read
 from ringlog.spark.batch import BatchReader
 from ringlog.spark.errors import OptionError, SchemaError
-from ringlog.spark.option_values import Offsets
+from ringlog.spark.option_values import TopicOffsets
 from ringlog.spark.options import SourceOptions
 from ringlog.spark.schema import record_schema
 from tests.spark.leaky import LeakySource
@@ -26,7 +26,7 @@ LEAKS = "spark.sql.python.filterPushdown.enabled"
 
 @pytest.fixture(scope="module")
 def topic(sealing_engine):
-    """Numbers 0 .. N + TAIL - 1 as payloads, most of them in a segment."""
+    """A topic with payloads 1 to N + TAIL, most of them in a segment."""
     with ringlog.connect(sealing_engine.url, wait=10) as client:
         write(client, "session", 1, N)
         checkpoint(sealing_engine)
@@ -36,13 +36,13 @@ def topic(sealing_engine):
 
 @pytest.fixture
 def frame(spark, sealing_engine, topic):
-    """All of it, loaded anew."""
+    """A new DataFrame of the whole topic."""
     return read(spark, topic, path=sealing_engine.data_dir)
 
 
 def test_all_records_arrive_with_their_schema(frame, topic, sealing_client):
-    """SP-1, SK-5: what the JVM makes of every column."""
-    assertSchemaEqual(frame.schema, record_schema(SourceOptions(path="", starting=Offsets(-2))))
+    """The test checks the values of every column in the JVM."""
+    assertSchemaEqual(frame.schema, record_schema(SourceOptions(path="", starting=TopicOffsets(-2))))
     assert frame.count() == N + TAIL
     row = frame.filter("seq = 17").collect()[0]
     epoch = sealing_client.topics.state(topic).epoch
@@ -51,7 +51,7 @@ def test_all_records_arrive_with_their_schema(frame, topic, sealing_client):
     )  # fmt: skip
     assert abs(row.ts.timestamp() - datetime.now(UTC).timestamp()) < 3600
     assert (row.priority, row.event_ts, row.expires_at, row.meta) == (0, None, None, None)
-    # Summed in the JVM: each number once.
+    # The sums are computed in the JVM: each seq counts once.
     total = frame.selectExpr(
         "sum(cast(string(payload) as long))", "sum(seq)", "count(distinct seq)"
     ).collect()[0]
@@ -59,7 +59,8 @@ def test_all_records_arrive_with_their_schema(frame, topic, sealing_client):
 
 
 def test_a_filter_never_leaks_into_another_scan(spark, frame):
-    """SK-6: the four lines, with the setting on; a source that takes filters is seen to give wrong rows."""
+    """The pushdown setting is on. A source that accepts filters gives wrong rows under it, which the control
+    shows."""
     wanted = {"low": "seq <= 10", "high": f"seq > {N + TAIL - 20}"}
     spark.dataSource.register(LeakySource)
     try:
@@ -74,8 +75,8 @@ def test_a_filter_never_leaks_into_another_scan(spark, frame):
     assert "pushFilters" not in vars(BatchReader)
 
 
-def test_columns_options_and_keywords(spark, sealing_engine, topic):
-    """SK-7; ringlog.spark.read turns keywords into options."""
+def test_read_accepts_columns_options_and_keywords(spark, sealing_engine, topic):
+    """ringlog.spark.read converts keywords into options."""
     path = sealing_engine.data_dir
     found = read(
         spark, [topic], path=path, columns=["tag", "seq"], startingOffsets={topic: 11},
@@ -89,8 +90,8 @@ def test_columns_options_and_keywords(spark, sealing_engine, topic):
         read(spark, topic, path=path, min_partitions=1, minPartitions=2)
 
 
-def test_kafkas_layout_and_headers_cross_into_the_jvm(spark, sealing_engine, topic):
-    """SK-8, SK-9."""
+def test_the_kafka_layout_and_headers_work_in_the_jvm(spark, sealing_engine, topic):
+    """A record without headers has null in the column."""
     with ringlog.connect(sealing_engine.url, wait=10) as client:
         client.append("headers", b"v", headers={"a": b"1"}, key=b"k")
         client.append("headers", b"w")
@@ -103,8 +104,8 @@ def test_kafkas_layout_and_headers_cross_into_the_jvm(spark, sealing_engine, top
     assert rows[1].headers is None
 
 
-def test_sql_and_views_read_it_too(spark, sealing_engine, topic):
-    """The alias `root` is for statements that lose `path`."""
+def test_sql_statements_and_views_read_a_topic(spark, sealing_engine, topic):
+    """Some statements drop the option `path`, so `root` is an alias of it."""
     spark.sql(
         "CREATE OR REPLACE TEMPORARY VIEW ours USING ringlog "
         f"OPTIONS (root '{sealing_engine.data_dir}', subscribe '{topic}')"
@@ -132,7 +133,7 @@ def test_a_frame_is_a_snapshot(spark, sealing_engine):
         ({"startingOffsets": json.dumps({"session": 10**9})}, "exceed the end"),
     ],
 )
-def test_what_is_wrong_is_said_in_sparks_own_error(spark, sealing_engine, topic, change, words):
+def test_invalid_options_appear_in_sparks_error(spark, sealing_engine, topic, change, words):
     options = {"path": sealing_engine.data_dir, "subscribe": topic} | change
     with pytest.raises((AnalysisException, PySparkException)) as caught:
         spark.read.format("ringlog").options(**options).load().count()

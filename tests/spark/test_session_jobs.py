@@ -1,4 +1,4 @@
-"""Jobs inside Spark: one local session, a real engine, and what each leaves when it is run twice."""
+"""Jobs in Spark: one local session, a real engine, and the result of running each job twice."""
 
 from __future__ import annotations
 
@@ -42,12 +42,14 @@ def data(sealing_engine):
 
 
 def numbers(frame, topic):
-    """Positions of a topic, in the order of the rows."""
+    """Return the seqs of a topic, in the order of the rows."""
     return [row["seq"] for row in frame.filter(F.col("topic") == topic).select("seq").collect()]
 
 
-def test_archive_goes_on_where_it_ended_and_reads_as_one_with_the_log(spark, data, sealing_client, tmp_path):
-    """SP-6, section 9: increments add up; archive and log hold each record once, whatever happens between."""
+def test_archive_continues_where_it_ended_and_read_all_joins_it_with_the_log(
+    spark, data, sealing_client, tmp_path
+):
+    """Increments add up. Archive and log together contain each record once."""
     place = str(tmp_path / "arch")
     first = archive.run(spark, data, place, TOPICS)
     assert (first.rows, first.number, first.gaps) == (2 * (N + TAIL), 1, ())
@@ -74,8 +76,9 @@ def test_archive_goes_on_where_it_ended_and_reads_as_one_with_the_log(spark, dat
     assert len(numbers(kept, TOPICS[1])) == N + TAIL, "what was archived stays, deleted from the log or not"
 
 
-def test_a_topic_made_anew_and_losses_before_the_archive(spark, data, sealing_client, tmp_path):
-    """Another life begins at its earliest record; positions lost between two runs fail it, or are told."""
+def test_archive_handles_recreated_topics_and_losses_between_runs(spark, data, sealing_client, tmp_path):
+    """A new epoch starts at its earliest record. Records lost between two runs fail the run or are reported.
+    """
     topic, place = "jobs.lives", str(tmp_path / "arch")
     sealing_client.topics.create(topic, cap_records=20, discard="old")
     write(sealing_client, topic, 1, 10, frame=5)
@@ -98,8 +101,8 @@ def test_a_topic_made_anew_and_losses_before_the_archive(spark, data, sealing_cl
     assert archive.run(spark, data, place, topic).rows == 4
 
 
-def test_verify_finds_nothing_in_what_is_whole(spark, data, capsys):
-    """And deletes are no holes."""
+def test_verify_finds_nothing_in_intact_topics(spark, data, capsys):
+    """Deleted records are no gaps."""
     report = verify.run(spark, data, TOPICS)
     assert (report.is_whole, report.damaged, report.missing) == (True, 0, ())
     assert report.records >= 2 * (N + TAIL)
@@ -109,8 +112,8 @@ def test_verify_finds_nothing_in_what_is_whole(spark, data, capsys):
     assert told["bounds"][0]["topic"] == TOPICS[0]
 
 
-def test_verify_finds_damage_and_what_is_missing(spark, tmp_path):
-    """A frame with a flipped bit, and records that nobody deleted and no frame has."""
+def test_verify_finds_damage_and_missing_records(spark, tmp_path):
+    """One frame has a flipped bit, and records that were not deleted are in no frame."""
     with (
         engine(directory=tmp_path / "engine", wal={"shards": 1}, storage={"enabled": True}) as running,
         ringlog.connect(running.url, wait=10) as client,
@@ -137,7 +140,7 @@ def test_verify_finds_damage_and_what_is_missing(spark, tmp_path):
         client.topics.delete_records("hurt", match="t3")
         assert verify.run(spark, running.data_dir).missing == (), "deleted is not missing"
         for part in path.parent.glob(path.stem + ".*"):
-            part.unlink()  # As if the segment had never been.
+            part.unlink()  # as if the segment had never existed
         gone = verify.run(spark, running.data_dir)
         assert not gone.is_whole
         assert any(each.fault == "file is missing" for each in gone.damage)
@@ -146,8 +149,8 @@ def test_verify_finds_damage_and_what_is_missing(spark, tmp_path):
         assert gone.missing[0].first_seq == frames[0]["first_seq"] == 1
 
 
-def test_stats_tell_what_the_topics_say(spark, data, sealing_client, capsys):
-    """Sizes from indexes agree with the shards, tags with what was written."""
+def test_stats_agree_with_the_state_of_the_topics(spark, data, sealing_client, capsys):
+    """Sizes from the indexes agree with the shards, and tags with the written records."""
     assert (
         run_command(["--output", "json", "spark", "stats", data, "--topic", TOPICS[0], "--tags", "3"])
         == CliExit.DONE
@@ -175,7 +178,7 @@ def stats_sealed(data):
 
 
 def test_compact_proposes_ranges_and_deletes_exactly_those(spark, data, sealing_client, tmp_path):
-    """By tag, by age, by both; applied twice it deletes nothing more."""
+    """The selection is by tag, by age, or by both. A second run deletes nothing more."""
     topic = "jobs.compact"
     sealing_client.append_many(
         topic, [NewRecord(data=b"x", tag="old" if n < 3 or n == 6 else "b") for n in range(9)]
@@ -200,7 +203,7 @@ def test_compact_proposes_ranges_and_deletes_exactly_those(spark, data, sealing_
 
 
 def test_replay_writes_each_record_once_and_in_order(spark, data, sealing_client):
-    """Section 9: repeats harmlessly; SP-9: a step that was written is not written again."""
+    """A repeated run has no effect. A step that was written is not written again."""
     source = TOPICS[1]
     live = numbers(read(spark, source, path=data, columns=["topic", "seq"]), source)
     kept = {"prefix": "copy.", "name": "n1", "rate": 1_000_000.0}
@@ -217,7 +220,7 @@ def test_replay_writes_each_record_once_and_in_order(spark, data, sealing_client
     assert len(copy) == len(live)
     state_file = next(Path(data, "spark-jobs").glob("replay-n1.json"))
     forgotten = json.loads(state_file.read_text()) | {"done": 0}
-    state_file.write_text(json.dumps(forgotten))  # It died before it could note what was written.
+    state_file.write_text(json.dumps(forgotten))  # the job died before it recorded the step
     assert replay.run(spark, data, source, **kept).skipped == 0
     assert read(spark, f"copy.{source}", path=data, columns="seq").count() == len(live)
     with pytest.raises(OptionError, match="copied to itself"):
@@ -249,8 +252,8 @@ def test_backfill_from_an_archive_and_from_any_parquet(spark, data, sealing_clie
     assert got == list(range(2_500))
 
 
-def test_steps_keep_to_the_rate():
-    """Rows a second at most, whatever a step takes."""
+def test_steps_do_not_exceed_the_rate():
+    """The rate is in rows per second, whatever the duration of a step."""
     clock = ManualClock()
     slept = []
     clock.sleep = lambda s: (slept.append(s), clock.advance(s))  # type: ignore[method-assign]
@@ -258,8 +261,8 @@ def test_steps_keep_to_the_rate():
     assert slept == [2.0, 2.0, 2.0], "none behind the last"
 
 
-def test_mirror_goes_on_from_its_checkpoint(spark, data, sealing_client, tmp_path):
-    """Into Parquet: each record once over two runs; recover finds nothing left to do."""
+def test_mirror_continues_from_its_checkpoint(spark, data, sealing_client, tmp_path):
+    """Two runs into Parquet copy each record once, and recover has no work left."""
     topic, target, checkpoint_dir = "jobs.mirror", str(tmp_path / "out"), str(tmp_path / "check")
     write(sealing_client, topic, 1, 500)
     first = mirror.run(spark, data, topic, checkpoint=checkpoint_dir, target=target, maxOffsetsPerTrigger=200)

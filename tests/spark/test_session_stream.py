@@ -1,4 +1,4 @@
-"""Streams in a real session: Spark's own sinks, its triggers, its checkpoints and its progress."""
+"""Streams in a real session: Spark's own sinks, triggers, checkpoints and progress."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def stream(spark, running, topics, **options):
 
 
 def finish(writer, directory):
-    """Run what is available with this checkpoint; the query, ended."""
+    """Run the available records with this checkpoint. Return the ended query."""
     query = writer.option("checkpointLocation", str(directory)).trigger(availableNow=True).start()
     assert query.awaitTermination(WAIT_S), "it ends by itself"
     return query
@@ -28,7 +28,7 @@ def finish(writer, directory):
 
 @pytest.fixture(scope="module")
 def filled(sealing_engine):
-    """Two topics, in segments and in the log."""
+    """An engine with two topics, in segments and in the log."""
     import ringlog
 
     with ringlog.connect(sealing_engine.url, wait=10) as client:
@@ -40,7 +40,7 @@ def filled(sealing_engine):
 
 
 def test_a_stream_into_parquet_has_every_record_once_over_two_runs(spark, filled, sealing_client, tmp_path):
-    """SP-2, SP-6, SK-19: limits, availableNow, and a checkpoint that goes on."""
+    """The query uses limits and availableNow, and continues from its checkpoint."""
     frame = stream(spark, filled, "live-a,live-b", maxOffsetsPerTrigger="2000").load()
     writer = frame.writeStream.format("parquet").option("path", str(tmp_path / "out"))
     first = finish(writer, tmp_path / "checkpoint")
@@ -61,7 +61,7 @@ def test_a_stream_into_parquet_has_every_record_once_over_two_runs(spark, filled
 def test_a_running_stream_shows_new_records_and_new_topics_in_a_memory_sink(
     spark, filled, sealing_client, tmp_path
 ):
-    """SK-20, with the trigger that runs for ever."""
+    """The trigger runs continuously."""
     frame = (
         spark.readStream.format("ringlog")
         .options(path=filled.data_dir, subscribePattern="fresh-.*", startingOffsets="latest")
@@ -83,8 +83,8 @@ def test_a_running_stream_shows_new_records_and_new_topics_in_a_memory_sink(
     assert rows == [*[("fresh-1", n) for n in range(1, 26)], *[("fresh-2", n) for n in range(1, 4)]]
 
 
-def test_triggers_that_run_once_and_limits_by_bytes_reach_spark(spark, filled, tmp_path):
-    """SK-19: once, everything in one batch, whatever the limit; otherwise frames within it."""
+def test_the_once_trigger_ignores_limits_and_others_keep_the_byte_limit(spark, filled, tmp_path):
+    """The once trigger reads everything in one batch."""
     frame = stream(spark, filled, "live-a", maxBytesPerTrigger="20k").schema("seq long").load()
     writer = frame.writeStream.format("noop")
     once = writer.option("checkpointLocation", str(tmp_path / "once")).trigger(once=True).start()
@@ -96,10 +96,10 @@ def test_triggers_that_run_once_and_limits_by_bytes_reach_spark(spark, filled, t
     assert len(sizes) > 1
 
 
-def test_a_checkpoint_of_another_log_and_lost_records_stop_the_query_with_the_reason(
+def test_a_foreign_checkpoint_and_lost_records_stop_the_query_with_the_reason(
     spark, filled, sealing_client, tmp_path
 ):
-    """SK-17 and section 7, as a user of Spark sees them."""
+    """The user sees the error text in Spark's exception."""
     write(sealing_client, "doomed", 1, 10)
     frame = stream(spark, filled, "doomed").schema("seq long").load()
     finish(frame.writeStream.format("noop"), tmp_path / "c")

@@ -1,4 +1,4 @@
-"""The sink without a JVM: rows to frames, staging, plan, commit, on a real engine (SK-22..30, SP-9)."""
+"""The sink without a JVM: rows to frames, staging, plan and commit, on a real engine."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from tests.spark.sink_world import DEALS, WIDE, World, deal, rows
 
 PAIR = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 STEP = 8
-"""Every so many are tried here; `python -m tests.spark.crashes` tries all."""
+"""Step between the cases that run here; `python -m tests.spark.crashes` runs all."""
 _numbers = itertools.count()
 
 
@@ -68,7 +68,7 @@ def client(ringlog_engine):
 
 @pytest.fixture
 def new_world(client, ringlog_engine, tmp_path, ringlog_topic):
-    """Makes worlds of their own query and topics."""
+    """Return a function that creates worlds, each with its own query and topics."""
 
     def make(*, create=True, disk=None, directory=None, width=1, **options) -> World:
         number = next(_numbers)
@@ -102,8 +102,8 @@ def options(**raw):
 
 @pytest.mark.parametrize("kind", [StringType(), BinaryType()])
 @pytest.mark.parametrize("name", ["payload", "value"])
-def test_rows_need_one_payload_under_either_name(name, kind):
-    """Sink columns of section 4."""
+def test_rows_need_exactly_one_payload_column(name, kind):
+    """The column is named `payload` or `value`."""
     check_columns(schema((name, kind)), options())
     with pytest.raises(SchemaError):
         check_columns(schema(("payload", kind), ("value", kind)), options())
@@ -120,7 +120,7 @@ def test_rows_need_one_payload_under_either_name(name, kind):
     ],
 )  # fmt: skip
 def test_a_column_that_cannot_be_written_is_refused_with_a_remedy(name, kind, hint):
-    """Section 4: seq, ts and epoch with a hint to drop them."""
+    """The engine assigns seq, ts and epoch, so the hint is to drop these columns."""
     with pytest.raises(SchemaError) as caught:
         check_columns(schema(("value", BinaryType()), (name, kind)), options())
     assert caught.value.detail["column"] == name
@@ -140,7 +140,7 @@ def test_a_column_of_another_type_is_refused(name, kind):
         check_columns(schema(("value", BinaryType()), (name, kind)), options())
 
 
-def test_rows_need_a_topic_from_somewhere():
+def test_rows_need_a_topic_column_or_option():
     with pytest.raises(SchemaError, match="topic"):
         check_columns(schema(("value", BinaryType())), sink_options({"path": "/d"}))
     check_columns(schema(("value", BinaryType()), ("topic", StringType())), sink_options({"path": "/d"}))
@@ -148,7 +148,7 @@ def test_rows_need_a_topic_from_somewhere():
 
 @pytest.mark.parametrize("kind", [sink.BatchWriter, sink.StreamWriter])
 def test_overwriting_a_log_is_refused(kind):
-    """SK-2 of section 2: the save mode is append."""
+    """The only save mode is append."""
     with pytest.raises(OptionError, match="append"):
         kind(options(createTopics="true"), schema(("value", BinaryType())), overwrite=True)
 
@@ -163,11 +163,11 @@ def test_overwriting_a_log_is_refused(kind):
         ([3], 1, 1, [1]), ([4, 4, 4, 4], 2, 8, [2, 4]),
     ],
 )  # fmt: skip
-def test_rows_are_cut_by_records_and_by_bytes(sizes, records, most, cuts):
+def test_frames_are_limited_by_records_and_by_bytes(sizes, records, most, cuts):
     assert frame_cuts(np.array(sizes, dtype=np.int64), records, most) == cuts
 
 
-def test_frames_gather_rows_over_batches_and_keep_their_order():
+def test_frames_collect_rows_of_several_batches_in_order():
     maker = FrameMaker(options(topic="t", maxFrameRecords="100"))
     one = pa.RecordBatch.from_arrays([pa.array([b"%d" % i for i in range(30)], pa.binary())], names=["value"])
     found = [encoded for _ in range(10) for encoded in maker.add(one)] + list(maker.flush())
@@ -176,7 +176,7 @@ def test_frames_gather_rows_over_batches_and_keep_their_order():
     assert all(each.size < 2_500 for each in [*many.add(one), *many.add(one), *many.flush()])
 
 
-def test_many_rows_are_cut_evenly_and_no_value_is_copied():
+def test_many_rows_are_divided_evenly():
     """Rows that waited before them keep their place."""
     maker = FrameMaker(options(topic="t", maxFrameRecords="1000"))
     few, many = (
@@ -194,21 +194,21 @@ def test_many_rows_are_cut_evenly_and_no_value_is_copied():
     assert [tag for view in views for tag in view.records().tags] == [f"tag{i % 7}" for i in range(2_510)]
 
 
-def test_rows_that_are_a_little_too_many_bytes_are_halved():
-    """No crumbs: a batch that is just above the limit makes two frames of one size."""
+def test_a_batch_slightly_above_the_byte_limit_is_halved():
+    """A batch just above the limit gives two frames of equal size instead of a very small one."""
     batch = pa.RecordBatch.from_arrays([pa.array([b"x" * 80] * 100, pa.binary())], names=["value"])
     maker = FrameMaker(options(maxFrameBytes="10k"))
     assert [each.rows for each in maker.add(batch)] == [50, 50]
     assert not list(maker.flush())
 
 
-def test_rows_of_many_topics_keep_their_order_in_each():
+def test_rows_of_many_topics_keep_their_order_per_topic():
     maker = FrameMaker(sink_options({"path": "/d", "maxFrameRecords": "1000"}))
     found = {each.topic: each for each in [*maker.add(rows(range(100), "abc")), *maker.flush()]}
     assert {topic: each.rows for topic, each in found.items()} == {"a": 34, "b": 33, "c": 33}
 
 
-def test_a_row_without_topic_is_refused_and_one_without_payload_is_a_null():
+def test_a_null_topic_is_refused_and_a_null_payload_is_kept():
     maker = FrameMaker(sink_options({"path": "/d"}))
     batch = pa.RecordBatch.from_arrays(
         [pa.array(["t", None]), pa.array([b"x", b"y"], pa.binary())], names=["topic", "value"]
@@ -222,7 +222,7 @@ def test_a_row_without_topic_is_refused_and_one_without_payload_is_a_null():
 
 
 def full_batch() -> pa.RecordBatch:
-    """Every column, with and without a value."""
+    """Return a batch with every column, with and without a value."""
     at = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
     zoned = pa.timestamp("us", tz="Europe/Berlin")
     pairs = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -245,8 +245,8 @@ FULL = schema(
 )  # fmt: skip
 
 
-def test_every_column_arrives(client, ringlog_engine, ringlog_topic):
-    """Sink columns; a batch write through both pickles (SK-29)."""
+def test_every_column_is_written(client, ringlog_engine, ringlog_topic):
+    """A batch write is pickled on the way to the tasks and back."""
     topic = ringlog_topic()
     raw = {"path": ringlog_engine.data_dir, "topic": topic, "createTopics": "true", "durability": "fsync"}
     writer = sink.BatchWriter(sink_options(raw), FULL, place=place)
@@ -270,11 +270,11 @@ def place() -> sink.SparkTaskIdentity:
     return sink.SparkTaskIdentity("a-query", 0)
 
 
-# -- who writes -------------------------------------------------------------------------------------------
+# -- identity of the writer --------------------------------------------------------------------------------
 
 
-def test_a_stream_writer_is_known_by_its_query_and_only_by_it():
-    """SK-23, SK-24."""
+def test_a_stream_writer_is_identified_by_its_query_id():
+    """Outside of a Spark task there is no identity."""
     kind = schema(("value", BinaryType()))
     here = sink.StreamWriter(options(), kind, place=place)
     assert here._key(place()) == WriterKey("query/a-query")
@@ -285,8 +285,8 @@ def test_a_stream_writer_is_known_by_its_query_and_only_by_it():
         sink.task_identity()
 
 
-def test_an_unknown_topic_fails_the_query_and_leaves_nothing(new_world):
-    """Section 4: createTopics."""
+def test_an_unknown_topic_fails_the_query_and_leaves_no_file(new_world):
+    """With createTopics the commit creates the topic."""
     world = new_world(create=False)
     with pytest.raises(TopicNotFound, match="createTopics"):
         world.stage(IDS)
@@ -302,18 +302,18 @@ def test_an_unknown_topic_fails_the_query_and_leaves_nothing(new_world):
 
 
 def test_a_batch_without_rows_writes_nothing(new_world):
-    """SK-23."""
+    """No file and no plan are written."""
     world = new_world()
     assert world.task([], 0) is None
     assert world.committer().commit(world.key, 0, []).outcome == "nothing"
     assert os.listdir(world.directory) == []
 
 
-# -- repeats (SP-9) ---------------------------------------------------------------------------------------
+# -- repeats -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", DEALS)
-def test_a_repeated_batch_is_written_once_however_its_rows_are_dealt(new_world, how):
+def test_a_repeated_batch_is_written_once_for_any_partitions(new_world, how):
     world = new_world()
     assert world.batch(0, IDS).outcome == "written"
     assert world.batch(0, IDS, how, seed=1).outcome == "repeated"
@@ -324,7 +324,7 @@ def test_a_repeated_batch_is_written_once_however_its_rows_are_dealt(new_world, 
 
 
 def test_a_transaction_is_skipped_unless_its_version_is_new(new_world, ringlog_engine):
-    """SK-29: txnAppId and txnVersion."""
+    """txnAppId and txnVersion identify a batch write."""
     world = new_world()
 
     def write(version, ids):
@@ -342,14 +342,15 @@ def test_a_transaction_is_skipped_unless_its_version_is_new(new_world, ringlog_e
 
 
 def write_to(world: World, topic: str, app: str, version: int, ids) -> None:
-    """One output of a fan-out: all rows to one topic."""
+    """Write one output of a fan-out: all rows to one topic."""
     options = replace(world.options, topic=topic, txn_app_id=app, txn_version=version)
     writer = sink.BatchWriter(options, schema(("value", BinaryType())), place=place)
     writer.commit([writer.write(iter([rows(ids, [topic]).select(["value"])]))])
 
 
-def test_two_topics_under_one_transaction_both_get_their_rows(new_world):
-    """A fan-out in foreachBatch, or a job with two outputs: the second topic got nothing, in silence."""
+def test_one_transaction_may_write_to_two_topics(new_world):
+    """A fan-out in foreachBatch, or a job with two outputs. An earlier version silently skipped the second
+    topic."""
     world = new_world()
     app = f"fan-{world.topics[0]}"
     for version, ids in ((1, IDS), (1, IDS), (2, NEXT_IDS), (1, IDS), (2, NEXT_IDS)):
@@ -361,8 +362,9 @@ def test_two_topics_under_one_transaction_both_get_their_rows(new_world):
         assert read == everything
 
 
-def test_a_version_that_an_earlier_engine_wrote_to_a_topic_is_not_written_to_it_again(new_world):
-    """It knew a txnAppId whatever the topic: what it wrote is skipped, what it dropped in silence is not."""
+def test_a_version_that_an_earlier_release_wrote_is_not_written_again(new_world):
+    """An earlier release identified a transaction without its topic. Its writes are skipped, and the writes
+    that it dropped are not."""
     world = new_world()
     a, b = world.topics
     app = f"old-{a}"
@@ -377,7 +379,7 @@ def test_a_version_that_an_earlier_engine_wrote_to_a_topic_is_not_written_to_it_
     assert sorted(int(record.data) for record in world.client.reader(a)) == sorted([*IDS, *NEXT_IDS])
 
 
-def test_a_version_written_to_other_topics_by_a_column_is_an_error_and_not_nothing(new_world):
+def test_a_version_written_to_other_topics_by_a_column_is_an_error(new_world):
     world = new_world()
     a, b = world.topics
     for topic in (a, b):
@@ -393,7 +395,7 @@ def test_a_version_written_to_other_topics_by_a_column_is_an_error_and_not_nothi
 
 
 def test_two_plain_batch_writes_are_two_writes(new_world):
-    """SK-29: without an identity each write has its own."""
+    """Without txnAppId each write has its own identity."""
     world = new_world()
     for _ in range(2):
         kind = schema(("value", BinaryType()), ("topic", StringType()))
@@ -403,8 +405,8 @@ def test_two_plain_batch_writes_are_two_writes(new_world):
     assert os.listdir(world.directory) == []
 
 
-def test_lost_staging_is_noticed_before_anything_is_written(new_world):
-    """SK-28."""
+def test_a_lost_staging_directory_is_detected_before_the_write(new_world):
+    """The error names the checkpoint."""
     world = new_world()
     world.batch(0, IDS)
     for name in os.listdir(world.directory):
@@ -414,7 +416,7 @@ def test_lost_staging_is_noticed_before_anything_is_written(new_world):
     assert world.found() == world.expected(IDS)
 
 
-def test_a_changed_staged_file_is_refused_before_anything_is_written(new_world):
+def test_a_changed_staged_file_is_refused_before_the_write(new_world):
     world = new_world()
     files = world.stage(IDS)
     path = os.path.join(world.directory, files[-1].name)
@@ -426,7 +428,7 @@ def test_a_changed_staged_file_is_refused_before_anything_is_written(new_world):
     assert not world.found()
 
 
-def test_a_plan_that_does_not_verify_is_refused(new_world):
+def test_a_damaged_plan_is_refused(new_world):
     world = new_world()
     world.batch(0, IDS)
     (name,) = [name for name in os.listdir(world.directory) if name.endswith(".plan")]
@@ -437,7 +439,7 @@ def test_a_plan_that_does_not_verify_is_refused(new_world):
         world.batch(1, NEXT_IDS)
 
 
-def test_one_commits_at_a_time(new_world):
+def test_only_one_process_commits_at_a_time(new_world):
     world = new_world()
     held = staging.Staging(world.directory)
     with held.lock_writer(world.key.text), pytest.raises(NotReady, match="another process"):
@@ -445,8 +447,8 @@ def test_one_commits_at_a_time(new_world):
     world.batch(0, IDS)
 
 
-def test_the_janitor_takes_only_what_nobody_comes_back_for(new_world, tmp_path):
-    """SK-25."""
+def test_clean_removes_only_abandoned_files(new_world, tmp_path):
+    """Files of an open plan, and files of a locked writer, stay."""
     world = new_world()
     orphans = world.stage(IDS)
     stop_points.configure("sink_after_plan:1:raise")
@@ -465,7 +467,7 @@ def test_the_janitor_takes_only_what_nobody_comes_back_for(new_world, tmp_path):
 
 
 class _At(SystemClock):
-    """A clock that says one wall time."""
+    """A clock with a fixed wall time."""
 
     def __init__(self, now_us):
         self._now_us = now_us
@@ -481,8 +483,8 @@ POINTS = ("sink_before_plan", "sink_after_plan", "sink_mid_append", "sink_after_
 
 @pytest.mark.parametrize("how", DEALS)
 @pytest.mark.parametrize("point", POINTS)
-def test_a_commit_that_fails_anywhere_is_aborted_repeated_and_exact(new_world, monkeypatch, point, how):
-    """SK-22, section 8: Spark aborts with the same messages, then runs the batch again."""
+def test_a_commit_that_fails_at_any_point_is_repeated_exactly(new_world, monkeypatch, point, how):
+    """Spark aborts with the same messages and then runs the batch again."""
     world = new_world()
     monkeypatch.setattr(committing, "FRAMES_IN_FLIGHT", 1)
     stop_points.configure(f"{point}:1:raise")
@@ -501,8 +503,9 @@ def test_a_commit_that_fails_anywhere_is_aborted_repeated_and_exact(new_world, m
 
 @pytest.mark.parametrize("how", DEALS)
 @pytest.mark.parametrize("kind", ["halt", "EIO"])
-def test_a_crash_or_failure_at_any_change_of_the_disk_loses_and_doubles_nothing(new_world, kind, how):
-    """Every call that changes the disk, from a task's first to the driver's last; a slice of them here."""
+def test_a_crash_or_failure_at_any_disk_change_loses_and_duplicates_no_row(new_world, kind, how):
+    """The changes range from the first one of a task to the last one of the driver. This test runs a slice of
+    them."""
     for nth in range(1 + DEALS.index(how) * 2, CHANGES, STEP):
         world = new_world(maxFrameRecords="20", width=WIDE if nth // STEP % 2 else 1)
         if not crash_at(
@@ -515,7 +518,7 @@ def test_a_crash_or_failure_at_any_change_of_the_disk_loses_and_doubles_nothing(
 
 
 @pytest.mark.parametrize("kind", ["short", "stuck"])
-def test_a_write_of_many_pieces_that_stops_half_way_is_continued_or_fails(new_world, kind):
+def test_a_short_write_of_many_buffers_is_continued_or_fails(new_world, kind):
     world = new_world(width=WIDE)
     world.disk = FaultyDisk(RealDisk(), DiskFault("write", 1, kind))
     if kind == "stuck":
@@ -528,8 +531,8 @@ def test_a_write_of_many_pieces_that_stops_half_way_is_continued_or_fails(new_wo
 
 
 @pytest.mark.parametrize("how", DEALS)
-def test_power_loss_at_any_change_of_the_disk_loses_and_doubles_nothing(new_world, how):
-    """What was not synced is gone, in part or as a whole."""
+def test_power_loss_at_any_disk_change_loses_and_duplicates_no_row(new_world, how):
+    """Unsynced data is lost, in part or as a whole."""
     for nth in range(1 + DEALS.index(how) * 2, CHANGES, STEP):
         width = WIDE if nth // STEP % 2 else 1
         world = new_world(directory="/staging", maxFrameRecords="20", width=width)
@@ -540,8 +543,8 @@ def test_power_loss_at_any_change_of_the_disk_loses_and_doubles_nothing(new_worl
         pytest.fail("the batch makes more changes than were tried")
 
 
-def test_an_open_plan_is_finished_by_recover(new_world):
-    """SK-29: a driver died midway and nobody starts it again."""
+def test_recover_finishes_an_open_plan(new_world):
+    """The driver died during the commit and is not started again."""
     world = new_world()
     stop_points.configure("sink_mid_append:1:raise")
     with pytest.raises(InvariantViolation):
@@ -566,8 +569,9 @@ def test_a_newer_batch_finishes_the_open_one_first(new_world):
 # -- refusals ---------------------------------------------------------------------------------------------
 
 
-def test_a_frame_refused_among_others_gets_a_new_number_and_is_written_once(client, new_world):
-    """A number below the highest settled one is never appended: the plan moves the frame, durably."""
+def test_a_refused_frame_gets_a_new_number_and_is_written_once(client, new_world):
+    """The shard never appends a number below the highest settled one, so the plan durably assigns a new
+    number."""
     world = new_world(maxFrameRecords="100")
     topic = world.topics[0]
     world.topics = (topic,)
@@ -582,13 +586,13 @@ def test_a_frame_refused_among_others_gets_a_new_number_and_is_written_once(clie
         world.batch(0, range(65), "shuffle")
     stop_points.configure("")
     done = world.batch(0, range(65), "shuffle")
-    assert (done.outcome, done.moved, done.repeats) == ("resumed", 1, 2)
+    assert (done.outcome, done.renumbered, done.repeats) == ("resumed", 1, 2)
     world.batch(1, range(65, 90))
     assert world.found() == world.expected(range(90))
 
 
-def test_a_numbered_producer_tells_repeats_from_numbers_that_never_were(client, ringlog_topic):
-    """I-13, I-14, as the sink relies on them."""
+def test_a_numbered_producer_distinguishes_repeats_from_skipped_numbers(client, ringlog_topic):
+    """The sink relies on this behaviour."""
     topic = ringlog_topic()
     client.topics.create(topic)
     maker = FrameMaker(options(maxFrameRecords="3"))
@@ -608,11 +612,11 @@ def test_a_numbered_producer_tells_repeats_from_numbers_that_never_were(client, 
     assert client.topics.state(topic).head_seq == 9
 
 
-# -- controls: strategies that are seen to lose -----------------------------------------------------------
+# -- controls: strategies that lose rows -------------------------------------------------------------------
 
 
 def append_by_task(world: World, how: str, tasks: int | None = None) -> None:
-    """The first strategy: tasks append by themselves, as producer (query, partition), frames numbered."""
+    """The naive strategy: tasks append directly, as producer (query, partition), with numbered frames."""
     base = staging.writer_file_id(world.key.text)[:12]
     for partition, part in enumerate(deal(IDS, how, seed=3)[:tasks]):
         maker = FrameMaker(world.options)
@@ -624,8 +628,8 @@ def append_by_task(world: World, how: str, tasks: int | None = None) -> None:
 
 
 @pytest.mark.parametrize(("how", "loses"), [("same", False), ("more", True), ("shuffle", True)])
-def test_control_appending_by_task_is_seen_to_lose_or_double(new_world, how, loses):
-    """Trap 1 of section 8: the job dies after its first task and is repeated."""
+def test_control_appending_by_task_loses_or_duplicates_rows(new_world, how, loses):
+    """The job dies after its first task and is repeated."""
     world = new_world()
     append_by_task(world, "same", tasks=1)
     append_by_task(world, how)
@@ -637,8 +641,8 @@ def test_control_appending_by_task_is_seen_to_lose_or_double(new_world, how, los
         assert doubled
 
 
-def test_control_an_abort_that_does_not_look_at_the_plan_is_seen_to_lose(new_world):
-    """Trap 3 of section 8 (SK-22): the commit failed after the plan, the clean-up took the files."""
+def test_control_an_abort_that_ignores_the_plan_loses_rows(new_world):
+    """The commit fails after the plan, and the clean-up removes the files."""
     world = new_world()
     stop_points.configure("sink_after_plan:1:raise")
     with pytest.raises(InvariantViolation):
@@ -652,8 +656,8 @@ def test_control_an_abort_that_does_not_look_at_the_plan_is_seen_to_lose(new_wor
 
 
 @pytest.mark.parametrize("how", ["same", "more", "shuffle"])
-def test_control_a_commit_without_a_plan_is_seen_to_lose(new_world, monkeypatch, how):
-    """Section 8, second row: frames keyed (query, batch, n), the plan forgotten, the numbers kept."""
+def test_control_a_commit_without_a_plan_loses_rows(new_world, monkeypatch, how):
+    """Frames are identified by (query, batch, n). The plan is lost, and the producer numbers are kept."""
     world = new_world()
     monkeypatch.setattr(committing, "FRAMES_IN_FLIGHT", 1)
     stop_points.configure("sink_mid_append:5:raise")
@@ -675,8 +679,8 @@ def test_control_a_commit_without_a_plan_is_seen_to_lose(new_world, monkeypatch,
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_refusals_and_crashes_in_any_mixture_end_exact(client, new_world, monkeypatch, seed):
-    """A topic that fills up, frees up and refuses single frames, while commits die between them."""
+def test_any_mix_of_refusals_and_crashes_ends_exactly_once(client, new_world, monkeypatch, seed):
+    """The topic fills up, gets space and refuses single frames, while commits die in between."""
     rng = random.Random(seed)
     monkeypatch.setattr(committing, "FRAMES_IN_FLIGHT", rng.choice([1, 3, 8]))
     world = new_world(maxFrameRecords=str(rng.randint(2, 9)))

@@ -1,4 +1,4 @@
-"""Drivers of the sink that are killed, a few of each kind; `python -m tests.spark.crashes` kills hundreds."""
+"""Killed drivers of the sink, a few of each kind; `python -m tests.spark.crashes` kills hundreds."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.night
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("place", "how"), list(zip(POINTS, [*DEALS, *DEALS], strict=True)))
-def test_a_killed_driver_loses_and_doubles_nothing(ringlog_engine, ringlog_topic, tmp_path, place, how):
-    """SP-9, section 8, layer 3: killed with SIGKILL, repeated with other partitions."""
+def test_a_killed_driver_loses_and_duplicates_no_row(ringlog_engine, ringlog_topic, tmp_path, place, how):
+    """The driver dies by SIGKILL, and the repeated batch has other partitions."""
     topics = (ringlog_topic("a"), ringlog_topic("b"))
     raw = {"path": ringlog_engine.data_dir, "stagingDir": str(tmp_path), "maxFrameRecords": "7"}
     with ringlog.connect(ringlog_engine.url, wait=10) as client:
@@ -38,8 +38,8 @@ def test_a_killed_driver_loses_and_doubles_nothing(ringlog_engine, ringlog_topic
 @pytest.mark.slow
 @pytest.mark.night
 @pytest.mark.timeout(180)
-def test_an_engine_that_dies_under_a_commit_loses_and_doubles_nothing(tmp_path):
-    """SP-9: first the shard, then the whole engine is killed while frames are in flight."""
+def test_a_kill_of_the_engine_during_a_commit_loses_and_duplicates_no_row(tmp_path):
+    """First the shard and then the whole engine is killed while frames are in flight."""
     with (
         ringlog.testing.engine(wal={"shards": 1}) as running,
         ringlog.connect(running.url, wait=20) as client,
@@ -65,7 +65,7 @@ def test_an_engine_that_dies_under_a_commit_loses_and_doubles_nothing(tmp_path):
 
 
 def _until_written(world, batch, ids):
-    """Repeat a batch, as Spark's restarts do, until its commit ends."""
+    """Repeat a batch, as restarts of Spark do, until its commit succeeds."""
     for how in (*DEALS, *DEALS):
         try:
             world.batch(batch, ids, how)

@@ -1,4 +1,4 @@
-"""The sink under a real Spark: batch writes, streams, and commits that die in Spark's own processes."""
+"""The sink in a real Spark: batch writes, streams, and commits that die in Spark's own processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def client(ringlog_engine):
 
 
 def found(client, topic) -> Counter[bytes]:
-    """How often each payload is in the topic."""
+    """Return how often each payload is in the topic."""
     counts: Counter[bytes] = Counter()
     for record in client.reader(topic, follow=False):
         counts[bytes(record.data)] += 1
@@ -32,7 +32,7 @@ def found(client, topic) -> Counter[bytes]:
 
 
 def test_a_dataframe_is_appended_once_for_each_version(spark, client, ringlog_engine, ringlog_topic):
-    """SK-29; columns and topics by column; section 4's refusals reach the user."""
+    """Topics come from a column, and refused options and columns reach the user as Spark errors."""
     topics = [ringlog_topic("a"), ringlog_topic("b")]
     rows = spark.range(ROWS).selectExpr(
         f"if(id % 2 = 0, '{topics[0]}', '{topics[1]}') topic", "cast(id as string) value", "'some' tag",
@@ -65,10 +65,10 @@ def test_a_dataframe_is_appended_once_for_each_version(spark, client, ringlog_en
         pytest.param("sink_after_append:1:raise", 2, marks=pytest.mark.night),
     ],
 )
-def test_a_stream_whose_commit_dies_goes_on_exactly(
+def test_a_stream_whose_commit_dies_continues_exactly_once(
     spark, client, ringlog_engine, ringlog_topic, tmp_path, point, repartition
 ):
-    """SP-9, SK-22, SK-23: Spark aborts, the query fails, its restart has other partitions and a shuffle."""
+    """Spark aborts and the query fails. Its restart has other partitions and a shuffle."""
     source, target = ringlog_topic("source"), ringlog_topic("target")
     client.topics.create(target)
     with client.producer(source) as producer:

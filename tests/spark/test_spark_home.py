@@ -1,4 +1,4 @@
-"""The home of Spark that makes its Python processes start fast: where it is made, and where it is not."""
+"""The Spark home that makes Spark's Python processes start fast: where it is created and where it is not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ringlog.spark.spark_home import LINKED, cache_of, ensure_home, find_pyspark, light_home
+from ringlog.spark.spark_home import LINKED, bytecode_spark_home, cache_of, ensure_home, find_pyspark
 
 pytestmark = [pytest.mark.timeout(180)]
 
@@ -21,7 +21,7 @@ def package(tmp_path):
     return found
 
 
-def test_it_has_all_of_spark_but_its_python(package, tmp_path):
+def test_the_home_links_all_of_spark_except_python(package, tmp_path):
     home = ensure_home(package, tmp_path / "cache")
     assert sorted(os.listdir(home)) == sorted(LINKED)
     for each in ("bin", "jars", "sbin"):
@@ -32,7 +32,7 @@ def test_it_has_all_of_spark_but_its_python(package, tmp_path):
     assert os.listdir(tmp_path / "cache") == [home.name]
 
 
-def test_one_that_is_spoilt_is_mended_and_another_pyspark_has_its_own(package, tmp_path):
+def test_a_broken_home_is_repaired_and_another_pyspark_gets_its_own(package, tmp_path):
     home = ensure_home(package, tmp_path / "cache")
     (home / "jars").unlink()
     (home / "bin").unlink()
@@ -42,7 +42,7 @@ def test_one_that_is_spoilt_is_mended_and_another_pyspark_has_its_own(package, t
     assert ensure_home(tmp_path / "other", tmp_path / "cache") != home
 
 
-def test_where_it_cannot_be_made_there_is_none(package, tmp_path):
+def test_ensure_home_returns_none_if_it_cannot_create_the_home(package, tmp_path):
     (tmp_path / "file").touch()
     assert ensure_home(package, tmp_path / "file" / "cache") is None
     assert ensure_home(package, None) is None
@@ -52,7 +52,7 @@ def test_where_it_cannot_be_made_there_is_none(package, tmp_path):
     assert ensure_home(package, tmp_path / "cache") is None, "what is not ours stays"
 
 
-def test_it_lies_in_the_users_cache():
+def test_the_home_is_in_the_users_cache_directory():
     assert str(cache_of({"HOME": "/home/u"})) == "/home/u/.cache/ringlog"
     assert str(cache_of({"HOME": "/home/u", "XDG_CACHE_HOME": "/c"})) == "/c/ringlog"
     assert str(cache_of({"HOME": "/home/u", "XDG_CACHE_HOME": "not/absolute"})) == "/home/u/.cache/ringlog"
@@ -68,23 +68,23 @@ def test_only_a_pyspark_that_every_process_finds_is_used():
 
 
 @pytest.mark.parametrize("master", ["local", "local[2]", "local[*]"])
-def test_a_session_of_this_host_is_started_with_it(master, tmp_path):
+def test_a_local_session_starts_with_the_home(master, tmp_path):
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
-    with light_home(environ, master):
+    with bytecode_spark_home(environ, master):
         assert os.listdir(tmp_path / "ringlog") == [os.path.basename(environ["SPARK_HOME"])]
     assert environ == {"XDG_CACHE_HOME": str(tmp_path)}, "it is for the JVM alone"
 
 
 @pytest.mark.parametrize("master", ["local-cluster[2,1,1024]", "spark://host:7077", "sc://host"])
-def test_others_are_left_alone(master, tmp_path):
+def test_a_session_on_a_cluster_does_not_use_the_home(master, tmp_path):
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
-    with light_home(environ, master):
+    with bytecode_spark_home(environ, master):
         assert "SPARK_HOME" not in environ
 
 
-def test_a_home_that_somebody_chose_is_used(tmp_path):
+def test_a_configured_spark_home_is_kept(tmp_path):
     environ = {"XDG_CACHE_HOME": str(tmp_path), "SPARK_HOME": "/opt/spark"}
-    with light_home(environ, "local[2]"):
+    with bytecode_spark_home(environ, "local[2]"):
         assert environ["SPARK_HOME"] == "/opt/spark"
     assert environ["SPARK_HOME"] == "/opt/spark"
 
@@ -103,7 +103,7 @@ with_session.stop()
 """
 
 
-def test_sparks_python_processes_import_what_is_compiled(tmp_path):
+def test_sparks_python_processes_import_the_installed_pyspark(tmp_path):
     environ = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
     done = subprocess.run(
         [sys.executable, "-c", _WHERE], env={**environ, "XDG_CACHE_HOME": str(tmp_path)},

@@ -1,4 +1,4 @@
-"""Pieces, as a task of Python describes them: places in files that are held, bytes of what is in none."""
+"""Pieces as a Python task describes them: positions in pinned files, and the bytes of records in no file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.timeout(120)]
 
 
 def pieces(running, topic, **options):
-    """Rows of all partitions, as dicts; what Spark would check of them is checked."""
+    """Return the rows of all partitions as dictionaries, and check what Spark checks."""
     given = {"path": running.data_dir, "subscribe": topic, PIECES_OF: "", **options}
     reader = copied(RinglogDataSource(given).reader(SCHEMA))
     batches = [batch for part in reader.partitions() for batch in reader.read(copied(part))]
@@ -28,7 +28,7 @@ def pieces(running, topic, **options):
 
 
 def bodies(row):
-    """(header words, body) of each frame of a piece, from the file that is held or from its bytes."""
+    """Yield (header words, body) of each frame of a piece, from the pinned file or from its bytes."""
     frames = np.frombuffer(row["frames"], np.uint64).reshape(-1, 11)
     if row["held"] is None:
         source = row["data"]
@@ -41,8 +41,10 @@ def bodies(row):
 
 
 @pytest.mark.slow
-def test_what_is_sealed_is_named_and_what_is_not_travels(sealing_engine, sealing_client, ringlog_topic):
-    """SK-14, SK-16: every frame is where the piece says, under the checksum that its header has."""
+def test_records_in_segments_are_referenced_and_others_are_sent(
+    sealing_engine, sealing_client, ringlog_topic
+):
+    """Every frame is at the given position and matches the checksum in its header."""
     topic = ringlog_topic()
     write(sealing_client, topic, 1, 3_000)
     checkpoint(sealing_engine)
@@ -60,7 +62,7 @@ def test_what_is_sealed_is_named_and_what_is_not_travels(sealing_engine, sealing
 
 
 @pytest.mark.slow
-def test_bounds_and_deleted_records_are_named(sealing_engine, sealing_client, ringlog_topic):
+def test_pieces_contain_the_bounds_and_the_hidden_seqs(sealing_engine, sealing_client, ringlog_topic):
     topic = ringlog_topic()
     write(sealing_client, topic, 1, 2_000)
     checkpoint(sealing_engine)
@@ -75,7 +77,7 @@ def test_bounds_and_deleted_records_are_named(sealing_engine, sealing_client, ri
     assert hidden == [n for n in range(500, 900) if n % 10 == 5 and n % 7]
 
 
-def test_a_file_that_is_held_is_read_though_its_name_has_gone(tmp_path):
+def test_a_pinned_file_is_readable_after_its_removal(tmp_path):
     path = tmp_path / "seg.data"
     path.write_bytes(b"sealed")
     held = PinnedFiles(RealDisk(), most=2)
@@ -91,7 +93,7 @@ def test_a_file_that_is_held_is_read_though_its_name_has_gone(tmp_path):
     assert not os.path.exists(place)
 
 
-def test_no_more_files_are_held_than_the_bound(tmp_path):
+def test_the_number_of_pinned_files_is_bounded(tmp_path):
     held = PinnedFiles(RealDisk(), most=2)
     try:
         places = []
@@ -105,7 +107,9 @@ def test_no_more_files_are_held_than_the_bound(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_next_task_lets_go_of_what_the_last_one_held(sealing_engine, sealing_client, ringlog_topic):
+def test_the_next_task_releases_the_pinned_files_of_the_last_one(
+    sealing_engine, sealing_client, ringlog_topic
+):
     topic = ringlog_topic()
     write(sealing_client, topic, 1, 1_000)
     checkpoint(sealing_engine)
@@ -124,10 +128,11 @@ def nothing_stays_open():
 
 
 @pytest.mark.slow
-def test_bodies_are_compared_here_only_to_pass_over_damage(
+def test_python_verifies_bodies_only_for_quarantine(
     sealing_engine, sealing_client, ringlog_topic, monkeypatch
 ):
-    """The other side compares all: doing it twice would be for nothing. Quarantine has to know here."""
+    """The JVM verifies all bodies, so Python does not. Only onCorrupt=quarantine needs the result in Python.
+    """
     topic = ringlog_topic()
     looked = []
     monkeypatch.setattr("ringlog.storage.reader.frames.first_bad_body", lambda *_: looked.append(1))

@@ -1,8 +1,8 @@
-"""Queries killed and started again: downstream every (topic, epoch, seq) is there exactly once.
+"""Queries that are killed and started again: the sink has every (topic, epoch, seq) exactly once.
 
-Each run of a query is a process group of its own, killed with SIGKILL: at a chosen step, or at some random
-moment. The next run has other partitions, another shuffle and another limit; records are written in between
-and pass from the log into segments. At night there are 36 kills, in the tests of every day one.
+Each run of a query is its own process group, killed with SIGKILL at a chosen step or at a random moment. The
+next run has other partitions, another shuffle and another limit. Records are written in between and move from
+the log into segments. A nightly run has 36 kills, and the daily tests have one.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ SHUFFLES = itertools.cycle([None, 3, 2])
 LIMITS = itertools.cycle(["900", "350", "2000"])
 RUN_S = 300
 OVERLOADED = "Python worker failed to connect back"
-"""What Spark says, and cannot be told to wait longer, when a Python process takes ten seconds to start."""
+"""Spark's error if a Python process takes ten seconds to start. The limit cannot be configured."""
 TRIES_MAX = 4
 RANDOM_S = 6.0
-"""Longest life of a randomly killed query; from where it was started, not the session."""
+"""Longest life of a randomly killed query in seconds, from the start of the query, not of the session."""
 
 
 class Runs:
@@ -59,9 +59,9 @@ class Runs:
                 self.written[topic] += count
 
     def run(self, *, die: str | None = None, after: int = 0, kill_after_s: float | None = None) -> int:
-        """One run with settings of its own; its status, negative when it was killed.
+        """Run the query with its own settings. Return its exit status, negative if it was killed.
 
-        One that Spark itself gave up, on a machine that is too busy, is one more crash, and is run again.
+        A run that Spark itself ended on a busy machine counts as one more crash and is repeated.
         """
         for _ in range(TRIES_MAX):
             status, said = self._run(die, after, kill_after_s)
@@ -75,7 +75,7 @@ class Runs:
         pytest.fail(f"Spark gave up {TRIES_MAX} times: the machine is too busy for it")
 
     def _run(self, die: str | None, after: int, kill_after_s: float | None) -> tuple[int, str]:
-        """(status, what it wrote)."""
+        """Return (status, output)."""
         self.started += 1
         scratch = self.directory / f"scratch{self.started}"
         scratch.mkdir()
@@ -108,12 +108,12 @@ class Runs:
         return child.returncode, log.read_text()
 
     def batches(self) -> int:
-        """Micro-batches in the offset log."""
+        """Return the number of micro-batches in the offset log."""
         offsets = self.checkpoint / "offsets"
         return sum(name.isdigit() for name in os.listdir(offsets)) if offsets.exists() else 0
 
     def rows(self) -> Counter:
-        """(topic, epoch, seq) in the files that the sink's own log names, counted."""
+        """Return the counts of (topic, epoch, seq) in the files that the sink's own log lists."""
         found = Counter()
         for path in self._files():
             table = pq.ParquetFile(path).read()
@@ -121,7 +121,7 @@ class Runs:
         return found
 
     def check(self) -> None:
-        """Nothing lost, nothing doubled, nothing invented."""
+        """Check that no record is lost, duplicated or invented."""
         found = self.rows()
         doubled = [row for row, count in found.items() if count > 1]
         by_topic = {topic: sorted(seq for name, _, seq in found if name == topic) for topic in TOPICS}
@@ -156,8 +156,8 @@ def runs(tmp_path):
 @pytest.mark.slow
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(700)
-def test_a_query_killed_while_it_reads_goes_on_exactly_where_it_was(runs):
-    """SP-8, SK-12: one kill in the middle of a task, then other partitions and a shuffle."""
+def test_a_query_killed_while_it_reads_continues_exactly(runs):
+    """One kill occurs in the middle of a task. The next run has other partitions and a shuffle."""
     runs.write(2_000)
     checkpoint(runs.running)
     runs.write(1_000)
@@ -172,8 +172,8 @@ def test_a_query_killed_while_it_reads_goes_on_exactly_where_it_was(runs):
 @pytest.mark.night
 @pytest.mark.timeout(3_000)
 @pytest.mark.parametrize("seed", range(3))
-def test_kills_at_every_step_and_at_random_lose_and_double_nothing(runs, seed):
-    """12 kills a seed: each step twice, early and late, and four at random moments."""
+def test_kills_at_every_step_and_at_random_lose_and_duplicate_no_record(runs, seed):
+    """Each seed has 12 kills: each step twice, early and late, and four random moments."""
     random_ = random.Random(seed)
     plan = [(step, None) for step in STEPS for _ in range(2)] + [(None, RANDOM_S)] * 4
     random_.shuffle(plan)
@@ -182,7 +182,7 @@ def test_kills_at_every_step_and_at_random_lose_and_double_nothing(runs, seed):
         runs.write(random_.choice([400, 900]))
         if random_.random() < 0.4:
             checkpoint(runs.running)
-        # A step counts from the batches there are; in a task, from those of this run.
+        # A step counts from the existing batches; within a task it counts from those of this run.
         ahead = random_.randrange(2)
         after = ahead if step == "tasks" else runs.batches() + ahead
         if step is None:

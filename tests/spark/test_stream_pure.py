@@ -1,4 +1,4 @@
-"""Offsets of a stream and what one micro-batch may take: tables and properties, no engine and no Spark."""
+"""Offsets of a stream and the limits of one micro-batch: tables and properties, without engine and Spark."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ places = st.dictionaries(
 )
 
 
-# -- offsets (SK-17, SP-8) ----------------------------------------------------------------------------
+# -- offsets ------------------------------------------------------------------------------------------
 
 
 @given(places)
-def test_an_offset_comes_back_as_the_places_it_was_made_from(found):
+def test_decode_returns_the_encoded_positions(found):
     through_json = json.loads(json.dumps(encode(LOG, found)))
     assert decode(through_json, LOG) == found
 
 
 @given(places, st.randoms())
-def test_equal_places_give_equal_text_whatever_their_order(found, random):
+def test_equal_positions_give_equal_text_in_any_order(found, random):
     shuffled = list(found.items())
     random.shuffle(shuffled)
     assert json.dumps(encode(LOG, found)) == json.dumps(encode(LOG, dict(shuffled)))
 
 
 @given(places)
-def test_text_that_spark_brought_back_is_the_text_that_was_given(found):
+def test_an_offset_keeps_its_text_after_decode_and_encode(found):
     text = json.dumps(encode(LOG, found))
     assert json.dumps(encode(LOG, decode(json.loads(text), LOG))) == text
     assert list(json.loads(text)) == sorted(json.loads(text)), "keys are in order at every level"
 
 
-def test_the_beginning_is_told_from_a_stream_of_no_topics():
-    """A topic that appears then is new to the one and old to the other."""
+def test_the_beginning_differs_from_an_offset_without_topics():
+    """A topic that appears later belongs to the beginning in one case, and is new to the query in the other.
+    """
     assert decode(encode(LOG, BEGINNING), LOG) is BEGINNING
     assert decode(encode(LOG, {}), LOG) == {}
     assert encode(LOG, BEGINNING) != encode(LOG, {})
@@ -70,7 +71,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_offset_of_this_log_is_refused_with_the_reason(name):
+def test_an_invalid_or_foreign_offset_is_refused_with_the_reason(name):
     offset, words = REFUSED[name]
     with pytest.raises(CheckpointRefused) as e:
         decode(offset, LOG)
@@ -78,26 +79,26 @@ def test_what_is_no_offset_of_this_log_is_refused_with_the_reason(name):
     assert str(pickle.loads(pickle.dumps(e.value))) == str(e.value)
 
 
-def test_a_newer_version_is_told_before_the_log_since_all_else_may_mean_something_different_in_it():
+def test_the_version_of_an_offset_is_checked_before_its_log():
     with pytest.raises(CheckpointRefused, match="newer"):
         decode({"log": "f" * 16, "topics": "?", "v": 9}, LOG)
 
 
-# -- limits (SK-19) -----------------------------------------------------------------------------------
+# -- limits -------------------------------------------------------------------------------------------
 
 lags = st.dictionaries(names, st.one_of(st.just(0), st.integers(1, 20), st.integers(1, 1 << 40)), max_size=8)
 
 
 @given(lags, st.integers(1, 1 << 41), st.integers(0, 1 << 33))
-def test_shares_use_the_limit_up_and_exceed_neither_it_nor_what_waits(waiting, most, turn):
+def test_shares_use_the_whole_limit_and_exceed_neither_it_nor_the_lag(waiting, most, turn):
     shares = admit_offsets(waiting, most, turn)
     assert sum(shares.values()) == min(most, sum(waiting.values()))
     assert all(0 <= count <= waiting[topic] for topic, count in shares.items())
 
 
 @given(lags.filter(lambda found: any(found.values())), st.integers(1, 1 << 41), st.integers(0, 1 << 33))
-def test_shares_follow_what_waits(waiting, most, turn):
-    """No further than two positions from the exact part: one for rounding, one for the turn."""
+def test_shares_are_proportional_to_the_lag(waiting, most, turn):
+    """The difference from the exact share is at most two: one for rounding and one for the rotation."""
     total = sum(waiting.values())
     for topic, count in admit_offsets(waiting, most, turn).items():
         exact = min(most, total) * waiting[topic] / total
@@ -105,7 +106,7 @@ def test_shares_follow_what_waits(waiting, most, turn):
 
 
 @given(lags, st.integers(1, 50), st.integers(0, 1 << 33))
-def test_no_topic_starves_however_much_waits_in_the_others(waiting, most, turn):
+def test_no_topic_starves_for_any_lag_of_the_others(waiting, most, turn):
     served = {
         topic
         for step in range(len(waiting))
@@ -115,15 +116,15 @@ def test_no_topic_starves_however_much_waits_in_the_others(waiting, most, turn):
     assert served == {topic for topic, lag in waiting.items() if lag}
 
 
-def test_beside_a_topic_that_never_empties_a_small_one_is_served_in_time():
-    """Rounding alone would give it nothing: its part of 100 is far below one, batch after batch."""
+def test_a_small_topic_is_served_next_to_a_topic_with_a_huge_lag():
+    """With rounding alone its share of 100 would be 0 in every batch."""
     waiting = {"flood": 10**9, "drop": 1}
     exact = 100 * waiting["drop"] // sum(waiting.values())
     assert exact == 0
     assert [admit_offsets(waiting, 100, turn).get("drop", 0) for turn in range(4)].count(1) >= 2
 
 
-def test_turns_go_round_by_name():
+def test_rotate_topics_rotates_by_name():
     assert [rotate_topics(["b", "c", "a"], turn)[0] for turn in range(4)] == ["a", "b", "c", "a"]
     assert rotate_topics([], 3) == []
 
@@ -142,7 +143,7 @@ def used(steps, chosen):
 
 
 @given(frames(), st.integers(1, 30_000), st.integers(0, 1 << 33))
-def test_bytes_are_chosen_in_whole_frames_and_exceed_the_limit_by_the_first_alone(steps, most, turn):
+def test_admit_bytes_admits_whole_frames_and_exceeds_the_limit_only_by_the_first(steps, most, turn):
     chosen = admit_bytes(steps, most, turn)
     ends = {topic: {step.until for step in found} for topic, found in steps.items()}
     assert all(until in ends[topic] for topic, until in chosen.items())
@@ -155,7 +156,7 @@ def test_bytes_are_chosen_in_whole_frames_and_exceed_the_limit_by_the_first_alon
 
 
 @given(frames(), st.integers(1, 30_000), st.integers(0, 1 << 33))
-def test_bytes_are_not_left_over_while_a_frame_would_fit(steps, most, turn):
+def test_admit_bytes_leaves_no_frame_that_would_fit(steps, most, turn):
     chosen = admit_bytes(steps, most, turn)
     left = most - used(steps, chosen)
     for topic, found in steps.items():
@@ -164,6 +165,6 @@ def test_bytes_are_not_left_over_while_a_frame_would_fit(steps, most, turn):
 
 
 @given(frames(), st.integers(1, 3_000), st.integers(0, 1 << 33))
-def test_by_bytes_no_topic_starves_either(steps, most, turn):
+def test_no_topic_starves_under_a_byte_limit(steps, most, turn):
     served = {topic for step in range(len(steps)) for topic in admit_bytes(steps, most, turn + step)}
     assert served == {topic for topic, found in steps.items() if found}

@@ -1,4 +1,4 @@
-"""The streaming source without a JVM: the reader driven as Spark drives it, against a real engine."""
+"""The streaming source without a JVM: the test drives the reader as Spark does, on a real engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def prefix():
-    """Of topics that only this test has."""
+    """A prefix for topics that only this test uses."""
     return f"stream{next(_numbers)}-"
 
 
@@ -33,13 +33,11 @@ def span(first, last):
     return list(range(first, last + 1))
 
 
-# -- the whole of it ----------------------------------------------------------------------------------
+# -- complete reads -----------------------------------------------------------------------------------
 
 
-def test_a_stream_reads_every_record_once_whatever_lies_in_the_log_or_in_segments(
-    sealing_engine, sealing_client, prefix
-):
-    """SP-2, SP-6: the increments together are one full read."""
+def test_a_stream_reads_every_record_once_from_segments_and_the_log(sealing_engine, sealing_client, prefix):
+    """The increments together are one full read."""
     topics = [f"{prefix}{name}" for name in "ab"]
     for topic in topics:
         write(sealing_client, topic, 1, 3_000)
@@ -57,8 +55,8 @@ def test_a_stream_reads_every_record_once_whatever_lies_in_the_log_or_in_segment
     assert query.step() is None
 
 
-def test_offsets_are_sorted_and_idle_ones_come_back_as_the_same_text(sealing_engine, sealing_client, prefix):
-    """SK-17, SK-19: Spark compares text, and other text would be another batch."""
+def test_offsets_are_sorted_and_idle_offsets_keep_their_text(sealing_engine, sealing_client, prefix):
+    """Spark compares the text, and any other text would start another batch."""
     topics = [f"{prefix}{name}" for name in ("zeta", "alpha", "Mid")]
     for topic in topics:
         write(sealing_client, topic, 1, 5)
@@ -74,24 +72,25 @@ def test_offsets_are_sorted_and_idle_ones_come_back_as_the_same_text(sealing_eng
     assert query.restart().plan() is False
 
 
-# -- where it begins ----------------------------------------------------------------------------------
+# -- start --------------------------------------------------------------------------------------------
 
 
-def test_a_first_batch_that_dies_is_repeated_from_the_same_place(sealing_engine, sealing_client, prefix):
-    """SP-8. Spark asks for the initial offset again then, and `latest` means something else by that time."""
+def test_a_first_batch_that_dies_is_repeated_from_the_same_offset(sealing_engine, sealing_client, prefix):
+    """Spark requests the initial offset again, and `latest` has another value by then."""
     topic = f"{prefix}t"
     write(sealing_client, topic, 1, 10)
     query = Query(sealing_engine, topic, startingOffsets="latest")
     assert query.plan()
-    write(sealing_client, topic, 11, 30)  # The query runs: these are its.
+    write(sealing_client, topic, 11, 30)  # the query runs, so these records belong to it
     query.restart()
     assert query.run_planned() == []
     query.drain()
     assert query.seqs(topic) == span(11, 30)
 
 
-def test_the_simple_way_is_seen_to_lose_what_a_first_batch_held(sealing_engine, sealing_client, prefix):
-    """Control for the test above: a start that is resolved by initialOffset moves on when asked again."""
+def test_control_a_resolved_initial_offset_loses_the_first_batch(sealing_engine, sealing_client, prefix):
+    """The control for the test above: an initial offset that is resolved at once moves when it is requested
+    again."""
     topic = f"{prefix}t"
     write(sealing_client, topic, 1, 10)
 
@@ -110,7 +109,7 @@ def test_the_simple_way_is_seen_to_lose_what_a_first_batch_held(sealing_engine, 
     [("earliest", 1), ("latest", 41), ('{"%s": 17}', 17), ('{"%s": -1}', 41), ('{"%s": -2}', 1)],
 )
 def test_starting_offsets_are_the_first_seq_to_read(sealing_engine, sealing_client, prefix, starting, first):
-    """SK-18, SK-20: a topic that the JSON does not name is new to it."""
+    """A topic that the JSON does not name is new to the query and starts at its earliest record."""
     topic = f"{prefix}t"
     write(sealing_client, topic, 1, 40)
     write(sealing_client, f"{prefix}u", 1, 3)
@@ -124,7 +123,8 @@ def test_starting_offsets_are_the_first_seq_to_read(sealing_engine, sealing_clie
 
 
 def test_a_stream_may_start_at_a_time(sealing_engine, sealing_client, prefix):
-    """startingTimestamp by commit time, by topic too, and what happens when no record is that new."""
+    """startingTimestamp uses the commit time, for all topics or by topic. A time after all records is an
+    error by default."""
     topic = f"{prefix}t"
     write(sealing_client, topic, 1, 20)
     moment = sealing_client.read(topic, 20).cursor.seq
@@ -147,7 +147,7 @@ def test_a_stream_may_start_at_a_time(sealing_engine, sealing_client, prefix):
     assert query.seqs(topic) == [41, 42]
 
 
-def test_earliest_is_what_is_retained_and_no_gap(sealing_engine, sealing_client, prefix):
+def test_earliest_means_the_first_retained_record(sealing_engine, sealing_client, prefix):
     topic = f"{prefix}t"
     sealing_client.topics.create(topic, cap_records=30)
     write(sealing_client, topic, 1, 100, frame=10)
@@ -156,7 +156,7 @@ def test_earliest_is_what_is_retained_and_no_gap(sealing_engine, sealing_client,
     assert query.seqs(topic) == span(71, 100)
 
 
-def test_a_topic_that_does_not_exist_is_told_at_the_start(sealing_engine, prefix):
+def test_an_unknown_topic_is_an_error_at_the_start(sealing_engine, prefix):
     with pytest.raises(TopicNotFound):
         Query(sealing_engine, f"{prefix}nobody").step()
 
@@ -164,10 +164,10 @@ def test_a_topic_that_does_not_exist_is_told_at_the_start(sealing_engine, prefix
 # -- limits -------------------------------------------------------------------------------------------
 
 
-def test_the_limit_is_split_by_what_waits_and_a_small_topic_is_not_starved(
+def test_the_limit_is_divided_by_lag_and_a_small_topic_does_not_starve(
     sealing_engine, sealing_client, prefix
 ):
-    """SK-19."""
+    """A small topic gets at least one record in two batches."""
     flood, drop = f"{prefix}flood", f"{prefix}drop"
     write(sealing_client, flood, 1, 5_000)
     write(sealing_client, drop, 1, 3)
@@ -180,15 +180,15 @@ def test_the_limit_is_split_by_what_waits_and_a_small_topic_is_not_starved(
 
 
 def frame_ends(running, topic, last):
-    """Where the frames of its segments end."""
+    """Return the last seqs of the frames in the topic's segments."""
     with Catalog.open(running.data_dir) as catalog:
         ends = [each.last_seq for each in catalog.stored_ranges(topic, 0, last)]
     assert len(ends) > 1
     return ends
 
 
-def test_bytes_are_limited_by_whole_frames(sealing_engine, sealing_client, prefix):
-    """maxBytesPerTrigger: of segments by their frames, of the log by an estimate."""
+def test_the_byte_limit_admits_whole_frames(sealing_engine, sealing_client, prefix):
+    """maxBytesPerTrigger uses the frame sizes of segments, and an estimate for the log."""
     topic = f"{prefix}t"
     write(sealing_client, topic, 1, 20_000, frame=1_000, size=100)
     checkpoint(sealing_engine)
@@ -205,7 +205,7 @@ def test_bytes_are_limited_by_whole_frames(sealing_engine, sealing_client, prefi
     assert len(tail) >= 3, "the log is limited as well"
 
 
-def test_a_frame_larger_than_the_limit_goes_through_by_itself(sealing_engine, sealing_client, prefix):
+def test_a_frame_larger_than_the_byte_limit_is_one_batch(sealing_engine, sealing_client, prefix):
     topic = f"{prefix}t"
     write(sealing_client, topic, 1, 4_000, frame=1_000, size=100)
     checkpoint(sealing_engine)
@@ -215,8 +215,8 @@ def test_a_frame_larger_than_the_limit_goes_through_by_itself(sealing_engine, se
     assert query.seqs(topic) == span(1, 4_000)
 
 
-def test_a_trigger_that_runs_once_gets_everything_in_its_first_batch(sealing_engine, sealing_client, prefix):
-    """SK-19: ReadAllAvailable is obeyed, whatever the options say; repeated, it is the same."""
+def test_the_once_trigger_reads_everything_in_one_batch(sealing_engine, sealing_client, prefix):
+    """ReadAllAvailable overrides the limits in the options. A repeated batch is the same."""
     topic = f"{prefix}t"
     write(sealing_client, topic, 1, 500)
     query = Query(sealing_engine, topic, maxOffsetsPerTrigger="10").once()
@@ -227,7 +227,7 @@ def test_a_trigger_that_runs_once_gets_everything_in_its_first_batch(sealing_eng
     assert query.seqs(topic) == span(1, 500)
 
 
-def test_other_limits_are_refused(sealing_engine, sealing_client, prefix):
+def test_an_unsupported_read_limit_is_refused(sealing_engine, sealing_client, prefix):
     topic = f"{prefix}t"
     write(sealing_client, topic, 1, 5)
     query = Query(sealing_engine, topic)
@@ -237,8 +237,8 @@ def test_other_limits_are_refused(sealing_engine, sealing_client, prefix):
         query.step()
 
 
-def test_deleted_positions_take_nothing_of_the_limit(sealing_engine, sealing_client, prefix):
-    """A deletion is silent, and a batch is not spent on it."""
+def test_deleted_records_do_not_count_towards_the_limit(sealing_engine, sealing_client, prefix):
+    """Deletes are silent, and no batch is used for them."""
     topic = f"{prefix}t"
     write(sealing_client, topic, 1, 1_000)
     query = Query(sealing_engine, topic, maxOffsetsPerTrigger="10")
@@ -254,8 +254,8 @@ def test_deleted_positions_take_nothing_of_the_limit(sealing_engine, sealing_cli
 # -- availableNow -------------------------------------------------------------------------------------
 
 
-def test_available_now_ends_at_the_heads_as_they_were(sealing_engine, sealing_client, prefix):
-    """SK-19: within its limits, without what comes later; the next run has that."""
+def test_available_now_ends_at_the_heads_of_its_start(sealing_engine, sealing_client, prefix):
+    """The limits apply. Later records are left to the next run."""
     old, new = f"{prefix}old", f"{prefix}new"
     write(sealing_client, old, 1, 100)
     query = Query(sealing_engine, now=True, subscribePattern=f"{prefix}.*", maxOffsetsPerTrigger="30")
@@ -269,9 +269,7 @@ def test_available_now_ends_at_the_heads_as_they_were(sealing_engine, sealing_cl
     assert query.seqs(new) == span(1, 20)
 
 
-def test_available_now_leaves_a_topic_that_was_made_anew_for_the_next_run(
-    sealing_engine, sealing_client, prefix
-):
+def test_available_now_leaves_a_recreated_topic_to_the_next_run(sealing_engine, sealing_client, prefix):
     topic = f"{prefix}t"
     write(sealing_client, topic, 1, 100)
     query = Query(sealing_engine, topic, failOnDataLoss="false", maxOffsetsPerTrigger="30")
@@ -286,13 +284,11 @@ def test_available_now_leaves_a_topic_that_was_made_anew_for_the_next_run(
     assert [row for row in query.rows if row[1] == epoch] == [(topic, epoch, seq) for seq in span(1, 7)]
 
 
-# -- topics that come ---------------------------------------------------------------------------------
+# -- new topics ---------------------------------------------------------------------------------------
 
 
-def test_topics_that_match_later_start_at_earliest_whatever_the_query_started_at(
-    sealing_engine, sealing_client, prefix
-):
-    """SK-20."""
+def test_topics_that_match_later_start_at_earliest(sealing_engine, sealing_client, prefix):
+    """startingOffsets applies only to the topics at the start of the query."""
     write(sealing_client, f"{prefix}a", 1, 10)
     query = Query(sealing_engine, subscribePattern=f"{prefix}.*", startingOffsets="latest")
     assert query.drain() == [[]]
@@ -308,7 +304,7 @@ def test_topics_that_match_later_start_at_earliest_whatever_the_query_started_at
 def test_a_pattern_that_matches_nothing_yet_starts_the_first_topic_at_earliest(
     sealing_engine, sealing_client, prefix
 ):
-    """No topics is a place as well: what comes is new to the query, not its beginning."""
+    """An offset without topics is a valid position: later topics are new to the query."""
     query = Query(sealing_engine, subscribePattern=f"{prefix}.*", startingOffsets="latest")
     assert query.drain() == [[]]
     assert query.restart().drain() == []
@@ -317,9 +313,7 @@ def test_a_pattern_that_matches_nothing_yet_starts_the_first_topic_at_earliest(
     assert query.seqs(f"{prefix}a") == span(1, 5)
 
 
-def test_a_topic_taken_out_of_the_options_is_left_behind_but_a_planned_batch_keeps_it(
-    sealing_engine, sealing_client, prefix
-):
+def test_a_topic_removed_from_the_options_stays_in_a_planned_batch(sealing_engine, sealing_client, prefix):
     a, b = f"{prefix}a", f"{prefix}b"
     write(sealing_client, a, 1, 10)
     write(sealing_client, b, 1, 10)
@@ -340,7 +334,7 @@ def test_a_topic_taken_out_of_the_options_is_left_behind_but_a_planned_batch_kee
 
 
 def test_a_batch_repeated_with_other_partitions_has_the_same_rows(sealing_engine, sealing_client, prefix):
-    """SP-8, SK-12: the range is what is kept, not how it was dealt out."""
+    """The checkpoint stores the range, not its division into partitions."""
     topic = f"{prefix}t"
     write(sealing_client, topic, 1, 5_000, frame=100)
     checkpoint(sealing_engine)
@@ -362,8 +356,8 @@ def test_a_batch_repeated_with_other_partitions_has_the_same_rows(sealing_engine
     assert query.seqs(topic) == span(1, 9_000)
 
 
-def test_lag_is_reported_and_commits_are_remembered(sealing_engine, sealing_client, prefix):
-    """SK-19, SK-21."""
+def test_the_reader_reports_the_latest_offset_and_its_commits(sealing_engine, sealing_client, prefix):
+    """The difference to the end of the batch is the lag."""
     topic = f"{prefix}t"
     write(sealing_client, topic, 1, 50)
     query = Query(sealing_engine, topic, maxOffsetsPerTrigger="20")
@@ -375,7 +369,7 @@ def test_lag_is_reported_and_commits_are_remembered(sealing_engine, sealing_clie
     assert head["topics"][topic][1] - query.place[topic][1] == 30
 
 
-def test_nothing_between_equal_offsets(sealing_engine, sealing_client, prefix):
+def test_equal_offsets_have_no_partitions(sealing_engine, sealing_client, prefix):
     topic = f"{prefix}t"
     write(sealing_client, topic, 1, 5)
     query = Query(sealing_engine, topic)
@@ -385,8 +379,8 @@ def test_nothing_between_equal_offsets(sealing_engine, sealing_client, prefix):
     assert list(query.reader.read(None)) == []
 
 
-def test_a_reader_that_has_worked_pickles_small(sealing_engine, sealing_client, prefix):
-    """SK-15: neither client nor files travel to the tasks."""
+def test_a_used_reader_pickles_small(sealing_engine, sealing_client, prefix):
+    """Neither the client nor files are sent to the tasks."""
     topic = f"{prefix}t"
     write(sealing_client, topic, 1, 5)
     query = Query(sealing_engine, topic, now=True)
@@ -394,13 +388,11 @@ def test_a_reader_that_has_worked_pickles_small(sealing_engine, sealing_client, 
     assert len(pickle.dumps(query.reader)) < 5_000
 
 
-# -- checkpoints that are not its own -----------------------------------------------------------------
+# -- foreign checkpoints ------------------------------------------------------------------------------
 
 
-def test_checkpoints_of_other_logs_and_of_newer_versions_are_refused_everywhere(
-    sealing_engine, sealing_client, prefix
-):
-    """SK-17."""
+def test_checkpoints_of_other_logs_and_newer_versions_are_refused(sealing_engine, sealing_client, prefix):
+    """latestOffset and partitions both check the offsets."""
     topic = f"{prefix}t"
     write(sealing_client, topic, 1, 5)
     query = Query(sealing_engine, topic)
@@ -416,8 +408,8 @@ def test_checkpoints_of_other_logs_and_of_newer_versions_are_refused_everywhere(
 
 
 @pytest.mark.timeout(120)
-def test_a_checkpoint_outlives_its_engine_and_a_directory_made_anew_refuses_it(tmp_path):
-    """SK-17: the id is the directory's, not the process's."""
+def test_a_checkpoint_is_valid_after_restarts_and_for_its_directory_only(tmp_path):
+    """The id belongs to the data directory, not to the process."""
     with engine(directory=tmp_path / "one", wal={"shards": 2}) as running:
         with ringlog.connect(running.url, wait=10) as client:
             write(client, "t", 1, 100)
@@ -441,10 +433,11 @@ def test_a_checkpoint_outlives_its_engine_and_a_directory_made_anew_refuses_it(t
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_dying_anywhere_and_coming_back_with_other_options_gives_every_record_once(
+def test_deaths_at_any_point_with_changed_options_give_every_record_once(
     sealing_engine, sealing_client, prefix, seed
 ):
-    """SP-8: some sixty deaths a seed, before, in and behind reading; records come and are sealed."""
+    """Each seed has about sixty deaths, before, during and after reading. Records are appended and move to
+    segments."""
     random_ = random.Random(seed)
     topics = [f"{prefix}{name}" for name in "ab"]
     written = dict.fromkeys(topics, 0)

@@ -1,6 +1,4 @@
-"""Views without a JVM: readers driven through pickle over a real engine, and what an audit makes of
-damage.
-"""
+"""Views without a JVM: pickled readers on a real engine, and the findings of an audit after damage."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ N, TAIL = 6_000, 70
 
 @pytest.fixture(scope="module")
 def topics(sealing_engine):
-    """Two topics of N records in segments and TAIL in the log."""
+    """Two topics with N records in segments and TAIL in the log."""
     names = ("views.a", "views.b")
     with ringlog.connect(sealing_engine.url, wait=10) as client:
         for name in names:
@@ -50,7 +48,7 @@ def topics(sealing_engine):
 
 
 def rows_of(running, view, topics, **options):
-    """All rows of a view, each step through pickle, each batch checked as Spark does."""
+    """Return all rows of a view. Each step is pickled, and each batch is checked as Spark does."""
     reader = copied(view_reader(running.data_dir, view, topics, **options))
     schema = arrow_schema(view_schema(view))
     batches = []
@@ -64,7 +62,7 @@ def rows_of(running, view, topics, **options):
 
 @pytest.mark.parametrize("view", ["frames", "audit"])
 def test_every_stored_record_is_in_a_frame(sealing_engine, topics, view):
-    """Section 9: one row a frame, in segments and in the log; the chain of numbers has no hole."""
+    """There is one row for each frame, in segments and in the log. The seqs have no gap."""
     found = rows_of(sealing_engine, view, topics)
     for topic in topics:
         mine = sorted((row for row in found if row["topic"] == topic), key=lambda row: row["first_seq"])
@@ -80,7 +78,7 @@ def test_every_stored_record_is_in_a_frame(sealing_engine, topics, view):
         assert all(row["ts_min"] <= row["ts_max"] for row in found)
 
 
-def test_segments_and_topics_say_what_is_there(sealing_engine, sealing_client, topics):
+def test_the_views_segments_topics_and_tags_agree_with_the_topics(sealing_engine, sealing_client, topics):
     by_topic = {row["topic"]: row for row in rows_of(sealing_engine, "topics", topics)}
     for topic in topics:
         segments = [row for row in rows_of(sealing_engine, "segments", [topic]) if row["topic"] == topic]
@@ -102,8 +100,8 @@ def test_segments_and_topics_say_what_is_there(sealing_engine, sealing_client, t
     assert sums == expected
 
 
-def test_a_view_takes_a_schema_of_some_of_its_columns_and_refuses_others(sealing_engine, topics):
-    """SK-7, for views."""
+def test_a_view_accepts_a_part_of_its_schema_and_refuses_other_columns(sealing_engine, topics):
+    """Columns may be in any order."""
     options = source_options(
         {"path": sealing_engine.data_dir, "view": "frames", "subscribe": topics[0]}, streaming=False
     )
@@ -119,8 +117,8 @@ def test_a_view_takes_a_schema_of_some_of_its_columns_and_refuses_others(sealing
     assert list(reader.read(None)) == []
 
 
-def test_gaps_name_what_a_cap_removed(sealing_engine, sealing_client):
-    """SP-4: within the bounds asked for, with the reason."""
+def test_the_gaps_view_lists_records_that_a_cap_evicted(sealing_engine, sealing_client):
+    """The gaps are within the requested bounds, and have a reason."""
     topic = "views.capped"
     sealing_client.topics.create(topic, cap_records=10, discard="old")
     write(sealing_client, topic, 1, 50, frame=5)
@@ -132,14 +130,14 @@ def test_gaps_name_what_a_cap_removed(sealing_engine, sealing_client):
     assert rows_of(sealing_engine, "gaps", [topic]) == [], "earliest is no gap"
 
 
-def test_a_segment_that_was_merged_meanwhile_is_found_again(sealing_engine, sealing_client):
-    """SP-5: planned files may be gone when a task gets there; nothing is missing from its rows."""
+def test_files_that_moved_after_planning_are_located_again(sealing_engine, sealing_client):
+    """Planned files may be deleted before a task reads them. No record is missing from its rows."""
     topic = "views.moved"
     write(sealing_client, topic, 1, 900)
     reader = view_reader(sealing_engine.data_dir, "audit", [topic])
     parts = copied(reader.partitions())
     assert {place.path for part in parts for place in part.logs}
-    checkpoint(sealing_engine)  # What lay in the log lies in a segment now.
+    checkpoint(sealing_engine)  # the log's records are in a segment now
     write(sealing_client, topic, 901, 1_000)
     checkpoint(sealing_engine)
     left = [Path(sealing_engine.data_dir, place.path) for part in parts for place in part.logs]
@@ -160,7 +158,7 @@ def test_a_segment_that_was_merged_meanwhile_is_found_again(sealing_engine, seal
 
 @pytest.fixture(scope="module")
 def damaged_place(sealing_engine, topics, tmp_path_factory):
-    """A copy of the segment of the topics that a test may hurt: (roots, place)."""
+    """A copy of the topics' segment that a test may damage: (roots, place, client, stem)."""
     client = client_of(sealing_engine.data_dir)
     place = segments_of([locate_topic(client, topic) for topic in topics])[0]
     root = tmp_path_factory.mktemp("damage")
@@ -177,7 +175,7 @@ def view_rows_roots(client, data_dir):
 
 
 def faults_of(roots, place, client):
-    """(fault, file suffix, first_seq) of what an audit finds."""
+    """Return (fault, file suffix, first_seq) of each finding of an audit."""
     found = []
     for columns in view_rows.audit_segment(roots, place, client):
         batch = view_rows.record_batch(columns, arrow_schema(view_schema("audit")))
@@ -194,11 +192,11 @@ def faults_of(roots, place, client):
     [
         ("data", 16, ("header does not match its seal", "data")),  # base_seq
         ("data", 80, ("body does not match its checksum", "data")),
-        ("data", 0, ("header does not match its seal", "data")),  # its own length
+        ("data", 0, ("header does not match its seal", "data")),  # its length
     ],
 )
-def test_one_damaged_frame_is_named_and_hides_none(damaged_place, part, place_in_frame, expected):
-    """Every other frame is still looked at, though its length is not to be trusted."""
+def test_one_damaged_frame_is_reported_and_hides_no_other(damaged_place, part, place_in_frame, expected):
+    """Every other frame is still checked, although the length in the damaged frame is not reliable."""
     roots, place, client, stem = damaged_place
     assert faults_of(roots, place, client) == []
     frames = list(view_rows.sealed_frame_rows(roots, place))
@@ -219,7 +217,7 @@ def test_one_damaged_frame_is_named_and_hides_none(damaged_place, part, place_in
 
 
 @pytest.mark.parametrize(("suffix", "at"), [("idx", 200), ("tags", 120), ("tags", -3)])
-def test_damage_beside_the_data_is_named_too(damaged_place, suffix, at):
+def test_damage_of_index_and_tags_is_reported(damaged_place, suffix, at):
     roots, place, client, stem = damaged_place
     path = stem.with_name(f"{stem.name}.{suffix}")
     whole = path.read_bytes()
@@ -234,8 +232,8 @@ def test_damage_beside_the_data_is_named_too(damaged_place, suffix, at):
         path.write_bytes(whole)
 
 
-def test_a_damaged_log_is_named_from_the_damage_on(sealing_engine, sealing_client, tmp_path):
-    """What lies behind a frame of impossible length cannot be looked at: one fault up to the end says so."""
+def test_a_damaged_log_is_reported_from_the_damage_on(sealing_engine, sealing_client, tmp_path):
+    """Bytes after a frame of invalid length cannot be read, so one fault covers the rest."""
     client = client_of(sealing_engine.data_dir)
     write(sealing_client, "views.log", 1, 60, frame=10)
     place = log_of([locate_topic(client, "views.log")])[-1]
@@ -270,8 +268,7 @@ def test_a_damaged_log_is_named_from_the_damage_on(sealing_engine, sealing_clien
     assert (found[1]["offset"], found[1]["offset"] + found[1]["bytes"]) == (second, place.stop)
 
 
-# -- what is accounted for
-# ------------------------------------------------------------------------------------
+# -- accounting of gaps ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -284,11 +281,11 @@ def test_a_damaged_log_is_named_from_the_damage_on(sealing_engine, sealing_clien
         ([(1 << 62) - 1, 1 << 62], [((1 << 62) - 1, 1 << 62)]),
     ],
 )
-def test_runs_of_numbers(numbers, expected):
+def test_ranges_of_returns_the_runs_of_a_bitmap(numbers, expected):
     assert ranges_of(BitMap64(numbers)) == expected
 
 
-def test_a_hole_is_explained_by_floors_deletes_and_losses_only():
+def test_a_gap_is_explained_only_by_floors_deletes_and_losses():
     deleted = BitMap64([30, 31, 32, 40]).serialize()
     places = TopicLocations("t", 1, 1, 10, 60, ((50, 52),), deleted, ())
     assert places.unaccounted_ranges(1, 9) == []
@@ -298,7 +295,7 @@ def test_a_hole_is_explained_by_floors_deletes_and_losses_only():
     assert places.unaccounted_ranges(60, 70) == [(60, 60)], "beyond the head there is nothing yet"
 
 
-def test_an_open_end_of_the_log_stops_at_what_is_published():
+def test_an_open_extent_ends_at_the_published_mark():
     extent = Extent("wal/x", 7, 1, 100, 0)
     assert _published(extent, (7, 500), (0, 0)).stop == 500
     assert _published(extent, (7, 100), (0, 0)) is None

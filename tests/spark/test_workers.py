@@ -1,4 +1,4 @@
-"""What tasks find in their process, and what processes that run no task keep as it was."""
+"""The garbage collector in processes with tasks, and in processes without."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from ringlog.spark.workers import freeze_imports
 
 
-def test_the_collector_of_a_process_without_tasks_is_left_alone():
+def test_freeze_imports_does_nothing_in_a_process_without_tasks():
     before = gc.get_freeze_count()
     freeze_imports("read")
     assert gc.get_freeze_count() == before
@@ -18,8 +18,8 @@ def test_the_collector_of_a_process_without_tasks_is_left_alone():
 @pytest.mark.slow
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(300)
-def test_a_worker_keeps_its_imports_out_of_the_collections_behind_its_tasks(spark):
-    def frozen_objects(_):  # Inside, so that it travels by value: workers cannot import this module.
+def test_a_worker_excludes_its_imports_from_garbage_collection(spark):
+    def frozen_objects(_):  # nested, so that it is pickled by value: workers cannot import this module
         freeze_imports("read")
         once = gc.get_freeze_count()
         kept = [[] for _ in range(100)]

@@ -1,4 +1,4 @@
-"""What several tests of the Spark part need: records, segments, and readers driven as Spark drives them."""
+"""Shared helpers of the Spark tests: records, segments, and readers that the test drives as Spark does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ringlog.testing.real_engine import wait_until
 
 
 def checkpoint(running):
-    """Have everything written so far turned into segments now."""
+    """Let the compactor turn everything written so far into segments."""
     requester = Requester("compactor", f"ipc://{read_engine_file(running.run_dir).shm_dir}/compactor.sock")
     made = []
 
@@ -26,7 +26,7 @@ def checkpoint(running):
         try:
             made.append(requester.ask(CheckpointNow(), CheckpointMade, timeout_s=30).message)
         except NotReady:
-            return False  # It starts behind the shards, and again with each of them.
+            return False  # The compactor starts after the shards, and restarts with each of them.
         return True
 
     try:
@@ -37,7 +37,8 @@ def checkpoint(running):
 
 
 def records(first, last, size=0):
-    """Records numbered first..last: payload their number, a tag t0..t9, a key for two in three."""
+    """Return records first..last: the payload is the number, the tag is t0..t9, and two of three have a key.
+    """
     return [
         NewRecord(
             data=b"%d" % n + b"." * size,
@@ -49,19 +50,19 @@ def records(first, last, size=0):
 
 
 def write(client, topic, first, last, *, frame=1_000, size=0):
-    """Append them in frames of `frame` records."""
+    """Append these records in frames of `frame` records."""
     with client.producer(topic) as producer:
         for start in range(first, last + 1, frame):
             producer.send_many(records(start, min(start + frame - 1, last), size))
 
 
 def copied(value):
-    """As it arrives in another process."""
+    """Return the value after pickling, as another process receives it."""
     return pickle.loads(pickle.dumps(value))
 
 
 def reader_of(running, topics, *, columns=None, **options):
-    """A reader as Spark's planner gets it."""
+    """Return a reader as Spark's planner gets it, and its schema."""
     given = {"path": running.data_dir, "subscribe": topics, **options}
     parsed = source_options(given, streaming=False)
     struct = select(parsed, columns.split()) if columns else record_schema(parsed)
@@ -69,7 +70,7 @@ def reader_of(running, topics, *, columns=None, **options):
 
 
 def batches_by_partition(running, topics, **options):
-    """What each task gives, each checked as Spark would check it, and more."""
+    """Return the batches of each task, checked as Spark checks them and for their types."""
     reader, struct = reader_of(running, topics, **options)
     found = []
     for partition in reader.partitions() or [None]:
@@ -83,7 +84,7 @@ def batches_by_partition(running, topics, **options):
 
 
 def table(running, topics, **options):
-    """All records of a read as one Arrow table."""
+    """Return all records of a read as one Arrow table."""
     _reader, struct = reader_of(running, topics, **options)
     batches = [batch for each in batches_by_partition(running, topics, **options) for batch in each]
     return pa.Table.from_batches(batches, schema=arrow_schema(struct))

@@ -62,7 +62,7 @@ class DiskContract:
         assert facts["strerror"] == os.strerror(errno.EEXIST)
 
     @pytest.mark.parametrize(
-        "call", ["create", "open_read", "open_cut", "list_dir", "sync_dir", "unlink", "lock"]
+        "call", ["create", "open_read", "open_for_truncate", "list_dir", "sync_dir", "unlink", "lock"]
     )
     def test_a_path_in_a_missing_directory_is_not_found(self, call):
         with pytest.raises(DiskError) as caught:
@@ -152,7 +152,7 @@ class DiskContract:
     def test_a_file_opened_with_open_cut_can_only_become_shorter(self):
         """A process never adds to a file that another process created (D3)."""
         self.put("a", b"abcdef")
-        fd = self.disk.open_cut(self.path("a"))
+        fd = self.disk.open_for_truncate(self.path("a"))
         for add in (
             lambda: self.disk.write_at(fd, [b"x"], 6),
             lambda: self.disk.allocate(fd, 0, 10),
@@ -168,7 +168,7 @@ class DiskContract:
         assert self.contents("a") == b"abcd"
 
     def test_a_directory_is_not_opened_as_a_file(self):
-        """SEC-24."""
+        """open_read refuses everything but a regular file."""
         self.disk.make_dir(self.path("d"))
         with pytest.raises(DiskError):
             self.disk.open_read(self.path("d"))

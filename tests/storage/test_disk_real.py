@@ -49,7 +49,7 @@ def test_handles_are_not_inherited_by_child_processes(disk, root):
         disk.close(fd)
 
 
-@pytest.mark.parametrize("call", ["create", "open_read", "open_cut", "open_marks", "lock"])
+@pytest.mark.parametrize("call", ["create", "open_read", "open_for_truncate", "open_for_overwrite", "lock"])
 def test_a_symbolic_link_is_not_followed(disk, root, call):
     """Every open call refuses a symbolic link (RF-111)."""
     disk.close(disk.create(f"{root}/target"))
@@ -68,7 +68,7 @@ def test_a_dangling_link_does_not_create_its_target(disk, root):
     assert not disk.exists(f"{root}/target")
 
 
-@pytest.mark.parametrize("call", ["open_read", "open_cut", "open_marks", "lock"])
+@pytest.mark.parametrize("call", ["open_read", "open_for_truncate", "open_for_overwrite", "lock"])
 def test_a_file_with_two_names_is_refused(disk, root, call):
     """A second hard link would give another program access to the file."""
     disk.close(disk.create(f"{root}/a"))
@@ -78,7 +78,7 @@ def test_a_file_with_two_names_is_refused(disk, root, call):
     assert "2 names" in str(caught.value)
 
 
-@pytest.mark.parametrize("call", ["open_read", "open_cut", "open_marks", "lock"])
+@pytest.mark.parametrize("call", ["open_read", "open_for_truncate", "open_for_overwrite", "lock"])
 def test_a_pipe_is_refused_without_blocking(disk, root, call):
     """Only regular files are opened."""
     os.mkfifo(f"{root}/pipe")
@@ -111,7 +111,7 @@ def test_a_directory_that_is_a_link_is_refused(disk, root):
 def test_refused_files_leave_no_descriptor_open(disk, root):
     os.mkfifo(f"{root}/pipe")
     before = len(os.listdir("/proc/self/fd"))
-    for call in ("open_read", "open_cut", "open_marks", "lock"):
+    for call in ("open_read", "open_for_truncate", "open_for_overwrite", "lock"):
         with pytest.raises(DiskError):
             getattr(disk, call)(f"{root}/pipe")
     held = disk.lock(f"{root}/LOCK")

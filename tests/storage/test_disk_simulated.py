@@ -193,7 +193,7 @@ def test_any_subset_of_unsynced_writes_may_reach_the_device(disk):
 def test_a_byte_changed_where_it_lies_is_the_old_or_the_new_one(disk, damage):
     """The same holds if one call writes several deletion marks, and next to a byte that does not change."""
     disk.close(synced_file(disk, b"a\xd5bc"))
-    fd = disk.open_marks(A)
+    fd = disk.open_for_overwrite(A)
     disk.write_at(fd, [b"x\xd5yz"], 0)
     assert contents(disk) == b"x\xd5yz"
     assert outcomes(disk, damage) == {
@@ -487,7 +487,7 @@ def test_only_writes_can_be_short(disk):
 
 
 def test_require_durable_needs_synced_bytes_and_a_synced_name(disk):
-    """RD-1."""
+    """Bytes without a directory sync can disappear with their name."""
     monitor = Monitor()
     watched = monitor.watch(disk, incarnation=1)
     with pytest.raises(SyncOrderViolation, match="never made"):
@@ -561,7 +561,7 @@ def test_a_successor_may_cut_a_file_even_after_a_failed_sync(disk):
         first.sync_data(fd)
     disk.process_kill()
     second = monitor.watch(disk, 2)
-    cut = second.open_cut(A)
+    cut = second.open_for_truncate(A)
     second.truncate(cut, 3)
     second.sync_file(cut)
     second.close(cut)

@@ -167,7 +167,7 @@ class Log:
         located = Located("t", topic, 1, 0, 0, self.rounds, 1, 1, 1, 1, False, [self.file.extent()])
         return TopicReader(
             located, 0, data_dir=self.root, shm_dir=self.root, disk=self.disk, log_map=log_map,
-            marks=lambda _volatile: mark or self.mark,
+            read_watermark=lambda _volatile: mark or self.mark,
         )  # fmt: skip
 
     def read(self, topic, *, log_map, mark=None):

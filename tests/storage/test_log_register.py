@@ -105,9 +105,9 @@ def test_ids_upper_bound_exceeds_the_ids_of_a_lost_file():
 class CountingDisk(SimulatedDisk):
     opened = 0
 
-    def open_marks(self, path: str) -> int:
+    def open_for_overwrite(self, path: str) -> int:
         self.opened += 1
-        return super().open_marks(path)
+        return super().open_for_overwrite(path)
 
 
 def test_a_register_opens_its_file_once_and_cannot_write_its_successors_file():

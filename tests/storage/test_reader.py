@@ -42,7 +42,7 @@ class World:
     def reader(self, extents, cursor=0, **facts):
         return TopicReader(
             self.located(extents, **facts), cursor, data_dir=self.root, shm_dir=self.root,
-            marks=lambda _volatile: self.mark, disk=self.disk, **self.options,
+            read_watermark=lambda _volatile: self.mark, disk=self.disk, **self.options,
         )  # fmt: skip
 
     def close(self):
@@ -292,7 +292,7 @@ def test_volatile_files_are_in_shared_memory_and_have_their_own_mark(tmp_path):
     reader = TopicReader(
         Located("t", 5, 1, 0, 0, 1, 1, 1, 1, 1, False, [file.extent()]), 0,
         data_dir=str(tmp_path), shm_dir=str(tmp_path / "shm"), disk=disk,
-        marks=lambda volatile: LogHighWatermark(file.file_id,
+        read_watermark=lambda volatile: LogHighWatermark(file.file_id,
         file.stop) if volatile else LogHighWatermark(0, 0),
     )  # fmt: skip
     assert spans(reader) == ([(1, 1)], Pause.AT_MARK)

@@ -94,8 +94,8 @@ def sent(world, after=0, *, limit=50, max_bytes=1 << 20):
         start = max(after, located.earliest_seq - 1)
         wanted = ReadFiles(1, located, start, located.head_seq, limit, max_bytes, _now_us(), cold, data)
         got = read_files(
-            wanted, data_dir=world.data_dir, shm_dir=world.shm_dir, disk=world.disk, shelf=shelf,
-            marks=lambda _: LogHighWatermark(*world.marks(0).wal),
+            wanted, data_dir=world.data_dir, shm_dir=world.shm_dir, disk=world.disk, segment_cache=shelf,
+            read_watermark=lambda _: LogHighWatermark(*world.marks(0).wal),
         )  # fmt: skip
         if got.error is not None:
             raise got.error
@@ -158,8 +158,8 @@ def test_reading_starts_at_the_frame_that_contains_the_next_record(world):
     extent = world.sealed[0]
     reader = TopicReader(
         world.run(_located(world, 0)), 12_345, data_dir=world.data_dir, shm_dir=world.shm_dir,
-        marks=lambda _: LogHighWatermark(0, 0), disk=world.disk, shelf=SegmentCache(world.disk,
-        world.data_dir),
+        read_watermark=lambda _: LogHighWatermark(0, 0), disk=world.disk,
+        segment_cache=SegmentCache(world.disk, world.data_dir),
     )  # fmt: skip
     run = reader.next_run(world.head_seq)
     reader.close()
@@ -197,7 +197,7 @@ def test_a_segment_needs_no_published_mark(world):
     world.seal()
     reader = TopicReader(
         world.run(_located(world, 0)), 0, data_dir=world.data_dir, shm_dir=world.shm_dir,
-        marks=lambda _: LogHighWatermark(0, 0), disk=world.disk,
+        read_watermark=lambda _: LogHighWatermark(0, 0), disk=world.disk,
     )  # fmt: skip
     assert reader.next_run(10).last_seq == 10
     assert reader.next_run(10) in {Pause.AT_MARK, Pause.MOVED}

@@ -57,7 +57,7 @@ def overwrite(disk, path, data):
 @pytest.mark.parametrize("rows", [{}, {1: b"a"}, {3: b"three", 9: b"n" * 1000}])
 @pytest.mark.parametrize("facts", [b"", b"12345678", b"123"])
 def test_a_snapshot_decodes_to_the_encoded_values(rows, facts):
-    """SN-1."""
+    """The facts and the rows may have any length."""
     wanted = make(rows=rows, facts=facts)
     found = snap.decode_snapshot(encoded(wanted), "f")
     assert found[:6] == wanted[:6]
@@ -65,7 +65,7 @@ def test_a_snapshot_decodes_to_the_encoded_values(rows, facts):
 
 
 def test_unchanged_contents_give_the_same_bytes_apart_from_number_and_time():
-    """SN-8."""
+    """Only the header contains the number and the time."""
     one, other = encoded(make(number=1)), encoded(make(number=2)._replace(created_us=9))
     assert one[snap.HEADER_BYTES :] == other[snap.HEADER_BYTES :]
 

@@ -10,13 +10,13 @@ from ringlog.errors import DiskError, InvariantViolation
 from ringlog.limits import FILL_CHUNK_BYTES, WAL_HEADER_BYTES
 from ringlog.storage.layout import decode_wal_header
 from ringlog.storage.log_register import RegisterEntry, read_register
-from ringlog.storage.wal import SYNC_CHUNK_BYTES, StreamIdentity, WalWriter
+from ringlog.storage.wal import SYNC_CHUNK_BYTES, ShardLogIdentity, WalWriter
 from ringlog.testing import disk as d
 from ringlog.testing.disk import DiskFault, FaultyDisk, RecordingDisk, SimulatedDisk
 
 DIRECTORY = "/data/wal/shard-00"
 MAKES_REGISTER = ["MakeDir", "SyncDir", "Create", "Write", "SyncFile", "Rename", "SyncDir"]
-ME = StreamIdentity("/data", DIRECTORY, 0, 1, 5, b"b" * 16, b"e" * 16)
+ME = ShardLogIdentity("/data", DIRECTORY, 0, 1, 5, b"b" * 16, b"e" * 16)
 
 
 def writer_on(disk: d.RecordingDisk | FaultyDisk | SimulatedDisk, file_bytes: int = 64 << 10) -> WalWriter:

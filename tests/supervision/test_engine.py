@@ -157,9 +157,7 @@ def test_a_restart_keeps_the_engine_id_and_changes_the_start_id(start: Start) ->
     assert incarnations == sorted(set(incarnations))
 
 
-def test_a_second_engine_on_the_directory_is_refused_without_changes(
-    start: Start, data_dir: Path
-) -> None:
+def test_a_second_engine_on_the_directory_is_refused_without_changes(start: Start, data_dir: Path) -> None:
     """The lock on the data directory is taken first (D5)."""
     engine = start().ready()
 
@@ -258,9 +256,7 @@ def test_an_engine_exits_if_no_shard_can_start(start: Start, data_dir: Path) -> 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("seen", ["engine starts", "child started", "engine ready"])
-def test_a_stop_while_children_start_is_orderly(
-    start: Start, seen: str, number: signal.Signals
-) -> None:
+def test_a_stop_while_children_start_is_orderly(start: Start, seen: str, number: signal.Signals) -> None:
     """A process that does not serve yet has nothing to drain."""
     engine = start()
     engine.wait_until(lambda: seen in engine.log, seen)
@@ -370,7 +366,7 @@ def test_an_impossible_start_is_refused_with_the_reason(
 def test_root_is_refused_unless_allowed_or_in_a_container(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """SEC-26."""
+    """In a container, root gives only a warning."""
     mark = tmp_path / ".dockerenv"
     monkeypatch.setattr(engine_resources, "CONTAINER_FILES", (str(mark),))
     monkeypatch.setattr(engine_resources.os, "geteuid", lambda: 0)

@@ -68,9 +68,7 @@ def test_the_shm_directory_of_the_last_start_is_stored_until_it_is_removed(tmp_p
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"engine_id":"x","next_incarnation":1}', b"\xff"])
-def test_an_unreadable_identity_refuses_the_start_and_is_not_changed(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_an_unreadable_identity_refuses_the_start_and_is_not_changed(tmp_path: Path, content: bytes) -> None:
     """The engine never deletes a file that it cannot parse."""
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta" / "engine").write_bytes(content)

@@ -45,9 +45,7 @@ def tear(engine: TestEngine) -> None:
 
 
 @pytest.mark.parametrize("is_board_kept", [True, False])
-def test_a_torn_end_loses_no_acknowledged_record(
-    engine: TestEngine, is_board_kept: bool
-) -> None:
+def test_a_torn_end_loses_no_acknowledged_record(engine: TestEngine, is_board_kept: bool) -> None:
     """With the board, the new shard knows the published end, and the torn end has no effect.
 
     Without the board, the seqs that may have been assigned are announced as lost.

@@ -240,7 +240,7 @@ def test_an_actor_that_cannot_be_built_exits_with_cannot_boot(shm: Path, what: s
 
 
 def test_an_actor_sets_no_new_privs_core_limit_and_umask_first(shm: Path) -> None:
-    """SEC-20, SEC-26, SEC-29."""
+    """Core dumps are disabled, the umask is 0o077, and the process has the actor's name."""
     code, out, _ = finish(start(shm, "facts"))
     assert (code, out.split()) == (ExitCode.OK, ["1", "0", "0o77", "wal_shard-00"])
 

@@ -272,9 +272,7 @@ def test_a_ring_that_a_successor_refuses_is_closed_for_its_producer(
     bell.close()
 
 
-def test_a_failed_shard_fails_pending_and_later_requests(
-    keeper: r.RingManager, tmp_path: Path
-) -> None:
+def test_a_failed_shard_fails_pending_and_later_requests(keeper: r.RingManager, tmp_path: Path) -> None:
     """The requests fail with the reason `shard_failed`."""
     answers: list[m.Message] = []
     keeper.open(request(), answers.append)

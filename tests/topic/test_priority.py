@@ -58,7 +58,7 @@ def test_auto_priority_is_exact_at_every_millisecond() -> None:
 
 
 def test_age_adds_one_point_per_10_ms_up_to_1000() -> None:
-    """P-5."""
+    """A negative age counts as 0."""
     assert [p.age_of(ms) for ms in (-5, 0, 9, 10, 9_999, 10_000, 10**9)] == [0, 0, 0, 1, 999, 1_000, 1_000]
 
 
@@ -67,7 +67,7 @@ def test_age_adds_one_point_per_10_ms_up_to_1000() -> None:
     [(-1_000, 0), (-1, 0), (0, 1), (249, 1), (250, 2), (499, 2), (500, 3), (749, 3), (750, 4), (2_000, 4)],
 )
 def test_bands_begin_at_the_documented_priorities(priority: int, band: int) -> None:
-    """SCH-2."""
+    """The bands have the numbers 0 to 4, and band 4 has the highest priority."""
     assert p.band_of(priority) == band
 
 

@@ -110,14 +110,14 @@ def test_a_record_is_due_one_microsecond_after_its_ttl():
 
 
 def test_ttl_is_applied_before_a_cap_and_both_set_floors():
-    """TB-17 E."""
+    """Records that the TTL removes do not count for the cap."""
     stored = Plain([1] * 8, [0, 0, 100, 100, 100, 100, 100, 100])
     found = retain(standing_of(stored, ttl_us=50, cap_records=4), stored, 100)
     assert (found.ttl_floor, found.cap_floor, found.records, found.due_us) == (3, 5, 4, 151)
 
 
 def test_records_with_their_own_expiry_below_a_cap_floor_count_once():
-    """R-14, X-7: each is counted once."""
+    """They are removed by the cap's floor."""
     stored = Plain([1, 2, 4, 8, 16], expires=[0, 10, 0, 10, 0])
     found = retain(standing_of(stored, cap_records=1), stored, 10)
     assert (found.cap_floor, found.seqs.to_array().tolist()) == (4, [4])
@@ -136,7 +136,7 @@ def test_retention_depends_on_the_time_and_not_on_the_number_of_runs():
 
 
 def test_a_delete_of_all_records_reads_no_record():
-    """DL-16."""
+    """The counters of the topic are sufficient."""
     stored = Plain([7] * 100)
     found = decide_delete(standing_of(stored), stored, 1 << 60, None, None)
     assert (found.delete_floor, found.records, found.bytes, stored.looked_at) == (101, 100, 700, 0)

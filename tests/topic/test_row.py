@@ -47,7 +47,7 @@ def facts(topic: ShardTopic) -> tuple[object, ...]:
 
 
 def test_the_row_of_a_plain_topic_is_below_200_bytes_and_complete():
-    """SN-2."""
+    """A snapshot with many topics must stay small."""
     topic = plain()
     topic.is_reserving = True
     topic.reservation.restore(257)
@@ -86,7 +86,7 @@ def test_a_row_keeps_every_value_of_a_topic():
 
 
 def test_a_row_omits_expired_keys():
-    """I-10, SN-3."""
+    """A row contains only the keys of the current window."""
     topic = plain()
     topic.keys.remember(digest_of_key("old"), IdempotencyEntry(1, 1, 0, STAMP), 120_000)
     topic.keys.remember(digest_of_key("new"), IdempotencyEntry(1, 1, 0, STAMP + 100_000_000), 120_000)

@@ -112,7 +112,7 @@ def test_random_segments_agree_with_a_dictionary():
 
 
 def test_a_tier_can_be_set_and_a_segment_is_registered_once():
-    """TI-2."""
+    """An unknown segment number raises KeyError."""
     sealed = SegmentCatalog()
     sealed.add(ref(5), table((1, 1, 10)))
     sealed.set_tier(5, 2)
@@ -126,7 +126,7 @@ def test_a_tier_can_be_set_and_a_segment_is_registered_once():
 
 
 def test_a_shard_uses_only_its_own_rows_of_a_segment_of_another_shard_count():
-    """SH-4."""
+    """Every topic of the segment has exactly one owner."""
     rows = table(*((topic_id, 1, 5) for topic_id in range(1, 101)))
     shards = [SegmentCatalog() for _ in range(4)]
     for shard, sealed in enumerate(shards):
@@ -145,7 +145,8 @@ def test_covered_joins_adjacent_ranges():
 
 
 def test_100_000_topics_in_packs_take_few_bytes_and_few_steps():
-    """The catalog takes less than 100 bytes for each topic of a pack. A lookup searches 25 packs."""
+    """The catalog takes less than 70 bytes for each topic of a pack. A lookup among 25 packs takes fewer than
+    120 calls."""
     tracemalloc.start()
     sealed = SegmentCatalog()
     ids = np.arange(1, 100_001, dtype=np.uint64)

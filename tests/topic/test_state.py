@@ -16,7 +16,7 @@ def topic() -> ShardTopic:
 
 
 def test_staged_records_count_only_after_publication(topic):
-    """CV-6, S-9."""
+    """Head, count and bytes change together."""
     topic.next_seq, topic.staged_count, topic.staged_bytes = 4, 3, 30
     assert (topic.head_seq, topic.count, topic.bytes) == (0, 0, 0)
     topic.check()
@@ -25,7 +25,7 @@ def test_staged_records_count_only_after_publication(topic):
 
 
 def test_skip_to_records_a_lost_range_and_only_moves_forward(topic):
-    """D-12."""
+    """The skipped seqs are announced as lost."""
     topic.next_seq = 4
     topic.publish()
     assert topic.skip_to(3) is None

@@ -34,14 +34,14 @@ CASES = [
     ("floors", "cursor", "gap", "after"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]
 )
 def test_the_worked_cases_give_the_documented_tombstones(floors, cursor, gap, after):
-    """TB-17 A..G, I, J."""
+    """CASES lists floors, cursor, and the expected gap and position."""
     plan = plan_read(cursor, floors)
     assert plan.gap == (Gap(*gap) if gap else None)
     assert (plan.after, plan.stop) == (after, floors.head_seq)
 
 
 def test_a_lost_range_is_announced_between_the_records_around_it():
-    """TB-17 H, TB-12."""
+    """The first read stops before the range, and the second one starts with the tombstone."""
     floors = _floors(258, 1)
     first = plan_read(0, floors, [34, 257])
     assert (first.gap, first.after, first.stop) == (None, 0, 33)
@@ -84,7 +84,7 @@ def test_recreated_takes_precedence_and_restarts_the_reader():
 
 
 def test_a_recreated_empty_topic_misses_no_record():
-    """TB-9."""
+    """The tombstone has an empty range."""
     plan = plan_read(7, _floors(0, 1), recreated=True)
     assert plan.gap == Gap(1, 0, "recreated")
     assert plan.gap.missed_estimate == 0
@@ -92,7 +92,7 @@ def test_a_recreated_empty_topic_misses_no_record():
 
 
 def test_a_cursor_at_the_head_gets_no_tombstone():
-    """E-8."""
+    """The reader is caught up."""
     assert plan_read(5, _floors(5, 1)).gap is None
 
 

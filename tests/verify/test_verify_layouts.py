@@ -93,7 +93,7 @@ def test_snapshots_of_an_earlier_layout_count_while_some_shards_have_none(world,
 def test_a_missing_segment_listed_by_an_earlier_layout_is_damage(world, tmp_path):
     """Its records exist nowhere. The report also covers topics of the shards without a snapshot."""
     checkpoint(world, 0)
-    stems = {ref.stem for run in world.runs.values() for ref in run.core.checkpoint.sealed.refs.values()}
+    stems = {ref.stem for run in world.runs.values() for ref in run.core.checkpoint.segments.refs.values()}
     for path in (f"{DATA}/{stem}{suffix}" for stem in stems for suffix in SUFFIXES):
         if world.disk.exists(path):
             world.disk.unlink(path)
@@ -134,7 +134,7 @@ def test_the_rest_of_a_deleted_topics_segment_is_no_damage(tmp_path):
     world.request(m.TopicDelete("large"))
     shard = shard_of(topic_id, 3)
     checkpoint(world, shard)
-    (number,) = [ref.number for ref in world.runs[shard].core.checkpoint.sealed.refs.values()]
+    (number,) = [ref.number for ref in world.runs[shard].core.checkpoint.segments.refs.values()]
     assert world.ask(world.runs[shard], m.SegmentsChange([], [number])).accepted
     checkpoint(world, shard)
     for part in parts:

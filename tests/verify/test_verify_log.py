@@ -92,9 +92,7 @@ def test_a_log_file_that_contradicts_the_others_is_damage(copy: Path, capsys, ha
 
 
 @pytest.mark.parametrize("harm", ["newest", "stream", "everything"])
-def test_a_missing_newest_log_file_is_damage(
-    copy: Path, capsys, harm: str
-) -> None:
+def test_a_missing_newest_log_file_is_damage(copy: Path, capsys, harm: str) -> None:
     newest = max(copy.glob("wal/shard-00/wal-*.log"), key=lambda path: int(path.stem.split("-")[1]))
     if harm == "newest":
         newest.unlink()
@@ -132,9 +130,7 @@ def test_verify_refuses_a_running_engine() -> None:
 # -- repair -------------------------------------------------------------------------------------------
 
 
-def test_a_repair_without_write_shows_the_loss_and_writes_no_file(
-    copy: Path, tmp_path: Path, capsys
-) -> None:
+def test_a_repair_without_write_shows_the_loss_and_writes_no_file(copy: Path, tmp_path: Path, capsys) -> None:
     path = log_with_records(copy)
     offset, _, seq = appends(path)[100]
     flip(path, offset + 100)

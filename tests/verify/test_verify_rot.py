@@ -50,7 +50,7 @@ def test_frames_in_place_of_the_file_header_are_damage() -> None:
     world.tick(0.2)
     world.kill()
     path = f"{DATA}/wal/shard-00/wal-1-0.log"
-    fd = world.disk.open_marks(path)
+    fd = world.disk.open_for_overwrite(path)
     data = world.disk.read_at(fd, 1 << 20, 0)
     swapped = data[4096:8192] + data[:4096] + data[8192:]
     world.disk.write_at(fd, [swapped], 0)
@@ -134,9 +134,7 @@ def test_a_segment_that_exists_only_in_the_cold_tier_is_reported(specimen: Speci
     assert any("are missing" in what for _, what in said_of(found, ".")), "the host cannot read them"
 
 
-def test_a_cold_segment_without_its_data_part_is_damage(
-    specimen: Specimen, laid: Path
-) -> None:
+def test_a_cold_segment_without_its_data_part_is_damage(specimen: Specimen, laid: Path) -> None:
     """It used to be a remark, as if the cold tier had not been given."""
     for path in cold_data(specimen):
         (laid / path[1:]).unlink()

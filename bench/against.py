@@ -18,7 +18,7 @@ from bench.host import stop_in_order_on_signals
 from bench.machine import facts
 from bench.paired import PAIRS, compare, show
 from bench.revision import PLACE, ROOT, RevisionError, Tree, build, compile_bytecode, resolve, worktree
-from bench.rows import Row, say
+from bench.rows import Row, progress
 
 HERE = "the working tree"
 Pairs = list[tuple[list[Row], list[Row]]]
@@ -73,7 +73,7 @@ def _measure(options: argparse.Namespace, pairs: Pairs) -> None:
         for tree in (new, old):
             tree.require_own_code()
             tree.require_area(options.area, options.scale)
-        say(f"compiling {options.rev} ({commit[:12]})")
+        progress(f"compiling {options.rev} ({commit[:12]})")
         build(old)
         if new.compiled() != old.compiled():
             raise RevisionError(
@@ -86,7 +86,7 @@ def _measure(options: argparse.Namespace, pairs: Pairs) -> None:
         for i in range(options.pairs):
             rows: dict[str, list[Row]] = {}
             for tree in order(i, new, old):
-                say(f"pair {i + 1}/{options.pairs}: {tree.name}")
+                progress(f"pair {i + 1}/{options.pairs}: {tree.name}")
                 rows[tree.name] = tree.measure(options.area, options.only, options.scale)
             pairs.append((rows[new.name], rows[old.name]))
             _write(options, commit, pairs, machine)

@@ -10,7 +10,7 @@ import numpy as np
 
 from bench import dataset
 from bench.host import Host
-from bench.rows import Row, row, say, scaled
+from bench.rows import Row, progress, row, scaled
 from bench.slow_store import SlowStore
 
 SECONDS = 6.0
@@ -28,7 +28,7 @@ def cold_rows() -> list[Row]:
     live: dict[bool, list[float]] = {True: [], False: []}
     requests = []
     for i in range(ROUNDS):
-        say(f"cold round {i + 1}/{ROUNDS}")
+        progress(f"cold round {i + 1}/{ROUNDS}")
         for is_cold in (False, True):
             with SlowStore(DELAY_S) as store:
                 sets = (

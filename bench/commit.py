@@ -10,7 +10,7 @@ from bench.floor import FILLED_BELOW_BYTES_PER_S, Floor
 from bench.host import Host, ran_s
 from bench.kills import kill_rows
 from bench.load import Measured, Shape, run
-from bench.rows import Row, row, say
+from bench.rows import Row, progress, row
 from bench.tail import tail_rows
 
 ROUNDS = 5
@@ -31,7 +31,7 @@ def rows(only: str = "") -> list[Row]:
     """Return all rows of the area, or those whose id contains `only`."""
     found: list[Row] = []
     if only in "encode_100B_x_10000":
-        say("encode")
+        progress("encode")
         found += encode.rows()
     for name, shape, reach in LOADS:
         if only in name:
@@ -44,7 +44,7 @@ def rows(only: str = "") -> list[Row]:
         ("kill", kill_rows),
     ):
         if only in name:
-            say(name)
+            progress(name)
             built = build()
             found += built if isinstance(built, list) else [built]
     return found
@@ -58,7 +58,7 @@ def _load_row(name: str, shape: Shape, reach: dict[str, float]) -> Row:
     # A new engine for each round. Its files disappear with it, so that no round pays for the page cache that
     # earlier rounds filled.
     for i in range(ROUNDS):
-        say(f"{name} round {i + 1}/{ROUNDS}")
+        progress(f"{name} round {i + 1}/{ROUNDS}")
         with Host(2, COMMIT_ALONE) as host:
             warm = run(host, shape, 0.4, "load")
             is_slow = warm.bytes / warm.seconds / host.shards < FILLED_BELOW_BYTES_PER_S
@@ -92,7 +92,7 @@ def _lone_row() -> Row:
                 begun = time.perf_counter()
                 host.client.append("lone", payload)
                 times.append(time.perf_counter() - begun)
-            bare = floor.lone(328, 300)
+            bare = floor.single_writes(328, 300)
             if i:
                 values.append(statistics.median(times) * 1e6)
                 floors.append(statistics.median(bare) * 1e6)

@@ -12,7 +12,7 @@ import numpy as np
 from bench import dataset
 from bench.host import Host
 from bench.load import Shape, counters, run
-from bench.rows import Row, row, say, scaled
+from bench.rows import Row, progress, row, scaled
 from ringlog.board.board import Board
 from ringlog.board.layout import HistogramKind, ProcessState
 from ringlog.board.processes import COMPACTOR, shard_slot, slot_of
@@ -52,7 +52,7 @@ def compaction_rows() -> list[Row]:
     rates, beside = [], []
     idle, busy = _Acks(), _Acks()
     for i in range(ROUNDS):
-        say(f"compaction round {i + 1}/{ROUNDS}")
+        progress(f"compaction round {i + 1}/{ROUNDS}")
         with Host(1, OFF) as host:
             size = _fill(host, scaled(COMPACTED_BYTES, 4 << 20))
             host.restart(ON)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bench import routing
 from bench.floor import Floor
 from bench.host import Host
-from bench.rows import Row, row, say, scaled
+from bench.rows import Row, progress, row, scaled
 from bench.watchers import Watchers, stamp
 from ringlog.client import Page
 
@@ -46,7 +46,7 @@ def rows(only: str = "") -> list[Row]:
         ("saturation", _saturation_rows),
     ):
         if only in name:
-            say(name)
+            progress(name)
             built = build()
             found += built if isinstance(built, list) else [built]
     return found
@@ -58,10 +58,10 @@ def _one_rows() -> list[Row]:
     p99s: dict[str, list[float]] = {level: [] for level in LEVELS}
     floors: list[float] = []
     for i in range(ROUNDS):
-        say(f"  round {i + 1}/{ROUNDS}")
+        progress(f"  round {i + 1}/{ROUNDS}")
         with Host(2, ALONE) as host:
             floor = Floor(host.directory)
-            floors.append(statistics.median(floor.lone(328, 300)) * 1e6)
+            floors.append(statistics.median(floor.single_writes(328, 300)) * 1e6)
             floor.close()
             for level in LEVELS:
                 times = _one_watcher(host, level)
@@ -116,7 +116,7 @@ def _fan_out_rows() -> list[Row]:
     for watchers, processes, frames in ((1, 1, 2_000), (10, 2, 1_000), (100, 2, 300)):
         rates = []
         for i in range(3):
-            say(f"fan-out {watchers}, round {i + 1}/3")
+            progress(f"fan-out {watchers}, round {i + 1}/3")
             with Host(2, ALONE) as host:
                 host.client.topics.create("t", durability="disk")
                 crowd = Watchers(

@@ -69,7 +69,7 @@ class Floor:
                 break
         return (time.perf_counter() - begun - making) * groups / done
 
-    def lone(self, size: int, rounds: int) -> list[float]:
+    def single_writes(self, size: int, rounds: int) -> list[float]:
         """Return the seconds of each of `rounds` single writes with a sync."""
         data = os.urandom(size)
         times = []

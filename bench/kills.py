@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from bench.host import Host
-from bench.rows import Row, row, say
+from bench.rows import Row, progress, row
 
 KILLS = 30
 LOG_BYTES = 68 << 20
@@ -30,7 +30,7 @@ def kill_rows() -> list[Row]:
         thread = threading.Thread(target=_trickle, args=(host, stop, acks))
         thread.start()
         for i in range(KILLS):
-            say(f"kill {i + 1}/{KILLS}")
+            progress(f"kill {i + 1}/{KILLS}")
             time.sleep(0.7)
             killed = time.perf_counter()
             pid = host.shard_pids()[0]

@@ -9,7 +9,7 @@ import time
 import ringlog.aio
 from bench import dataset
 from bench.host import Host
-from bench.rows import Row, row, say, scaled
+from bench.rows import Row, progress, row, scaled
 
 TOPICS = 100_000
 AT_ONCE = 256
@@ -22,7 +22,7 @@ def many_rows() -> list[Row]:
     names = [f"sensor.{i:06d}" for i in range(count)]
     with Host(2, "storage.enabled=true", f"limits.max_topics={2 * TOPICS}") as host:
         empty = _memory_after_restart(host)
-        say(f"{count:,} topics")
+        progress(f"{count:,} topics")
         created = asyncio.run(_create(host.url, names))
         asyncio.run(_append(host.url, names))
         begun = time.perf_counter()

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.rows import Row, part_of, row, say, scaled
+from bench.rows import Row, part_of, progress, row, scaled
 from bench.systems import processes, registry
 from bench.systems.base import Server, Way
 
@@ -208,7 +208,7 @@ PARTS = (
 
 def rows(only: str = "") -> list[Row]:
     """Return all rows of the area, or those of parts whose name contains `only`."""
-    return table_of(figures(), measured(PEERS, only), PEERS)
+    return comparison_rows(figures(), measured(PEERS, only), PEERS)
 
 
 def measured(peers: Sequence[str], only: str) -> dict[str, list[Found]]:
@@ -223,7 +223,7 @@ def measured(peers: Sequence[str], only: str) -> dict[str, list[Found]]:
     rounds = scaled(ROUNDS)
     for i in range(rounds):
         for name in rotated(systems, i):
-            say(f"{name}, round {i + 1}/{rounds}")
+            progress(f"{name}, round {i + 1}/{rounds}")
             found[name].append(_round(name, parts))
     return found
 
@@ -254,7 +254,7 @@ def _round(name: str, parts: Sequence[Part]) -> Found:
     return found
 
 
-def table_of(
+def comparison_rows(
     wanted: Sequence[Figure],
     found: dict[str, list[Found]],
     peers: Sequence[str],

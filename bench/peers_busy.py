@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from bench.peers import PEERS, Figure, figures, measured, table_of
+from bench.peers import PEERS, Figure, comparison_rows, figures, measured
 from bench.rows import Row
 
 _BURN = """
@@ -27,7 +27,7 @@ def rows(only: str = "") -> list[Row]:
     """Return all rows of the area, or those of parts whose name contains `only`."""
     with burners(os.cpu_count() or 1):
         found = measured(PEERS, only)
-    return table_of([busy(figure) for figure in figures()], found, PEERS)
+    return comparison_rows([busy(figure) for figure in figures()], found, PEERS)
 
 
 def busy(figure: Figure) -> Figure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.peers import figures, measured, table_of
+from bench.peers import comparison_rows, figures, measured
 from bench.rows import Row
 
 PEERS = ("kafka",)
@@ -10,4 +10,4 @@ PEERS = ("kafka",)
 
 def rows(only: str = "") -> list[Row]:
     """Return all rows of the area, without targets, or those of parts whose name contains `only`."""
-    return table_of(figures(), measured(PEERS, only), PEERS, is_first_plain=False)
+    return comparison_rows(figures(), measured(PEERS, only), PEERS, is_first_plain=False)

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 
 from bench.host import Host
-from bench.rows import Row, row, say, scaled
+from bench.rows import Row, progress, row, scaled
 from bench.systems import registry
 from bench.systems.base import LEASE_MS, TOPIC, QueueServer, Way
 from bench.systems.processes import How, deliveries, empty
@@ -56,7 +56,7 @@ def rows(only: str = "") -> list[Row]:
     )
     for name, build in parts:
         if only in name:
-            say(name)
+            progress(name)
             found += build()
     return found
 
@@ -66,7 +66,7 @@ def _rounds(durability: str, measure: Callable[[QueueServer], Any]) -> dict[str,
     found: dict[str, list[Any]] = {name: [] for name in SYSTEMS}
     for i in range(ROUNDS):
         for name, results in found.items():
-            say(f"  {name}, round {i + 1}/{ROUNDS}")
+            progress(f"  {name}, round {i + 1}/{ROUNDS}")
             results.append(_with_server(name, durability, measure))
     return found
 
@@ -190,11 +190,11 @@ def _large_rows() -> list[Row]:
         host.client.queue("little").claim()
         before = _shards_bytes(host)
         how = _put_delayed(host, delayed)
-        say(f"  {delayed:,} delayed by {how}")
+        progress(f"  {delayed:,} delayed by {how}")
         fill(host, TOPIC, PAYLOAD, ready, 1_000)
         stats = host.client.queue(TOPIC).stats()
         assert (stats.ready, stats.delayed) == (ready, delayed), f"the queue holds what was put: {stats}"
-        say("  claims")
+        progress("  claims")
         host.client.queue(TOPIC).claim()
         memory = (_shards_bytes(host) - before) / (ready + delayed)
         p99s = [_claim_p99_ms(host) for _ in range(ROUNDS)]

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from bench.host import Host
-from bench.rows import Row, row, say, scaled
+from bench.rows import Row, progress, row, scaled
 from ringlog.frame.layout import FrameType
 from ringlog.verify.wal_decoder import WalFrameWalk, read_header
 
@@ -36,7 +36,7 @@ def rows() -> list[Row]:
         for routers in ROUTERS:
             _make(host, routers)
         for i in range(ROUNDS):
-            say(f"  {', '.join(map(str, ROUTERS))} routers, round {i + 1}/{ROUNDS}")
+            progress(f"  {', '.join(map(str, ROUTERS))} routers, round {i + 1}/{ROUNDS}")
             times: dict[int, list[float]] = {routers: [] for routers in ROUTERS}
             for _ in range(scaled(TURNS, 1)):
                 for routers in ROUTERS:

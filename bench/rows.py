@@ -155,6 +155,6 @@ def part_of(amount: float, least: float) -> float:
     return max(amount * float(os.environ.get(SCALE, "1")), least)
 
 
-def say(text: str) -> None:
+def progress(text: str) -> None:
     """Print progress to standard error."""
     print(text, file=sys.stderr, flush=True)

@@ -23,7 +23,7 @@ import psutil
 from bench import dataset
 from bench.compaction import ON
 from bench.host import BUILD, Host
-from bench.rows import Row, row, say, scaled
+from bench.rows import Row, progress, row, scaled
 
 RECORDS = 10_000_000
 SINK_ROUNDS = 2
@@ -55,7 +55,7 @@ def rows(only: str = "") -> list[Row]:
     found: list[Row] = []
     with _bench() as bench:
         for name, build in chosen:
-            say(name)
+            progress(name)
             found += build(bench)
     return found
 
@@ -139,12 +139,12 @@ class Driver:
 def _bench() -> Iterator[Bench]:
     records = scaled(RECORDS, dataset.FRAME * dataset.CYCLE) // dataset.FRAME * dataset.FRAME
     with Host(1, ON) as host, tempfile.TemporaryDirectory(prefix="spark-", dir=BUILD) as directory:
-        say(f"data set: {records:,} records")
+        progress(f"data set: {records:,} records")
         dataset.grow(host, 0, records)
         dataset.checkpoint(host)
         bench = Bench(host, Path(directory), records)
         try:
-            say("the same in Parquet, by Spark")
+            progress("the same in Parquet, by Spark")
             bench.driver.do(what="parquet")
             yield bench
         finally:
@@ -283,7 +283,7 @@ def _sink_rows(bench: Bench) -> list[Row]:
             into_topic.append(sample)
             into_nothing.append(idle)
         else:
-            say(f"the first time: {sample['wall']:.1f} s, CPU {sample['cpu']:.1f} s")
+            progress(f"the first time: {sample['wall']:.1f} s, CPU {sample['cpu']:.1f} s")
     shard = min(sample["shard"] for sample in into_topic)
     return [
         row("spark_stream_to_sink", "records/s", _rates(into_topic, bench.records),

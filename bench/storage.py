@@ -18,7 +18,7 @@ from bench.cold import cold_rows
 from bench.compaction import OFF, ON, compaction_rows
 from bench.host import Host
 from bench.many import many_rows
-from bench.rows import Row, row, say, scaled
+from bench.rows import Row, progress, row, scaled
 from bench.tail import batches
 from ringlog.cli.maintenance import request_actor
 from ringlog.envelope.messages import Locate, Located
@@ -46,7 +46,7 @@ def rows(only: str = "") -> list[Row]:
     found: list[Row] = []
     for name, build in parts:
         if only in name:
-            say(name)
+            progress(name)
             found += build()
     return found
 
@@ -62,7 +62,7 @@ def _dataset_rows() -> list[Row]:
         have = 0
         for step in STEPS:
             want = scaled(step, dataset.FRAME * dataset.CYCLE) // dataset.FRAME * dataset.FRAME
-            say(f"data set: {want:,} records")
+            progress(f"data set: {want:,} records")
             dataset.grow(host, have, want)
             have = want
             dataset.checkpoint(host)
@@ -74,11 +74,11 @@ def _dataset_rows() -> list[Row]:
             host.restart(ON)
         dataset.checkpoint(host)
         found.append(_memory_row(memory))
-        say("seeks")
+        progress("seeks")
         found += _seek_rows(host, have)
-        say("deep reads")
+        progress("deep reads")
         found += _read_rows(host, have)
-        say("deletes")
+        progress("deletes")
         found += _delete_rows(host, have)
     return found
 
@@ -178,9 +178,9 @@ def _finder(host: Host) -> tuple[TopicReader, Callable[[], None]]:
         0,
         data_dir=data_dir,
         shm_dir=host.shm_dir,
-        marks=lambda _: LogHighWatermark(0, 0),
+        read_watermark=lambda _: LogHighWatermark(0, 0),
         disk=disk,
-        shelf=shelf,
+        segment_cache=shelf,
     )
 
     def close() -> None:

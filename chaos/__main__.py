@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from chaos import doctor, record
-from chaos.order import Account, CannotRun, Enough, FaultClass, Order
+from chaos.order import Account, CannotRun, FaultClass, Order, WantedFindingReached
 from chaos.plan import PlanError, load_faults, load_plan
 from chaos.processes import die_with
 from chaos.run import NEVER_STARTED, ROOT, run_plan
@@ -95,7 +95,7 @@ def _class(args: argparse.Namespace) -> int:
     code = 0
     try:
         load_class(order.name).run(order, account)
-    except Enough:
+    except WantedFindingReached:
         code = 0
     except CannotRun as e:
         account.skip(order.name, str(e))

@@ -184,7 +184,7 @@ def missing() -> dict[str, str]:
     return found
 
 
-def sweep() -> list[str]:
+def remove_leftovers() -> list[str]:
     """Remove what an interrupted run left: its processes, cgroups and network namespaces.
 
     Returns one line for each item.
@@ -193,7 +193,7 @@ def sweep() -> list[str]:
     for process in leaks.marked_processes():
         done.append(f"killed {process.pid}")
         process.kill()
-    for thing in sorted(leaks.host_things()):
+    for thing in sorted(leaks.host_resources()):
         kind, _, name = thing.rpartition(" ")
         if "ringlog-chaos-" not in name:
             continue
@@ -214,12 +214,12 @@ def main(*, clean: bool = False) -> int:
     Always returns 0: ringlog itself needs none of these mechanisms.
     """
     if clean:
-        for line in sweep():
+        for line in remove_leftovers():
             print(line)
         return 0
     print(f"Linux {platform.release()}, Python {platform.python_version()}, {os.cpu_count()} CPUs")
-    lacking = missing()
+    missing_mechanisms = missing()
     for mechanism in MECHANISMS:
         name = f"{mechanism.code} {mechanism.what}"
-        print(f"{name:48} {'no: ' + lacking[name] if name in lacking else 'works'}")
+        print(f"{name:48} {'no: ' + missing_mechanisms[name] if name in missing_mechanisms else 'works'}")
     return 0

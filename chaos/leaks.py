@@ -58,7 +58,7 @@ def _is_helper(process: psutil.Process) -> bool:
         return False
 
 
-def host_things() -> set[str]:
+def host_resources() -> set[str]:
     """Return the named resources of the host that a class could leak."""
     return {*_shared_memory(), *_loops(), *_namespaces(), *_cgroups()}
 

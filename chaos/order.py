@@ -24,14 +24,14 @@ FINDINGS_MAX = 20
 STORY_CHARS_MAX = 8_000
 
 
-class Enough(BaseException):
+class WantedFindingReached(BaseException):
     """Ends a class: its account was asked for one finding and has it.
 
     Not an Exception, so that no case takes it for a broken guarantee.
     """
 
 
-class Broken(AssertionError):
+class GuaranteeBroken(AssertionError):
     """A broken guarantee: which one, and what was observed."""
 
     def __init__(self, what: str, topic: str = "", *, case: str = "", path: Sequence[int] = ()) -> None:
@@ -45,12 +45,12 @@ class Broken(AssertionError):
 
 
 def require(holds: object, otherwise: str | Callable[[], str]) -> None:
-    """Raise Broken unless `holds` is true.
+    """Raise GuaranteeBroken unless `holds` is true.
 
     Not an `assert`, because the interpreter can disable asserts.
     """
     if not holds:
-        raise Broken(otherwise if isinstance(otherwise, str) else otherwise())
+        raise GuaranteeBroken(otherwise if isinstance(otherwise, str) else otherwise())
 
 
 class CannotRun(Exception):
@@ -142,7 +142,7 @@ class Account:
     wanted: str | None = None
     """If a finding contains this text, the class ends. None: the class continues after any finding."""
 
-    def did(self, what: str, times: int = 1, *faults: str) -> None:
+    def count_work(self, what: str, times: int = 1, *faults: str) -> None:
         """Count work, and the rows of the fault matrix that it is a case of."""
         self.counts[what] += times
         for fault in faults:
@@ -153,10 +153,10 @@ class Account:
         if Skip(what, why) not in self.skipped:
             self.skipped.append(Skip(what, why))
 
-    def found(self, what: str, case: str, story: str = "") -> None:
+    def report_finding(self, what: str, case: str, story: str = "") -> None:
         """Report a broken guarantee. The class continues with its next case if it can.
 
-        Raises Enough if this is the wanted finding.
+        Raises WantedFindingReached if this is the wanted finding.
         """
         is_wanted = self.wanted is not None and self.wanted in what
         if is_wanted or len(self.findings) < FINDINGS_MAX:
@@ -164,12 +164,12 @@ class Account:
         else:
             self.findings_more += 1
         if is_wanted:
-            raise Enough
+            raise WantedFindingReached
 
-    def tell(self) -> None:
+    def print_report(self) -> None:
         """Print findings, skips and counts for a person who replays a case.
 
-        Raises Broken if there is a finding.
+        Raises GuaranteeBroken if there is a finding.
         """
         for finding in self.findings:
             print(finding.what, finding.story, sep="\n")
@@ -177,7 +177,7 @@ class Account:
             print(f"skipped {skip.what}: {skip.why}")
         print(dict(self.counts), dict(self.faults))
         if self.findings:
-            raise Broken(self.findings[0].what)
+            raise GuaranteeBroken(self.findings[0].what)
 
     def to_json(self) -> bytes:
         """Encode for the runner."""

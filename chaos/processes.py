@@ -83,7 +83,7 @@ def subprocess_task(work: Callable[[Account], None]) -> Collect:
         account.faults.update(theirs.faults)
         account.figures.update(theirs.figures)
         for finding in theirs.findings:
-            account.found(finding.what, finding.case, finding.story)
+            account.report_finding(finding.what, finding.case, finding.story)
         account.findings_more += theirs.findings_more
 
     return collect

@@ -140,7 +140,7 @@ def run_plan(
     if shutil.disk_usage(work).free < DISK_BYTES_MIN:
         report.wrong.append(f"{work} has less than {DISK_BYTES_MIN >> 30} GiB free")
         return report
-    before, today = leaks.host_things(), datetime.now(UTC).date()
+    before, today = leaks.host_resources(), datetime.now(UTC).date()
     lock = threading.Lock()
 
     lanes = [
@@ -178,7 +178,7 @@ def run_plan(
             raise
     for each in running:
         each.result()
-    report.wrong += [f"leaked: {thing}" for thing in sorted(leaks.host_things() - before)]
+    report.wrong += [f"leaked: {thing}" for thing in sorted(leaks.host_resources() - before)]
     if not only:
         report.wrong += _rows_without_case(plan, faults, report.verdicts)
     report.seconds = time.monotonic() - begun
@@ -206,15 +206,15 @@ def run_rounds(entry: Entry, seed: int, once: Callable[[int, float], Verdict]) -
     """
     done, spent_s = once(seed, entry.seconds), entry.seconds
     for number in range(1, ROUNDS_MAX):
-        if _children.are_over or not done.wrong or done.wrong != _short(entry, done.account):
+        if _children.are_over or not done.wrong or done.wrong != _missed_floors(entry, done.account):
             break
-        seconds = _rest_s(entry, done.account, spent_s)
-        done = _together(entry, done, once(seed + number * ROUND_STEP, seconds))
+        seconds = _remaining_s(entry, done.account, spent_s)
+        done = _merge_rounds(entry, done, once(seed + number * ROUND_STEP, seconds))
         spent_s += seconds
     return done
 
 
-def _rest_s(entry: Entry, account: Account, spent_s: float) -> float:
+def _remaining_s(entry: Entry, account: Account, spent_s: float) -> float:
     """Estimate the seconds for the missing work from the rate in `spent_s`, at most a whole round.
 
     A whole round is needed for a count that is still 0, and for a `distinct` count, since a new round may
@@ -230,7 +230,7 @@ def _rest_s(entry: Entry, account: Account, spent_s: float) -> float:
     return min(START_S + wanted_s, entry.seconds)
 
 
-def _together(entry: Entry, before: Verdict, after: Verdict) -> Verdict:
+def _merge_rounds(entry: Entry, before: Verdict, after: Verdict) -> Verdict:
     """Merge two rounds of one class into one verdict.
 
     The failures are those of the later round; the floors are compared with the counts of both.
@@ -245,10 +245,10 @@ def _together(entry: Entry, before: Verdict, after: Verdict) -> Verdict:
         [*first.skipped, *(skip for skip in second.skipped if skip not in first.skipped)],
         second.findings, second.findings_more,
     )  # fmt: skip
-    other = [each for each in after.wrong if each not in _short(entry, second)]
+    other = [each for each in after.wrong if each not in _missed_floors(entry, second)]
     return Verdict(
         entry.name, entry.target, before.seed, round(before.seconds + after.seconds, 1), account,
-        other + _short(entry, account), after.output, before.rounds + 1,
+        other + _missed_floors(entry, account), after.output, before.rounds + 1,
     )  # fmt: skip
 
 
@@ -325,10 +325,10 @@ def _judge(entry: Entry, code: int, account: Account | None) -> list[str]:
         return [*wrong, missing] if entry.required else wrong
     if code != 0:
         wrong.append(f"exited with status {code}")
-    return wrong + _short(entry, account)
+    return wrong + _missed_floors(entry, account)
 
 
-def _short(entry: Entry, account: Account) -> list[str]:
+def _missed_floors(entry: Entry, account: Account) -> list[str]:
     """Return the floors that were not reached."""
     return [
         f"{what}: {account.counts[what]:,} is below the floor of {floor:,}"

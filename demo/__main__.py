@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not options.keep:
             shutil.rmtree(directory, ignore_errors=True)
     report.write(options.out, outcome.verdict, outcome.speeds, outcome.facts)
-    _tell(outcome, options.out)
+    _print_outcome(outcome, options.out)
     return 0 if outcome.is_good else 1
 
 
@@ -72,8 +72,8 @@ def _picture(options: argparse.Namespace) -> Path | None:
     """Return the path for the picture of the Spark stage; None if the stage does not run."""
     if not options.spark:
         return None
-    if lacking := spark_stage.lacking():
-        print(f"Spark stage skipped: {lacking}", file=sys.stderr)
+    if missing_requirement := spark_stage.missing_requirement():
+        print(f"Spark stage skipped: {missing_requirement}", file=sys.stderr)
         return None
     return Path(options.out).with_suffix(".png").absolute()
 
@@ -97,7 +97,7 @@ def _save_log(directory: Path) -> None:
         print(f"the engine's log: {shutil.copy(log, BUILD / 'demo-engine.log')}", file=sys.stderr)
 
 
-def _tell(outcome: Outcome, out: Path) -> None:
+def _print_outcome(outcome: Outcome, out: Path) -> None:
     verdict, live, facts = outcome.verdict, outcome.live, outcome.facts
     print(report.table(report.rows(verdict, outcome.speeds)))
     print(f"processes killed on the way: {len(facts['kills'])}; given to watchers: {live.read:,} records")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import ringlog
 from demo import source
 from demo.judge import Ledger
-from demo.words import FIRST_READER, READY_OFFSET, WRITTEN, Words
+from demo.words import FIRST_READER, READY_OFFSET, WRITTEN, SharedCounters
 from ringlog.client import Client
 from ringlog.client.read.pages import Page, Tombstone
 from ringlog.client.watch import Watch
@@ -61,33 +61,33 @@ class Live:
 def main(directory: Path, url: str, number: int, readers: int, producers: int) -> int:
     """Watch until everything is written and delivered; save the ledger in `follower-N.npz`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Only the main process handles Ctrl-C.
-    words = Words(directory)
+    counters = SharedCounters(directory)
     facts = source.load(directory)
     topics = facts.topics[number::readers]
     live = Ledger(facts, producers)
     with ringlog.connect(url, timeout_ms=60_000, wait=20.0) as client:
         delays_us: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         if topics:
-            delays_us = _follow(client, topics, live, words, number)
-        words[FIRST_READER + READY_OFFSET + number] = (
+            delays_us = _follow(client, topics, live, counters, number)
+        counters[FIRST_READER + READY_OFFSET + number] = (
             1  # With more readers than topics there is no more to do.
         )
-        words[FIRST_READER + number] = live.counts.read
+        counters[FIRST_READER + number] = live.counts.read
     live.save(directory / f"follower-{number}.npz")
     np.save(directory / f"delays-{number}.npy", delays_us)
     return 0
 
 
 def _follow(
-    client: Client, topics: tuple[str, ...], ledger: Ledger, words: Words, number: int
+    client: Client, topics: tuple[str, ...], ledger: Ledger, counters: SharedCounters, number: int
 ) -> NDArray[np.int64]:
     with client.watch(topics) as watch:
         watch.open()
         live = Live(watch, ledger)
-        words[FIRST_READER + READY_OFFSET + number] = 1
-        while not words[WRITTEN]:
+        counters[FIRST_READER + READY_OFFSET + number] = 1
+        while not counters[WRITTEN]:
             live.turn()
-            words[FIRST_READER + number] = ledger.counts.read
+            counters[FIRST_READER + number] = ledger.counts.read
         live.read_to_heads({topic: client.topics.state(topic).head_seq for topic in topics})
     return live.delays_us
 

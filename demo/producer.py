@@ -11,7 +11,7 @@ import numpy as np
 
 import ringlog
 from demo import source
-from demo.words import FIRST_PRODUCER, GO, READY_OFFSET, Words
+from demo.words import FIRST_PRODUCER, GO, READY_OFFSET, SharedCounters
 from ringlog.client.ticket import Ticket
 from ringlog.errors import RinglogError
 
@@ -23,7 +23,7 @@ TIMEOUT_MS = 60_000
 class Acks:
     """Acks and failures of this producer's events."""
 
-    def __init__(self, words: Words, number: int) -> None:
+    def __init__(self, counters: SharedCounters, number: int) -> None:
         self.ids: list[int] = []
         self.seqs: list[int] = []
         self.latencies_ns: list[int] = []
@@ -31,7 +31,7 @@ class Acks:
         """Longest time in which a topic had events in flight and received no ack."""
         self.failures: list[str] = []
         self._heard_ns: dict[str, int] = {}
-        self._words, self._word = words, FIRST_PRODUCER + number
+        self._counters, self._word = counters, FIRST_PRODUCER + number
 
     def expect(self, ticket: Ticket, event: int, topic: str, sent_ns: int) -> None:
         """Record the result of the event when it is known; it was sent at `sent_ns`."""
@@ -53,23 +53,23 @@ class Acks:
         self.latencies_ns.append(now - sent_ns)
         self.pause_ns = max(self.pause_ns, now - max(self._heard_ns.get(topic, 0), sent_ns))
         self._heard_ns[topic] = now
-        self._words[self._word] = len(self.ids)
+        self._counters[self._word] = len(self.ids)
 
 
 def main(directory: Path, url: str, number: int, producers: int) -> int:
     """Send all events of this producer; then save the acks in `producer-N.npz`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Only the main process handles Ctrl-C.
-    words = Words(directory)
+    counters = SharedCounters(directory)
     events = list(source.share(directory, number, producers))
-    acks = Acks(words, number)
+    acks = Acks(counters, number)
     with ringlog.connect(url, timeout_ms=TIMEOUT_MS, wait=20.0) as client:
         topics = sorted({topic for _, topic, _ in events})
         opened = {
             topic: client.producer(topic, durability="fsync", max_buffer_bytes=BUFFER_BYTES, create=False)
             for topic in topics
         }
-        words[FIRST_PRODUCER + READY_OFFSET + number] = 1
-        while not words[GO]:
+        counters[FIRST_PRODUCER + READY_OFFSET + number] = 1
+        while not counters[GO]:
             time.sleep(0.001)
         began = time.monotonic_ns()
         for event, topic, payload in events:

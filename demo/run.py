@@ -22,7 +22,7 @@ from demo.progress import Progress
 from demo.report import Speeds
 from demo.spark_stage import SparkStage
 from demo.stage import Stage
-from demo.words import FIRST_PRODUCER, FIRST_READER, GO, READY_OFFSET, WRITTEN, Words
+from demo.words import FIRST_PRODUCER, FIRST_READER, GO, READY_OFFSET, WRITTEN, SharedCounters
 
 CHILD_S = 120.0
 LOOK_S = 0.005
@@ -114,7 +114,7 @@ def _make_topics(url: str, events: source.Source) -> None:
 
 def _write_under_fire(plan: Plan, engine: Engine, events: source.Source, progress: Progress) -> list[str]:
     """Start and release all children, kill processes at even intervals; return the killed names."""
-    words = Words(plan.directory)
+    counters = SharedCounters(plan.directory)
     children: list[subprocess.Popen[bytes]] = []
     try:
         where = (str(plan.directory), engine.url)
@@ -124,10 +124,10 @@ def _write_under_fire(plan: Plan, engine: Engine, events: source.Source, progres
         children += followers
         producers = [_child("demo.producer", *where, i, plan.producers) for i in range(plan.producers)]
         children += producers
-        _wait_ready(plan, words, children)
-        words[GO] = 1
-        kills = _conduct(plan, engine, len(events), words, producers, progress)
-        words[WRITTEN] = 1
+        _wait_ready(plan, counters, children)
+        counters[GO] = 1
+        kills = _conduct(plan, engine, len(events), counters, producers, progress)
+        counters[WRITTEN] = 1
         progress.say("readers catch up")
         _wait_all(followers)
         return kills
@@ -139,9 +139,9 @@ def _child(module: str, *arguments: object) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", module, *map(str, arguments)], stdin=subprocess.DEVNULL)
 
 
-def _wait_ready(plan: Plan, words: Words, children: Sequence[subprocess.Popen[bytes]]) -> None:
+def _wait_ready(plan: Plan, counters: SharedCounters, children: Sequence[subprocess.Popen[bytes]]) -> None:
     def ready() -> int:
-        return words.total(FIRST_PRODUCER + READY_OFFSET, plan.producers) + words.total(
+        return counters.total(FIRST_PRODUCER + READY_OFFSET, plan.producers) + counters.total(
             FIRST_READER + READY_OFFSET, plan.readers
         )
 
@@ -154,16 +154,16 @@ def _wait_ready(plan: Plan, words: Words, children: Sequence[subprocess.Popen[by
 
 
 def _conduct(
-    plan: Plan, engine: Engine, total: int, words: Words, producers: Sequence[subprocess.Popen[bytes]],
-    progress: Progress,
+    plan: Plan, engine: Engine, total: int, counters: SharedCounters,
+    producers: Sequence[subprocess.Popen[bytes]], progress: Progress,
 ) -> list[str]:  # fmt: skip
     """Monitor the acks, and kill a process at each equal fraction of them."""
     kills: list[str] = []
     victims = _victims(plan)
     deadline = time.monotonic() + CHILD_S
     while any(child.poll() is None for child in producers):
-        acked = words.total(FIRST_PRODUCER, plan.producers)
-        progress.show(acked, words.total(FIRST_READER, plan.readers))
+        acked = counters.total(FIRST_PRODUCER, plan.producers)
+        progress.show(acked, counters.total(FIRST_READER, plan.readers))
         if len(kills) < len(victims) and acked >= total * (len(kills) + 1) / (len(victims) + 1):
             name = victims[len(kills)]
             pid = engine.kill(name)
@@ -173,7 +173,7 @@ def _conduct(
             raise SystemExit(f"the producers did not finish; {acked:,} of {total:,} acked")
         time.sleep(LOOK_S)
     _wait_all(producers)
-    progress.show(words.total(FIRST_PRODUCER, plan.producers), words.total(FIRST_READER, plan.readers))
+    progress.show(counters.total(FIRST_PRODUCER, plan.producers), counters.total(FIRST_READER, plan.readers))
     return kills
 
 

@@ -75,7 +75,7 @@ class SparkStage:
         return {"spark": asdict(self)}
 
 
-def lacking() -> str:
+def missing_requirement() -> str:
     """Return what this stage needs but is missing; an empty string if it can run."""
     if importlib.util.find_spec("pyspark") is None:
         return "pyspark is not installed: pip install 'ringlog[spark]'"

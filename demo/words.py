@@ -15,7 +15,7 @@ READY_OFFSET = 128
 WORDS = 256
 
 
-class Words:
+class SharedCounters:
     """256 numbers of 64 bits in a mapped file. Each has one writer."""
 
     def __init__(self, directory: Path) -> None:

@@ -10,7 +10,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class BoundedByBytes(Generic[K, V]):
+class ByteBoundedCache(Generic[K, V]):
     """A dictionary with at most `bytes_max` bytes of values. The caller passes the size of each value."""
 
     def __init__(self, bytes_max: int) -> None:

@@ -347,7 +347,7 @@ socket."""
 CALL_BYTES_MAX = 24_576
 """Largest message in such a ring in bytes. It fits a thousand jobs by seq and lease token, with some reserve.
 A larger message is sent by socket."""
-CALL_RING_GRACE_S = 10
+CALL_RING_OPEN_TIMEOUT_S = 10
 """Time in s after which a shard removes a ring that its client has not opened."""
 CALL_RING_POLL_MS = 100
 """Interval in ms at which a shard checks one of these rings, in turn, for a client that has exited."""
@@ -408,7 +408,7 @@ ROUTE_BYTES_MAX = 1 * MIB
 """Bytes of payload in one forward request. A larger record is sent alone."""
 ROUTE_ROWS_MAX = 1_024
 """Destinations in one forward request to a shard. Further ones go into the next request."""
-ROUTE_PASSES_MAX = 64
+FORWARD_REQUESTS_MAX = 64
 """Forward requests of a scheduler that are in flight. At the bound no further one begins."""
 ROUTE_PAUSE_MS_MIN = 10
 """First backoff in ms of a router whose destination refuses copies."""
@@ -416,7 +416,7 @@ ROUTE_PAUSE_MS_MAX = 1_000
 """Longest backoff in ms of such a router. The backoff doubles with each refusal."""
 ROUTER_SOURCES_OPEN_MAX = 256
 """Sources whose files a scheduler keeps open. The least recently used one is closed."""
-READ_SETTLE_MS = 1_000
+READ_CATCH_UP_MS = 1_000
 """Longest time in ms for which a reader waits for the routers into its topic to catch up. Then it reads the
 records that exist."""
 ROUTER_SETTLE_MS_MAX = 2_000
@@ -524,7 +524,7 @@ WORKERS_WATCHED_MAX = 1_024
 LINKS_MAX = 65_536
 """Processes with claims that a shard can distinguish in one queue or group. Beyond it processes without a
 lease are forgotten."""
-COHORT_JOBS_MAX = 65_536
+JITTER_CLAIM_JOBS_MAX = 65_536
 """Jobs that are shared among claims which a queue with `claim_jitter_ms` collected. It is enough for one job
 for each of WAITING_CLAIMS_MAX. Beyond it shares are smaller, and a claim may get none."""
 QUEUE_AGES_MAX = 4_096

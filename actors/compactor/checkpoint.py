@@ -44,10 +44,10 @@ from ringlog.logs import log_event
 from ringlog.placement import shard_of
 from ringlog.segment.index_rebuild import read_frames
 from ringlog.segment.layout import (
+    CREATOR_COMPACTOR,
+    CREATOR_SHIFT,
     DATA,
     DATA_HEADER_BYTES,
-    MAKER_COMPACTOR,
-    MAKER_SHIFT,
     SUFFIXES,
     NumberAllocator,
     SegmentDataHeader,
@@ -146,37 +146,37 @@ class CheckpointTask:
 
     def _seal_pass(self, appends: AppendCollector) -> None:
         self._removed |= appends.deleted_topics
-        gathered = appends.to_table()
-        if not len(gathered):
+        table = appends.to_table()
+        if not len(table):
             return
-        live = self.shard.fetch_live_topics(gathered.topics())
-        ordered = SegmentPlanner(gathered, live, self._sealed)
+        live = self.shard.fetch_live_topics(table.topics())
+        planner = SegmentPlanner(table, live, self._sealed)
         storage = self.context.storage
         sizes = SegmentSizeLimits(storage.segment_records, storage.segment_bytes, storage.own_segment_bytes)
         refs: list[m.SegmentRef] = []
-        for cuts in ordered.plan_segments(sizes):
-            ref = self._make_segment(ordered, cuts, live)
+        for cuts in planner.plan_segments(sizes):
+            ref = self._make_segment(planner, cuts, live)
             if ref is not None:
                 refs.append(ref)
         stop_points.hit("compact_before_register")
         for start in range(0, len(refs), SEGMENTS_PER_REGISTER_MAX):
             self._register(refs[start : start + SEGMENTS_PER_REGISTER_MAX], [])
         stop_points.hit("compact_after_register")
-        ordered.record_last_sealed(self._sealed)
+        planner.record_last_sealed(self._sealed)
 
     def _make_segment(
-        self, ordered: SegmentPlanner, cuts: list[TopicCut], live: LiveTopics
+        self, planner: SegmentPlanner, cuts: list[TopicCut], live: LiveTopics
     ) -> m.SegmentRef | None:
-        place, storage = self.context, self.context.storage
-        created_us = place.clock.now_us()
+        ctx, storage = self.context, self.context.storage
+        created_us = ctx.clock.now_us()
         writer = SegmentWriter(
-            place.disk, place.data_dir, number=place.numbers.allocate(), salt=secrets.randbits(64) | 1,
-            shard=self.plan.shard, shards=self.plan.shards, engine_id=place.engine_id, created_us=created_us,
+            ctx.disk, ctx.data_dir, number=ctx.numbers.allocate(), salt=secrets.randbits(64) | 1,
+            shard=self.plan.shard, shards=self.plan.shards, engine_id=ctx.engine_id, created_us=created_us,
             compression=storage.compression, compression_min_bytes=storage.compression_min_bytes,
-            compression_saving=storage.compression_saving, rest=place.throttle,
+            compression_saving=storage.compression_saving, yield_cpu=ctx.throttle,
         )  # fmt: skip
         try:
-            for cut, runs in ordered.frame_runs(cuts):
+            for cut, runs in planner.frame_runs(cuts):
                 writer.add_topic(
                     cut.topic_id,
                     cut.epoch,
@@ -185,7 +185,7 @@ class CheckpointTask:
                     dead=live.deleted.get(cut.topic_id),
                     codec=live.codecs.get(cut.topic_id),
                 )
-                place.heartbeat()
+                ctx.heartbeat()
             ref = writer.finish()
         except (DiskError, RinglogError):
             writer.abandon()
@@ -193,7 +193,7 @@ class CheckpointTask:
         if ref is None:
             return None
         ref = msgspec.structs.replace(ref, created_us=created_us)
-        verify_written_segment(place, ref)
+        verify_written_segment(ctx, ref)
         return ref
 
     def _register(self, refs: list[m.SegmentRef], removed: list[int]) -> None:
@@ -223,34 +223,34 @@ class CheckpointTask:
             return
         leftovers = [
             ref for ref in self.plan.segments
-            if ref.number >> MAKER_SHIFT == MAKER_COMPACTOR and ref.created_us > known[0].created_us
+            if ref.number >> CREATOR_SHIFT == CREATOR_COMPACTOR and ref.created_us > known[0].created_us
         ]  # fmt: skip
-        made = self._held(self._added)
-        gone = [ref.number for ref in leftovers if self._is_covered(self._held([ref]), made)]
-        self._register([], gone)
+        new_spans = self._spans_of(self._added)
+        replaced = [ref.number for ref in leftovers if self._is_covered(self._spans_of([ref]), new_spans)]
+        self._register([], replaced)
 
-    def _held(self, refs: Iterable[m.SegmentRef]) -> dict[int, tuple[int, int]]:
+    def _spans_of(self, refs: Iterable[m.SegmentRef]) -> dict[int, tuple[int, int]]:
         """Return for each topic the first and last seq that these segments contain."""
-        held: dict[int, tuple[int, int]] = {}
+        spans: dict[int, tuple[int, int]] = {}
         for ref in refs:
             segment = Segment.open(self.context.disk, self.context.data_dir, ref.stem)
             topics = segment.topics
             segment.close()
             columns = [topics[name].tolist() for name in ("topic_id", "first_seq", "last_seq")]
             for topic_id, first, last in zip(*columns, strict=True):
-                low, high = held.get(topic_id, (first, last))
-                held[topic_id] = min(low, first), max(high, last)
-        return held
+                low, high = spans.get(topic_id, (first, last))
+                spans[topic_id] = min(low, first), max(high, last)
+        return spans
 
-    def _is_covered(self, held: dict[int, tuple[int, int]], made: dict[int, tuple[int, int]]) -> bool:
-        """Return whether the new segments contain all records in `held` that belong to this shard.
+    def _is_covered(self, spans: dict[int, tuple[int, int]], new_spans: dict[int, tuple[int, int]]) -> bool:
+        """Return whether the new segments contain all records in `spans` that belong to this shard.
 
         A checkpoint under another number of shards may have read more of the log, and its segments may have
         replaced older ones since. Such segments stay registered.
         """
         return all(
-            made.get(topic_id, (last + 1, 0))[0] <= first and last <= made[topic_id][1]
-            for topic_id, (first, last) in held.items()
+            new_spans.get(topic_id, (last + 1, 0))[0] <= first and last <= new_spans[topic_id][1]
+            for topic_id, (first, last) in spans.items()
             if shard_of(topic_id, self.plan.shards) == self.plan.shard
         )
 
@@ -269,7 +269,7 @@ class CheckpointTask:
         return found[0] if is_usable else snapshots.empty_snapshot(self.plan.shard, self.plan.shards)
 
     def _write_snapshot(self, base: Snapshot) -> int:
-        place, plan = self.context, self.plan
+        ctx, plan = self.context, self.plan
         rows = self.shard.fetch_snapshot_rows(self._absorbed(), everything=base.number == 0)
         if rows.is_everything:
             # The shard does not know the last snapshot, whose confirmation was lost. Topics deleted since
@@ -278,13 +278,13 @@ class CheckpointTask:
         ids, starts, merged = snapshots.merge_rows(base, rows.ids, rows.lengths, rows.rows)
         listed = [ref.created_us for ref in (*plan.segments, *self._added)]
         number = snapshots.next_snapshot_number(
-            place.disk, place.data_dir, plan.shard, plan.shards, plan.number
+            ctx.disk, ctx.data_dir, plan.shard, plan.shards, plan.number
         )
         snapshot = Snapshot(
-            number, plan.shard, plan.shards, plan.incarnation, max([place.clock.now_us(), *listed]),
+            number, plan.shard, plan.shards, plan.incarnation, max([ctx.clock.now_us(), *listed]),
             rows.facts, ids, starts, merged,
         )  # fmt: skip
-        snapshots.write_snapshot(place.disk, place.data_dir, snapshot)
+        snapshots.write_snapshot(ctx.disk, ctx.data_dir, snapshot)
         self.result.snapshot = number
         return number
 
@@ -303,23 +303,23 @@ class CheckpointTask:
             disk.sync_dir(f"{data_dir}/{directory}")
 
 
-def verify_written_segment(place: CheckpointContext, ref: m.SegmentRef) -> None:
+def verify_written_segment(ctx: CheckpointContext, ref: m.SegmentRef) -> None:
     """Read a whole segment back before readers use it. Raises CorruptData or DiskError."""
-    path = f"{place.data_dir}/{ref.stem}{DATA}"
-    fd = place.disk.open_read(path)
+    path = f"{ctx.data_dir}/{ref.stem}{DATA}"
+    fd = ctx.disk.open_read(path)
     try:
-        header = SegmentDataHeader.decode(place.disk.read_at(fd, DATA_HEADER_BYTES, 0), path)
+        header = SegmentDataHeader.decode(ctx.disk.read_at(fd, DATA_HEADER_BYTES, 0), path)
     finally:
-        place.disk.close(fd)
+        ctx.disk.close(fd)
     records = frames = 0
-    for _, _, batch in read_frames(place.disk, path, header):
+    for _, _, batch in read_frames(ctx.disk, path, header):
         records += int((batch.words[:, 4] & np.uint64(0xFFFFFFFF)).sum())
         frames += len(batch)
-        place.heartbeat()
-    segment = Segment.open(place.disk, place.data_dir, ref.stem)
+        ctx.heartbeat()
+    segment = Segment.open(ctx.disk, ctx.data_dir, ref.stem)
     segment.close()
-    said = (ref.number, ref.salt, ref.records, ref.frames)
-    if (header.number, header.salt, records, frames) != said or segment.ref.records != records:
+    expected = (ref.number, ref.salt, ref.records, ref.frames)
+    if (header.number, header.salt, records, frames) != expected or segment.ref.records != records:
         raise CorruptData("a segment differs from what was written", file=path)
 
 

@@ -101,9 +101,9 @@ class Compactor:
         """Process events in order and return the effects in the order to perform them."""
         effects: list[Effect] = []
         # No poll directly after a result: the shell first receives requests and the stop signal.
-        may_look, is_draining = self._busy_with is None, False
+        may_poll, is_draining = self._busy_with is None, False
         for event in events:
-            may_look &= not isinstance(
+            may_poll &= not isinstance(
                 event, ShardPolled | CheckpointFinished | CheckpointFailed | FilesListed
             )
             match event:
@@ -114,7 +114,7 @@ class Compactor:
                     self._clients[self._tickets] = event.client, event.corr
                     self._schedule.request_checkpoints(self._tickets, self._now_ns)
                 case ShardPolled():
-                    effects += self._looked(event)
+                    effects += self._on_polled(event)
                 case CheckpointFinished():
                     self._busy_with = None
                     tickets = self._schedule.checkpoint_done(event.shard, self._now_ns)
@@ -132,7 +132,7 @@ class Compactor:
                     raise InvariantViolation("not an event of the compactor", event=type(event).__name__)
         if is_draining:
             return [*effects, *self._drain()]
-        number = self._schedule.next_shard(self._now_ns) if may_look else None
+        number = self._schedule.next_shard(self._now_ns) if may_poll else None
         if number is not None:
             self._busy_with = number
             effects.append(PollShard(number, self._schedule.must_roll(number, self._now_ns)))
@@ -148,7 +148,7 @@ class Compactor:
             if not self._schedule.is_pending(ticket):
                 raise InvariantViolation("a request waits for no shard", ticket=ticket)
 
-    def _looked(self, event: ShardPolled) -> list[Effect]:
+    def _on_polled(self, event: ShardPolled) -> list[Effect]:
         if self._schedule.is_due(event.shard, event.backlog, self._now_ns):
             return [MakeCheckpoint(event.shard, event.backlog.log_bytes)]
         self._busy_with = None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def mark_deleted_records(
-    place: CheckpointContext, shard: CompactorShardClient, topics: set[int], refs: list[m.SegmentRef]
+    ctx: CheckpointContext, shard: CompactorShardClient, topics: set[int], refs: list[m.SegmentRef]
 ) -> int:
     """Mark the deleted records of `topics` in the segments `refs`, durably; return the number of new marks.
 
@@ -32,13 +32,13 @@ def mark_deleted_records(
     for ref in refs if live.deleted else ():
         parsed = parse_stem(ref.stem)
         if parsed is not None and (not parsed[0] or parsed[0] in live.deleted):
-            made += _mark_segment(place, ref, live)
-            place.heartbeat()
+            made += _mark_segment(ctx, ref, live)
+            ctx.heartbeat()
     return made
 
 
-def _mark_segment(place: CheckpointContext, ref: m.SegmentRef, live: LiveTopics) -> int:
-    segment = Segment.open(place.disk, place.data_dir, ref.stem)
+def _mark_segment(ctx: CheckpointContext, ref: m.SegmentRef, live: LiveTopics) -> int:
+    segment = Segment.open(ctx.disk, ctx.data_dir, ref.stem)
     made = 0
     try:
         for topic_id, deleted in live.deleted.items():

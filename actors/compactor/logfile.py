@@ -29,8 +29,8 @@ def read_log(disk: Disk, data_dir: str, file: Extent) -> Iterator[tuple[bytes, F
             if len(batch):
                 yield buffer, _resolved(buffer, batch, file, at)
                 at += batch.stop
-            goes_on = batch.end is ScanEnd.PARTIAL or batch.stop == len(buffer)
-            if not goes_on or not len(batch):
+            has_more = batch.end is ScanEnd.PARTIAL or batch.stop == len(buffer)
+            if not has_more or not len(batch):
                 break
         if file.stop and at < end:
             raise CorruptData("log file ends before its frames do", file=file.path, offset=at, expected=end)

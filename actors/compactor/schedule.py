@@ -33,7 +33,7 @@ class _ShardSchedule:
     log_since_ns: int | None = None
     """Since when there has been log that no snapshot covers."""
     failures: int = 0
-    asked: set[int] = field(default_factory=set)
+    tickets: set[int] = field(default_factory=set)
     """Tickets of the operators' requests that wait for this shard."""
 
 
@@ -70,7 +70,7 @@ class CheckpointSchedule:
         """Return whether the shard must close its current file, so that its records can be absorbed."""
         state = self._shards[shard]
         is_old = self._age_ns > 0 and state.log_since_ns is not None
-        return bool(state.asked) or (is_old and now_ns - (state.log_since_ns or 0) >= self._age_ns)
+        return bool(state.tickets) or (is_old and now_ns - (state.log_since_ns or 0) >= self._age_ns)
 
     def is_due(self, shard: int, found: CheckpointBacklog, now_ns: int) -> bool:
         """Record a shard's backlog; return whether its checkpoint is due now."""
@@ -79,7 +79,7 @@ class CheckpointSchedule:
         state.poll_due_ns = now_ns + POLL_INTERVAL_NS
         state.log_since_ns = _since(state.log_since_ns, found.log_bytes, now_ns)
         state.files_since_ns = _since(state.files_since_ns, len(found.file_bytes), now_ns)
-        if state.asked:
+        if state.tickets:
             return True
         if state.files_since_ns is None:
             return False
@@ -92,28 +92,28 @@ class CheckpointSchedule:
         state.failures, state.log_since_ns, state.files_since_ns = 0, None, None
         # Much may have been written meanwhile: poll at once, after the other shards.
         state.poll_due_ns = now_ns
-        asked, state.asked = state.asked, set()
-        return [ticket for ticket in sorted(asked) if not self.is_pending(ticket)]
+        tickets, state.tickets = state.tickets, set()
+        return [ticket for ticket in sorted(tickets) if not self.is_pending(ticket)]
 
     def checkpoint_failed(self, shard: int, now_ns: int) -> list[int]:
         """Record a failed poll or checkpoint; return the operators' requests that fail with it."""
         state = self._shards[shard]
         state.failures += 1
         state.poll_due_ns = now_ns + min(BACKOFF_NS_MIN << min(state.failures - 1, 10), BACKOFF_NS_MAX)
-        asked = sorted(state.asked)
+        tickets = sorted(state.tickets)
         for each in self._shards:
-            each.asked.difference_update(asked)
-        return asked
+            each.tickets.difference_update(tickets)
+        return tickets
 
     def request_checkpoints(self, ticket: int, now_ns: int) -> None:
         """Request a checkpoint of every shard now."""
         for state in self._shards:
-            state.asked.add(ticket)
+            state.tickets.add(ticket)
             state.poll_due_ns = min(state.poll_due_ns, now_ns)
 
     def is_pending(self, ticket: int) -> bool:
         """Return whether a request waits for a shard."""
-        return any(ticket in state.asked for state in self._shards)
+        return any(ticket in state.tickets for state in self._shards)
 
 
 def _since(before: int | None, amount: int, now_ns: int) -> int | None:

@@ -112,8 +112,8 @@ class AppendTable:
         """Return frames of one source in the given order, without copying them."""
         inside = rows - self.firsts[source]
         batch = self._batches[source]
-        is_stretch = bool((np.diff(inside) == 1).all())
-        found = batch.take(slice(int(inside[0]), int(inside[-1]) + 1) if is_stretch else inside)
+        is_contiguous = bool((np.diff(inside) == 1).all())
+        found = batch.take(slice(int(inside[0]), int(inside[-1]) + 1) if is_contiguous else inside)
         end = int(found.offsets[-1] + _totals(found.words[-1:])[0])
         return self.buffers[source], FrameBatch(found.offsets, found.words, end, ScanEnd.CLEAN)
 
@@ -131,9 +131,9 @@ class AppendTable:
             words[at] = self._batches[source].words[inside]
             offsets[at] = self._batches[source].offsets[inside]
         totals = _totals(words)
-        places = zip(sources.tolist(), offsets.tolist(), (offsets + totals).tolist(), strict=True)
+        slices = zip(sources.tolist(), offsets.tolist(), (offsets + totals).tolist(), strict=True)
         buffers = self.buffers
-        buffer = b"".join([buffers[source][start:stop] for source, start, stop in places])
+        buffer = b"".join([buffers[source][start:stop] for source, start, stop in slices])
         return buffer, FrameBatch(np.cumsum(totals) - totals, words, len(buffer), ScanEnd.CLEAN)
 
 
@@ -162,11 +162,11 @@ def decode_live(rows: Any, deleted: bytes, codecs: bytes = b"") -> LiveTopics:
         int(ids[i]): BitMap64.deserialize(deleted[int(starts[i]) : int(stops[i])])
         for i in np.flatnonzero(stops > starts).tolist()
     }
-    wanted = np.frombuffer(codecs, dtype=np.uint8)
-    if len(wanted) not in {0, len(ids)} or (wanted > max(Codec)).any():
+    codes = np.frombuffer(codecs, dtype=np.uint8)
+    if len(codes) not in {0, len(ids)} or (codes > max(Codec)).any():
         raise CorruptData("corrupt LiveReply of a shard", codecs=len(codecs))
     return LiveTopics(
-        ids, epochs, earliest, found, {int(ids[i]): Codec(wanted[i]) for i in np.flatnonzero(wanted).tolist()}
+        ids, epochs, earliest, found, {int(ids[i]): Codec(codes[i]) for i in np.flatnonzero(codes).tolist()}
     )
 
 
@@ -211,19 +211,19 @@ class SegmentSizeLimits(NamedTuple):
 class SegmentPlanner:
     """Plans the frames of a pass that go to segments, topic by topic."""
 
-    def __init__(self, gathered: AppendTable, live: LiveTopics, sealed: dict[tuple[int, int], int]) -> None:
+    def __init__(self, table: AppendTable, live: LiveTopics, sealed: dict[tuple[int, int], int]) -> None:
         """`sealed` is the last seq of each (topic, epoch) that earlier passes of this checkpoint wrote.
 
         Frames of deleted topics, below a floor, already written, or duplicated are left out. Duplicates occur
         after a restart: a frame whose fate was unknown is appended again after the original.
         """
-        self._gathered = gathered
-        which = np.searchsorted(live.ids, gathered.topic_ids)
-        counts, bases = gathered.counts(), gathered.bases
+        self._table = table
+        which = np.searchsorted(live.ids, table.topic_ids)
+        counts, bases = table.counts(), table.bases
         last = bases + counts - np.uint64(1)
         floor = np.maximum(live.earliest, self._beyond(live, sealed))
         epochs = live.epochs[which]
-        alive = (gathered.epochs() == epochs) & (last >= floor[which]) & (epochs > 0)
+        alive = (table.epochs() == epochs) & (last >= floor[which]) & (epochs > 0)
         rows = _ordered(np.flatnonzero(alive), which, bases)
         rows = rows[_first_of_each(which[rows], bases[rows], last[rows])]
         self.rows: I64 = rows
@@ -236,7 +236,7 @@ class SegmentPlanner:
             TopicCut(int(live.ids[i]), int(live.epochs[i]), int(live.earliest[i]), start, stop)
             for i, (start, stop) in zip(topic_of[starts].tolist(), self._bounds, strict=True)
         ]
-        self._bytes = _running(gathered.lengths()[rows] - layout.FRAME_LEN_MIN)
+        self._bytes = _running(table.lengths()[rows] - layout.FRAME_LEN_MIN)
         self._records = _running(counts[rows].astype(np.int64))
         self._last = last
 
@@ -278,14 +278,14 @@ class SegmentPlanner:
 
     def _packs(self, cuts: list[TopicCut], sizes: SegmentSizeLimits) -> Iterator[list[TopicCut]]:
         pack: list[TopicCut] = []
-        held_bytes = held_records = 0
+        pack_bytes = pack_records = 0
         for cut in cuts:
             pack.append(cut)
-            held_bytes += int(self._bytes[cut.stop] - self._bytes[cut.start])
-            held_records += int(self._records[cut.stop] - self._records[cut.start])
-            if held_bytes >= sizes.bytes or held_records >= sizes.records:
+            pack_bytes += int(self._bytes[cut.stop] - self._bytes[cut.start])
+            pack_records += int(self._records[cut.stop] - self._records[cut.start])
+            if pack_bytes >= sizes.bytes or pack_records >= sizes.records:
                 yield pack
-                pack, held_bytes, held_records = [], 0, 0
+                pack, pack_bytes, pack_records = [], 0, 0
         if pack:
             yield pack
 
@@ -294,27 +294,27 @@ class SegmentPlanner:
         if len(cuts) == 1:
             yield cuts[0], list(self._topic_runs(self.rows[cuts[0].start : cuts[0].stop]))
             return
-        buffer, all_of_it = self._gathered.copy_frames(
+        buffer, copied = self._table.copy_frames(
             np.concatenate([self.rows[cut.start : cut.stop] for cut in cuts])
         )
-        stops = [*all_of_it.offsets.tolist()[1:], len(buffer)]
+        stops = [*copied.offsets.tolist()[1:], len(buffer)]
         at = 0
         for cut in cuts:
             until = at + cut.stop - cut.start
-            offsets, words = all_of_it.offsets[at:until], all_of_it.words[at:until]
+            offsets, words = copied.offsets[at:until], copied.words[at:until]
             yield cut, [(buffer, FrameBatch(offsets, words, stops[until - 1], ScanEnd.CLEAN))]
             at = until
 
     def _topic_runs(self, rows: I64) -> Iterator[tuple[Any, FrameBatch]]:
         """Yield frames of one topic in place, or as one copy if there are few per buffer."""
-        gathered = self._gathered
-        sources = gathered.sources(rows)
+        table = self._table
+        sources = table.sources(rows)
         breaks = [0, *(np.flatnonzero(np.diff(sources)) + 1).tolist(), len(rows)]
         if len(rows) < COPY_FRAMES * (len(breaks) - 1):
-            yield gathered.copy_frames(rows)
+            yield table.copy_frames(rows)
             return
         for start, stop in itertools.pairwise(breaks):
-            yield gathered.frames_in_place(int(sources[start]), rows[start:stop])
+            yield table.frames_in_place(int(sources[start]), rows[start:stop])
 
 
 def _totals(words: U64) -> I64:

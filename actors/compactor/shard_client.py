@@ -37,8 +37,8 @@ class SnapshotRows(NamedTuple):
 class CompactorShardClient:
     """Requests to one shard. Every method raises the errors of link.shard_requests.Requester.ask."""
 
-    def __init__(self, asking: CheckpointRequester, shard: int) -> None:
-        self._asking, self.number = asking, shard
+    def __init__(self, requester: CheckpointRequester, shard: int) -> None:
+        self._requester, self.number = requester, shard
 
     def fetch_plan(self, *, roll: bool = False) -> m.CheckpointPlan:
         """Request the log files to absorb and the registered segments."""
@@ -60,12 +60,14 @@ class CompactorShardClient:
         """
         parts = []
         for start in range(0, len(ids), LIVE_TOPICS_MAX):
-            asked = ids[start : start + LIVE_TOPICS_MAX]
-            answer = self._ask(m.LiveAsk(len(asked)), m.LiveReply, attachment=asked.astype("<u8").tobytes())
-            if len(answer.attachment) != len(asked) * LIVE_WORDS * 8:
+            requested_ids = ids[start : start + LIVE_TOPICS_MAX]
+            answer = self._ask(
+                m.LiveAsk(len(requested_ids)), m.LiveReply, attachment=requested_ids.astype("<u8").tobytes()
+            )
+            if len(answer.attachment) != len(requested_ids) * LIVE_WORDS * 8:
                 raise CorruptData("LiveReply of a shard has other topics than requested", shard=self.number)
             live = decode_live(answer.attachment, answer.message.deleted, answer.message.codecs)
-            if not np.array_equal(live.ids, asked):
+            if not np.array_equal(live.ids, requested_ids):
                 raise CorruptData("LiveReply of a shard has other topics than requested", shard=self.number)
             parts.append(live)
         return merge_live_topics(parts)
@@ -110,4 +112,4 @@ class CompactorShardClient:
         return reply.unlink
 
     def _ask(self, message: m.Message, wanted: type[M], attachment: Any = None) -> Any:
-        return self._asking.ask(self.number, message, wanted, attachment=attachment)
+        return self._requester.ask(self.number, message, wanted, attachment=attachment)

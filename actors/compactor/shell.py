@@ -50,10 +50,10 @@ from ringlog.link.shard_requests import ShardRequests, StopSignal
 from ringlog.logs import log_event
 from ringlog.runtime.control import ActorControlSocket, Sleeper
 from ringlog.segment.layout import (
+    CREATOR_COMPACTOR,
+    CREATOR_SHIFT,
     DATA,
     IDX,
-    MAKER_COMPACTOR,
-    MAKER_SHIFT,
     SUFFIXES,
     NumberAllocator,
     parse_stem,
@@ -103,13 +103,13 @@ class CompactorShell:
         stems = map(parse_stem, find_segments(self._disk, boot.data_dir))
         numbers = [parsed[2] for parsed in stems if parsed is not None]
         # Above the numbers of all earlier incarnations, including those of deleted segments.
-        numbers.append(MAKER_COMPACTOR << MAKER_SHIFT | boot.incarnation << NUMBERS_SHIFT)
+        numbers.append(CREATOR_COMPACTOR << CREATOR_SHIFT | boot.incarnation << NUMBERS_SHIFT)
         self._drain_s = settings.supervisor.drain_s
         self._passes = PassExecutor()
         self._throttle = CompactionThrottle(self._clock, self._shard_commit_counters, self._beat)
         self._context = CheckpointContext(
             disk=self._disk, data_dir=boot.data_dir, engine_id=bytes.fromhex(boot.engine_id),
-            storage=settings.storage, clock=self._clock, numbers=NumberAllocator(MAKER_COMPACTOR, numbers),
+            storage=settings.storage, clock=self._clock, numbers=NumberAllocator(CREATOR_COMPACTOR, numbers),
             heartbeat=self._step, throttle=self._throttle_pass,
         )  # fmt: skip
         self._stop: StopSignal | None = None
@@ -130,8 +130,8 @@ class CompactorShell:
         """Open the sockets for sleeping and for requests to shards."""
         self._stop = stop
         self._sleeper = Sleeper(stop.fileno(), self._router.fileno())
-        self._asking = ShardRequests(self._boot.shm_dir, self._boot.shards, stop=stop, beat=self._beat)
-        self._shards = [CompactorShardClient(self._asking, number) for number in range(self._boot.shards)]
+        self._requests = ShardRequests(self._boot.shm_dir, self._boot.shards, stop=stop, beat=self._beat)
+        self._shards = [CompactorShardClient(self._requests, number) for number in range(self._boot.shards)]
 
     def do_work(self) -> int:
         """One pass of the loop: collect events, process them, and perform the effects."""
@@ -187,31 +187,31 @@ class CompactorShell:
         """
         if self._passes.is_abandoned:
             return  # The abandoned thread still uses the sockets and the checkpoint context.
-        self._asking.close()
-        over = _Deadline(self._clock, self._drain_s * STOP_CHECKPOINT_SHARE)
+        self._requests.close()
+        deadline = _Deadline(self._clock, self._drain_s * STOP_CHECKPOINT_SHARE)
 
-        def rest() -> None:
-            if over.is_set():
+        def raise_if_over() -> None:
+            if deadline.is_set():
                 raise ShuttingDown("no time left for another checkpoint")
 
         def beat() -> None:
             self._beat()
-            rest()
+            raise_if_over()
 
-        place = replace(self._context, heartbeat=beat, throttle=rest)
+        ctx = replace(self._context, heartbeat=beat, throttle=raise_if_over)
         with contextlib.closing(
-            ShardRequests(self._boot.shm_dir, self._boot.shards, stop=over, beat=self._beat)
-        ) as asking:
+            ShardRequests(self._boot.shm_dir, self._boot.shards, stop=deadline, beat=self._beat)
+        ) as requests:
             for number in range(self._boot.shards):
-                shard, started_ns = CompactorShardClient(asking, number), self._clock.monotonic_ns()
+                shard, started_ns = CompactorShardClient(requests, number), self._clock.monotonic_ns()
                 try:
                     if (
-                        over.is_set()
+                        deadline.is_set()
                         or shard.fetch_plan_summary(roll=False).log_bytes < STOP_CHECKPOINT_BYTES_MIN
                     ):
                         continue
                     self._record_checkpoint(
-                        number, CheckpointTask(place, shard, shard.fetch_plan(roll=True)).run(), started_ns
+                        number, CheckpointTask(ctx, shard, shard.fetch_plan(roll=True)).run(), started_ns
                     )
                 except InvariantViolation:
                     raise
@@ -249,37 +249,37 @@ class CompactorShell:
 
     def _poll_shard(self, effect: PollShard) -> ShardPolled | CheckpointFailed:
         try:
-            look = self._shards[effect.shard].fetch_plan_summary(roll=effect.roll)
+            summary = self._shards[effect.shard].fetch_plan_summary(roll=effect.roll)
         except InvariantViolation:
             raise
         except RinglogError as e:
             return self._failed(effect.shard, e)
-        files = tuple(each.stop - each.start for each in look.files)
-        return ShardPolled(effect.shard, CheckpointBacklog(files, look.log_bytes))
+        files = tuple(each.stop - each.start for each in summary.files)
+        return ShardPolled(effect.shard, CheckpointBacklog(files, summary.log_bytes))
 
     def _make(self, effect: MakeCheckpoint) -> CheckpointFinished | CheckpointFailed:
         shard, started_ns = self._shards[effect.shard], self._clock.monotonic_ns()
         self._throttle.is_urgent = effect.log_bytes >= BACKLOG_BYTES
         try:
             checkpoint = CheckpointTask(self._context, shard, shard.fetch_plan())
-            made = self._passes.run(checkpoint.run, effect.log_bytes, self._is_stopping)
+            result = self._passes.run(checkpoint.run, effect.log_bytes, self._is_stopping)
         except InvariantViolation:
             raise
         except RinglogError as e:
             return self._failed(effect.shard, e)
-        self._record_checkpoint(shard.number, made, started_ns)
+        self._record_checkpoint(shard.number, result, started_ns)
         return CheckpointFinished(shard.number)
 
-    def _record_checkpoint(self, shard: int, made: Result, started_ns: int) -> None:
+    def _record_checkpoint(self, shard: int, result: Result, started_ns: int) -> None:
         took_ns = self._clock.monotonic_ns() - started_ns
-        self._slot.add(ProcessField.ABSORBED, made.absorbed_bytes)
-        self._slot.add(ProcessField.SEGMENTS, made.segments)
+        self._slot.add(ProcessField.ABSORBED, result.absorbed_bytes)
+        self._slot.add(ProcessField.SEGMENTS, result.segments)
         self._slot.add(ProcessField.CHECKPOINTS, 1)
         self._slot.add(ProcessField.BUSY_NS, took_ns)
-        self._slot.set(ProcessField.SNAPSHOT, made.snapshot)
+        self._slot.set(ProcessField.SNAPSHOT, result.snapshot)
         log_event(
-            log, logging.INFO, "checkpoint", shard=shard, snapshot=made.snapshot, segments=made.segments,
-            records=made.records, log_bytes=made.absorbed_bytes, unlinked=made.unlinked,
+            log, logging.INFO, "checkpoint", shard=shard, snapshot=result.snapshot, segments=result.segments,
+            records=result.records, log_bytes=result.absorbed_bytes, unlinked=result.unlinked,
             took_ms=took_ns * 1_000 // NS_PER_S,
         )  # fmt: skip
 
@@ -309,10 +309,10 @@ class CompactorShell:
         """
         disk, data_dir = self._disk, self._boot.data_dir
         plans = [shard.fetch_plan() for shard in self._shards]
-        in_force = {ref.stem for plan in plans for ref in plan.segments}
+        registered = {ref.stem for plan in plans for ref in plan.segments}
         parts = [
             name for name in part_names(disk, data_dir)
-            if name.endswith(SUFFIXES) and name.rpartition(".")[0] in in_force
+            if name.endswith(SUFFIXES) and name.rpartition(".")[0] in registered
         ]  # fmt: skip
         # Missing segments are listed, too: a copy without them is incomplete, and the copying program must
         # notice.

@@ -21,27 +21,32 @@ PAUSE_S = 0.008
 
 
 class CompactionThrottle:
-    """Throttle of passes. `seen` returns (commit batches, bytes) of all shards; `beat` reports progress."""
+    """Throttle of passes.
 
-    def __init__(self, clock: Clock, seen: Callable[[], tuple[int, int]], beat: Callable[[], None]) -> None:
-        self._clock, self._seen, self._beat = clock, seen, beat
+    `read_counters` returns (commit batches, bytes) of all shards; `beat` reports progress.
+    """
+
+    def __init__(
+        self, clock: Clock, read_counters: Callable[[], tuple[int, int]], beat: Callable[[], None]
+    ) -> None:
+        self._clock, self._read_counters, self._beat = clock, read_counters, beat
         self.is_urgent = False
         """The backlog is so large that the pass must not pause."""
-        self._looked_ns = clock.monotonic_ns()
-        self._groups, self._bytes = seen()
+        self._sampled_ns = clock.monotonic_ns()
+        self._groups, self._bytes = read_counters()
         self._is_throttling = False
 
     def pause_if_contended(self) -> None:
         """Pause after a piece was written, if clients wait for acks."""
         now_ns = self._clock.monotonic_ns()
-        if now_ns - self._looked_ns >= SAMPLE_INTERVAL_NS:
+        if now_ns - self._sampled_ns >= SAMPLE_INTERVAL_NS:
             self._sample_shard_load(now_ns)
         if self._is_throttling and not self.is_urgent:
             self._beat()
             self._clock.sleep(PAUSE_S)
 
     def _sample_shard_load(self, now_ns: int) -> None:
-        groups, size = self._seen()
-        took_s = (now_ns - self._looked_ns) / 1e9
+        groups, size = self._read_counters()
+        took_s = (now_ns - self._sampled_ns) / 1e9
         self._is_throttling = groups != self._groups and size - self._bytes < TRICKLE_BYTES_PER_S * took_s
-        self._looked_ns, self._groups, self._bytes = now_ns, groups, size
+        self._sampled_ns, self._groups, self._bytes = now_ns, groups, size

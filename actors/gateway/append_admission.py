@@ -20,11 +20,11 @@ class AppendAdmission:
         """Shards whose governor refuses new writes."""
         self.refused_appends = 0
         """Number of appends that were refused for pressure."""
-        self._held: dict[int, tuple[int, int]] = {}
+        self._in_flight: dict[int, tuple[int, int]] = {}
 
     def in_flight(self, shard: int) -> tuple[int, int]:
         """Return (appends, bytes) in flight to a shard."""
-        return self._held.get(shard, (0, 0))
+        return self._in_flight.get(shard, (0, 0))
 
     def run_admitted(self, shard: int, message: m.Append, nbytes: int, flow: Flow) -> Flow:
         """Run an append flow and count it while it runs.
@@ -39,14 +39,14 @@ class AppendAdmission:
             self._add(shard, -1, -nbytes)
 
     def _require_room(self, shard: int, message: m.Append, nbytes: int) -> None:
-        appends, held = self.in_flight(shard)
-        appends, held = appends + 1, held + nbytes
-        if appends > INTAKE_REQUESTS_MAX or held > INTAKE_BYTES_MAX:
+        appends, total_bytes = self.in_flight(shard)
+        appends, total_bytes = appends + 1, total_bytes + nbytes
+        if appends > INTAKE_REQUESTS_MAX or total_bytes > INTAKE_BYTES_MAX:
             raise Throttled(
                 "too many appends in flight to this shard, retry later", reason="ingest_full",
                 topic=message.topic, retry_after_ms=PRESSURE_RETRY_MS,
             )  # fmt: skip
-        is_half_full = appends * 2 > INTAKE_REQUESTS_MAX or held * 2 > INTAKE_BYTES_MAX
+        is_half_full = appends * 2 > INTAKE_REQUESTS_MAX or total_bytes * 2 > INTAKE_BYTES_MAX
         if is_half_full and shard in self.refusing_shards and not message.disable_backpressure:
             self.refused_appends += 1
             raise Throttled(
@@ -58,6 +58,6 @@ class AppendAdmission:
         before = self.in_flight(shard)
         after = before[0] + appends, before[1] + nbytes
         if any(after):
-            self._held[shard] = after
+            self._in_flight[shard] = after
         else:
-            self._held.pop(shard, None)
+            self._in_flight.pop(shard, None)

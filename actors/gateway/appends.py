@@ -37,10 +37,10 @@ class AppendFlows:
     """Append flows and the lanes that keep them in order. `advance` resumes a parked flow."""
 
     def __init__(
-        self, asker: FlowContext, intake: AppendAdmission, shards: int, ring_frame_bytes_max: int,
+        self, context: FlowContext, intake: AppendAdmission, shards: int, ring_frame_bytes_max: int,
         advance: Callable[[GatewayRequest, Any], None], bytes_max: int,
     ) -> None:  # fmt: skip
-        self._asker, self._intake, self._shards = asker, intake, shards
+        self._context, self._intake, self._shards = context, intake, shards
         self._ring_frame_bytes_max = ring_frame_bytes_max
         self._advance = advance
         self._bytes_max = bytes_max
@@ -59,7 +59,7 @@ class AppendFlows:
         info = yield ResolveTopic(message.topic)
         if sent.topic_id not in {0, info.topic_id}:
             # The cached topic may be older than the client's.
-            self._asker.evict_topic(message.topic)
+            self._context.evict_topic(message.topic)
             info = yield ResolveTopic(message.topic)
         if sent.topic_id not in {0, info.topic_id}:
             raise StaleEpoch(
@@ -68,22 +68,22 @@ class AppendFlows:
             )  # fmt: skip
         is_keyed = bool(message.idempotency_key or message.ids)
         if is_keyed or not sent.topic_id or sent.largest_bytes > self._ring_frame_bytes_max:
-            way = self._by_socket(request, info.shard, message)
+            flow = self._by_socket(request, info.shard, message)
         else:
-            way = self._by_ring(request, info, sent)
-        return (yield from self._intake.run_admitted(info.shard, message, request.bytes, way))
+            flow = self._by_ring(request, info, sent)
+        return (yield from self._intake.run_admitted(info.shard, message, request.bytes, flow))
 
     def _by_ring(self, request: GatewayRequest, info: m.TopicInfo, sent: SentFrames) -> Flow:
         topic = request.message.topic
         yield AcquireAppendLane(by_socket=False)
         try:
             entries = yield ev.PushFrames(
-                self._asker.next_ticket(), info.shard, topic, request.data, sent.offsets
+                self._context.next_ticket(), info.shard, topic, request.data, sent.offsets
             )
         finally:
             self._finish_append(request, by_socket=False)
         if sent.has_stale_topic(entries):
-            self._asker.evict_topic(topic)
+            self._context.evict_topic(topic)
         return m.Appended(topic, info.topic_id, info.epoch, False, entries), None
 
     def _append_creating(self, request: GatewayRequest) -> Flow:
@@ -100,15 +100,15 @@ class AppendFlows:
             shard = (yield ResolveTopic(message.topic)).shard
         except TopicNotFound:
             shard = home_shard(message.topic, self._shards)
-        way = self._by_socket(request, shard, message)
-        return (yield from self._intake.run_admitted(shard, message, request.bytes, way))
+        flow = self._by_socket(request, shard, message)
+        return (yield from self._intake.run_admitted(shard, message, request.bytes, flow))
 
     def _by_socket(self, request: GatewayRequest, shard: int, message: m.Append) -> Flow:
         yield AcquireAppendLane(by_socket=True)
         try:
-            answer = yield self._asker.ask(shard, message, request.data)
+            answer = yield self._context.ask(shard, message, request.data)
         except (TopicNotFound, StaleEpoch):
-            self._asker.evict_topic(message.topic)
+            self._context.evict_topic(message.topic)
             raise
         finally:
             self._finish_append(request, by_socket=True)

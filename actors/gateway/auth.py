@@ -51,7 +51,7 @@ class Principal:
         if self.scopes.isdisjoint(scopes):
             raise Forbidden("the key lacks a scope", required_scope=" or ".join(scopes))
 
-    def require_reach(self, topic: str) -> None:
+    def require_covered(self, topic: str) -> None:
         """Raise Forbidden unless the key's prefixes cover this name."""
         if not self.covers(topic):
             raise Forbidden("the key's prefixes do not cover this topic", topic=topic)
@@ -155,7 +155,7 @@ def authorise(principal: Principal | None, message: m.Message) -> None:
         principal.require(use.scopes)
     for use in uses:
         for name in use.names_in(message):
-            principal.require_reach(name)
+            principal.require_covered(name)
 
 
 def router_names(found: m.RouterInfo) -> list[str]:

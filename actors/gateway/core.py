@@ -107,7 +107,7 @@ class GatewayCore:
     def __init__(self, identity: GatewayIdentity, keys: KeyRing) -> None:
         self._identity = identity
         self._keys = keys
-        self._asker = FlowContext()
+        self._context = FlowContext()
         self._is_stopped = False
         self._effects: list[Any] = []
         self._waiting: dict[int, GatewayRequest] = {}
@@ -120,22 +120,25 @@ class GatewayCore:
         self._bytes = 0
         self._intake = AppendAdmission()
         self._appends = AppendFlows(
-            self._asker, self._intake, identity.shards, identity.ring_frame_bytes_max, self._advance,
+            self._context, self._intake, identity.shards, identity.ring_frame_bytes_max, self._advance,
             frames_bytes_max(identity.body_bytes_max),
         )  # fmt: skip
-        self._reads = ReadFlows(self._asker, self._wait_until, identity.read_limit)
+        self._reads = ReadFlows(self._context, self._wait_until, identity.read_limit)
         self._routing = RouterRequestFlows(
-            self._asker.ask_scheduler, self._asker.evict_topic, self._ask_home_shard, self._ask_topic_shard
+            self._context.ask_scheduler,
+            self._context.evict_topic,
+            self._ask_home_shard,
+            self._ask_topic_shard,
         )
         self._groups = GroupFlows(self._ask_home_shard, self._ask_topic_shard)
         self._jobs = JobFlows(
             self._ask_topic_shard,
             lambda read: self._reads.locate(read, read.after, read.epoch),
             lambda read, located, plan: self._reads.read_files(
-                read, located, plan, self._asker.now_us, min(read.limit, READ_LIMIT_MAX)
+                read, located, plan, self._context.now_us, min(read.limit, READ_LIMIT_MAX)
             ),
         )
-        self._gone: set[GatewayRequest] = set()
+        self._disconnected: set[GatewayRequest] = set()
         self.answered = 0
         self.refused = 0
 
@@ -153,7 +156,7 @@ class GatewayCore:
         """Process events in order and return the resulting effects, in order."""
         for event in events:
             self._handle_event(event)
-        if self._asker.is_draining and not self._held and not self._is_stopped:
+        if self._context.is_draining and not self._held and not self._is_stopped:
             self._is_stopped = True
             self._effects.append(Stop(ExitCode.OK, "drained"))
         effects, self._effects = self._effects, []
@@ -171,9 +174,9 @@ class GatewayCore:
         assert sum(count for count, _ in self._per_client.values()) == len(self._held)
         assert sum(self._per_key.values()) == len(self._held)
         assert self._bytes <= GATEWAY_BYTES_MAX
-        taken = [self._intake.in_flight(shard) for shard in range(self._identity.shards)]
-        assert sum(appends for appends, _ in taken) <= len(self._held)
-        assert sum(size for _, size in taken) <= self._bytes
+        loads = [self._intake.in_flight(shard) for shard in range(self._identity.shards)]
+        assert sum(appends for appends, _ in loads) <= len(self._held)
+        assert sum(size for _, size in loads) <= self._bytes
         self._appends.check()
 
     # -- events ---------------------------------------------------------------------------------------
@@ -201,7 +204,7 @@ class GatewayCore:
             case ev.TopicHeadChanged():
                 self._resume(event.ticket, True)
             case ev.ClientDisconnected():
-                self._client_gone(event.client)
+                self._client_disconnected(event.client)
             case ev.KeysLoaded():
                 self._keys = event.keys
             case ev.ShardPressureChanged():
@@ -210,50 +213,54 @@ class GatewayCore:
                 self._drain()
 
     def _tick(self, tick: Tick) -> None:
-        self._asker.now_ns = tick.monotonic_ns
-        self._asker.now_us = tick.now_us
-        while (due := self.next_deadline_ns()) is not None and due <= self._asker.now_ns:
+        self._context.now_ns = tick.monotonic_ns
+        self._context.now_us = tick.now_us
+        while (due := self.next_deadline_ns()) is not None and due <= self._context.now_ns:
             _, ticket = heapq.heappop(self._deadlines)
             self._effects.append(ev.UnwatchTopic(ticket))
             self._resume(ticket, False)
 
-    def _request_received(self, asked: ev.ClientRequestReceived) -> None:
-        principal = OWNER if asked.user_id == LOCAL_ID else self._keys.find(asked.user_id)
+    def _request_received(self, received: ev.ClientRequestReceived) -> None:
+        principal = OWNER if received.user_id == LOCAL_ID else self._keys.find(received.user_id)
         try:
-            authorise(principal, asked.message)
+            authorise(principal, received.message)
             assert principal is not None
-            if isinstance(asked.message, m.Taken):
-                self._effects.append(ev.ReturnGrants(asked.client, asked.attachment))
+            if isinstance(received.message, m.Taken):
+                self._effects.append(ev.ReturnGrants(received.client, received.attachment))
                 return  # It has no reply and waits for nothing.
-            if isinstance(asked.message, m.Unsubscribe):
+            if isinstance(received.message, m.Unsubscribe):
                 self._effects.append(
-                    ev.UnsubscribeFeeds(asked.client, asked.message.subscription, list(asked.message.feeds))
+                    ev.UnsubscribeFeeds(
+                        received.client, received.message.subscription, list(received.message.feeds)
+                    )
                 )
-            answer = self._immediate_reply(asked.message)
+            answer = self._immediate_reply(received.message)
             if answer is not None:
-                self._effects.append(Reply(asked.client, asked.corr, answer))
+                self._effects.append(Reply(received.client, received.corr, answer))
                 return
-            self._admit(asked, principal)
+            self._admit(received, principal)
         except Refused as e:
-            self._refuse(asked.client, asked.corr, e)
+            self._refuse(received.client, received.corr, e)
             return
-        except Exception as e:  # noqa: BLE001  see _contain
-            self._fail_request(asked.client, asked.corr, asked.message, e)
+        except Exception as e:  # noqa: BLE001  see _fail_request
+            self._fail_request(received.client, received.corr, received.message, e)
             return
-        request = GatewayRequest(asked.client, asked.corr, asked.message, principal, asked.attachment)
+        request = GatewayRequest(
+            received.client, received.corr, received.message, principal, received.attachment
+        )
         self._hold(request)
         request.flow = self._flow(request)
         self._advance(request, None)
 
-    def _admit(self, asked: ev.ClientRequestReceived, principal: Principal) -> None:
+    def _admit(self, received: ev.ClientRequestReceived, principal: Principal) -> None:
         """Raise Throttled if the request would exceed a limit (G5), or ShuttingDown while draining."""
-        if self._asker.is_draining:
+        if self._context.is_draining:
             raise ShuttingDown("the engine is stopping")
-        count, held = self._per_client.get(asked.client, (0, 0))
-        size = len(asked.attachment) if asked.attachment is not None else 0
+        count, held_bytes = self._per_client.get(received.client, (0, 0))
+        size = len(received.attachment) if received.attachment is not None else 0
         for name, found, most in (
             ("requests_per_connection", count + 1, GATEWAY_REQUESTS_PER_CONNECTION_MAX),
-            ("bytes_per_connection", held + size, GATEWAY_BYTES_PER_CONNECTION_MAX),
+            ("bytes_per_connection", held_bytes + size, GATEWAY_BYTES_PER_CONNECTION_MAX),
             ("requests_per_key", self._per_key.get(principal.name, 0) + 1, GATEWAY_REQUESTS_PER_KEY_MAX),
             ("bytes", self._bytes + size, GATEWAY_BYTES_MAX),
         ):
@@ -263,17 +270,17 @@ class GatewayCore:
                     retry_after_ms=_RETRY_AFTER_MS,
                 )  # fmt: skip
 
-    def _client_gone(self, client: bytes) -> None:
+    def _client_disconnected(self, client: bytes) -> None:
         """Forget a disconnected client. Requests that were sent to a shard continue and may be applied."""
         for ticket, request in list(self._waiting.items()):
             if request.client == client and request.deadline_ns:
                 self._effects.append(ev.UnwatchTopic(ticket))
                 del self._waiting[ticket]
                 self._release(request)
-        self._gone.update(request for request in self._held if request.client == client)
+        self._disconnected.update(request for request in self._held if request.client == client)
 
     def _drain(self) -> None:
-        self._asker.is_draining = True
+        self._context.is_draining = True
         for ticket, request in list(self._waiting.items()):
             if request.deadline_ns:
                 self._effects.append(ev.UnwatchTopic(ticket))
@@ -294,32 +301,32 @@ class GatewayCore:
         assert request.flow is not None
         try:
             if isinstance(value, RinglogError):
-                wanted = request.flow.throw(value)
+                effect = request.flow.throw(value)
             else:
-                wanted = request.flow.send(value)
+                effect = request.flow.send(value)
         except StopIteration as end:
             self._release(request)
             self._answer(request, *end.value)
             return
         except RinglogError as e:
             self._release(request)
-            if request not in self._gone:
+            if request not in self._disconnected:
                 self._refuse(request.client, request.corr, e)
-            self._gone.discard(request)
+            self._disconnected.discard(request)
             return
-        except Exception as e:  # noqa: BLE001  see _contain
+        except Exception as e:  # noqa: BLE001  see _fail_request
             self._release(request)
-            self._gone.discard(request)
+            self._disconnected.discard(request)
             self._fail_request(request.client, request.corr, request.message, e)
             return
-        match wanted:
+        match effect:
             case ResolveTopic():
-                self._resolve(request, wanted.topic)
+                self._resolve(request, effect.topic)
             case AcquireAppendLane():
-                self._appends.start_or_park(request, by_socket=wanted.by_socket)
+                self._appends.start_or_park(request, by_socket=effect.by_socket)
             case _:
-                self._waiting[wanted.ticket] = request
-                self._effects.append(wanted)
+                self._waiting[effect.ticket] = request
+                self._effects.append(effect)
 
     def _flow(self, request: GatewayRequest) -> Flow:
         match request.message:
@@ -356,35 +363,44 @@ class GatewayCore:
 
     def _immediate_reply(self, message: m.Message) -> m.Message | None:
         """Return the reply to a request that needs no shard; None for all other requests."""
-        who = self._identity
+        identity = self._identity
         if isinstance(message, m.Ping):
-            return m.Pong(who.incarnation, self.answered)
+            return m.Pong(identity.incarnation, self.answered)
         if isinstance(message, m.Unsubscribe):
             return m.Unsubscribed(message.subscription)
         if not isinstance(message, m.Hello):
             return None
-        if message.protocol != who.protocol:
+        if message.protocol != identity.protocol:
             raise InvalidRequest(
-                f"protocol version must be {who.protocol}, got {message.protocol}: install the same release",
-                found=message.protocol, known=who.protocol,
+                f"protocol version must be {identity.protocol}, got {message.protocol}: install the same"
+                " release",
+                found=message.protocol, known=identity.protocol,
             )  # fmt: skip
         bounds = {
-            "frame_bytes": frames_bytes_max(who.body_bytes_max), "request_bytes": who.body_bytes_max,
-            "read_limit": who.read_limit, "read_bytes": READ_BYTES_MAX,
-            "in_flight": GATEWAY_REQUESTS_PER_CONNECTION_MAX,
+            "frame_bytes": frames_bytes_max(identity.body_bytes_max),
+            "request_bytes": identity.body_bytes_max, "read_limit": identity.read_limit,
+            "read_bytes": READ_BYTES_MAX, "in_flight": GATEWAY_REQUESTS_PER_CONNECTION_MAX,
         }  # fmt: skip
-        return m.Welcome(who.protocol, who.version, who.engine_id, who.shards, -1, who.incarnation, bounds)
+        return m.Welcome(
+            identity.protocol,
+            identity.version,
+            identity.engine_id,
+            identity.shards,
+            -1,
+            identity.incarnation,
+            bounds,
+        )
 
     def _ask_home_shard(self, message: Any) -> Flow:
         """Send a request to the home shard of the name, or to the shard that the home shard names."""
         shard = home_shard(message.topic, self._identity.shards)
-        answer = yield self._asker.ask(shard, message)
+        answer = yield self._context.ask(shard, message)
         if _is_redirect(answer):
-            answer = yield self._asker.ask(answer.shard, message)
+            answer = yield self._context.ask(answer.shard, message)
         if _is_redirect(answer):
             raise _disagreeing(message.topic)
         if isinstance(answer, m.TopicInfo):
-            self._asker.cache_topic(answer)
+            self._context.cache_topic(answer)
         return answer, None
 
     def _delete(self, request: GatewayRequest) -> Flow:
@@ -396,7 +412,7 @@ class GatewayCore:
         except TopicNotFound:
             return m.TopicDeleted(message.topic, False), None
         finally:
-            self._asker.evict_topic(message.topic)
+            self._context.evict_topic(message.topic)
         names = [name for name in answer.routers if request.principal.covers(name)]
         return m.TopicDeleted(answer.topic, answer.deleted, names), None
 
@@ -406,36 +422,36 @@ class GatewayCore:
             raise InvalidRequest("seqs is not allowed here: use before_seq or match", topic=message.topic)
         info = yield ResolveTopic(message.topic)
         try:
-            answer = yield self._asker.ask(info.shard, message)
+            answer = yield self._context.ask(info.shard, message)
         except (TopicNotFound, StaleEpoch):
-            self._asker.evict_topic(message.topic)
+            self._context.evict_topic(message.topic)
             raise
         return answer, None
 
     # -- resolving topics -----------------------------------------------------------------------------
 
     def _resolve(self, request: GatewayRequest, topic: str) -> None:
-        info = self._asker.cached_topic(topic)
+        info = self._context.cached_topic(topic)
         if info is not None:
             self._advance(request, info)
             return
         waiters = self._resolving.setdefault(topic, [])
         waiters.append(request)
         if len(waiters) == 1:
-            asked = self._asker.ask(home_shard(topic, self._identity.shards), m.TopicResolve(topic))
-            self._resolve_tickets[asked.ticket] = topic, True
-            self._effects.append(asked)
+            effect = self._context.ask(home_shard(topic, self._identity.shards), m.TopicResolve(topic))
+            self._resolve_tickets[effect.ticket] = topic, True
+            self._effects.append(effect)
 
     def _resolved(self, event: ev.ShardAnswered) -> None:
         topic, is_home = self._resolve_tickets.pop(event.ticket)
         if is_home and _is_redirect(event.message):
-            asked = self._asker.ask(event.message.shard, m.TopicResolve(topic))
-            self._resolve_tickets[asked.ticket] = topic, False
-            self._effects.append(asked)
+            effect = self._context.ask(event.message.shard, m.TopicResolve(topic))
+            self._resolve_tickets[effect.ticket] = topic, False
+            self._effects.append(effect)
             return
         error = _disagreeing(topic) if _is_redirect(event.message) else event.error
         if error is None and isinstance(event.message, m.TopicInfo):
-            self._asker.cache_topic(event.message)
+            self._context.cache_topic(event.message)
         for request in self._resolving.pop(topic):
             self._advance(request, error or event.message)
 
@@ -458,7 +474,7 @@ class GatewayCore:
                 max=CREDIT_MAX,
             )  # fmt: skip
         feeds: list[tuple[int, m.TopicInfo, int]] = []
-        gone: list[int] = []
+        missing: list[int] = []
         for feed in message.feeds:
             if not (0 <= feed.feed < 1 << 32 and 0 <= feed.after <= SEQ_MAX):
                 raise InvalidRequest(
@@ -466,11 +482,11 @@ class GatewayCore:
                 )
             info = yield from self._resolve_feed(feed)
             if info is None:
-                gone.append(feed.feed)
+                missing.append(feed.feed)
             else:
                 feeds.append((feed.feed, info, feed.after))
-        self._asker.require_schedulers()
-        yield ev.SubscribeFeeds(self._asker.next_ticket(), request.client, message, feeds, gone)
+        self._context.require_schedulers()
+        yield ev.SubscribeFeeds(self._context.next_ticket(), request.client, message, feeds, missing)
         return m.Subscribed(message.subscription, -1, self._identity.incarnation), None
 
     def _resolve_feed(self, feed: m.Feed) -> Generator[Any, Any, m.TopicInfo | None]:
@@ -483,7 +499,7 @@ class GatewayCore:
             info = yield ResolveTopic(feed.topic)
             if info.topic_id != feed.topic_id:
                 # The cached topic may be older than the client's.
-                self._asker.evict_topic(feed.topic)
+                self._context.evict_topic(feed.topic)
                 info = yield ResolveTopic(feed.topic)
         except TopicNotFound:
             return None
@@ -503,11 +519,11 @@ class GatewayCore:
         is_more = False
         for prefix in _visible_prefixes(request.principal, message.prefix):
             for shard in range(self._identity.shards):
-                share: m.TopicListReply = yield self._asker.ask(
+                page: m.TopicListReply = yield self._context.ask(
                     shard, m.TopicList(prefix, message.after, size)
                 )
-                found.update((topic.topic, topic) for topic in share.topics)
-                is_more = is_more or share.more
+                found.update((topic.topic, topic) for topic in page.topics)
+                is_more = is_more or page.more
         names = sorted(found)
         return m.TopicListReply([found[name] for name in names[:size]], is_more or len(names) > size), None
 
@@ -515,18 +531,18 @@ class GatewayCore:
 
     def _hold(self, request: GatewayRequest) -> None:
         self._held[request] = None
-        share = self._per_client.setdefault(request.client, [0, 0])
-        share[0] += 1
-        share[1] += request.bytes
+        usage = self._per_client.setdefault(request.client, [0, 0])
+        usage[0] += 1
+        usage[1] += request.bytes
         self._per_key[request.principal.name] = self._per_key.get(request.principal.name, 0) + 1
         self._bytes += request.bytes
 
     def _release(self, request: GatewayRequest) -> None:
         del self._held[request]
-        share = self._per_client[request.client]
-        share[0] -= 1
-        share[1] -= request.bytes
-        if not share[0]:
+        usage = self._per_client[request.client]
+        usage[0] -= 1
+        usage[1] -= request.bytes
+        if not usage[0]:
             del self._per_client[request.client]
         self._per_key[request.principal.name] -= 1
         if not self._per_key[request.principal.name]:
@@ -534,8 +550,8 @@ class GatewayCore:
         self._bytes -= request.bytes
 
     def _answer(self, request: GatewayRequest, message: m.Message, attachment: Any) -> None:
-        if request in self._gone:
-            self._gone.discard(request)
+        if request in self._disconnected:
+            self._disconnected.discard(request)
             return
         self.answered += 1
         self._effects.append(Reply(request.client, request.corr, message, attachment))

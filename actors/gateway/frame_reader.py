@@ -34,67 +34,69 @@ from ringlog.storage.segment_cache import SegmentCache
 from ringlog.storage.visibility import I64, VisibilityFilter
 
 SCAN_POSITIONS_MAX = 100_000
-_LOOKS_MAX = 8
+_ATTEMPTS_MAX = 8
 """Most attempts at a published mark that has not reached the head. After that the client reads again."""
 
 
 def read_files(
-    wanted: ReadFiles,
+    request: ReadFiles,
     *,
     data_dir: str,
     shm_dir: str,
-    marks: HighWatermarkReader,
+    read_watermark: HighWatermarkReader,
     disk: Disk,
-    shelf: SegmentCache | None = None,
+    segment_cache: SegmentCache | None = None,
     log_map: LogMap | None = None,
 ) -> FramesRead:
     """Perform a ReadFiles. Damage and disk errors are returned as `error` if no frame precedes them."""
     reader = TopicReader(
-        wanted.located, wanted.after, data_dir=data_dir, shm_dir=shm_dir, marks=marks, disk=disk, shelf=shelf,
-        log_map=log_map,
+        request.located, request.after, data_dir=data_dir, shm_dir=shm_dir, read_watermark=read_watermark,
+        disk=disk, segment_cache=segment_cache, log_map=log_map,
     )  # fmt: skip
     try:
-        return _read(reader, wanted)
+        return _read(reader, request)
     except (CorruptData, DiskError) as e:
-        return FramesRead(wanted.ticket, 0, 0, 0, wanted.after, None, e)
+        return FramesRead(request.ticket, 0, 0, 0, request.after, None, e)
     finally:
         reader.close()
 
 
-def _read(reader: TopicReader, wanted: ReadFiles) -> FramesRead:
-    tray = _ReadReplyBuilder(wanted, VisibilityFilter(reader.deleted, wanted.located.ttl_us, wanted.now_us))
-    stop = tray.stop
-    looks = 0
-    extents = wanted.located.extents
+def _read(reader: TopicReader, request: ReadFiles) -> FramesRead:
+    builder = _ReadReplyBuilder(
+        request, VisibilityFilter(reader.deleted, request.located.ttl_us, request.now_us)
+    )
+    stop = builder.stop
+    attempts = 0
+    extents = request.located.extents
     window = WINDOW_BYTES if extents and extents[0].tier == TIER_COLD else FIRST_WINDOW_BYTES
-    while not tray.is_full and tray.examined < stop:
+    while not builder.is_full and builder.examined < stop:
         try:
             run = reader.next_run(stop, window)
         except (CorruptData, DiskError):
-            if tray.runs:
+            if builder.runs:
                 break
             raise
         if isinstance(run, FrameRun):
-            tray.add_run(run)
+            builder.add_run(run)
             window = min(2 * window, WINDOW_BYTES)
             continue
-        looks += 1
+        attempts += 1
         if run is Pause.COLD:
-            if tray.runs or not _supply_cold(reader, wanted):
+            if builder.runs or not _supply_cold(reader, request):
                 break
-        elif run is Pause.BEYOND_HEAD or _is_end(reader, run, tray.examined, stop):
-            tray.examined = stop
-        elif run is Pause.MOVED and looks < _LOOKS_MAX:
+        elif run is Pause.BEYOND_HEAD or _is_end(reader, run, builder.examined, stop):
+            builder.examined = stop
+        elif run is Pause.MOVED and attempts < _ATTEMPTS_MAX:
             # The position was located just now. After a second attempt a hole in the log is an error.
-            reader.relocate(wanted.located)
-        elif run is not Pause.UNFINISHED and (tray.runs or looks >= _LOOKS_MAX):
+            reader.relocate(request.located)
+        elif run is not Pause.UNFINISHED and (builder.runs or attempts >= _ATTEMPTS_MAX):
             break
-    want = reader.cold_range_needed
+    needed = reader.cold_range_needed
     # If all records so far are hidden, the reply is empty but its position advances. The client reads from
     # there.
-    if want is not None and not tray.runs and tray.examined == wanted.after < stop:
-        return FramesRead(wanted.ticket, 0, 0, 0, tray.examined, cold=ColdRead(*want))
-    return tray.build()
+    if needed is not None and not builder.runs and builder.examined == request.after < stop:
+        return FramesRead(request.ticket, 0, 0, 0, builder.examined, cold=ColdRead(*needed))
+    return builder.build()
 
 
 def _is_end(reader: TopicReader, pause: Pause, examined: int, stop: int) -> bool:
@@ -102,15 +104,15 @@ def _is_end(reader: TopicReader, pause: Pause, examined: int, stop: int) -> bool
     return pause in {Pause.MOVED, Pause.AT_MARK} and reader.accounts_for(examined + 1, stop)
 
 
-def _supply_cold(reader: TopicReader, wanted: ReadFiles) -> bool:
+def _supply_cold(reader: TopicReader, request: ReadFiles) -> bool:
     """Supply the bytes that the relocator read, if they include those that the reader needs."""
-    want, cold = reader.cold_range_needed, wanted.cold
-    if want is None or cold is None or want.path != cold.path:
+    needed, cold = reader.cold_range_needed, request.cold
+    if needed is None or cold is None or needed.path != cold.path:
         return False
-    if not cold.start <= want.start < want.stop <= cold.stop:
+    if not cold.start <= needed.start < needed.stop <= cold.stop:
         return False
     reader.supply_cold_bytes(
-        want, memoryview(wanted.cold_data)[want.start - cold.start : want.stop - cold.start]
+        needed, memoryview(request.cold_data)[needed.start - cold.start : needed.stop - cold.start]
     )
     return True
 
@@ -118,13 +120,13 @@ def _supply_cold(reader: TopicReader, wanted: ReadFiles) -> bool:
 class _ReadReplyBuilder:
     """Collects the runs of one reply up to its limits. Hidden records do not count towards them."""
 
-    def __init__(self, wanted: ReadFiles, mask: VisibilityFilter) -> None:
+    def __init__(self, request: ReadFiles, mask: VisibilityFilter) -> None:
         self.runs: list[FrameRun] = []
-        self.examined = wanted.after
-        self.stop = min(wanted.stop, wanted.located.deleted_to or wanted.stop)
-        self._wanted = wanted
+        self.examined = request.after
+        self.stop = min(request.stop, request.located.deleted_to or request.stop)
+        self._request = request
         self._mask = mask
-        self._records_left, self._bytes_left = wanted.limit, wanted.max_bytes
+        self._records_left, self._bytes_left = request.limit, request.max_bytes
         self._passed = 0
         self._hidden: list[I64] = []
 
@@ -141,16 +143,16 @@ class _ReadReplyBuilder:
         last = min(run.last_seq, self.stop)
         hidden = self._mask.hidden_seqs([run])
         hidden = hidden[(hidden > self.examined) & (hidden <= last)]
-        shown = _shown(run, self.examined, self.stop, hidden)
-        if not shown.all():
-            kept = np.flatnonzero(shown)
-            run, shown = _rows_of(run, kept), shown[kept]
-        if len(shown):
-            rows = _fitting(run, shown, self._records_left, self._bytes_left)
-            if rows < len(shown):
+        visible = _visible_counts(run, self.examined, self.stop, hidden)
+        if not visible.all():
+            kept = np.flatnonzero(visible)
+            run, visible = _rows_of(run, kept), visible[kept]
+        if len(visible):
+            rows = _fitting(run, visible, self._records_left, self._bytes_left)
+            if rows < len(visible):
                 run = _rows_of(run, slice(0, rows))
                 last = min(run.last_seq, self.stop)
-            self._records_left -= int(shown[:rows].sum())
+            self._records_left -= int(visible[:rows].sum())
             self._bytes_left -= int(run.batch.total_bytes.sum())
             self.runs.append(run)
         # Includes hidden seqs of frames that are left out: a later frame may contain the same seqs, and the
@@ -161,23 +163,23 @@ class _ReadReplyBuilder:
 
     def build(self) -> FramesRead:
         """Join the frames of the reply and seal them for the wire."""
-        wanted = self._wanted
+        request = self._request
         if not self.runs:
-            return FramesRead(wanted.ticket, 0, 0, 0, self.examined)
-        packed = _packed(wanted.ticket, self.runs, self.examined)
+            return FramesRead(request.ticket, 0, 0, 0, self.examined)
+        packed = _packed(request.ticket, self.runs, self.examined)
         hidden = np.concatenate(self._hidden)
         if not len(hidden):
             return packed
         return replace(packed, hidden=BitMap64(array("Q", hidden.tobytes())).serialize())
 
 
-def _shown(run: FrameRun, after: int, stop: int, hidden: I64) -> I64:
+def _visible_counts(run: FrameRun, after: int, stop: int, hidden: I64) -> I64:
     """Return for each frame the number of visible records after `after` and up to `stop`, shape (n,)."""
     first = run.batch.words[:, layout.W_BASE_SEQ].astype(np.int64)
     last = first + frames.counts_of(run.batch.words).astype(np.int64) - 1
     first, last = np.maximum(first, after + 1), np.minimum(last, stop)
-    gone = np.searchsorted(hidden, last, side="right") - np.searchsorted(hidden, first)
-    found: I64 = last + 1 - first - gone
+    excluded = np.searchsorted(hidden, last, side="right") - np.searchsorted(hidden, first)
+    found: I64 = last + 1 - first - excluded
     return found
 
 
@@ -185,9 +187,9 @@ def _rows_of(run: FrameRun, rows: slice | I64) -> FrameRun:
     return FrameRun(run.buffer, run.batch.take(rows), run.salt, run.path, run.origin)
 
 
-def _fitting(run: FrameRun, shown: I64, records: int, size: int) -> int:
+def _fitting(run: FrameRun, visible: I64, records: int, size: int) -> int:
     """Return how many of the first frames reach `records` visible records or `size` bytes; at least 1."""
-    counts, sizes = np.cumsum(shown), np.cumsum(run.batch.total_bytes)
+    counts, sizes = np.cumsum(visible), np.cumsum(run.batch.total_bytes)
     rows = 1 + min(int(np.searchsorted(counts, records)), int(np.searchsorted(sizes, size)))
     return min(rows, len(run.batch))
 
@@ -207,6 +209,6 @@ def _packed(ticket: int, runs: list[FrameRun], examined: int) -> FramesRead:
     words = np.concatenate([run.batch.words for run in runs])
     words[:, layout.W_SEAL_XXH3] = frames.seals(words, layout.WIRE_SEED)
     batch = FrameBatch(stops - sizes, words, len(data), frames.ScanEnd.CLEAN)
-    frames.put_headers(frames.words_of(data), batch)
+    frames.write_headers(frames.words_of(data), batch)
     records = int(frames.counts_of(words).sum())
     return FramesRead(ticket, len(batch), records, runs[-1].last_seq, examined, data)

@@ -23,15 +23,15 @@ ClaimedRun = tuple[int, int, int, int]
 ClaimOrSteal = m.Claim | m.Steal
 ReadFrames = Callable[[m.Read, m.Located, ReadPlan], Generator[Any, Any, ev.FramesRead]]
 Locate = Callable[[m.Read], Generator[Any, Any, m.Located]]
-_LOOKS_MAX = 16
+_READS_PER_RUN_MAX = 16
 """Most reads per run for one reply. Jobs that are not read then are returned."""
 
 
 class JobFlows:
     """Flows of requests about jobs."""
 
-    def __init__(self, at_shard: Callable[[Any], Flow], locate: Locate, read_frames: ReadFrames) -> None:
-        self._at_shard, self._locate, self._read_frames = at_shard, locate, read_frames
+    def __init__(self, ask_owner: Callable[[Any], Flow], locate: Locate, read_frames: ReadFrames) -> None:
+        self._ask_owner, self._locate, self._read_frames = ask_owner, locate, read_frames
 
     def claim(self, message: ClaimOrSteal) -> Flow:
         """Claim jobs and read them.
@@ -43,7 +43,7 @@ class JobFlows:
             message = msgspec.structs.replace(message, wait_ms=wait_ms)
         # A remote client may reconnect through another connection, so its process is not monitored.
         message = msgspec.structs.replace(message, pid=0, born=0)
-        claimed, _ = yield from self._at_shard(message)
+        claimed, _ = yield from self._ask_owner(message)
         assert isinstance(claimed, m.ClaimReply)
         if not claimed.runs:
             return claimed, None
@@ -56,12 +56,12 @@ class JobFlows:
         except RinglogError as e:
             error = e
         if reached < _last(claimed.runs[-1]):
-            left = [cut for run in claimed.runs if (cut := _run_after(run, reached)) is not None]
+            unread = [cut for run in claimed.runs if (cut := _run_after(run, reached)) is not None]
             # If no job was read, the nack carries the claim's number. A retry of the claim then gets other
             # leases. A job that did not fit does not count as delivered. A job that cannot be read does, so
             # that it does not stay first in the queue forever.
             yield from self._return_leases(
-                message, left, 0 if reached else message.call, undo=bool(reached) and error is None
+                message, unread, 0 if reached else message.call, undo=bool(reached) and error is None
             )
             if not reached:
                 raise error or NotReady(
@@ -77,17 +77,17 @@ class JobFlows:
         Returns the number of frames and the last seq that is read. Raises only if no frame was read.
         """
         after = claimed.runs[0][0] - 1
-        wanted = m.Read(claimed.topic, after, claimed.epoch, READ_LIMIT_MAX, READ_BYTES_MAX)
+        request = m.Read(claimed.topic, after, claimed.epoch, READ_LIMIT_MAX, READ_BYTES_MAX)
         frames = size = covered = reached = 0
-        located = yield from self._locate(wanted)
+        located = yield from self._locate(request)
         for run in claimed.runs:
-            for _ in range(_LOOKS_MAX):
+            for _ in range(_READS_PER_RUN_MAX):
                 after = max(covered, run[0] - 1)
                 if after >= _last(run) or size >= READ_BYTES_MAX:
                     break
                 try:
                     read = yield from self._read_frames(
-                        msgspec.structs.replace(wanted, after=after, limit=_last(run) - after,
+                        msgspec.structs.replace(request, after=after, limit=_last(run) - after,
                                                 max_bytes=READ_BYTES_MAX - size),
                         located, ReadPlan(None, after, located.head_seq),
                     )  # fmt: skip
@@ -113,7 +113,7 @@ class JobFlows:
         tokens = [token + n for _, count, _, token in runs for n in range(count)]
         entries = _words(seqs), _words(tokens)
         nack = m.Nack(message.topic, message.node, *entries, call=call, undo=undo, group=message.group)
-        yield from self._at_shard(nack)
+        yield from self._ask_owner(nack)
 
 
 def _last(run: ClaimedRun) -> int:
@@ -130,8 +130,8 @@ def _up_to(run: ClaimedRun, seq: int) -> ClaimedRun | None:
 def _run_after(run: ClaimedRun, seq: int) -> ClaimedRun | None:
     """Return the part of a run after `seq`, or None."""
     first, count, deliveries, token = run
-    gone = min(max(seq - first + 1, 0), count)
-    return (first + gone, count - gone, deliveries, token + gone) if gone < count else None
+    dropped = min(max(seq - first + 1, 0), count)
+    return (first + dropped, count - dropped, deliveries, token + dropped) if dropped < count else None
 
 
 def _words(numbers: list[int]) -> bytes:

@@ -30,12 +30,12 @@ class ReadFlows:
 
     def __init__(
         self,
-        asker: FlowContext,
+        context: FlowContext,
         wait_until: Callable[[GatewayRequest, int, int], None],
         limit: int = READ_LIMIT_MAX,
     ) -> None:
         """`limit` is the largest number of records in one reply, whatever the client requests."""
-        self._asker, self._wait_until, self._limit = asker, wait_until, limit
+        self._context, self._wait_until, self._limit = context, wait_until, limit
 
     def read(self, request: GatewayRequest) -> Flow:
         """Locate and read records. If there are none, wait for the topic to change and read once more."""
@@ -43,23 +43,23 @@ class ReadFlows:
         if message.after < 0 or message.epoch < 0 or message.limit < 0 or message.max_bytes < 0:
             raise InvalidRequest("after, epoch, limit and max_bytes must be >= 0", topic=message.topic)
         limit = min(message.limit or READ_LIMIT_DEFAULT, self._limit)
-        deadline_ns = self._asker.now_ns + max(0, min(message.wait_ms, WAIT_MS_MAX)) * _MS
+        deadline_ns = self._context.now_ns + max(0, min(message.wait_ms, WAIT_MS_MAX)) * _MS
         has_waited = False
         while True:
             # The time before the request to the shard: records that expired by then are covered by its reply.
-            asked_us = self._asker.now_us
+            requested_us = self._context.now_us
             located = yield from self.locate(message, message.after, message.epoch)
             plan = plan_for_read(message, located)
             if is_client_copy_current(message, located, plan):
                 return read_reply(located, plan, ev.FramesRead(0, 0, 0, 0, message.held)), None
-            read = yield from self.read_files(message, located, plan, asked_us, limit)
+            read = yield from self.read_files(message, located, plan, requested_us, limit)
             reply = read_reply(located, plan, read)
             is_news = read.frames or plan.gap is not None or not reply.caught_up
-            if is_news or has_waited or self._asker.is_draining or deadline_ns <= self._asker.now_ns:
+            if is_news or has_waited or self._context.is_draining or deadline_ns <= self._context.now_ns:
                 return reply, read.data
             # When the watch starts, the shell compares with the board. So no publication is missed.
             watch = ev.WatchTopic(
-                self._asker.next_ticket(), located.shard, located.slot, located.topic_id, located.epoch,
+                self._context.next_ticket(), located.shard, located.slot, located.topic_id, located.epoch,
                 located.head_seq,
             )  # fmt: skip
             self._wait_until(request, deadline_ns, watch.ticket)
@@ -74,14 +74,14 @@ class ReadFlows:
         cold, data = None, None
         for _ in range(_COLD_READS_MAX):
             read: ev.FramesRead = yield ev.ReadFiles(
-                self._asker.next_ticket(), located, plan.after, plan.stop,
+                self._context.next_ticket(), located, plan.after, plan.stop,
                 limit,
                 min(message.max_bytes, READ_BYTES_MAX) or READ_BYTES_DEFAULT,
                 now_us, cold, data,
             )  # fmt: skip
             if read.cold is None:
                 return read
-            arrived: ev.ColdReadCompleted = yield ev.ReadCold(self._asker.next_ticket(), read.cold)
+            arrived: ev.ColdReadCompleted = yield ev.ReadCold(self._context.next_ticket(), read.cold)
             cold, data = read.cold, arrived.data
         raise NotReady(
             f"cold records could not be read within {_COLD_READS_MAX} attempts, retry later",
@@ -91,15 +91,15 @@ class ReadFlows:
     def seek_time(self, message: m.SeekTime) -> Flow:
         """Find the position of a time from the commit times of stored records."""
         located = yield from self.locate(message, 0, 0)
-        after = yield ev.FindTime(self._asker.next_ticket(), located, message.ts)
+        after = yield ev.FindTime(self._context.next_ticket(), located, message.ts)
         return m.SeekTimeReply(message.topic, located.epoch, after), None
 
     def locate(self, message: m.Read | m.SeekTime, after: int, epoch: int) -> Generator[Any, Any, m.Located]:
         """Request the places of the records after `after` from the shard. Raises TopicNotFound."""
         info = yield ResolveTopic(message.topic)
         try:
-            located: m.Located = yield self._asker.ask(info.shard, m.Locate(message.topic, after, epoch))
+            located: m.Located = yield self._context.ask(info.shard, m.Locate(message.topic, after, epoch))
         except TopicNotFound:
-            self._asker.evict_topic(message.topic)
+            self._context.evict_topic(message.topic)
             raise
         return located

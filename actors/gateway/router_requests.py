@@ -21,15 +21,15 @@ class RouterRequestFlows:
 
     def __init__(
         self, ask: Callable[[m.Message], Any], forget: Callable[[str], object],
-        at_home: Callable[[Any], Flow], at_shard: Callable[[Any], Flow],
+        ask_home: Callable[[Any], Flow], ask_owner: Callable[[Any], Flow],
     ) -> None:  # fmt: skip
         """Create the flows.
 
         `ask` sends a request to a scheduler and raises ShuttingDown during a drain. `forget` drops a cached
-        topic. `at_home` sends a request to the home shard of a name, `at_shard` to the owner of the topic.
+        topic. `ask_home` sends a request to the home shard of a name, `ask_owner` to the owner of the topic.
         """
         self._ask, self._forget = ask, forget
-        self._at_home, self._at_shard = at_home, at_shard
+        self._ask_home, self._ask_owner = ask_home, ask_owner
 
     def handle_one(
         self, message: m.RouterCreate | m.RouterGet | m.RouterDelete, principal: Principal
@@ -68,16 +68,16 @@ class RouterRequestFlows:
         if principal.prefixes:
             letters = yield from self._dead_letter_topic(message)
             if letters:
-                principal.require_reach(letters)
+                principal.require_covered(letters)
         return (yield self._ask(message)), None
 
     def _dead_letter_topic(self, message: m.LettersRedrive) -> Generator[Any, Any, str]:
         """Return the name of the dead-letter topic of a queue or a group; "" if there is none."""
         if message.group:
-            state, _ = yield from self._at_shard(m.LeaseStats(message.topic, group=message.group))
+            state, _ = yield from self._ask_owner(m.LeaseStats(message.topic, group=message.group))
             assert isinstance(state, m.LeaseStatsReply)
             return state.info.dead_letter
-        info, _ = yield from self._at_home(m.TopicResolve(message.topic))
+        info, _ = yield from self._ask_home(m.TopicResolve(message.topic))
         assert isinstance(info, m.TopicInfo)
         return str(info.config.get("dead_letter") or "")
 
@@ -87,8 +87,8 @@ class RouterRequestFlows:
         found: list[m.RouterInfo] = []
         after, has_more = message.after, True
         while has_more and len(found) <= size:
-            asked = m.RouterList(message.prefix, message.source, message.dest, after, LIST_PAGE_MAX)
-            page: m.RouterListReply = yield self._ask(asked)
+            request = m.RouterList(message.prefix, message.source, message.dest, after, LIST_PAGE_MAX)
+            page: m.RouterListReply = yield self._ask(request)
             found += [each for each in page.routers if all(map(principal.covers, router_names(each)))]
             has_more = page.more and bool(page.routers)
             after = page.routers[-1].router if page.routers else after

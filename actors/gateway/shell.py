@@ -80,8 +80,8 @@ from ringlog.storage.segment_cache import SegmentCache
 log = logging.getLogger("ringlog.gateway")
 
 REQUESTS_PER_TURN = 256
-ASK_NS = 10_000_000_000
-APPEND_NS = 30_000_000_000
+REQUEST_TIMEOUT_NS = 10_000_000_000
+APPEND_TIMEOUT_NS = 30_000_000_000
 WATCH_NS = 60_000_000_000
 KEYS_POLL_NS = 2_000_000_000
 """A key that is removed from the file is refused after this time and one pass of the loop."""
@@ -140,10 +140,10 @@ class GatewayShell:
         ]
         """Pages of the shards whose governors are obeyed; empty if governors are disabled."""
         self._refusing: frozenset[int] = frozenset()
-        self._pressure_look_ns = 0
+        self._pressure_poll_ns = 0
         self._throttled_before = self._slot.get(GovernorField.THROTTLED)
         self._keys_facts: tuple[int, int, int] | None = None
-        self._keys_look_ns = 0
+        self._keys_poll_ns = 0
         self._keys = self._first_keys()
         identity = GatewayIdentity(
             boot.engine_id, __version__, PROTOCOL, boot.shards, boot.incarnation,
@@ -157,13 +157,13 @@ class GatewayShell:
         delivery = Delivery(self)
         self.links = self._links = LocalLinks(
             boot.shm_dir, client_id=boot.name, clock=self._clock, timers=self._timers, fds=self._fds,
-            hears=delivery,
+            listener=delivery,
         )  # fmt: skip
         self._schedulers = schedulers
         self._subscription_relay = SubscriptionRelay(delivery, lambda client, message, data: self._reply(
             Reply(client, 0, message, data)
         ))  # fmt: skip
-        self._silence_look_ns = 0
+        self._silence_poll_ns = 0
         self._segment_cache = SegmentCache(self._disk, boot.data_dir)
         self._log_map = LogMap()
         self._events: list[Any] = []
@@ -199,13 +199,13 @@ class GatewayShell:
     def _listen(self) -> None:
         """Bind all sockets, or none. Raises StartRefused."""
         boot, listeners = self._boot, self._listeners
-        places: list[tuple[str, bytes, str, CurveKey | None]] = [
+        bindings: list[tuple[str, bytes, str, CurveKey | None]] = [
             (f"ipc://{boot.gateway_socket}", b"i", IPC_DOMAIN, None)
         ]
         if listeners.tcp:
-            places.insert(0, (listeners.tcp, b"t", TCP_DOMAIN, listeners.server_key))
+            bindings.insert(0, (listeners.tcp, b"t", TCP_DOMAIN, listeners.server_key))
         try:
-            for endpoint, tag, domain, key in places:
+            for endpoint, tag, domain, key in bindings:
                 self._routers.append(ZmqFrontend(self._context, endpoint, tag, domain, key))
         except StartRefused:
             self._close_sockets()
@@ -251,12 +251,12 @@ class GatewayShell:
         for effect in effects:
             try:
                 self._perform[type(effect)](effect)
-            except Exception as e:  # noqa: BLE001  see Gateway._contain
+            except Exception as e:  # noqa: BLE001  see _contain
                 self._contain(effect, e)
         for router in self._routers:
             if router.has_backlog:
                 for client in router.flush():
-                    self._gone(client)
+                    self._on_disconnected(client)
         self._beat()
         return len(events) + len(effects) + fired + len(self._events)
 
@@ -331,8 +331,8 @@ class GatewayShell:
         self._heartbeat.beat(now_ns)
         for router in self._routers:
             router.guard(now_ns)
-        if now_ns >= self._silence_look_ns:
-            self._silence_look_ns = now_ns + SILENCE_NS // 4
+        if now_ns >= self._silence_poll_ns:
+            self._silence_poll_ns = now_ns + SILENCE_NS // 4
             self._subscription_relay.forget_silent_clients(now_ns)
 
     # -- keys -----------------------------------------------------------------------------------------
@@ -349,9 +349,9 @@ class GatewayShell:
 
     def _poll_keys_file(self, now_ns: int) -> None:
         """Load a changed keys file. If it is invalid, keep the current keys and log an error."""
-        if not self._listeners.keys_file or now_ns < self._keys_look_ns:
+        if not self._listeners.keys_file or now_ns < self._keys_poll_ns:
             return
-        self._keys_look_ns = now_ns + KEYS_POLL_NS
+        self._keys_poll_ns = now_ns + KEYS_POLL_NS
         facts = _facts(self._listeners.keys_file)
         if facts == self._keys_facts:
             return
@@ -365,9 +365,9 @@ class GatewayShell:
         self._events.append(ev.KeysLoaded(self._keys))
 
     def _poll_pressure(self, now_ns: int) -> None:
-        if now_ns < self._pressure_look_ns:
+        if now_ns < self._pressure_poll_ns:
             return
-        self._pressure_look_ns = now_ns + GOVERNOR_SAMPLE_MS * 1_000_000
+        self._pressure_poll_ns = now_ns + GOVERNOR_SAMPLE_MS * 1_000_000
         self._slot.set(GovernorField.THROTTLED, self._throttled_before + self.core.throttled_appends)
         steps = [pressure.read(page, now_ns).step for page in self._shards]
         refusing = frozenset(shard for shard, step in enumerate(steps) if step is PressureStep.REFUSE)
@@ -381,21 +381,21 @@ class GatewayShell:
         for router in self._routers:
             if router.owns(effect.client):
                 if not router.send(effect.client, effect.message, effect.corr, effect.attachment):
-                    self._gone(effect.client)
+                    self._on_disconnected(effect.client)
                 return
 
     def _ask(self, effect: ev.AskShard) -> None:
         is_append = isinstance(effect.message, m.Append)
-        deadline_ns = self._clock.monotonic_ns() + (APPEND_NS if is_append else ASK_NS)
+        deadline_ns = self._clock.monotonic_ns() + (APPEND_TIMEOUT_NS if is_append else REQUEST_TIMEOUT_NS)
 
-        def answered(asked: Pending[Any]) -> None:
-            error = asked.error
+        def answered(pending: Pending[Any]) -> None:
+            error = pending.error
             if error is not None and not isinstance(error, RinglogError):
                 raise error
             message: Any = None
             attached = None
             if error is None:
-                message, attached = asked.result()
+                message, attached = pending.result()
             if attached is not None:  # Frames with the jobs of a claim. No other reply has an attachment.
                 message = structs.replace(message, data=bytes(attached))
             self._events.append(ev.ShardAnswered(effect.ticket, message, error))
@@ -406,13 +406,13 @@ class GatewayShell:
             if effect.shard == ev.SCHEDULER:
                 self._scheduler().request(effect.message, deadline_ns).when_done(answered)
                 return
-            asked = self._links.request(
+            pending = self._links.request(
                 effect.shard, effect.message, deadline_ns, effect.attachment, is_patient=not is_append
             )
         except RinglogError as e:
             self._events.append(ev.ShardAnswered(effect.ticket, None, e))
             return
-        asked.when_done(answered)
+        pending.when_done(answered)
 
     def _scheduler(self) -> Peer:
         if not self._links.schedulers:
@@ -420,7 +420,7 @@ class GatewayShell:
         return self._links.scheduler(0)
 
     def _push(self, effect: ev.PushFrames) -> None:
-        deadline_ns = self._clock.monotonic_ns() + APPEND_NS
+        deadline_ns = self._clock.monotonic_ns() + APPEND_TIMEOUT_NS
 
         def done(entries: bytes, error: RinglogError | None) -> None:
             timer.cancel()
@@ -439,8 +439,8 @@ class GatewayShell:
         try:
             read = read_files(
                 effect, data_dir=self._boot.data_dir, shm_dir=self._boot.shm_dir, disk=self._disk,
-                shelf=self._segment_cache, log_map=self._log_map,
-                marks=lambda is_volatile: self._mark(shard, is_volatile=is_volatile),
+                segment_cache=self._segment_cache, log_map=self._log_map,
+                read_watermark=lambda is_volatile: self._mark(shard, is_volatile=is_volatile),
             )  # fmt: skip
         except BoardUnstable as e:
             # The shard died while it published. Its next incarnation repairs the mark.
@@ -450,16 +450,16 @@ class GatewayShell:
     def _read_cold(self, effect: ev.ReadCold) -> None:
         """Request the bytes from the relocator: a hanging cold store must not block the gateway."""
 
-        def answered(asked: Pending[Any]) -> None:
-            error = asked.error
+        def answered(pending: Pending[Any]) -> None:
+            error = pending.error
             if error is not None and not isinstance(error, RinglogError):
                 raise error
             if isinstance(error, RequestTimeout | NotConnected):
                 error = cold_unavailable(error.message)
-            data = None if error is not None else asked.result().attachment or b""
+            data = None if error is not None else pending.result().attachment or b""
             self._events.append(ev.ColdReadCompleted(effect.ticket, data, error))
 
-        deadline_ns = self._clock.monotonic_ns() + ASK_NS
+        deadline_ns = self._clock.monotonic_ns() + REQUEST_TIMEOUT_NS
         self._links.ask_relocator(effect.wanted, deadline_ns).when_done(answered)
 
     def _find_time(self, effect: ev.FindTime) -> None:
@@ -489,7 +489,7 @@ class GatewayShell:
     def _set_exit_code(self, effect: Stop) -> None:
         self.exit_code = ExitCode(effect.code)
 
-    def _gone(self, client: bytes) -> None:
+    def _on_disconnected(self, client: bytes) -> None:
         self._events.append(ev.ClientDisconnected(client))
         self._subscription_relay.forget_client(client)
 
@@ -507,7 +507,7 @@ class GatewayShell:
 
     def deadline_ns(self) -> int:
         """Return the time in ns at which a request made now times out."""
-        return self._clock.monotonic_ns() + ASK_NS
+        return self._clock.monotonic_ns() + REQUEST_TIMEOUT_NS
 
     def pause(self, seconds: float) -> Pending[None]:
         """Return a Pending that is done after this time."""

@@ -38,7 +38,7 @@ class _RelayedSubscription:
     """The client's feed number -> the gateway's."""
     names: dict[int, int] = field(default_factory=dict)
     """The gateway's feed number -> the client's."""
-    turns: dict[int, ReadGrant] = field(default_factory=dict)
+    grants: dict[int, ReadGrant] = field(default_factory=dict)
     """Grants that the client has, by the gateway's feed number."""
 
 
@@ -59,30 +59,30 @@ class SubscriptionRelay:
     def subscribe(
         self,
         client: bytes,
-        asked: m.Subscribe,
+        request: m.Subscribe,
         feeds: Sequence[tuple[int, m.TopicInfo, int]],
-        gone: Sequence[int],
+        missing: Sequence[int],
         now_ns: int,
     ) -> Pending[list[int]]:
-        """Add feeds (the client's number, topic, position). `gone` are numbers of feeds without a topic.
+        """Add feeds (the client's number, topic, position). `missing` are numbers of feeds without a topic.
 
         The result is done when the schedulers accepted the feeds. It fails with the refusal of a scheduler.
         Raises Throttled if a limit is reached.
         """
-        relayed = self._relayed(client, asked, now_ns)
+        relayed = self._relayed(client, request, now_ns)
         for number, _, _ in feeds:
             self._drop_feed(relayed, number)  # A number that is used again replaces its feed.
         added = self._delivery.add_feeds(relayed.subscription, [(info, after) for _, info, after in feeds])
 
-        def known(done: Pending[list[int]]) -> None:
+        def on_added(done: Pending[list[int]]) -> None:
             if done.error is None:
                 for (number, _, _), feed in zip(feeds, done.result(), strict=True):
                     relayed.feeds[number], relayed.names[feed] = feed, number
                 self._relay_grants(client, relayed)
 
-        added.when_done(known)
-        if gone:
-            rows = [[asked.subscription, number, UNBOUNDED, 0, 0, 0, 0, 0] for number in gone]
+        added.when_done(on_added)
+        if missing:
+            rows = [[request.subscription, number, UNBOUNDED, 0, 0, 0, 0, 0] for number in missing]
             self._send(client, m.Turns(len(rows)), np.array(rows, dtype=np.uint64).tobytes())
         return added
 
@@ -115,9 +115,9 @@ class SubscriptionRelay:
             feed = relayed.feeds.get(name) if relayed is not None else None
             if relayed is None or feed is None:
                 continue
-            turn = relayed.turns.pop(feed, None) or ReadGrant(feed, 0, None, now_ns, is_self_granted=True)
+            grant = relayed.grants.pop(feed, None) or ReadGrant(feed, 0, None, now_ns, is_self_granted=True)
             self._delivery.return_grant(
-                relayed.subscription, turn, min(after, UNBOUNDED), is_consumed=bool(is_consumed)
+                relayed.subscription, grant, min(after, UNBOUNDED), is_consumed=bool(is_consumed)
             )
         self._delivery.send_returns()  # Do not delay: the client has already batched them.
 
@@ -141,7 +141,7 @@ class SubscriptionRelay:
 
     # -- internals --------------------------------------------------------------------------------------
 
-    def _relayed(self, client: bytes, asked: m.Subscribe, now_ns: int) -> _RelayedSubscription:
+    def _relayed(self, client: bytes, request: m.Subscribe, now_ns: int) -> _RelayedSubscription:
         known = self._clients.get(client)
         if known is None:
             if len(self._clients) >= LINKS_PER_SCHEDULER_MAX:
@@ -151,7 +151,7 @@ class SubscriptionRelay:
                 )  # fmt: skip
             known = self._clients[client] = _RelayClient(now_ns)
         known.heard_ns = now_ns
-        relayed = known.relayed.get(asked.subscription)
+        relayed = known.relayed.get(request.subscription)
         if relayed is not None:
             return relayed
         if len(known.relayed) >= SUBSCRIPTIONS_PER_LINK_MAX:
@@ -159,9 +159,11 @@ class SubscriptionRelay:
                 "too many subscriptions", limit="subscriptions_per_link", max=SUBSCRIPTIONS_PER_LINK_MAX
             )
         subscription = self._delivery.open_subscription(
-            credit=asked.credit, strong=asked.strong, names=asked.names
+            credit=request.credit, strong=request.strong, names=request.names
         )
-        relayed = known.relayed[asked.subscription] = _RelayedSubscription(asked.subscription, subscription)
+        relayed = known.relayed[request.subscription] = _RelayedSubscription(
+            request.subscription, subscription
+        )
         self._await(client, relayed)
         return relayed
 
@@ -169,7 +171,7 @@ class SubscriptionRelay:
         feed = relayed.feeds.pop(name, None)
         if feed is not None:
             del relayed.names[feed]
-            relayed.turns.pop(feed, None)
+            relayed.grants.pop(feed, None)
             self._delivery.drop_feed(relayed.subscription, feed)
 
     def _await(self, client: bytes, relayed: _RelayedSubscription) -> None:
@@ -189,13 +191,13 @@ class SubscriptionRelay:
             return
         rows = []
         unknown = []
-        while (turn := self._delivery.take_grant(subscription)) is not None:
-            name = relayed.names.get(turn.feed)
+        while (grant := self._delivery.take_grant(subscription)) is not None:
+            name = relayed.names.get(grant.feed)
             if name is None:
-                unknown.append(turn)  # Its feed is not confirmed yet: relay it with the next grants.
+                unknown.append(grant)  # Its feed is not confirmed yet: relay it with the next grants.
                 continue
-            relayed.turns[turn.feed] = turn
-            rows.append([relayed.number, name, turn.until, 0, 0, 0, 0, 0])
+            relayed.grants[grant.feed] = grant
+            rows.append([relayed.number, name, grant.until, 0, 0, 0, 0, 0])
         if rows:
             self._send(client, m.Turns(len(rows)), np.array(rows, dtype=np.uint64).tobytes())
         if subscription.names_changed:

@@ -173,17 +173,17 @@ class ZmqFrontend:
 
     def flush(self) -> list[bytes]:
         """Send queued replies as far as clients accept them; return the clients that are disconnected."""
-        gone = []
+        disconnected = []
         for client in list(self._outboxes):
             box = self._outboxes[client]
             sent = _SendOutcome.SENT
             while box and (sent := self._try_send(box[0])) is _SendOutcome.SENT:
                 self._outbox_bytes[client] -= _size(box.popleft())
             if sent is _SendOutcome.UNREACHABLE:
-                gone.append(client)
+                disconnected.append(client)
             if not box or sent is _SendOutcome.UNREACHABLE:
                 del self._outboxes[client], self._outbox_bytes[client]
-        return gone
+        return disconnected
 
     def close(self) -> None:
         """Send queued messages for at most 1 s, then close the socket."""
@@ -236,13 +236,13 @@ class ZmqFrontend:
         return _SendOutcome.SENT
 
     def _queue(self, client: bytes, parts: list[Any]) -> bool:
-        held = self._outbox_bytes.get(client, 0) + _size(parts)
-        if held > GATEWAY_OUTBOX_BYTES_MAX:
+        queued_bytes = self._outbox_bytes.get(client, 0) + _size(parts)
+        if queued_bytes > GATEWAY_OUTBOX_BYTES_MAX:
             self.undelivered += 1 + len(self._outboxes.pop(client, ()))
             self._outbox_bytes.pop(client, None)
             return False
         self._outboxes.setdefault(client, deque()).append(parts)
-        self._outbox_bytes[client] = held
+        self._outbox_bytes[client] = queued_bytes
         return True
 
 

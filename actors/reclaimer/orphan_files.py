@@ -34,8 +34,8 @@ def group_parts(names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
         if part is not None:
             stems.setdefault(part[0], []).append(name)
             continue
-        whole = name.removesuffix(TMP_SUFFIX)
-        if whole != name and (split_part(whole) is not None or _TEMPORARY.match(whole)):
+        final_name = name.removesuffix(TMP_SUFFIX)
+        if final_name != name and (split_part(final_name) is not None or _TEMPORARY.match(final_name)):
             temporaries.append(name)
     return stems, temporaries
 

@@ -93,15 +93,15 @@ def row_state(row: Any, live: TopicLiveness | None) -> str:
 
 
 def assess_segment(
-    held: RegisteredSegment,
-    lives: Mapping[int, TopicLiveness],
+    segment: RegisteredSegment,
+    liveness: Mapping[int, TopicLiveness],
     elsewhere: Mapping[int, Ranges],
     measure: MeasureLive,
 ) -> SegmentLiveness:
     """Count live records and bytes. `elsewhere` is, by row, what segments with greater numbers contain."""
     records = alive = 0
-    for at, row in enumerate(held.table):
-        live = lives.get(int(row["topic_id"]))
+    for at, row in enumerate(segment.table):
+        live = liveness.get(int(row["topic_id"]))
         state = row_state(row, live)
         if live is not None and state != "dead" and at in elsewhere:
             first = max(int(row["first_seq"]), live.earliest_seq)
@@ -111,10 +111,10 @@ def assess_segment(
             alive += int(row["bytes"])
         elif state == "mixed":
             assert live is not None
-            counted = measure(held, at, live, elsewhere.get(at, []))
+            counted = measure(segment, at, live, elsewhere.get(at, []))
             records += counted[0]
             alive += counted[1]
-    return SegmentLiveness(records, alive, int(held.table["bytes"].sum()))
+    return SegmentLiveness(records, alive, int(segment.table["bytes"].sum()))
 
 
 StoredRanges = Callable[[RegisteredSegment, int], Ranges]
@@ -133,16 +133,16 @@ def superseded_ranges(
         merged.
     """
     segments = list(segments)
-    by_number = {held.ref.number: held for held in segments}
+    by_number = {segment.ref.number: segment for segment in segments}
 
     def is_known(number: int, at: int) -> bool:
-        held = by_number[number]
-        return shard_of(int(held.table["topic_id"][at]), shards) in held.shards
+        segment = by_number[number]
+        return shard_of(int(segment.table["topic_id"][at]), shards) in segment.shards
 
     def ranges_of(first: int, last: int, number: int, at: int) -> Ranges:
-        held = by_number[number]
-        is_dense = int(held.table["records"][at]) == last - first + 1
-        return [(first, last)] if is_dense else stored(held, at)
+        segment = by_number[number]
+        is_dense = int(segment.table["records"][at]) == last - first + 1
+        return [(first, last)] if is_dense else stored(segment, at)
 
     found: dict[int, dict[int, Ranges]] = {}
     shared: set[int] = set()
@@ -162,9 +162,11 @@ def _overlapping_topics(segments: list[RegisteredSegment]) -> list[list[tuple[in
     """Return the rows of each (topic, epoch) with overlapping rows, as (first, last, number, row)."""
     if not segments:
         return []
-    table = np.concatenate([held.table for held in segments])
-    numbers = np.repeat([held.ref.number for held in segments], [len(held.table) for held in segments])
-    places = np.concatenate([np.arange(len(held.table)) for held in segments])
+    table = np.concatenate([segment.table for segment in segments])
+    numbers = np.repeat(
+        [segment.ref.number for segment in segments], [len(segment.table) for segment in segments]
+    )
+    places = np.concatenate([np.arange(len(segment.table)) for segment in segments])
     order = np.lexsort((table["first_seq"], table["epoch"], table["topic_id"]))
     table, numbers, places = table[order], numbers[order], places[order]
     is_new = np.ones(len(table), dtype=np.bool_)
@@ -203,27 +205,28 @@ def plan_rewrites(
 ) -> list[SegmentRewrite]:  # fmt: skip
     """Return the rewrites and merges, in no order. No segment is a source of two of them."""
     usable = [
-        held for held in segments
-        if held.ref.tier == 0 and held.ref.number not in left_alone and alive[held.ref.number].records
+        segment for segment in segments
+        if segment.ref.tier == 0 and segment.ref.number not in left_alone
+        and alive[segment.ref.number].records
     ]  # fmt: skip
     owns: dict[int, list[RegisteredSegment]] = {}
     packs: dict[tuple[int, ...], list[RegisteredSegment]] = {}
-    for held in usable:
-        parsed = parse_stem(held.ref.stem)
+    for segment in usable:
+        parsed = parse_stem(segment.ref.stem)
         if parsed is not None and parsed[0]:
-            owns.setdefault(parsed[0], []).append(held)
+            owns.setdefault(parsed[0], []).append(segment)
         else:
-            packs.setdefault(held.shards, []).append(held)
+            packs.setdefault(segment.shards, []).append(segment)
     found = [_merge_packs(group, alive) for group in packs.values() if len(group) > SHARED_SEGMENTS_MAX]
     between = SegmentSpans(segments)
     small = segment_bytes // 4
     for topic_id, own in owns.items():
-        if sum(alive[held.ref.number].alive_bytes < small for held in own) > SMALL_SEGMENTS_MAX:
+        if sum(alive[segment.ref.number].alive_bytes < small for segment in own) > SMALL_SEGMENTS_MAX:
             found += _merge_own(topic_id, own, alive, between, small, segment_bytes, segment_records)
-    taken = {held.ref.number for each in found for held in each.sources}
+    taken = {segment.ref.number for each in found for segment in each.sources}
     found += [
-        SegmentRewrite((held,), "sparse") for held in usable
-        if held.ref.number not in taken and alive[held.ref.number].is_sparse
+        SegmentRewrite((segment,), "sparse") for segment in usable
+        if segment.ref.number not in taken and alive[segment.ref.number].is_sparse
     ]  # fmt: skip
     return found
 
@@ -233,7 +236,7 @@ def _merge_packs(packs: list[RegisteredSegment], alive: Mapping[int, SegmentLive
 
     So each record is copied few times in its life.
     """
-    packs = sorted(packs, key=lambda held: alive[held.ref.number].alive_bytes)
+    packs = sorted(packs, key=lambda segment: alive[segment.ref.number].alive_bytes)
     return SegmentRewrite(
         tuple(packs[: len(packs) - SHARED_SEGMENTS_MAX // 2 + 1]), "many small topics' segments"
     )
@@ -247,17 +250,19 @@ def _merge_own(
     """Merge runs of small neighbours that together fit into one segment."""
     runs: list[list[RegisteredSegment]] = [[]]
     size = records = 0
-    for held in sorted(own, key=lambda held: int(held.table["first_seq"][0])):
-        counted = alive[held.ref.number]
+    for segment in sorted(own, key=lambda segment: int(segment.table["first_seq"][0])):
+        counted = alive[segment.ref.number]
         size, records = size + counted.alive_bytes, records + counted.records
         run = runs[-1]
         fits = size <= segment_bytes and records <= segment_records
-        may_merge = not run or (run[-1].shards == held.shards and between.may_merge(topic_id, run[-1], held))
+        may_merge = not run or (
+            run[-1].shards == segment.shards and between.may_merge(topic_id, run[-1], segment)
+        )
         if counted.alive_bytes < small and fits and may_merge:
-            run.append(held)
+            run.append(segment)
             continue
         is_small = counted.alive_bytes < small
-        runs.append([held] if is_small else [])
+        runs.append([segment] if is_small else [])
         size, records = (counted.alive_bytes, counted.records) if is_small else (0, 0)
     return [SegmentRewrite(tuple(run), "many small segments") for run in runs if len(run) > 1]
 
@@ -268,7 +273,7 @@ class SegmentSpans:
     def __init__(self, segments: Iterable[RegisteredSegment]) -> None:
         segments = list(segments)
         empty = np.zeros(0, dtype=np.uint64)
-        tables = [held.table for held in segments]
+        tables = [segment.table for segment in segments]
         ids = np.concatenate([table["topic_id"] for table in tables]) if tables else empty
         order = np.argsort(ids, kind="stable")
         self._ids = ids[order]

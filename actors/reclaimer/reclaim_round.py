@@ -100,7 +100,7 @@ class _RegisteredState:
 class Reclaimer:
     """Runs rounds, one after the other.
 
-    For one thread; removals from the cold store are handed to `later`.
+    For one thread; removals from the cold store are handed to `submit_cold_job`.
     """
 
     def __init__(
@@ -117,24 +117,25 @@ class Reclaimer:
         clock: Clock,
         quarantined: Callable[[], set[int]],
         want_checkpoint: Callable[[], None],
-        later: Callable[[Callable[[], None]], bool],
+        submit_cold_job: Callable[[Callable[[], None]], bool],
     ) -> None:
         """Create a reclaimer.
 
-        `later(job)` runs a job that may block on the cold store in another thread, or returns False if its
-        queue is full. `want_checkpoint` requests new snapshots, which no longer list dropped segments.
+        `submit_cold_job(job)` runs a job that may block on the cold store in another thread, or returns False
+        if its queue is full. `want_checkpoint` requests new snapshots, which no longer list dropped segments.
         """
         self._disk, self._data_dir, self._settings = disk, data_dir, settings
         self._copies, self._rewriter = copies, rewriter
         self._shards, self._engine_id = shards, engine_id
         self._ask, self._clock = ask, clock
-        self._quarantined, self._want_checkpoint, self._later = quarantined, want_checkpoint, later
+        self._quarantined, self._want_checkpoint = quarantined, want_checkpoint
+        self._submit_cold_job = submit_cold_job
         self.counts = ReclaimCounters()
         self._tables: dict[int, Any] = {}
         self._measured: dict[tuple[int, int], tuple[tuple[Any, ...], tuple[int, int]]] = {}
-        self._leftovers = OrphanFiles()
-        self._judged_state: tuple[dict[int, int], set[tuple[int, int]]] | None = None
-        self._judged_ns = 0
+        self._orphans = OrphanFiles()
+        self._assessed_state: tuple[dict[int, int], set[tuple[int, int]]] | None = None
+        self._assessed_ns = 0
         self._swept_ns = -(1 << 62)
         self._removing: set[str] = set()
         self._cold_done: deque[str] = deque()
@@ -145,35 +146,40 @@ class Reclaimer:
 
         Raises ShuttingDown; other errors are logged, and the work is left for a later round.
         """
-        view = self._query_shards()
-        self._leftovers.discard([held.ref.stem for held in view.segments.values()] + list(view.unreadable))
-        if self._is_full_round_due(view):
-            self._drop_and_rewrite(view)
-        if view.is_complete:
-            self._sweep(view)
+        state = self._query_shards()
+        self._orphans.discard(
+            [registered.ref.stem for registered in state.segments.values()] + list(state.unreadable)
+        )
+        if self._is_full_round_due(state):
+            self._drop_and_rewrite(state)
+        if state.is_complete:
+            self._sweep(state)
 
-    def _is_full_round_due(self, view: _RegisteredState) -> bool:
-        facts = (view.snapshots, {(held.ref.number, held.ref.tier) for held in view.segments.values()})
+    def _is_full_round_due(self, state: _RegisteredState) -> bool:
+        facts = (
+            state.snapshots,
+            {(registered.ref.number, registered.ref.tier) for registered in state.segments.values()},
+        )
         now_ns = self._clock.monotonic_ns()
-        if facts == self._judged_state and now_ns - self._judged_ns < FULL_ROUND_NS:
+        if facts == self._assessed_state and now_ns - self._assessed_ns < FULL_ROUND_NS:
             return False
-        self._judged_state, self._judged_ns = facts, now_ns
+        self._assessed_state, self._assessed_ns = facts, now_ns
         return True
 
-    def _drop_and_rewrite(self, view: _RegisteredState) -> None:
+    def _drop_and_rewrite(self, state: _RegisteredState) -> None:
         """Drop dead segments, and rewrite or merge others."""
-        view.liveness = self._query_liveness([each.table["topic_id"] for each in view.segments.values()])
+        state.liveness = self._query_liveness([each.table["topic_id"] for each in state.segments.values()])
         elsewhere, shared = superseded_ranges(
-            self._undamaged_segments(view), self._stored_ranges, self._shards
+            self._undamaged_segments(state), self._stored_ranges, self._shards
         )
         alive = {
-            number: assess_segment(held, view.liveness, elsewhere.get(number, {}), self._measure)
-            for number, held in view.segments.items()
+            number: assess_segment(registered, state.liveness, elsewhere.get(number, {}), self._measure)
+            for number, registered in state.segments.items()
         }
         for number, counted in alive.items():
             if not counted.records:
-                self._drop(view, view.segments[number])
-        self._rewrite(view, alive, shared)
+                self._drop(state, state.segments[number])
+        self._rewrite(state, alive, shared)
 
     # -- queries --------------------------------------------------------------------------------------
 
@@ -189,16 +195,16 @@ class Reclaimer:
             missing |= {ref.stem for ref in plan[0].missing}
             for ref in plan[0].segments:
                 by_number.setdefault(ref.number, (ref, []))[1].append(shard)
-        held, unreadable = {}, missing
+        readable, unreadable = {}, missing
         for number, (ref, shards) in by_number.items():
             table = self._table(ref)
             if table is None:
                 unreadable.add(ref.stem)
             else:
-                held[number] = RegisteredSegment(ref, tuple(shards), table)
-        self._tables = {number: self._tables[number] for number in held}
-        self._measured = {key: kept for key, kept in self._measured.items() if key[0] in held}
-        return _RegisteredState(snapshots, held, len(snapshots) == self._shards, unreadable)
+                readable[number] = RegisteredSegment(ref, tuple(shards), table)
+        self._tables = {number: self._tables[number] for number in readable}
+        self._measured = {key: kept for key, kept in self._measured.items() if key[0] in readable}
+        return _RegisteredState(snapshots, readable, len(snapshots) == self._shards, unreadable)
 
     def _try(self, shard: int, message: m.Message, attachment: Any = None) -> tuple[Any, Any] | None:
         """Send a request; return None if the shard refused it or did not reply."""
@@ -239,48 +245,48 @@ class Reclaimer:
         return found
 
     def _measure(
-        self, held: RegisteredSegment, at: int, live: TopicLiveness, elsewhere: Ranges
+        self, registered: RegisteredSegment, at: int, live: TopicLiveness, elsewhere: Ranges
     ) -> tuple[int, int]:
         """Return the result of `_count`. It is cached until more of the topic is dead."""
-        key, facts = (held.ref.number, at), (live.earliest_seq, len(live.deleted), tuple(elsewhere))
+        key, facts = (registered.ref.number, at), (live.earliest_seq, len(live.deleted), tuple(elsewhere))
         kept = self._measured.get(key)
         if kept is None or kept[0] != facts:
-            kept = self._measured[key] = (facts, self._count(held, at, live, elsewhere))
+            kept = self._measured[key] = (facts, self._count(registered, at, live, elsewhere))
         return kept[1]
 
     def _count(
-        self, held: RegisteredSegment, at: int, live: TopicLiveness, elsewhere: Ranges
+        self, registered: RegisteredSegment, at: int, live: TopicLiveness, elsewhere: Ranges
     ) -> tuple[int, int]:
         """Return the live records and accounted bytes of one topic of a segment, from its index.
 
         If the index cannot be read, all records count as alive.
         """
-        row = held.table[at]
+        row = registered.table[at]
         try:
-            segment = Segment.open(self._disk, self._data_dir, held.ref.stem)
+            segment = Segment.open(self._disk, self._data_dir, registered.ref.stem)
             try:
                 seqs, sizes, _ = segment.positions(at, live.earliest_seq, int(row["last_seq"]))
             finally:
                 segment.close()
         except (CorruptData, DiskError) as e:
-            log_event(log, logging.WARNING, "index not readable", segment=held.ref.stem, reason=str(e))
+            log_event(log, logging.WARNING, "index not readable", segment=registered.ref.stem, reason=str(e))
             return int(row["records"]), int(row["bytes"])
         is_alive = ~np.isin(seqs, np.array(live.deleted.to_array(), dtype=np.uint64), assume_unique=True)
         for first, last in elsewhere:
             is_alive &= (seqs < first) | (seqs > last)
         return int(is_alive.sum()), int(sizes[is_alive].sum())
 
-    def _undamaged_segments(self, view: _RegisteredState) -> list[RegisteredSegment]:
+    def _undamaged_segments(self, state: _RegisteredState) -> list[RegisteredSegment]:
         """Return the segments that may supersede others: those that are not quarantined."""
         quarantined = self._quarantined()
-        return [held for number, held in view.segments.items() if number not in quarantined]
+        return [registered for number, registered in state.segments.items() if number not in quarantined]
 
-    def _stored_ranges(self, held: RegisteredSegment, at: int) -> Ranges:
+    def _stored_ranges(self, registered: RegisteredSegment, at: int) -> Ranges:
         """Return the ranges of positions in a segment, from its index; [] if it cannot be read."""
         try:
-            segment = Segment.open(self._disk, self._data_dir, held.ref.stem)
+            segment = Segment.open(self._disk, self._data_dir, registered.ref.stem)
         except (CorruptData, DiskError) as e:
-            log_event(log, logging.WARNING, "index not readable", segment=held.ref.stem, reason=str(e))
+            log_event(log, logging.WARNING, "index not readable", segment=registered.ref.stem, reason=str(e))
             return []
         row = segment.topics[at]
         entries = segment.entries[int(row["entry_start"]) : int(row["entry_stop"])]
@@ -317,70 +323,77 @@ class Reclaimer:
                 return "unknown"
         return "" if not refused else "unknown" if took else "refused"
 
-    def _drop(self, view: _RegisteredState, held: RegisteredSegment) -> None:
+    def _drop(self, state: _RegisteredState, registered: RegisteredSegment) -> None:
         """Deregister a segment without live records at its shards. Its files are removed later."""
-        if self._change(held.shards, {}, [held.ref.number]):
+        if self._change(registered.shards, {}, [registered.ref.number]):
             return
-        self._forget_segments(view, [held])
+        self._forget_segments(state, [registered])
         self.counts.dropped += 1
-        self.counts.reclaimed_bytes += held.ref.data_bytes
-        log_event(log, logging.INFO, "segment dropped", segment=held.ref.stem, bytes=held.ref.data_bytes)
+        self.counts.reclaimed_bytes += registered.ref.data_bytes
+        log_event(
+            log,
+            logging.INFO,
+            "segment dropped",
+            segment=registered.ref.stem,
+            bytes=registered.ref.data_bytes,
+        )
 
-    def _forget_segments(self, view: _RegisteredState, sources: Iterable[RegisteredSegment]) -> None:
-        for held in sources:
-            view.segments.pop(held.ref.number, None)
-            self._leftovers.add([held.ref.stem], view.snapshots)
+    def _forget_segments(self, state: _RegisteredState, sources: Iterable[RegisteredSegment]) -> None:
+        for registered in sources:
+            state.segments.pop(registered.ref.number, None)
+            self._orphans.add([registered.ref.stem], state.snapshots)
 
     # -- rewrites and merges --------------------------------------------------------------------------
 
     def _rewrite(
-        self, view: _RegisteredState, alive: Mapping[int, SegmentLiveness], shared: set[int]
+        self, state: _RegisteredState, alive: Mapping[int, SegmentLiveness], shared: set[int]
     ) -> None:
-        settings, segments = self._settings, list(view.segments.values())
-        wanted = plan_rewrites(
+        settings, segments = self._settings, list(state.segments.values())
+        rewrites = plan_rewrites(
             segments, alive, shared | self._quarantined(), segment_bytes=settings.segment_bytes,
             segment_records=settings.segment_records,
         )  # fmt: skip
         spans = SegmentSpans(segments)
-        for each in wanted:
+        for planned in rewrites:
             try:
-                self._remake_one(view, each, spans)
+                self._remake_one(state, planned, spans)
             except (CorruptData, FrameInvalid, DiskError) as e:
                 log_event(log, logging.ERROR, "segments not rewritten", reason=str(e),
-                    sources=[held.ref.stem for held in each.sources])  # fmt: skip
+                    sources=[registered.ref.stem for registered in planned.sources])  # fmt: skip
 
-    def _remake_one(self, view: _RegisteredState, each: SegmentRewrite, spans: SegmentSpans) -> None:
-        ids = np.unique(np.concatenate([held.table["topic_id"] for held in each.sources]))
-        if not all(int(topic_id) in view.liveness for topic_id in ids):
+    def _remake_one(self, state: _RegisteredState, planned: SegmentRewrite, spans: SegmentSpans) -> None:
+        ids = np.unique(np.concatenate([registered.table["topic_id"] for registered in planned.sources]))
+        if not all(int(topic_id) in state.liveness for topic_id in ids):
             return  # A shard did not report which records are alive.
-        lives = self._query_liveness([ids])
-        if len(lives) < len(ids):
+        liveness_now = self._query_liveness([ids])
+        if len(liveness_now) < len(ids):
             return
-        shards = each.sources[0].shards
+        shards = planned.sources[0].shards
         origin = SegmentOrigin(self._engine_id, self._shards, self._clock.now_us())
-        by_shard = self._rewriter.rewrite(each.sources, lives, spans, origin)
-        made = [ref for refs in by_shard.values() for ref in refs]
+        by_shard = self._rewriter.rewrite(planned.sources, liveness_now, spans, origin)
+        new_refs = [ref for refs in by_shard.values() for ref in refs]
         stop_points.hit("reclaim_after_write")
         # Mark records that were deleted during the rewrite. From the registration on the compactor marks
         # them.
-        self._rewriter.mark_deleted(made, self._query_liveness([ids]))
-        outcome = self._change(shards, by_shard, [held.ref.number for held in each.sources])
+        self._rewriter.mark_deleted(new_refs, self._query_liveness([ids]))
+        outcome = self._change(shards, by_shard, [registered.ref.number for registered in planned.sources])
         if outcome == "refused":
-            self._rewriter.remove_segments(made)
+            self._rewriter.remove_segments(new_refs)
         if outcome:
             return
         stop_points.hit("reclaim_after_change")
-        self._rewriter.mark_deleted(made, self._query_liveness([ids]))
-        self._forget_segments(view, each.sources)
-        before, after = (sum(ref.data_bytes for ref in refs) for refs in (_refs(each.sources), made))
-        self.counts.rewritten += len(each.sources)
+        self._rewriter.mark_deleted(new_refs, self._query_liveness([ids]))
+        self._forget_segments(state, planned.sources)
+        before, after = (sum(ref.data_bytes for ref in refs) for refs in (_refs(planned.sources), new_refs))
+        self.counts.rewritten += len(planned.sources)
         self.counts.reclaimed_bytes += max(before - after, 0)
-        log_event(log, logging.INFO, "segments rewritten", reason=each.reason, segments=len(each.sources),
-            into=len(made), bytes_before=before, bytes_after=after)  # fmt: skip
+        log_event(log, logging.INFO, "segments rewritten", reason=planned.reason,
+            segments=len(planned.sources), into=len(new_refs), bytes_before=before,
+            bytes_after=after)  # fmt: skip
 
     # -- sweep ----------------------------------------------------------------------------------------
 
-    def _sweep(self, view: _RegisteredState) -> None:
+    def _sweep(self, state: _RegisteredState) -> None:
         """Find orphans, and remove those that may be removed. Every shard replied in this round."""
         while self._cold_done:
             self._remove_index(self._cold_done.popleft())
@@ -390,15 +403,17 @@ class Reclaimer:
                 self._swept_ns = now_ns
                 names = part_names(self._disk, self._data_dir)
                 stems, temporaries = group_parts(names)
-                registered = {held.ref.stem for held in view.segments.values()} | view.unreadable
-                self._leftovers.add((stems.keys() - registered) | set(temporaries), view.snapshots)
-                self._leftovers.add(self._orphan_dirs({*names, *registered}), view.snapshots)
-            due = [name for name in self._leftovers.removable(view.snapshots) if name not in self._removing]
+                registered_stems = {
+                    segment.ref.stem for segment in state.segments.values()
+                } | state.unreadable
+                self._orphans.add((stems.keys() - registered_stems) | set(temporaries), state.snapshots)
+                self._orphans.add(self._orphan_dirs({*names, *registered_stems}), state.snapshots)
+            due = [name for name in self._orphans.removable(state.snapshots) if name not in self._removing]
             for name in due[:ORPHANS_PER_ROUND]:
-                self._remove(name, view)
+                self._remove(name, state)
         except DiskError as e:
             log_event(log, logging.WARNING, "orphan files not removed, will retry", reason=str(e))
-        if len(self._leftovers):
+        if len(self._orphans):
             self._want_checkpoint()
 
     def _orphan_dirs(self, names: Collection[str]) -> set[str]:
@@ -409,11 +424,15 @@ class Reclaimer:
         """
         empty = set(topic_dirs(self._disk, self._data_dir)) - {name.rpartition("/")[0] for name in names}
         topics = {topic_of_dir(name): name for name in empty}
-        lives = self._query_liveness([np.array(sorted(topics), dtype=np.uint64)])
-        # If a shard does not reply, its topics are not in `lives`. A halted topic still exists.
-        return {name for topic_id, name in topics.items() if topic_id in lives and not lives[topic_id].epoch}
+        liveness = self._query_liveness([np.array(sorted(topics), dtype=np.uint64)])
+        # If a shard does not reply, its topics are not in `liveness`. A halted topic still exists.
+        return {
+            name
+            for topic_id, name in topics.items()
+            if topic_id in liveness and not liveness[topic_id].epoch
+        }
 
-    def _remove(self, name: str, view: _RegisteredState) -> None:
+    def _remove(self, name: str, state: _RegisteredState) -> None:
         """Remove a temporary file, an empty directory, or the parts of a segment in both tiers.
 
         The index is removed last, because it shows what is left to remove. Raises DiskError; the next round
@@ -422,23 +441,23 @@ class Reclaimer:
         if name.endswith(TMP_SUFFIX):
             if self._disk.exists(path := f"{self._data_dir}/{name}"):
                 self._disk.unlink(path)
-            self._leftovers.discard([name])
+            self._orphans.discard([name])
         elif topic_of_dir(name):
             # A deleted topic never comes back, because ids are not reused. If the directory is not empty any
             # more, the next sweep checks it again.
             remove_topic_dir(self._disk, self._data_dir, name)
-            self._leftovers.discard([name])
-        elif self._is_dead(name, view):
+            self._orphans.discard([name])
+        elif self._is_dead(name, state):
             self._copies.drop_local(name, (DATA, TAGS, DEL))
             stop_points.hit("reclaim_mid_unlink")
             if self._copies.store is None:
                 self._remove_index(name)
-            elif self._later(lambda: self._remove_cold(name)):
+            elif self._submit_cold_job(lambda: self._remove_cold(name)):
                 self._removing.add(name)
         else:
             self._report_kept(name)
 
-    def _is_dead(self, stem: str, view: _RegisteredState) -> bool:
+    def _is_dead(self, stem: str, state: _RegisteredState) -> bool:
         """Return whether every live record of an orphan is also in a registered segment.
 
         An orphan with an unreadable index is not dead: an operator must decide about it.
@@ -453,16 +472,16 @@ class Reclaimer:
             return not self._copies.has_local(stem + DATA)
         try:
             # Number 0: every registered segment supersedes it.
-            held = RegisteredSegment(
+            orphan = RegisteredSegment(
                 msgspec.structs.replace(segment.ref, number=0), (), np.array(segment.topics)
             )
         finally:
             segment.close()
-        lives = self._query_liveness([held.table["topic_id"]])
+        liveness = self._query_liveness([orphan.table["topic_id"]])
         elsewhere, _ = superseded_ranges(
-            [held, *self._undamaged_segments(view)], self._stored_ranges, self._shards
+            [orphan, *self._undamaged_segments(state)], self._stored_ranges, self._shards
         )
-        return not assess_segment(held, lives, elsewhere.get(0, {}), self._count).records
+        return not assess_segment(orphan, liveness, elsewhere.get(0, {}), self._count).records
 
     def _report_kept(self, stem: str) -> None:
         """Log once that an orphan is kept. It is checked again with the next snapshots."""
@@ -489,11 +508,11 @@ class Reclaimer:
         except DiskError as e:
             log_event(log, logging.WARNING, "index not removed", segment=stem, reason=str(e))
         else:
-            self._leftovers.discard([stem])
+            self._orphans.discard([stem])
 
 
 def _refs(sources: Iterable[RegisteredSegment]) -> list[m.SegmentRef]:
-    return [held.ref for held in sources]
+    return [registered.ref for registered in sources]
 
 
 def _decode_liveness(reply: m.LiveReply, attachment: Any) -> dict[int, TopicLiveness]:

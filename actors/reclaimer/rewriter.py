@@ -46,7 +46,7 @@ class SegmentOrigin:
 class _SourceRow:
     """One topic in one source."""
 
-    held: RegisteredSegment
+    source: RegisteredSegment
     topic_id: int
     epoch: int
     first: int
@@ -65,15 +65,15 @@ class Rewriter:
         data_dir: str,
         settings: StorageConfig,
         numbers: NumberAllocator,
-        pace: ByteRateLimiter,
+        rate_limiter: ByteRateLimiter,
     ) -> None:
         self._disk, self._data_dir = disk, data_dir
-        self._settings, self._numbers, self._pace = settings, numbers, pace
+        self._settings, self._numbers, self._rate_limiter = settings, numbers, rate_limiter
 
     def rewrite(
         self,
         sources: tuple[RegisteredSegment, ...],
-        lives: Mapping[int, TopicLiveness],
+        liveness: Mapping[int, TopicLiveness],
         spans: SegmentSpans,
         origin: SegmentOrigin,
     ) -> dict[int, list[SegmentRef]]:
@@ -92,9 +92,9 @@ class Rewriter:
         """
         made: dict[int, list[SegmentRef]] = {}
         try:
-            for topics in self._outputs(sources, lives, spans, origin.shards):
+            for topics in self._outputs(sources, liveness, spans, origin.shards):
                 shard = shard_of(topics[0][0].topic_id, origin.shards)
-                ref = self._write(topics, lives, origin, shard)
+                ref = self._write(topics, liveness, origin, shard)
                 if ref is not None:
                     made.setdefault(shard, []).append(ref)
                     self._read_back(ref)
@@ -112,15 +112,15 @@ class Rewriter:
     def _outputs(
         self,
         sources: tuple[RegisteredSegment, ...],
-        lives: Mapping[int, TopicLiveness],
+        liveness: Mapping[int, TopicLiveness],
         spans: SegmentSpans,
         shards: int,
     ) -> list[list[list[_SourceRow]]]:
         """Return the rows of each new segment by topic. Topics ascend and belong to one shard."""
-        numbers = {held.ref.number for held in sources}
+        numbers = {source.ref.number for source in sources}
         packs: dict[tuple[int, int], list[list[_SourceRow]]] = {}
         owns: list[list[list[_SourceRow]]] = []
-        for topic_id, rows in sorted(_rows_by_topic(sources, lives).items()):
+        for topic_id, rows in sorted(_rows_by_topic(sources, liveness).items()):
             rows.sort(key=lambda row: row.first)
             parts = contiguous_parts(topic_id, [(row.first, row.last) for row in rows], spans, numbers)
             for part in range(parts[-1] + 1):
@@ -135,7 +135,7 @@ class Rewriter:
     def _write(
         self,
         topics: list[list[_SourceRow]],
-        lives: Mapping[int, TopicLiveness],
+        liveness: Mapping[int, TopicLiveness],
         origin: SegmentOrigin,
         shard: int,
     ) -> SegmentRef | None:
@@ -149,7 +149,7 @@ class Rewriter:
         )  # fmt: skip
         try:
             for group in topics:
-                live = lives.get(group[0].topic_id)
+                live = liveness.get(group[0].topic_id)
                 writer.add_topic(
                     group[0].topic_id, group[0].epoch, self._runs(group),
                     earliest_seq=live.earliest_seq if live else 1, dead=_dead(live),
@@ -162,11 +162,11 @@ class Rewriter:
 
     def _runs(self, group: list[_SourceRow]) -> Runs:
         for row in group:
-            path = f"{self._data_dir}/{row.held.ref.stem}{DATA}"
+            path = f"{self._data_dir}/{row.source.ref.stem}{DATA}"
             fd = self._disk.open_read(path)
             try:
                 for buffer, batch in self._read_verified(fd, path, row):
-                    self._pace(2 * batch.stop)  # Bytes are read once and written once.
+                    self._rate_limiter(2 * batch.stop)  # Bytes are read once and written once.
                     yield buffer, batch
             finally:
                 self._disk.close(fd)
@@ -175,31 +175,31 @@ class Rewriter:
         def read(start: int, stop: int) -> bytes:
             return self._disk.read_at(fd, stop - start, start)
 
-        for stretch in verify_frames(read, path, row.held.ref.salt, row.start, row.stop):
-            words = stretch.batch.words
+        for verified in verify_frames(read, path, row.source.ref.salt, row.start, row.stop):
+            words = verified.batch.words
             is_own = (words[:, layout.W_TOPIC] == row.topic_id) & (frames.epochs_of(words) == row.epoch)
             if not is_own.all():
                 raise CorruptData(
-                    "frame belongs to another topic than its index entry", file=path, offset=stretch.offset
+                    "frame belongs to another topic than its index entry", file=path, offset=verified.offset
                 )
-            yield stretch.buffer, stretch.batch
+            yield verified.buffer, verified.batch
 
     def _read_back(self, ref: SegmentRef) -> None:
-        self._pace(ref.data_bytes)
+        self._rate_limiter(ref.data_bytes)
         findings = verify_segment(self._disk, self._data_dir, ref.stem)
         if findings:
             raise CorruptData("a new segment failed verification", file=ref.stem, findings=findings)
 
-    def mark_deleted(self, refs: list[SegmentRef], lives: Mapping[int, TopicLiveness]) -> int:
+    def mark_deleted(self, refs: list[SegmentRef], liveness: Mapping[int, TopicLiveness]) -> int:
         """Mark records that were deleted since the sources were assessed; return the number of new marks."""
         made = 0
         for ref in refs:
             segment = Segment.open(self._disk, self._data_dir, ref.stem)
             try:
                 fresh = sum(
-                    segment.mark_deleted(at, lives[int(topic_id)].deleted)
+                    segment.mark_deleted(at, liveness[int(topic_id)].deleted)
                     for at, topic_id in enumerate(segment.topics["topic_id"])
-                    if int(topic_id) in lives and lives[int(topic_id)].deleted
+                    if int(topic_id) in liveness and liveness[int(topic_id)].deleted
                 )
                 if fresh:
                     segment.sync_marks()
@@ -210,17 +210,17 @@ class Rewriter:
 
 
 def _rows_by_topic(
-    sources: tuple[RegisteredSegment, ...], lives: Mapping[int, TopicLiveness]
+    sources: tuple[RegisteredSegment, ...], liveness: Mapping[int, TopicLiveness]
 ) -> dict[int, list[_SourceRow]]:
     """Return the rows of live topics. All rows of a topic have its current epoch."""
     found: dict[int, list[_SourceRow]] = {}
-    for held in sources:
-        for row in held.table:
-            topic_id, live = int(row["topic_id"]), lives.get(int(row["topic_id"]))
+    for source in sources:
+        for row in source.table:
+            topic_id, live = int(row["topic_id"]), liveness.get(int(row["topic_id"]))
             if row_state(row, live) != "dead":
                 found.setdefault(topic_id, []).append(
                     _SourceRow(
-                        held, topic_id, int(row["epoch"]), int(row["first_seq"]), int(row["last_seq"]),
+                        source, topic_id, int(row["epoch"]), int(row["first_seq"]), int(row["last_seq"]),
                         int(row["bytes"]), int(row["data_start"]), int(row["data_stop"]),
                     )
                 )  # fmt: skip

@@ -48,17 +48,17 @@ class Scrubber:
         data_dir: str,
         copies: SegmentCopies,
         *,
-        pace: Callable[[int], None],
+        rate_limiter: Callable[[int], None],
         is_current: Callable[[SegmentRef], bool],
     ) -> None:
         """Create a scrubber.
 
         `is_current` queries the shards whether a segment is still in its place: a segment that was moved or
-        deleted during its verification is no finding. `pace` is called with a number of bytes before they are
-        read, and may sleep.
+        deleted during its verification is no finding. `rate_limiter` is called with a number of bytes before
+        they are read, and may sleep.
         """
         self._disk, self._data_dir, self._copies = disk, data_dir, copies
-        self._pace, self._is_current = pace, is_current
+        self._rate_limiter, self._is_current = rate_limiter, is_current
         self.counts = ScrubCounters()
         self.quarantined: set[int] = set()
 
@@ -92,7 +92,7 @@ class Scrubber:
     # -- verification ---------------------------------------------------------------------------------
 
     def _snapshot(self, item: ScrubItem) -> list[str]:
-        self._pace(item.bytes)
+        self._rate_limiter(item.bytes)
         try:
             data = self._read(item.path, lambda fd: self._disk.read_at(fd, self._disk.size(fd), 0))
             if data is not None:  # else the compactor removed it meanwhile
@@ -117,7 +117,7 @@ class Scrubber:
     def _segment(self, ref: SegmentRef) -> list[str]:
         if ref.tier == COLD:
             return self._cold(ref)
-        self._pace(ref.data_bytes)
+        self._rate_limiter(ref.data_bytes)
         return verify_segment(self._disk, self._data_dir, ref.stem)
 
     def _cold(self, ref: SegmentRef) -> list[str]:
@@ -150,11 +150,11 @@ class Scrubber:
         except (CorruptData, DiskError, ColdUnavailable) as e:
             log_event(log, logging.WARNING, "segment not healed", segment=ref.stem, reason=str(e))
             return findings
-        left = self._segment(ref)
-        if not left:
+        remaining = self._segment(ref)
+        if not remaining:
             self.counts.healed += 1
             log_event(log, logging.WARNING, "segment healed", segment=ref.stem, was=findings[:8])
-        return left
+        return remaining
 
     def _try_to_heal(self, ref: SegmentRef, findings: list[str]) -> bool:
         stem = ref.stem

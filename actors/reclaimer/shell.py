@@ -41,7 +41,7 @@ from ringlog.logs import log_event
 from ringlog.ring.doorbell import EventBell
 from ringlog.runtime.control import ActorControlSocket, Sleeper
 from ringlog.runtime.thread_pool import BackgroundThread, ThreadPool
-from ringlog.segment.layout import MAKER_RECLAIMER, MAKER_SHIFT, NumberAllocator
+from ringlog.segment.layout import CREATOR_RECLAIMER, CREATOR_SHIFT, NumberAllocator
 from ringlog.signals import StopFlag
 from ringlog.storage.disk import RealDisk
 from ringlog.tier.copies import SegmentCopies
@@ -49,9 +49,9 @@ from ringlog.tier.open_store import open_store
 
 log = logging.getLogger("ringlog.reclaimer")
 REQUESTS_PER_TURN = 64
-SCRUBS_ASKED_MAX = 16
+SCRUB_REQUESTS_MAX = 16
 COLD_JOBS_MAX = 256
-ASK_S = 10.0
+REQUEST_TIMEOUT_S = 10.0
 CHECKPOINT_S = 60.0
 CHECKPOINT_NS = 60 * 1_000_000_000
 """Interval at which snapshots are requested while orphans wait for them, in ns."""
@@ -78,36 +78,36 @@ class ReclaimerShell:
         self._cold_jobs = ThreadPool("cold", 1, COLD_JOBS_MAX, self._bell.ring)
         self._links: dict[str, ShardRequests] = {}
         storage, stopping = settings.storage, self._stopping.is_set
-        self._scrub_pace = ByteRateLimiter(storage.scrub_bytes_per_s, self._clock, stopping)
+        self._scrub_limiter = ByteRateLimiter(storage.scrub_bytes_per_s, self._clock, stopping)
         # A scrub that an operator requests may run at the rate of rewrites.
         self._manual_limiter = ByteRateLimiter(storage.reclaim_bytes_per_s, self._clock, stopping)
         self._is_manual = False
         copies = SegmentCopies(self._disk, boot.data_dir, store, self._limit_scrub)
         self.scrubber = Scrubber(
-            self._disk, boot.data_dir, copies, pace=self._limit_scrub, is_current=self._is_current
+            self._disk, boot.data_dir, copies, rate_limiter=self._limit_scrub, is_current=self._is_current
         )
         self._passes = 0
         self._next_pass_ns = self._clock.monotonic_ns() + round(FIRST_PASS_S * _NS)
         self._pass = ScrubPass()
         self._total_bytes = 0
-        self._scrubs_asked: deque[tuple[bytes, int]] = deque()
+        self._scrub_requests: deque[tuple[bytes, int]] = deque()
         self._scrubs_done: deque[tuple[bytes, int, m.Message]] = deque()
         self._checkpoint_ns = 0
-        reclaim_pace = ByteRateLimiter(storage.reclaim_bytes_per_s, self._clock, stopping)
+        reclaim_limiter = ByteRateLimiter(storage.reclaim_bytes_per_s, self._clock, stopping)
         # Incarnations are never reused, so segment numbers are not either, even of deleted segments.
         numbers = NumberAllocator(
-            MAKER_RECLAIMER, [(MAKER_RECLAIMER << MAKER_SHIFT) | boot.incarnation << 20]
+            CREATOR_RECLAIMER, [(CREATOR_RECLAIMER << CREATOR_SHIFT) | boot.incarnation << 20]
         )
-        rewriter = Rewriter(self._disk, boot.data_dir, storage, numbers, reclaim_pace)
+        rewriter = Rewriter(self._disk, boot.data_dir, storage, numbers, reclaim_limiter)
         self.reclaimer = Reclaimer(
             self._disk, boot.data_dir, storage, copies=SegmentCopies(self._disk, boot.data_dir, store),
             rewriter=rewriter, shards=boot.shards, engine_id=bytes.fromhex(boot.engine_id),
             ask=lambda shard, message, attachment=None: self._ask("rounds", shard, message, attachment),
             clock=self._clock, quarantined=lambda: set(self.scrubber.quarantined),
-            want_checkpoint=self._want_checkpoint, later=self._submit_cold_job,
+            want_checkpoint=self._want_checkpoint, submit_cold_job=self._submit_cold_job,
         )  # fmt: skip
         self.exit_code: ExitCode | None = None
-        self._disk_look_ns = 0
+        self._disk_poll_ns = 0
         self._is_low = False
 
     # -- lifecycle: runtime.duty_cycle.Actor ----------------------------------------------------------
@@ -165,22 +165,22 @@ class ReclaimerShell:
             count += 1
             if not isinstance(envelope.message, m.ScrubNow):
                 self._router.refuse(client, envelope)
-            elif len(self._scrubs_asked) >= SCRUBS_ASKED_MAX:
+            elif len(self._scrub_requests) >= SCRUB_REQUESTS_MAX:
                 throttled = Throttled("too many scrub requests waiting, retry later", retry_after_ms=1_000)
                 self._router.send(client, error_reply(throttled), envelope.corr)
             else:
-                self._scrubs_asked.append((client, envelope.corr))
+                self._scrub_requests.append((client, envelope.corr))
         return count
 
     def _show_counts(self) -> None:
-        counts, scrubbed, pace = self.reclaimer.counts, self.scrubber.counts, self._settings.storage
+        counts, scrubbed, settings = self.reclaimer.counts, self.scrubber.counts, self._settings.storage
         for word, value in (
             (ProcessField.SEGMENTS_DROPPED, counts.dropped),
             (ProcessField.SEGMENTS_REWRITTEN, counts.rewritten), (ProcessField.RECLAIMED_BYTES,
             counts.reclaimed_bytes),
-            (ProcessField.SCRUB_BYTES, self._scrub_pace.total_bytes + self._manual_limiter.total_bytes),
+            (ProcessField.SCRUB_BYTES, self._scrub_limiter.total_bytes + self._manual_limiter.total_bytes),
             (ProcessField.SCRUB_LEFT, self._pass.remaining_bytes), (ProcessField.SCRUB_PASSES, self._passes),
-            (ProcessField.SCRUB_PASS_S, pass_seconds(self._total_bytes, pace.scrub_bytes_per_s)),
+            (ProcessField.SCRUB_PASS_S, pass_seconds(self._total_bytes, settings.scrub_bytes_per_s)),
             (ProcessField.FINDINGS, scrubbed.findings), (ProcessField.HEALED, scrubbed.healed),
             (ProcessField.QUARANTINED, len(self.scrubber.quarantined)),
         ):  # fmt: skip
@@ -188,9 +188,9 @@ class ReclaimerShell:
 
     def _watch_disk(self, now_ns: int) -> None:
         """Publish low disk space to the shards, while there is still enough space to delete and to stop."""
-        if now_ns < self._disk_look_ns:
+        if now_ns < self._disk_poll_ns:
             return
-        self._disk_look_ns = now_ns + round(DISK_POLL_S * _NS)
+        self._disk_poll_ns = now_ns + round(DISK_POLL_S * _NS)
         try:
             free = shutil.disk_usage(self._boot.data_dir).free
         except OSError as e:
@@ -221,9 +221,13 @@ class ReclaimerShell:
     def _connect(self) -> ShardRequests:
         return ShardRequests(self._boot.shm_dir, self._boot.shards, stop=self._stopping)
 
-    def _ask(self, who: str, shard: int, message: m.Message, attachment: Any = None) -> tuple[Any, Any]:
+    def _ask(
+        self, thread_name: str, shard: int, message: m.Message, attachment: Any = None
+    ) -> tuple[Any, Any]:
         wanted = _REPLIES[type(message)]
-        reply = self._links[who].ask(shard, message, wanted, attachment=attachment, timeout_s=ASK_S)
+        reply = self._links[thread_name].ask(
+            shard, message, wanted, attachment=attachment, timeout_s=REQUEST_TIMEOUT_S
+        )
         return reply.message, reply.attachment
 
     def _submit_cold_job(self, job: Callable[[], None]) -> bool:
@@ -262,8 +266,8 @@ class ReclaimerShell:
                     self._stopping.wait(IDLE_S)
 
     def _scrub_step(self) -> None:
-        if self._scrubs_asked:
-            self._scrub_by_hand()
+        if self._scrub_requests:
+            self._serve_scrub_requests()
             return
         now_ns = self._clock.monotonic_ns()
         is_idle = not self._pass.pending and now_ns < self._next_pass_ns
@@ -286,35 +290,37 @@ class ReclaimerShell:
                 files=self._pass.files, bytes=self._pass.bytes,
                 findings=self._pass.findings_total)  # fmt: skip
 
-    def _scrub_by_hand(self) -> None:
+    def _serve_scrub_requests(self) -> None:
         """Run one pass for all waiting requests of operators. Each gets a reply, also after an error."""
-        asked = [self._scrubs_asked.popleft() for _ in range(len(self._scrubs_asked))]
+        requests = [self._scrub_requests.popleft() for _ in range(len(self._scrub_requests))]
         answer: m.Message
         try:
             answer = self._whole_pass()
         except DiskError as e:
             log_event(log, logging.ERROR, "scrub cannot read the data directory", reason=str(e))
             answer = error_reply(Internal("the data directory cannot be read", reason=str(e)))
-        self._scrubs_done.extend((client, corr, answer) for client, corr in asked)
+        self._scrubs_done.extend((client, corr, answer) for client, corr in requests)
         self._bell.ring()
 
     def _whole_pass(self) -> m.ScrubReport:
         """Verify all items once, at the rate of rewrites, without repairs."""
-        whole = ScrubPass.from_items(scrub_items(self._registered_segments(), self.scrubber.list_snapshots()))
+        full_pass = ScrubPass.from_items(
+            scrub_items(self._registered_segments(), self.scrubber.list_snapshots())
+        )
         self._is_manual = True
         try:
-            while whole.pending:
-                item = whole.pending.popleft()
-                whole.record(item, self.scrubber.verify_item(item, heals=False))
+            while full_pass.pending:
+                item = full_pass.pending.popleft()
+                full_pass.record(item, self.scrubber.verify_item(item, heals=False))
         finally:
             self._is_manual = False
-        return whole.report()
+        return full_pass.report()
 
     def _limit_scrub(self, count: int) -> None:
         if self._is_manual:
             self._manual_limiter(count)
-        elif not self._scrubs_asked:  # An operator's request does not wait for the slow pass.
-            self._scrub_pace(count)
+        elif not self._scrub_requests:  # An operator's request does not wait for the slow pass.
+            self._scrub_limiter(count)
 
     def _registered_segments(self) -> list[m.SegmentRef]:
         """Return every registered segment once, in the hottest tier in which a shard knows it."""
@@ -351,12 +357,12 @@ _REPLIES: dict[type[m.Message], type[m.Message]] = {
 class _ThreadRequests:
     """Connections of one thread while it runs: a socket must be used only by the thread that created it."""
 
-    def __init__(self, links: dict[str, ShardRequests], who: str, made: ShardRequests) -> None:
-        self._links, self._who = links, who
-        links[who] = made
+    def __init__(self, links: dict[str, ShardRequests], thread_name: str, requests: ShardRequests) -> None:
+        self._links, self._thread_name = links, thread_name
+        links[thread_name] = requests
 
     def __enter__(self) -> None:
         """Do nothing: the constructor has registered the connections."""
 
     def __exit__(self, *_: object) -> None:
-        self._links.pop(self._who).close()
+        self._links.pop(self._thread_name).close()

@@ -75,7 +75,7 @@ class _ColdReadRequest:
 @dataclass(slots=True)
 class _OpenFetch:
     fetch: Fetch
-    asked: list[_ColdReadRequest] = field(default_factory=list)
+    requests: list[_ColdReadRequest] = field(default_factory=list)
 
 
 class BlockCache:
@@ -134,7 +134,7 @@ class ColdReads:
 
     def __init__(self, cache_bytes: int, timeout_ns: int) -> None:
         self.cache = BlockCache(cache_bytes)
-        self.hits = self.asked = self.failed = 0
+        self.hits = self.requested = self.failed = 0
         self._timeout_ns = timeout_ns
         self._open: dict[int, _OpenFetch] = {}
         self._by_range: dict[tuple[str, int, int], int] = {}
@@ -160,32 +160,32 @@ class ColdReads:
         return effects
 
     def _ask(self, client: bytes, corr: int, message: m.ColdRead) -> list[Effect]:
-        self.asked += 1
+        self.requested += 1
         try:
             _check(message)
-            held = self.cache.get(message.path, message.start, message.stop)
-            if held is not None:
+            cached = self.cache.get(message.path, message.start, message.stop)
+            if cached is not None:
                 self.hits += 1
-                return [_answer(client, corr, held)]
-            asked = _ColdReadRequest(
+                return [_answer(client, corr, cached)]
+            request = _ColdReadRequest(
                 client, corr, message.start, message.stop, self._now_ns + self._timeout_ns
             )
-            return self._wait(message.path, asked)
+            return self._wait(message.path, request)
         except Refused as e:
             return [_refuse(client, corr, e)]
 
-    def _wait(self, path: str, asked: _ColdReadRequest) -> list[Effect]:
-        start = asked.start // COLD_BLOCK_BYTES * COLD_BLOCK_BYTES
-        stop = -(-asked.stop // COLD_BLOCK_BYTES) * COLD_BLOCK_BYTES
+    def _wait(self, path: str, request: _ColdReadRequest) -> list[Effect]:
+        start = request.start // COLD_BLOCK_BYTES * COLD_BLOCK_BYTES
+        stop = -(-request.stop // COLD_BLOCK_BYTES) * COLD_BLOCK_BYTES
         running = self._by_range.get((path, start, stop))
         if running is not None:
-            self._open[running].asked.append(asked)
+            self._open[running].requests.append(request)
             return []
         if len(self._open) >= COLD_READ_THREADS + COLD_READS_QUEUED_MAX:
             raise Throttled("too many cold reads in progress, retry later", retry_after_ms=RETRY_AFTER_MS)
         self._ticket += 1
         fetch = Fetch(self._ticket, path, start, stop)
-        self._open[fetch.ticket] = _OpenFetch(fetch, [asked])
+        self._open[fetch.ticket] = _OpenFetch(fetch, [request])
         self._by_range[path, start, stop] = fetch.ticket
         return [fetch]
 
@@ -197,11 +197,13 @@ class ColdReads:
         if data is None:
             self.failed += 1
             refusal = error if isinstance(error, Refused) else _no_copy(fetch.path, error)
-            return [_refuse(asked.client, asked.corr, refusal) for asked in opened.asked]
+            return [_refuse(request.client, request.corr, refusal) for request in opened.requests]
         self.cache.put(fetch.path, fetch.start, data)
         return [
-            _answer(asked.client, asked.corr, data[asked.start - fetch.start : asked.stop - fetch.start])
-            for asked in opened.asked
+            _answer(
+                request.client, request.corr, data[request.start - fetch.start : request.stop - fetch.start]
+            )
+            for request in opened.requests
         ]
 
     def _expire_requests(self) -> list[Reply]:
@@ -211,13 +213,13 @@ class ColdReads:
         """
         late: list[Reply] = []
         for opened in self._open.values():
-            for asked in [each for each in opened.asked if each.deadline_ns <= self._now_ns]:
-                opened.asked.remove(asked)
+            for request in [each for each in opened.requests if each.deadline_ns <= self._now_ns]:
+                opened.requests.remove(request)
                 self.failed += 1
                 error = ColdUnavailable(
                     "read of the cold store timed out, retry later", file=opened.fetch.path
                 )
-                late.append(_refuse(asked.client, asked.corr, error))
+                late.append(_refuse(request.client, request.corr, error))
         return late
 
     def next_deadline_ns(self) -> int | None:
@@ -234,7 +236,7 @@ class ColdReads:
 
 
 def _deadlines(opened: Iterable[_OpenFetch]) -> Iterable[int]:
-    return (asked.deadline_ns for each in opened for asked in each.asked)
+    return (request.deadline_ns for each in opened for request in each.requests)
 
 
 def _check(message: m.ColdRead) -> None:

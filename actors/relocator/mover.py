@@ -80,28 +80,30 @@ class Mover:
         """Numbers of cold segments that are known to have no hot data part."""
         self._marks: dict[int, str] = {}
         """Digest of the last copied marks by segment number, if this incarnation has copied any."""
-        self._sent: dict[int, str] = {}
+        self._copied: dict[int, str] = {}
         """Stems by number of copied segments of this incarnation. Copies of dropped segments are deleted."""
         self._snapshots: dict[int, int] = {}
 
     def run_round(self) -> None:
         """Query all shards and move the segments that are due, oldest first."""
         plans = self._plans(range(self._shards))
-        placed = placements({shard: plan.segments for shard, plan in plans.items()})
+        by_number = placements({shard: plan.segments for shard, plan in plans.items()})
         if len(plans) == self._shards:
-            self._forget_missing(placed)
+            self._forget_missing(by_number)
         else:
             # A shard that did not reply may direct readers to any pack. It does not direct them to a topic's
             # own segment that another shard knows.
-            placed = {number: each for number, each in placed.items() if not each.is_pack}
-        waiting = segments_due(placed.values(), self._cold.hot_segments, self._cold.hot_bytes)
+            by_number = {
+                number: placement for number, placement in by_number.items() if not placement.is_pack
+            }
+        waiting = segments_due(by_number.values(), self._cold.hot_segments, self._cold.hot_bytes)
         self.counts.segments_due = len(waiting)
-        for each in waiting:
-            self._attempt(each, self.move_segment)
-        for each in placed.values():
-            if each.tier == m.TIER_COLD and each.ref.number not in self._dropped:
-                self._attempt(each, self._drop_hot_data)
-        self._refresh_marks(plans, placed)
+        for placement in waiting:
+            self._attempt(placement, self.move_segment)
+        for placement in by_number.values():
+            if placement.tier == m.TIER_COLD and placement.ref.number not in self._dropped:
+                self._attempt(placement, self._drop_hot_data)
+        self._refresh_marks(plans, by_number)
 
     def _plans(self, shards: Iterable[int]) -> dict[int, m.CheckpointPlan]:
         """Return the plans of the shards that replied."""
@@ -115,12 +117,12 @@ class Mover:
                 log_event(log, logging.DEBUG, "shard did not answer", shard=shard, reason=str(e))
         return found
 
-    def _forget_missing(self, placed: Mapping[int, SegmentPlacement]) -> None:
-        self.backoff.retain_only(placed)
-        self._dropped &= placed.keys()
-        self._marks = {number: digest for number, digest in self._marks.items() if number in placed}
-        for number in [number for number in self._sent if number not in placed]:
-            stem = self._sent[number]
+    def _forget_missing(self, by_number: Mapping[int, SegmentPlacement]) -> None:
+        self.backoff.retain_only(by_number)
+        self._dropped &= by_number.keys()
+        self._marks = {number: digest for number, digest in self._marks.items() if number in by_number}
+        for number in [number for number in self._copied if number not in by_number]:
+            stem = self._copied[number]
             if self._copies.has_local(stem + IDX):
                 # Leave it to the reclaimer: a snapshot for recovery may still list it, and the cold copy may
                 # be the only one. The reclaimer later removes the parts in both tiers, the index last.
@@ -130,23 +132,23 @@ class Mover:
             except ColdUnavailable as e:
                 log_event(log, logging.WARNING, "cold copy not removed", segment=stem, reason=str(e))
                 return
-            del self._sent[number]
+            del self._copied[number]
 
-    def _attempt(self, each: SegmentPlacement, step: Callable[[SegmentPlacement], None]) -> None:
+    def _attempt(self, placement: SegmentPlacement, step: Callable[[SegmentPlacement], None]) -> None:
         """Try one step on one segment.
 
         After a failure the segment stays as it is and is retried with backoff.
         """
-        ref, now_ns = each.ref, self._clock.monotonic_ns()
+        ref, now_ns = placement.ref, self._clock.monotonic_ns()
         if self._is_stopping() or not self.backoff.may_try(ref.number, now_ns):
             return
         try:
-            step(each)
+            step(placement)
         except ColdUnavailable as e:
             self.backoff.record_store_failure(self._clock.monotonic_ns())
             self._note_failure(ref, "cold store unavailable", e)
         except CorruptData as e:
-            self._on_damage(each, e)
+            self._on_damage(placement, e)
         except (DiskError, Refused, RequestTimeout, TierChangeRefused) as e:
             self.backoff.record_failure(ref.number, self._clock.monotonic_ns())
             self._note_failure(ref, "segment not moved", e)
@@ -159,17 +161,17 @@ class Mover:
         self.counts.failed += 1
         log_event(log, logging.WARNING, event, segment=ref.stem, reason=str(error))
 
-    def _on_damage(self, each: SegmentPlacement, error: CorruptData) -> None:
+    def _on_damage(self, placement: SegmentPlacement, error: CorruptData) -> None:
         """Quarantine a segment with a damaged copy. This incarnation does not try to move it again.
 
         If no shard knows the segment any more, the reclaimer removes it from both tiers, possibly during the
         copy. Then it is not damaged. The same holds while no shard replies; the next attempt finds the damage
         again.
         """
-        ref = each.ref
+        ref = placement.ref
         self.counts.failed += 1
         self.backoff.record_failure(ref.number, self._clock.monotonic_ns())
-        plans = self._plans(each.shards).values()
+        plans = self._plans(placement.shards).values()
         if not any(ref.number == known.number for plan in plans for known in plan.segments):
             log_event(
                 log, logging.INFO, "segment deleted during its move", segment=ref.stem, reason=str(error)
@@ -181,27 +183,27 @@ class Mover:
 
     # -- moves ----------------------------------------------------------------------------------------
 
-    def move_segment(self, each: SegmentPlacement) -> None:
+    def move_segment(self, placement: SegmentPlacement) -> None:
         """Move a segment from hot or both to dropped. Raises the error of the step that failed."""
-        ref = each.ref
-        size = self._prove_hot(ref)
-        self._sent[ref.number] = ref.stem
-        sent = self._copies.upload_index_parts(ref.stem)
+        ref = placement.ref
+        size = self._verify_hot(ref)
+        self._copied[ref.number] = ref.stem
+        copied_digests = self._copies.upload_index_parts(ref.stem)
         self._copies.upload_part(ref.stem + DATA)
         self._on_change(ref.stem + DATA)
         stop_points.hit("relocate_after_copy")
-        self._set_tier(each, m.TIER_BOTH)
-        self._marks[ref.number] = sent.get(DEL, "")
-        self._carry_marks(each)
-        self._set_tier(each, m.TIER_COLD)
+        self._set_tier(placement, m.TIER_BOTH)
+        self._marks[ref.number] = copied_digests.get(DEL, "")
+        self._copy_marks(placement)
+        self._set_tier(placement, m.TIER_COLD)
         stop_points.hit("relocate_after_flip")
-        self._drop_hot_data(each)
+        self._drop_hot_data(placement)
         stop_points.hit("relocate_after_drop")
         self.counts.moved += 1
         self.counts.moved_bytes += size
         log_event(log, logging.INFO, "segment moved to the cold tier", segment=ref.stem, bytes=size)
 
-    def _prove_hot(self, ref: m.SegmentRef) -> int:
+    def _verify_hot(self, ref: m.SegmentRef) -> int:
         try:
             return self._copies.verify_local(ref.stem)
         except CorruptData as e:
@@ -214,34 +216,34 @@ class Mover:
             )
             return self._copies.verify_local(ref.stem)
 
-    def _set_tier(self, each: SegmentPlacement, tier: int) -> None:
-        for shard in each.shards:
-            reply = self._ask(shard, m.SegmentTier(each.ref.number, tier), m.SegmentsChanged)
+    def _set_tier(self, placement: SegmentPlacement, tier: int) -> None:
+        for shard in placement.shards:
+            reply = self._ask(shard, m.SegmentTier(placement.ref.number, tier), m.SegmentsChanged)
             if not reply.accepted:
                 raise TierChangeRefused(f"shard {shard} refused tier {tier}: {reply.reason}")
 
-    def _drop_hot_data(self, each: SegmentPlacement) -> None:
+    def _drop_hot_data(self, placement: SegmentPlacement) -> None:
         """Delete the hot data part of a cold segment.
 
         If the segment was cold before, its copy is verified first.
         """
-        stem = each.ref.stem
+        stem = placement.ref.stem
         if self._copies.has_local(stem + DATA):
-            if each.tier == m.TIER_COLD:
+            if placement.tier == m.TIER_COLD:
                 # Left by a crash or a failed unlink: this incarnation has not verified the copy.
-                self._prove_cold(each.ref)
-            self._marks[each.ref.number] = self._copies.upload_changed_marks(
-                stem, self._marks.get(each.ref.number, "")
+                self._verify_cold(placement.ref)
+            self._marks[placement.ref.number] = self._copies.upload_changed_marks(
+                stem, self._marks.get(placement.ref.number, "")
             )
             self._copies.drop_local(stem, (DATA,))
-        self._dropped.add(each.ref.number)
+        self._dropped.add(placement.ref.number)
 
-    def _prove_cold(self, ref: m.SegmentRef) -> None:
+    def _verify_cold(self, ref: m.SegmentRef) -> None:
         self._copies.upload_index_parts(ref.stem)
         try:
             self._copies.verify_cold(ref.stem)
         except CorruptData as e:
-            self._prove_hot(ref)
+            self._verify_hot(ref)
             self._copies.upload_part(ref.stem + DATA)
             self._on_change(ref.stem + DATA)
             self.counts.healed += 1
@@ -250,19 +252,19 @@ class Mover:
     # -- later marks ----------------------------------------------------------------------------------
 
     def _refresh_marks(
-        self, plans: Mapping[int, m.CheckpointPlan], placed: Mapping[int, SegmentPlacement]
+        self, plans: Mapping[int, m.CheckpointPlan], by_number: Mapping[int, SegmentPlacement]
     ) -> None:
         """Copy changed marks of cold segments.
 
         The compactor makes marks in checkpoints, so check after each one.
         """
         changed = {shard for shard, plan in plans.items() if self._snapshots.get(shard) != plan.number}
-        for each in placed.values():
-            if each.tier == m.TIER_COLD and changed.intersection(each.shards):
-                self._attempt(each, self._carry_marks)
+        for placement in by_number.values():
+            if placement.tier == m.TIER_COLD and changed.intersection(placement.shards):
+                self._attempt(placement, self._copy_marks)
         for shard in changed:
             self._snapshots[shard] = plans[shard].number
 
-    def _carry_marks(self, each: SegmentPlacement) -> None:
-        ref = each.ref
+    def _copy_marks(self, placement: SegmentPlacement) -> None:
+        ref = placement.ref
         self._marks[ref.number] = self._copies.upload_changed_marks(ref.stem, self._marks.get(ref.number, ""))

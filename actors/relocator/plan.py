@@ -46,14 +46,14 @@ def placements(by_shard: Mapping[int, Iterable[SegmentRef]]) -> dict[int, Segmen
 
 
 def segments_due(
-    placed: Iterable[SegmentPlacement], hot_segments: int, hot_bytes: int
+    candidates: Iterable[SegmentPlacement], hot_segments: int, hot_bytes: int
 ) -> list[SegmentPlacement]:
     """Return the segments that must become cold, oldest first. Packs count as one topic of their own."""
     families: dict[int, list[SegmentPlacement]] = {}
-    for each in placed:
-        parsed = parse_stem(each.ref.stem)
+    for placement in candidates:
+        parsed = parse_stem(placement.ref.stem)
         if parsed is not None:
-            families.setdefault(parsed[0], []).append(each)
+            families.setdefault(parsed[0], []).append(placement)
     found = []
     for topic_id, family in families.items():
         family.sort(key=_age_of_pack if topic_id == 0 else _age_of_own)
@@ -65,22 +65,22 @@ def _over_hot_limits(
     family: list[SegmentPlacement], hot_segments: int, hot_bytes: int
 ) -> list[SegmentPlacement]:
     """Return the segments over the limits. `family` is sorted, oldest first."""
-    found, held = [], 0
-    for rank, each in enumerate(reversed(family)):
-        held += each.ref.data_bytes
-        if each.tier != TIER_COLD and (rank >= hot_segments or (hot_bytes and held > hot_bytes)):
-            found.append(each)
+    found, total_bytes = [], 0
+    for rank, placement in enumerate(reversed(family)):
+        total_bytes += placement.ref.data_bytes
+        if placement.tier != TIER_COLD and (rank >= hot_segments or (hot_bytes and total_bytes > hot_bytes)):
+            found.append(placement)
     return found
 
 
-def _age_of_own(each: SegmentPlacement) -> tuple[int, int]:
-    parsed = parse_stem(each.ref.stem)
+def _age_of_own(placement: SegmentPlacement) -> tuple[int, int]:
+    parsed = parse_stem(placement.ref.stem)
     assert parsed is not None
     return parsed[1], parsed[2]
 
 
-def _age_of_pack(each: SegmentPlacement) -> tuple[int, int]:
-    return each.ref.created_us, each.ref.number
+def _age_of_pack(placement: SegmentPlacement) -> tuple[int, int]:
+    return placement.ref.created_us, placement.ref.number
 
 
 @dataclass(slots=True)
@@ -121,11 +121,11 @@ class MoveBackoff:
 
     def record_failure(self, number: int, now_ns: int) -> None:
         """Record a failed move and extend the backoff of this segment."""
-        self._longer(self._waits.setdefault(number, _RetryState()), now_ns)
+        self._extend(self._waits.setdefault(number, _RetryState()), now_ns)
 
     def record_store_failure(self, now_ns: int) -> None:
         """Record that the store did not respond, and extend its backoff."""
-        self._longer(self._store, now_ns)
+        self._extend(self._store, now_ns)
 
     def retain_only(self, numbers: Iterable[int]) -> None:
         """Forget segments that no longer exist."""
@@ -133,7 +133,7 @@ class MoveBackoff:
         self.quarantined &= known
         self._waits = {number: wait for number, wait in self._waits.items() if number in known}
 
-    def _longer(self, wait: _RetryState, now_ns: int) -> None:
+    def _extend(self, wait: _RetryState, now_ns: int) -> None:
         pause_s = min(self.base_s * 2.0**wait.failures, MOVE_BACKOFF_S_MAX)
         wait.failures = min(wait.failures + 1, 32)
         wait.until_ns = now_ns + round(pause_s * (0.5 + self.jitter() / 2) * _NS)

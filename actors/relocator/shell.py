@@ -46,7 +46,7 @@ from ringlog.tier.store import SegmentStore
 
 log = logging.getLogger("ringlog.relocator")
 REQUESTS_PER_TURN = 256
-ASK_S = 10.0
+REQUEST_TIMEOUT_S = 10.0
 STOP_S = 2.0
 """Longest wait for a move in progress at the exit, in seconds. The next incarnation repeats the move."""
 
@@ -145,7 +145,7 @@ class RelocatorShell:
             (ProcessField.MOVES_FAILED, counts.failed),
             (ProcessField.HEALED, counts.healed), (ProcessField.QUARANTINED,
             len(self.mover.backoff.quarantined)),
-            (ProcessField.COLD_READS, self.core.asked), (ProcessField.COLD_HITS, self.core.hits),
+            (ProcessField.COLD_READS, self.core.requested), (ProcessField.COLD_HITS, self.core.hits),
             (ProcessField.COLD_FAILED, self.core.failed),
         ):  # fmt: skip
             slot.set(word, value)
@@ -198,4 +198,4 @@ class RelocatorShell:
 
     def _ask(self, shard: int, message: m.Message, wanted: type[M]) -> M:
         assert self._requests is not None, "only the moving thread asks"
-        return self._requests.ask(shard, message, wanted, timeout_s=ASK_S).message
+        return self._requests.ask(shard, message, wanted, timeout_s=REQUEST_TIMEOUT_S).message

@@ -81,7 +81,7 @@ from ringlog.limits import (
 from ringlog.topic.priority import TopicPriority, auto_of
 
 NUMBER_MAX = (1 << 32) - 1
-SIFT_ROWS = 16
+FILTER_ROWS_MIN = 16
 """From this many rows on, numpy filters the rows of watched slots in one operation."""
 AUTO_STEP = AGING_TICK_MS // 10
 """Least rise of a topic's automatic priority, in points, that moves its waiting feeds in their ready sets."""
@@ -105,24 +105,24 @@ class Scheduler:
         self._now_ms = self._tick_ns = 0
         self._effects: list[Any] = []
         self.grants = GrantDispatcher(self.shards, self._effects)
-        self._named: dict[bytes, None] = {}
+        self._name_watchers: dict[bytes, None] = {}
         """Links that are notified of created and deleted topics."""
         self._names_changed = False
         self._reprioritized: dict[SchedulerTopic, None] = {}
         """Topics whose priority changed while feeds waited for them."""
         self._to_refresh: deque[SchedulerFeed] = deque()
-        self._is_shard_down = False
+        self._slot_read_failed = False
         """True if a slot could not be read. Slots are read again from the next aging tick on."""
         self._handlers: dict[type, Callable[[Any], None]] = {
             Tick: self._tick,
             LinkRequestReceived: self._request_received,
-            NewsRows: self._news,
-            DurableMarkMoved: self._durable,
+            NewsRows: self._news_rows,
+            DurableMarkMoved: self._durable_mark_moved,
             DeliveryPressureChanged: self._pressure_changed,
-            TopicNamesChanged: self._names,
+            TopicNamesChanged: self._topic_names_changed,
             ShardGivenUp: self._shard_given_up,
-            GrantsUnsent: self._unsent,
-            SlotFactsRead: self._seen,
+            GrantsUnsent: self._grants_unsent,
+            SlotFactsRead: self._slot_facts_read,
         }
 
     def handle(self, events: Sequence[Any]) -> list[Any]:
@@ -138,17 +138,22 @@ class Scheduler:
 
     def next_deadline_ns(self) -> int | None:
         """Return the time of the next Tick in ns, 0 for at once, None if only other events need one."""
-        if not self._is_shard_down and any(shard.to_look for shard in self.shards):
+        if not self._slot_read_failed and any(shard.slots_to_read for shard in self.shards):
             return 0
-        turns = self.grants
-        is_waiting = turns.ready_count or turns.blocked_links or self._is_shard_down or self._names_changed
-        due_ns, coalesced_ns = self._tick_ns if is_waiting else None, turns.coalesce_due_ns
+        dispatcher = self.grants
+        is_waiting = (
+            dispatcher.ready_count
+            or dispatcher.blocked_links
+            or self._slot_read_failed
+            or self._names_changed
+        )
+        due_ns, coalesced_ns = self._tick_ns if is_waiting else None, dispatcher.coalesce_due_ns
         return min((each for each in (due_ns, coalesced_ns) if each is not None), default=None)
 
     @property
     def has_name_watchers(self) -> bool:
         """Whether any link is notified of created and deleted topics."""
-        return bool(self._named)
+        return bool(self._name_watchers)
 
     def awaits_durable(self, shard: int) -> bool:
         """Return whether any strong subscription waits for the shard's durable mark."""
@@ -176,19 +181,19 @@ class Scheduler:
         if tick.monotonic_ns >= self._tick_ns:
             self._tick_ns = tick.monotonic_ns + _TICK_NS
             self._on_aging_tick()
-        if not self._is_shard_down:
+        if not self._slot_read_failed:
             for shard in self.shards:
                 self._read_due_slots(shard)
 
     def _on_aging_tick(self) -> None:
-        self._is_shard_down = False
+        self._slot_read_failed = False
         for link in list(self.links.values()):
             if self._now_ms - link.last_heard_ms < LINK_SILENCE_MS:
                 break
             self._drop_link(link)
         if self._names_changed:
             self._names_changed = False
-            for id in self._named:
+            for id in self._name_watchers:
                 self.grants.send_message(self.links[id], m.TopicsChanged(), 0)
         self._refresh()
         self.grants.serve_shed()
@@ -196,15 +201,15 @@ class Scheduler:
 
     def _read_due_slots(self, shard: FollowedShard) -> None:
         """Request the slots that are due, at most SLOTS_PER_SCAN_MAX of them."""
-        if not shard.to_look:
+        if not shard.slots_to_read:
             return
         topics = []
-        for topic in shard.to_look:
+        for topic in shard.slots_to_read:
             topics.append(topic)
             if len(topics) == SLOTS_PER_SCAN_MAX:
                 break
         for topic in topics:
-            del shard.to_look[topic]
+            del shard.slots_to_read[topic]
         self._effects.append(ReadSlots(shard.number, tuple(topics)))
 
     def _refresh(self) -> None:
@@ -220,27 +225,29 @@ class Scheduler:
 
     # -- requests of links ----------------------------------------------------------------------------
 
-    def _request_received(self, asked: LinkRequestReceived) -> None:
-        link = self.links.get(asked.link)
+    def _request_received(self, request: LinkRequestReceived) -> None:
+        link = self.links.get(request.link)
         if link is not None:
             link.last_heard_ms = self._now_ms
-            self.links[asked.link] = self.links.pop(asked.link)
+            self.links[request.link] = self.links.pop(request.link)
         try:
-            match asked.message:
+            match request.message:
                 case m.Taken():
-                    self._grants_returned(asked, link)
+                    self._grants_returned(request, link)
                 case m.Subscribe():
-                    self._subscribe(asked, asked.message)
+                    self._subscribe(request, request.message)
                 case m.Unsubscribe():
-                    self._unsubscribe(asked, asked.message, link)
+                    self._unsubscribe(request, request.message, link)
                 case m.ConsumersAsk():
-                    self._effects.append(SendToLink(asked.link, self._consumers(asked.message), asked.corr))
+                    self._effects.append(
+                        SendToLink(request.link, self._consumers(request.message), request.corr)
+                    )
                 case _:
-                    kind = type(asked.message).__name__
+                    kind = type(request.message).__name__
                     raise InvalidRequest("a scheduler does not handle this kind of request", kind=kind)
         except Refused as e:
             error = error_reply(e)
-            self._effects.append(SendToLink(asked.link, error, asked.corr))
+            self._effects.append(SendToLink(request.link, error, request.corr))
 
     def _consumers(self, message: m.ConsumersAsk) -> m.ConsumersReply:
         most = min(max(message.most, 0), LAGS_PER_MESSAGE_MAX)
@@ -248,12 +255,12 @@ class Scheduler:
         consumers = [m.Consumer(lag.link.hex(), lag.number, lag.lag_ms, *lag[3:]) for lag in found]
         return m.ConsumersReply(self.number, consumers)
 
-    def _subscribe(self, asked: LinkRequestReceived, message: m.Subscribe) -> None:
-        link = self.links.get(asked.link)
+    def _subscribe(self, request: LinkRequestReceived, message: m.Subscribe) -> None:
+        link = self.links.get(request.link)
         subscription = link.subscriptions.get(message.subscription) if link is not None else None
         self._check_limits(message, link, subscription)
         if link is None:
-            link = self.links[asked.link] = Link(asked.link)
+            link = self.links[request.link] = Link(request.link)
             link.last_heard_ms = self._now_ms
         if subscription is None:
             subscription = SchedulerSubscription(
@@ -264,19 +271,19 @@ class Scheduler:
         subscription.free += message.credit - subscription.credit
         subscription.credit = message.credit
         self._set_names(subscription, message.names)
-        wanted: dict[int, dict[SchedulerTopic, None]] = {}
-        for told in message.feeds:
-            topic = self._topic_of(told, is_strong=subscription.is_strong)
-            self._place_feed(subscription, told.feed, topic, told.after)
-            wanted.setdefault(topic.shard, {})[topic] = None
+        topics_by_shard: dict[int, dict[SchedulerTopic, None]] = {}
+        for feed_request in message.feeds:
+            topic = self._topic_of(feed_request, is_strong=subscription.is_strong)
+            self._place_feed(subscription, feed_request.feed, topic, feed_request.after)
+            topics_by_shard.setdefault(topic.shard, {})[topic] = None
         self.grants.serve_subscription(subscription)
         done = SendToLink(
-            asked.link, m.Subscribed(subscription.number, self.number, self.incarnation), asked.corr
+            request.link, m.Subscribed(subscription.number, self.number, self.incarnation), request.corr
         )
-        if not wanted:
-            self.grants.send_message(link, done.message, asked.corr)
-        for n, (shard, topics) in enumerate(wanted.items(), 1):
-            self._effects.append(ReadSlots(shard, tuple(topics), done if n == len(wanted) else None))
+        if not topics_by_shard:
+            self.grants.send_message(link, done.message, request.corr)
+        for n, (shard, topics) in enumerate(topics_by_shard.items(), 1):
+            self._effects.append(ReadSlots(shard, tuple(topics), done if n == len(topics_by_shard) else None))
 
     def _check_limits(
         self, message: m.Subscribe, link: Link | None, found: SchedulerSubscription | None
@@ -309,7 +316,7 @@ class Scheduler:
                 )  # fmt: skip
         known = found.feeds if found is not None else {}
         added = len({feed.feed for feed in message.feeds} - known.keys())
-        for limit, many, most in (
+        for limit, count, maximum in (
             ("feeds_per_message", len(message.feeds), FEEDS_PER_MESSAGE_MAX),
             ("links", len(self.links) + (link is None), LINKS_PER_SCHEDULER_MAX),
             ("subscriptions_per_link", (len(link.subscriptions) if link else 0) + (found is None),
@@ -317,9 +324,9 @@ class Scheduler:
             ("feeds_per_subscription", len(known) + added, FEEDS_PER_SUBSCRIPTION_MAX),
             ("feeds_per_scheduler", self.feeds + added, FEEDS_PER_SCHEDULER_MAX),
         ):  # fmt: skip
-            if many > most:
+            if count > maximum:
                 raise Throttled(
-                    "subscription limit reached: end subscriptions or retry later", limit=limit, max=most,
+                    "subscription limit reached: end subscriptions or retry later", limit=limit, max=maximum,
                     retry_after_ms=_RETRY_AFTER_MS,
                 )  # fmt: skip
 
@@ -328,24 +335,28 @@ class Scheduler:
         link.names += int(names) - int(subscription.names)
         subscription.names = names
         if link.names:
-            self._named[link.id] = None
+            self._name_watchers[link.id] = None
         else:
-            self._named.pop(link.id, None)
+            self._name_watchers.pop(link.id, None)
 
-    def _topic_of(self, told: m.Feed, *, is_strong: bool) -> SchedulerTopic:
+    def _topic_of(self, feed_request: m.Feed, *, is_strong: bool) -> SchedulerTopic:
         """Return the topic of a feed; follow it if it is new.
 
         A client may have learned the topic's place from an engine with more shards. A shard number that does
         not exist is replaced by the last shard. If the slot there contains another topic, the topic is marked
         lost and the client receives a recheck grant.
         """
-        number = min(told.shard, len(self.shards) - 1)
-        shard, key = self.shards[number], (told.slot, told.topic_id)
-        kin, other = (shard.strong_topics, shard.topics) if is_strong else (shard.topics, shard.strong_topics)
-        topic = kin.get(key)
+        number = min(feed_request.shard, len(self.shards) - 1)
+        shard, key = self.shards[number], (feed_request.slot, feed_request.topic_id)
+        own_topics, other_topics = (
+            (shard.strong_topics, shard.topics) if is_strong else (shard.topics, shard.strong_topics)
+        )
+        topic = own_topics.get(key)
         if topic is None:
-            standing = other[key].standing if key in other else TopicPriority()
-            topic = SchedulerTopic(number, told.slot, told.topic_id, is_strong=is_strong, standing=standing)
+            priority = other_topics[key].priority if key in other_topics else TopicPriority()
+            topic = SchedulerTopic(
+                number, feed_request.slot, feed_request.topic_id, is_strong=is_strong, priority=priority
+            )
             shard.follow_topic(topic)
         return topic
 
@@ -359,27 +370,27 @@ class Scheduler:
             self.feeds += 1
             topic.feeds[feed] = topic.idle[feed] = None
         else:
-            is_told = feed.state is FeedGrantState.GRANTED
+            is_granted = feed.state is FeedGrantState.GRANTED
             self.grants.reset_feed(feed)
-            old, feed.topic, feed.after, feed.is_alarmed = feed.topic, topic, after, False
+            old, feed.topic, feed.after, feed.needs_recheck = feed.topic, topic, after, False
             if old is not topic:
                 self._detach_feed(feed, old)
                 topic.feeds[feed] = None
                 old.idle.pop(feed, None)
-            if is_told:
+            if is_granted:
                 feed.state = FeedGrantState.GRANTED
                 subscription.free -= 1
                 topic.idle.pop(feed, None)
             else:
                 topic.idle[feed] = None
-        feed.is_alarmed |= self.shards[topic.shard].is_given_up
+        feed.needs_recheck |= self.shards[topic.shard].is_given_up
         if feed.state is FeedGrantState.IDLE and feed.is_lagging:
             self.grants.offer_feed(feed, self._now_ms)
 
-    def _unsubscribe(self, asked: LinkRequestReceived, message: m.Unsubscribe, link: Link | None) -> None:
+    def _unsubscribe(self, request: LinkRequestReceived, message: m.Unsubscribe, link: Link | None) -> None:
         done = m.Unsubscribed(message.subscription)
         if link is None:
-            self._effects.append(SendToLink(asked.link, done, asked.corr))
+            self._effects.append(SendToLink(request.link, done, request.corr))
             return
         subscription = link.subscriptions.get(message.subscription)
         if subscription is not None:
@@ -393,13 +404,13 @@ class Scheduler:
                 self.grants.serve_subscription(subscription)
             else:
                 self._drop_subscription(subscription)
-        self.grants.send_message(link, done, asked.corr)
+        self.grants.send_message(link, done, request.corr)
 
-    def _grants_returned(self, asked: LinkRequestReceived, link: Link | None) -> None:
+    def _grants_returned(self, request: LinkRequestReceived, link: Link | None) -> None:
         if link is None:
-            self._effects.append(SendToLink(asked.link, m.SubscriptionsLost()))
+            self._effects.append(SendToLink(request.link, m.SubscriptionsLost()))
             return
-        data = asked.attachment or b""
+        data = request.attachment or b""
         if len(data) % (8 * TAKEN_WORDS):
             raise InvalidRequest(
                 f"attachment of Taken must be a multiple of {8 * TAKEN_WORDS} bytes, got {len(data)}",
@@ -419,7 +430,7 @@ class Scheduler:
                 self._record_consumption(topic, now_ms)
             if topic.is_lost:
                 # The reader still works with the topic, so the topic may exist again.
-                self.shards[topic.shard].to_look[topic] = None
+                self.shards[topic.shard].slots_to_read[topic] = None
             if feed.state is FeedGrantState.GRANTED:
                 feed.state = FeedGrantState.IDLE
                 subscription.free += 1
@@ -430,7 +441,7 @@ class Scheduler:
                     feed.record_still_behind(now_ms)
                 else:
                     feed.behind_since_ms = -1
-                if feed.is_alarmed or is_behind:
+                if feed.needs_recheck or is_behind:
                     self.grants.offer_feed(feed, now_ms)
                 else:
                     topic.idle[feed] = None
@@ -448,32 +459,32 @@ class Scheduler:
 
         If the rise is at least AUTO_STEP points, the topic's waiting feeds are moved at the next aging tick.
         """
-        standing = topic.standing
-        before, standing.consumed_ms = standing.consumed_ms, now_ms
-        if not topic.waiting or not standing.is_auto or topic in self._reprioritized:
+        priority = topic.priority
+        before, priority.consumed_ms = priority.consumed_ms, now_ms
+        if not topic.waiting or not priority.is_auto or topic in self._reprioritized:
             return
         if before is None or auto_of(0) - auto_of(now_ms - before) >= AUTO_STEP:
             self._reprioritized[topic] = None
 
     # -- reports of shards ----------------------------------------------------------------------------
 
-    def _news(self, news: NewsRows) -> None:
+    def _news_rows(self, news: NewsRows) -> None:
         shard = self.shards[news.shard]
         if not news.is_complete:
             self._reread_all_slots(shard)
         rows = news.rows
-        if len(rows) >= SIFT_ROWS:
+        if len(rows) >= FILTER_ROWS_MIN:
             slots = rows[:, 0] & SLOT_MASK
             rows = rows[slots < len(shard.is_watched)]
             rows = rows[shard.is_watched[(rows[:, 0] & SLOT_MASK).astype(np.intp)]]
         moved: dict[SchedulerTopic, None] = {}
-        for packed, topic_id, epoch, *place in rows.tolist():
+        for packed, topic_id, epoch, *range_words in rows.tolist():
             key = (packed & SLOT_MASK, topic_id)
-            hint = SchedulerReadHint._make(place)
+            hint = SchedulerReadHint._make(range_words)
             topic, strong = shard.topics.get(key), shard.strong_topics.get(key)
             if not hint.file_id:
                 # A row without a place announces a deletion: read the slot again.
-                shard.to_look.update((each, None) for each in (topic, strong) if each is not None)
+                shard.slots_to_read.update((each, None) for each in (topic, strong) if each is not None)
                 continue
             if topic is not None and self._is_current_epoch(topic, epoch):
                 self._extend(topic, hint)
@@ -488,7 +499,7 @@ class Scheduler:
             self.grants.wake_topic(shard, topic)
         if len(shard.awaiting_durable) > DURABLE_WAITS_MAX:
             shard.awaiting_durable.clear()
-            shard.to_look.update(dict.fromkeys(shard.strong_topics.values()))
+            shard.slots_to_read.update(dict.fromkeys(shard.strong_topics.values()))
 
     def _is_current_epoch(self, topic: SchedulerTopic, epoch: int) -> bool:
         """Return whether a row belongs to the topic's epoch or a later one. A later epoch is started here."""
@@ -516,9 +527,9 @@ class Scheduler:
         for topics in (shard.topics, shard.strong_topics):
             for topic in topics.values():
                 topic.hints.clear()
-                shard.to_look[topic] = None
+                shard.slots_to_read[topic] = None
 
-    def _durable(self, moved: DurableMarkMoved) -> None:
+    def _durable_mark_moved(self, moved: DurableMarkMoved) -> None:
         shard = self.shards[moved.shard]
         shard.durable = moved.mark
         pending = shard.awaiting_durable
@@ -535,37 +546,37 @@ class Scheduler:
         for topic in reached:
             self.grants.wake_topic(shard, topic)
 
-    def _names(self, _: TopicNamesChanged) -> None:
+    def _topic_names_changed(self, _: TopicNamesChanged) -> None:
         """Record the change. Links are notified at the next aging tick: many changes cause one message."""
-        self._names_changed = bool(self._named)
+        self._names_changed = bool(self._name_watchers)
 
     def _shard_given_up(self, given_up: ShardGivenUp) -> None:
         shard = self.shards[given_up.shard]
         shard.is_given_up = True
         for topics in (shard.topics, shard.strong_topics):
             for topic in topics.values():
-                self._alarm_feeds(topic)
+                self._recheck_feeds(topic)
 
-    def _seen(self, seen: SlotFactsRead) -> None:
-        look, shard = seen.request, self.shards[seen.request.shard]
+    def _slot_facts_read(self, result: SlotFactsRead) -> None:
+        read_slots, shard = result.request, self.shards[result.request.shard]
         facts: Iterable[SlotFacts | None] = (
-            seen.facts if seen.facts is not None else [None] * len(look.topics)
+            result.facts if result.facts is not None else [None] * len(read_slots.topics)
         )
-        for topic, fact in zip(look.topics, facts, strict=True):
+        for topic, fact in zip(read_slots.topics, facts, strict=True):
             if not topic.feeds:
                 continue
             topic.seen_ms = self._now_ms
             if fact is None and shard.is_given_up:
                 continue
             if fact is None:
-                shard.to_look[topic] = None
-                self._is_shard_down = True
+                shard.slots_to_read[topic] = None
+                self._slot_read_failed = True
             else:
-                self._apply_slot_facts(shard, topic, fact, seen.published)
-        if look.reply is not None:
-            link = self.links.get(look.reply.link)
+                self._apply_slot_facts(shard, topic, fact, result.published)
+        if read_slots.reply is not None:
+            link = self.links.get(read_slots.reply.link)
             if link is not None:
-                self.grants.send_message(link, look.reply.message, look.reply.corr)
+                self.grants.send_message(link, read_slots.reply.message, read_slots.reply.corr)
 
     def _apply_slot_facts(
         self, shard: FollowedShard, topic: SchedulerTopic, fact: SlotFacts, published: BoardMark
@@ -575,9 +586,9 @@ class Scheduler:
             return
         if fact.epoch < topic.epoch:
             return  # These facts are older than a published row that was already processed.
-        standing = topic.standing
-        if (standing.base, standing.is_auto) != (fact.base, fact.is_auto):
-            standing.base, standing.is_auto = fact.base, fact.is_auto
+        priority = topic.priority
+        if (priority.base, priority.is_auto) != (fact.base, fact.is_auto):
+            priority.base, priority.is_auto = fact.base, fact.is_auto
             self._reprioritized[topic] = None
         if fact.epoch > topic.epoch:
             self._begin_epoch(topic, fact.epoch)
@@ -599,17 +610,17 @@ class Scheduler:
         topic.epoch, topic.readable_until, topic.is_lost = epoch, 0, False
         topic.hints.clear()
         if is_remade:
-            self._alarm_feeds(topic)
+            self._recheck_feeds(topic)
 
     def _mark_lost(self, topic: SchedulerTopic) -> None:
         if not topic.is_lost:
             topic.is_lost = True
             topic.hints.clear()
-            self._alarm_feeds(topic)
+            self._recheck_feeds(topic)
 
-    def _alarm_feeds(self, topic: SchedulerTopic) -> None:
+    def _recheck_feeds(self, topic: SchedulerTopic) -> None:
         for feed in topic.feeds:
-            feed.is_alarmed = True
+            feed.needs_recheck = True
         self.grants.offer_topic(topic)
 
     # -- under pressure -------------------------------------------------------------------------------
@@ -623,7 +634,7 @@ class Scheduler:
 
     # -- undelivered grants ---------------------------------------------------------------------------
 
-    def _unsent(self, unsent: GrantsUnsent) -> None:
+    def _grants_unsent(self, unsent: GrantsUnsent) -> None:
         link = self.links.get(unsent.send.link)
         if link is None:
             return
@@ -674,10 +685,10 @@ class Scheduler:
         for link in self.links.values():
             _require_invariant(not link.granted_feeds, "T5 every grant was sent")
             for subscription in link.subscriptions.values():
-                told = sum(feed.state is FeedGrantState.GRANTED for feed in subscription.feeds.values())
+                granted = sum(feed.state is FeedGrantState.GRANTED for feed in subscription.feeds.values())
                 waiting = [feed for feed in subscription.feeds.values() if feed.state is FeedGrantState.READY]
                 _require_invariant(
-                    subscription.free == subscription.credit - told, "T1 free credit is credit less grants"
+                    subscription.free == subscription.credit - granted, "T1 free credit is credit less grants"
                 )
                 _require_invariant(
                     (subscription.ready is not None) == bool(waiting),
@@ -692,11 +703,11 @@ class Scheduler:
                         all(feed in subscription.ready for feed in waiting),
                         "T2 the ready set holds the waiting feeds",
                     )
-                    is_held = link.is_blocked or (
+                    may_wait = link.is_blocked or (
                         self.grants.is_shedding and subscription in self.grants.shed_subscriptions
                     )
                     _require_invariant(
-                        subscription.free <= 0 or is_held, "T3 no feed waits while credit is free"
+                        subscription.free <= 0 or may_wait, "T3 no feed waits while credit is free"
                     )
                 for feed in subscription.feeds.values():
                     self._check_feed(feed)

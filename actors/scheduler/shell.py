@@ -65,7 +65,7 @@ CHECK_FEEDS_MAX = 1_000
 LATENCY_SHARE = 5
 """Each new value counts for one fifth of the moving average."""
 _NS_PER_MS = 1_000_000
-_ROUTERS_LOOK_MS = 250
+_ROUTERS_POLL_MS = 250
 """Interval at which the lag of all routers is computed."""
 _STATE_MASK = (1 << TOPIC_DURABILITY_SHIFT) - 1
 _SERVING = {ProcessState.READY, ProcessState.DRAINING}
@@ -107,11 +107,11 @@ class SchedulerShell:
         self._sweep_ns = 0
         self._news: dict[int, NewsReader] = {}
         self._tables: dict[int, TopicTable] = {}
-        self._look_for_news_ns = 0
-        self._routers_look_ns = 0
-        self._names = [0] * boot.shards
+        self._news_retry_ns = 0
+        self._routers_poll_ns = 0
+        self._names_words = [0] * boot.shards
         self._given_up: set[int] = set()
-        self._shards_look_ns = 0
+        self._shards_poll_ns = 0
         self._latency = self._slot.histogram(HistogramKind.COMMIT)
         self._latency_ns = 0
         self._encoded_grants: dict[int, bytes] = {}
@@ -165,9 +165,9 @@ class SchedulerShell:
         events: list[Any] = [Tick(0, now_ns)]
         # News come first: readers wait for them. A link that returns a grant is not waiting.
         self._gather_news(events, now_ns)
-        if now_ns >= self._shards_look_ns:
+        if now_ns >= self._shards_poll_ns:
             self._gather_given_up(events, now_ns)
-        is_readable = self._router_fd in self._woken_by or not self._router.turns % SOCKET_POLL_TURNS
+        is_readable = self._router_fd in self._woken_by or not self._router.passes % SOCKET_POLL_TURNS
         self._woken_by = []
         if self._router.has_input(is_readable=is_readable):
             for link, envelope, attachment in self._router.receive_requests(REQUESTS_PER_TURN):
@@ -175,18 +175,18 @@ class SchedulerShell:
         events += self.forwarder.run_turn(now_ns)
         if self.core.has_name_watchers:
             self._gather_names(events)
-        has_come = len(events) > 1
+        has_events = len(events) > 1
         pressed = self._load_monitor.observe_turn(now_ns, events, self.core)
         if pressed is not None:
             events.append(pressed)
-        told = self.core.grants.granted_count
-        has_done = self._pump(events)
+        granted_before = self.core.grants.granted_count
+        has_effects = self._pump(events)
         marks = self._gather_marks()
         if marks:
-            has_done |= self._pump(marks)
+            has_effects |= self._pump(marks)
         self.forwarder.perform_effects()
-        self._beat(now_ns, has_told=self.core.grants.granted_count != told)
-        return int(has_done or has_come)
+        self._beat(now_ns, has_granted=self.core.grants.granted_count != granted_before)
+        return int(has_effects or has_events)
 
     def idle(self, work: int) -> None:
         """Wait for the bell, a message or the next deadline.
@@ -196,18 +196,18 @@ class SchedulerShell:
         if work:
             return
         core, slot = self.core, self._slot
-        follows = [shard for shard in range(self._boot.shards) if core.is_followed(shard)]
+        followed = [shard for shard in range(self._boot.shards) if core.is_followed(shard)]
         # While no topic is followed, shards must not spend time on this scheduler's bell.
-        slot.set(ProcessField.ASLEEP, int(bool(follows) or core.has_name_watchers))
+        slot.set(ProcessField.ASLEEP, int(bool(followed) or core.has_name_watchers))
         now_ns = self._clock.monotonic_ns()
-        has_news = any(self._news[shard].has_rows for shard in follows if shard in self._news)
+        has_news = any(self._news[shard].has_rows for shard in followed if shard in self._news)
         if not has_news and not self._router.has_input(is_readable=False):
-            ready = self._poll.poll(self.forwarder.wait_ms(now_ns, self._wait_ms(now_ns, follows)))
+            ready = self._poll.poll(self.forwarder.wait_ms(now_ns, self._wait_ms(now_ns, followed)))
             self._woken_by = [fd for fd, _ in ready]
             self.forwarder.on_wakeup(self._woken_by)
             slot.set(ProcessField.ASLEEP, 0)
             if self._bell.drain():
-                self._spin_for_news([self._news[shard] for shard in follows if shard in self._news])
+                self._spin_for_news([self._news[shard] for shard in followed if shard in self._news])
             self._load_monitor.idle_ns += self._clock.monotonic_ns() - now_ns
         slot.set(ProcessField.ASLEEP, 0)
 
@@ -215,22 +215,22 @@ class SchedulerShell:
         """Spin for news after the bell rang: a shard has news, or has read frames and will publish soon."""
         if 0 < len(readers) <= SPIN_WORDS_MAX and self._spin_policy.should_spin(self._clock.monotonic_ns()):
             watched = [reader.spin_word() for reader in readers]
-            spin_wait([word for word, _ in watched], [seen for _, seen in watched], SPIN_REPLY_NS)
+            spin_wait([word for word, _ in watched], [value for _, value in watched], SPIN_REPLY_NS)
 
-    def _wait_ms(self, now_ns: int, follows: list[int]) -> int:
+    def _wait_ms(self, now_ns: int, followed: list[int]) -> int:
         wait_ms = self._load_monitor.wait_ms(HEARTBEAT_INTERVAL_MS)
         due_ns = self.core.next_deadline_ns()
         if due_ns is not None:
             wait_ms = min(wait_ms, max(-(-(due_ns - now_ns) // _NS_PER_MS), 0))
-        if any(self.core.awaits_durable(shard) for shard in follows):
+        if any(self.core.awaits_durable(shard) for shard in followed):
             wait_ms = min(wait_ms, DURABLE_POLL_MS)
-        if any(shard not in self._news for shard in follows):
+        if any(shard not in self._news for shard in followed):
             wait_ms = min(wait_ms, AGING_TICK_MS)
         return wait_ms
 
-    def _beat(self, now_ns: int, *, has_told: bool) -> None:
+    def _beat(self, now_ns: int, *, has_granted: bool) -> None:
         core, slot = self.core, self._slot
-        if has_told:
+        if has_granted:
             took_ns = max(self._clock.monotonic_ns() - now_ns, 0)
             self._latency.record(took_ns)
             self._latency_ns += (took_ns - self._latency_ns) // LATENCY_SHARE
@@ -241,8 +241,8 @@ class SchedulerShell:
         slot.set(SchedulerField.SUBSCRIPTIONS, core.subscriptions)
         slot.set(SchedulerField.FEEDS, core.feeds)
         slot.set(SchedulerField.UNSENT, self._router.undelivered)
-        if now_ns >= self._routers_look_ns:
-            self._routers_look_ns = now_ns + _ROUTERS_LOOK_MS * _NS_PER_MS
+        if now_ns >= self._routers_poll_ns:
+            self._routers_poll_ns = now_ns + _ROUTERS_POLL_MS * _NS_PER_MS
             routers = self.forwarder.forwarding
             slot.set(SchedulerField.ROUTERS, routers.routers)
             slot.set(SchedulerField.ROUTER_LAG, routers.lag)
@@ -251,7 +251,7 @@ class SchedulerShell:
         if now_ns >= self._sweep_ns:
             self._sweep_ns = now_ns + HEARTBEAT_INTERVAL_MS * _NS_PER_MS
             self._rings.sweep(core.links)
-        if self._router.turns % CHECK_EVERY_TURNS == 0:
+        if self._router.passes % CHECK_EVERY_TURNS == 0:
             slot.set(SchedulerField.TOPICS_FOLLOWED, core.topics)
             if core.feeds <= CHECK_FEEDS_MAX:
                 core.check()
@@ -280,25 +280,25 @@ class SchedulerShell:
             if reader is None:
                 reader = self._open_news(shard, now_ns)
             if reader is not None and reader.has_rows:
-                taken = reader.take_rows()
-                if not taken.is_complete:
+                news = reader.take_rows()
+                if not news.is_complete:
                     self._missed += 1
                     self._slot.set(SchedulerField.NEWS_MISSED, self._missed)
-                events.append(ev.NewsRows(shard, taken.rows, taken.is_complete))
+                events.append(ev.NewsRows(shard, news.rows, news.is_complete))
 
     def _open_news(self, shard: int, now_ns: int) -> NewsReader | None:
         """Open the news of a shard. Return None before the shard has created the file, in its first start."""
-        if now_ns < self._look_for_news_ns:
+        if now_ns < self._news_retry_ns:
             return None
         try:
             self._news[shard] = reader = NewsReader(self._boot.shm_dir, shard)
         except BoardError:
-            self._look_for_news_ns = now_ns + AGING_TICK_MS * _NS_PER_MS
+            self._news_retry_ns = now_ns + AGING_TICK_MS * _NS_PER_MS
             return None
         return reader
 
     def _gather_given_up(self, events: list[Any], now_ns: int) -> None:
-        self._shards_look_ns = now_ns + HEARTBEAT_INTERVAL_MS * _NS_PER_MS
+        self._shards_poll_ns = now_ns + HEARTBEAT_INTERVAL_MS * _NS_PER_MS
         for shard, page in enumerate(self._pages):
             if page.state is ProcessState.GIVEN_UP and shard not in self._given_up:
                 self._given_up.add(shard)
@@ -307,8 +307,8 @@ class SchedulerShell:
     def _gather_names(self, events: list[Any]) -> None:
         for shard, page in enumerate(self._pages):
             word = page.get(ProcessField.TOPICS_CHANGED)
-            if word != self._names[shard]:
-                self._names[shard] = word
+            if word != self._names_words[shard]:
+                self._names_words[shard] = word
                 events.append(ev.TopicNamesChanged(shard))
 
     def _gather_marks(self) -> list[Any]:
@@ -324,8 +324,8 @@ class SchedulerShell:
             # The next incarnation of the shard has other files, so its mark does not apply to these. A new
             # incarnation first writes news. A mark is therefore valid only if no news are unread.
             reader = self._news.get(shard)
-            is_of_this_life = reader is not None and not reader.has_rows
-            if is_of_this_life and mark != self.core.shards[shard].durable:
+            is_current = reader is not None and not reader.has_rows
+            if is_current and mark != self.core.shards[shard].durable:
                 moved.append(ev.DurableMarkMoved(shard, mark))
         return moved
 
@@ -334,11 +334,11 @@ class SchedulerShell:
     def _pump(self, events: list[Any]) -> bool:
         """Process events and perform their effects until none is left; return True if there were effects."""
         effects = self.core.handle(events)
-        has_done = bool(effects)
+        has_effects = bool(effects)
         while effects:
             done = [event for effect in effects if (event := self._perform[type(effect)](effect)) is not None]
             effects = self.core.handle(done) if done else []
-        return has_done
+        return has_effects
 
     def _send_to_link(self, effect: ev.SendToLink) -> ev.GrantsUnsent | None:
         if effect.link == ROUTERS:
@@ -349,13 +349,13 @@ class SchedulerShell:
             return None
         if self._rings.write_grants(effect.link, effect.rows):
             return None
-        many = len(effect.feeds)
-        data = self._encoded_grants.get(many)
+        count = len(effect.feeds)
+        data = self._encoded_grants.get(count)
         if data is None:
-            assert many <= GRANTS_PER_MESSAGE_MAX
-            data = self._encoded_grants[many] = wire.encode(effect.message)
-        why = self._router.post(effect.link, data, effect.rows)
-        return ev.GrantsUnsent(effect, why == zmq.EHOSTUNREACH) if why else None
+            assert count <= GRANTS_PER_MESSAGE_MAX
+            data = self._encoded_grants[count] = wire.encode(effect.message)
+        errno = self._router.post(effect.link, data, effect.rows)
+        return ev.GrantsUnsent(effect, errno == zmq.EHOSTUNREACH) if errno else None
 
     def _read_slots(self, effect: ev.ReadSlots) -> ev.SlotFactsRead:
         """Read slots before the published mark, so that the mark covers every head that was read."""
@@ -366,16 +366,16 @@ class SchedulerShell:
             table = self._tables.get(shard)
             if table is None:
                 table = self._tables[shard] = TopicTable.open(self._boot.shm_dir, shard)
-            words, is_whole = table.read_words(np.array([topic.slot for topic in effect.topics]))
+            words, are_stable = table.read_words(np.array([topic.slot for topic in effect.topics]))
             published = page.watermark(WatermarkKind.PUBLISHED)
         except (BoardError, BoardUnstable):
             return ev.SlotFactsRead(effect, None)
         facts: list[ev.SlotFacts | None] = []
-        for (topic_id, epoch, packed, head, order), is_one in zip(
-            words[:, _FACTS].tolist(), is_whole.tolist(), strict=True
+        for (topic_id, epoch, packed, head, order), is_stable in zip(
+            words[:, _FACTS].tolist(), are_stable.tolist(), strict=True
         ):
             is_live = packed & _STATE_MASK == TOPIC_LIVE
             is_logged = packed >> TOPIC_DURABILITY_SHIFT != Durability.EPHEMERAL
-            seen = ev.SlotFacts(topic_id, epoch, is_live, head, *decode_priority(order), is_logged)
-            facts.append(seen if is_one else None)
+            slot_facts = ev.SlotFacts(topic_id, epoch, is_live, head, *decode_priority(order), is_logged)
+            facts.append(slot_facts if is_stable else None)
         return ev.SlotFactsRead(effect, facts, published)

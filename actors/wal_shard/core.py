@@ -31,7 +31,7 @@ Staged changes therefore never have to be rolled back.
     ROLL          the sync of the old file before a roll  Synced
     FILE          the next file is not ready yet          FileReady (after FileFailed, the core retries)
     OPEN          the header of the next file             FileOpened
-    LEDGER        a storage query                         LedgerQueried
+    STORAGE       a storage query                         StorageQueried
     VOLATILE      a new volatile file                     VolatileOpened, VolatileFailed
 """
 
@@ -54,15 +54,15 @@ from actors.wal_shard.events import (
     Flush,
     Flushed,
     FramesArrived,
-    LedgerQueried,
     OpenFile,
     OpenVolatile,
     PrepareFile,
     PublishMarks,
     PublishTopics,
-    QueryLedger,
+    QueryStorage,
     RetireTopic,
     Settle,
+    StorageQueried,
     Sync,
     Synced,
     VolatileFailed,
@@ -75,7 +75,7 @@ from actors.wal_shard.recovery.log_file_table import LogFileTable
 from actors.wal_shard.requests.read_only_mode import ReadOnlyMode
 from actors.wal_shard.requests.socket_requests import Requests, ShardIdentity, explain_full, explain_halted
 from actors.wal_shard.retention.checkpoint import ShardCheckpoint
-from actors.wal_shard.retention.removal import LEASE_REQUESTS, LedgerQuestion
+from actors.wal_shard.retention.removal import LEASE_REQUESTS, StorageQuery
 from actors.wal_shard.retention.volatile_files import TopicsInFile, VolatileFileTable
 from actors.wal_shard.routing import added_bytes
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
@@ -90,7 +90,7 @@ _FILL_WHEN_HALF_TAKES_NS = 1_000_000_000
 """If the first half of a file lasted at least this long, the next file is filled in advance.
 For faster streams it is only allocated. Filling would take half of the device's bandwidth, and their batches
 are large enough that longer syncs do not matter."""
-_WORD_BYTES = 24
+_COPIED_FILE_BYTES = 24
 """Maximum bytes of one earlier file in a MARK_COPIED."""
 _KEPT_BYTES = 256 << 10
 """Bytes reserved for requests without records at the end of a file, while no next file can be created."""
@@ -129,15 +129,15 @@ class ShardCore:
 
     def __init__(
         self, identity: ShardIdentity, settings: Settings | None = None, *,
-        topics_elsewhere: Callable[[int], int] = lambda own: 0,
-        looked_at: Callable[[ControlReceived], object] = lambda request: None,
+        publish_topic_count: Callable[[int], int] = lambda own: 0,
+        on_request: Callable[[ControlReceived], object] = lambda request: None,
     ) -> None:  # fmt: skip
         """Create the core of one incarnation.
 
-        `topics_elsewhere` is as in Requests. `looked_at` is called with each request before it is handled, so
-        that tests can inject a crash.
+        `publish_topic_count` is as in Requests. `on_request` is called with each request before it is
+        handled, so that tests can inject a crash.
         """
-        self._looked_at = looked_at
+        self._on_request = on_request
         self.identity = identity
         self.settings = settings or Settings()
         self.directory = TopicDirectory(identity.shard, identity.shards)
@@ -152,7 +152,7 @@ class ShardCore:
         )  # fmt: skip
         self.requests = Requests(
             identity, self.directory, self.admission, self.log_files, self.checkpoint, self.volatile_files,
-            topics_elsewhere,
+            publish_topic_count,
         )  # fmt: skip
         self.removals = self.requests.removals
         self.phase = ShardPhase.RECOVERING
@@ -168,12 +168,12 @@ class ShardCore:
         self._batch = CommitBatch()
         self._pending_settlements: list[_PendingSettlement] = []
         self._replies: list[Reply] = []
-        self._held: deque[FramesArrived | ControlReceived] = deque()
+        self._queued_events: deque[FramesArrived | ControlReceived] = deque()
         self._effects: list[Any] = []
         self._now_us = 0
         self._now_ns = 0
-        self._steady_us = 0
-        """Current time on the clock of leases: see Requests.steady_us."""
+        self._lease_clock_us = 0
+        """Current time on the clock of leases: see Requests.lease_clock_us."""
         self._time_base_us = identity.time_base_us
         self._ready_capacity = 0
         self._preparing = False
@@ -198,7 +198,7 @@ class ShardCore:
         self._has_begun = False
         self._has_copied = False
         self._final_mark_written = False
-        self._roll_asks: deque[ControlReceived] = deque()
+        self._roll_requests: deque[ControlReceived] = deque()
         """Requests CheckpointOpen with `roll` that wait until the current file is closed."""
         self._has_records = False
         """True if the current file contains records that a checkpoint could absorb."""
@@ -208,7 +208,7 @@ class ShardCore:
     @property
     def wants_intake(self) -> bool:
         """True if the shell may pass more frames. False while a batch is in flight or events are queued."""
-        return self.awaited is AwaitedCompletion.NOTHING and not self._held
+        return self.awaited is AwaitedCompletion.NOTHING and not self._queued_events
 
     def next_deadline_ns(self) -> int | None:
         """Return the monotonic time of the next deadline, or None.
@@ -220,7 +220,7 @@ class ShardCore:
             return None
         is_unoccupied = self.awaited is AwaitedCompletion.NOTHING
         due = (
-            (self._flush_at_ns, self._mark_at_ns, self._retain_at_ns, self._unused_at_ns)
+            (self._flush_at_ns, self._mark_at_ns, self._retain_at_ns, self._idle_check_at_ns)
             if is_unoccupied
             else ()
         )
@@ -228,7 +228,7 @@ class ShardCore:
         if self._file_failed and not self._preparing:
             times.append(self._file_retry_ns)
         if is_unoccupied and (claims := self.requests.leases.waiting_claims):
-            end_ns = claims.next_deadline_ns(self._steady_us)
+            end_ns = claims.next_deadline_ns(self._lease_clock_us)
             times += [end_ns] if end_ns is not None else []
         return min(times) if times else None
 
@@ -247,19 +247,19 @@ class ShardCore:
         if kind is Tick:
             self._now_us, self._now_ns = event.now_us, event.monotonic_ns
             self._time_base_us = self._time_base_us or event.now_us - event.monotonic_ns // 1_000
-            self._steady_us = self._time_base_us + event.monotonic_ns // 1_000
-            self.requests.steady_us = self._steady_us
-            self.requests.leases.tick(self._steady_us, event.now_us, event.monotonic_ns)
+            self._lease_clock_us = self._time_base_us + event.monotonic_ns // 1_000
+            self.requests.lease_clock_us = self._lease_clock_us
+            self.requests.leases.tick(self._lease_clock_us, event.now_us, event.monotonic_ns)
             self.requests.idle_topic_expiry.now_ns = event.monotonic_ns
             return
         if kind is FramesArrived or kind is ControlReceived:
             if kind is ControlReceived and self._try_fast_path(event):
                 return
-            if self._held or self.awaited is not AwaitedCompletion.NOTHING:
-                self._held.append(event)
+            if self._queued_events or self.awaited is not AwaitedCompletion.NOTHING:
+                self._queued_events.append(event)
                 return
             if self._try_accept(event) is Room.LATER:
-                self._held.append(event)
+                self._queued_events.append(event)
             return
         self.recent_completions.append((self._now_ns, self.awaited, event))
         if kind is BatchWritten:
@@ -277,7 +277,7 @@ class ShardCore:
             self._file_retry_ns = self._now_ns + _FILE_RETRY_NS
         elif kind is FileOpened:
             self._on_opened(event)
-        elif kind is LedgerQueried:
+        elif kind is StorageQueried:
             self.awaited = AwaitedCompletion.NOTHING
             self.removals.take_answers(event.answers, self._batch, self._now_us)
         elif kind is VolatileOpened or kind is VolatileFailed:
@@ -306,7 +306,9 @@ class ShardCore:
             return False
         quick, log = self.requests.leases.fast_path, self.log
         is_unoccupied = (
-            self.awaited is AwaitedCompletion.NOTHING and not self._held and self.phase is ShardPhase.ACTIVE
+            self.awaited is AwaitedCompletion.NOTHING
+            and not self._queued_events
+            and self.phase is ShardPhase.ACTIVE
         )
         if (
             not is_unoccupied
@@ -317,7 +319,7 @@ class ShardCore:
             return False
         self.current_request = event
         if kind is m.Claim:
-            answer = quick.claim(message, self._steady_us)
+            answer = quick.claim(message, self._lease_clock_us)
             if answer is not None:
                 # Leases without a log record exist only in memory, so the reply need not wait for the commit
                 # batch.
@@ -326,7 +328,7 @@ class ShardCore:
         else:
             has_room = log.is_open and log.fits(self._batch.bytes + quick.bytes + _SLACK)
             take = quick.ack if kind is m.Ack else quick.ack_and_claim
-            is_done = has_room and take(message, event, self._steady_us)
+            is_done = has_room and take(message, event, self._lease_clock_us)
         self.current_request = None
         return is_done
 
@@ -345,7 +347,7 @@ class ShardCore:
             self._stage_acks()
         if type(event) is ControlReceived:
             self.current_request = event
-            self._looked_at(event)
+            self._on_request(event)
         room = self._room_for(event)
         if room is not Room.LATER:
             self._take(event, room)
@@ -404,29 +406,29 @@ class ShardCore:
         message = event.message if isinstance(event, ControlReceived) else None
         if self.removals.must_run_retention_first(message, self._batch, self._now_us):
             return False
-        if isinstance(message, LEASE_REQUESTS) and self._query_ledger(
+        if isinstance(message, LEASE_REQUESTS) and self._query_storage(
             self.requests.leases.delivery_attributes.questions_for(message)
         ):
             return False
         if isinstance(message, m.AckAndClaim) and not message.group:
-            return not self._query_ledger(self.requests.leases.deletes.sizes_for(message))
+            return not self._query_storage(self.requests.leases.deletes.sizes_for(message))
         if (isinstance(message, m.ConfirmDeadLettered) and not message.number) or (
             isinstance(message, m.Ack) and not message.group
         ):
-            return not self._query_ledger(
-                self.requests.leases.deletes.questions_for(message, self._steady_us // 1_000)
+            return not self._query_storage(
+                self.requests.leases.deletes.questions_for(message, self._lease_clock_us // 1_000)
             )
         if not isinstance(message, m.RecordsDelete):
             return True
-        return not self._batch.parts and not self._query_ledger(
+        return not self._batch.parts and not self._query_storage(
             self.removals.questions_for_delete(message, self._now_us)
         )
 
-    def _query_ledger(self, questions: list[LedgerQuestion]) -> bool:
+    def _query_storage(self, questions: list[StorageQuery]) -> bool:
         """Query storage if there are questions. Return True if there are."""
         if questions:
-            self._effects.append(QueryLedger(questions))
-            self.awaited = AwaitedCompletion.LEDGER
+            self._effects.append(QueryStorage(questions))
+            self.awaited = AwaitedCompletion.STORAGE
         return bool(questions)
 
     def _volatile_room(self, length: int) -> Room:
@@ -459,13 +461,13 @@ class ShardCore:
 
     def _take(self, event: FramesArrived | ControlReceived, room: Room) -> None:
         if isinstance(event, FramesArrived):
-            latch = self.requests.read_only
+            read_only = self.requests.read_only
             closed = Status.INTERNAL if room is Room.NONE or self.disk_missing_bytes else None
-            closed = closed if latch is None else Status.STORAGE_READ_ONLY
+            closed = closed if read_only is None else Status.STORAGE_READ_ONLY
             intake = self.admission.open(event.buffer, event.batch)
             self.admission.admit(intake, self.directory.by_id, self._now_us, closed)
-            if latch is not None:
-                latch.explain(intake)
+            if read_only is not None:
+                read_only.explain(intake)
             elif self.disk_missing_bytes:
                 explain_full(intake, self.disk_missing_bytes)
             if self.directory.halted:
@@ -474,7 +476,7 @@ class ShardCore:
             self._pending_settlements.append(_PendingSettlement(event.source, intake, event.end_position))
             return
         if isinstance(event.message, m.CheckpointOpen) and event.message.roll and self._must_roll:
-            self._roll_asks.append(event)
+            self._roll_requests.append(event)
             return
         can_log = room is Room.NOW and not (
             self.disk_missing_bytes > 0 and isinstance(event.message, m.Append | m.Route)
@@ -499,21 +501,21 @@ class ShardCore:
             self._stage_acks()
         if self._file_failed and not self._preparing and self._now_ns >= self._file_retry_ns:
             self._prepare(self._wanted_bytes)
-        if self._roll_asks and self.awaited is AwaitedCompletion.NOTHING and not self._is_busy:
+        if self._roll_requests and self.awaited is AwaitedCompletion.NOTHING and not self._is_busy:
             self._roll_for_checkpoint()
-        while self._held and self.awaited is AwaitedCompletion.NOTHING:
-            if self._try_accept(self._held[0]) is Room.LATER:
+        while self._queued_events and self.awaited is AwaitedCompletion.NOTHING:
+            if self._try_accept(self._queued_events[0]) is Room.LATER:
                 break
-            self._held.popleft()
+            self._queued_events.popleft()
         if self.requests.leases.fast_path:
             self._stage_acks()
         if self.awaited is not AwaitedCompletion.NOTHING:
             return
         self._serve_claims()
-        at_ns = self._unused_at_ns
+        at_ns = self._idle_check_at_ns
         if at_ns is not None and self._now_ns >= at_ns:
             self.requests.expire_idle_topics(self._batch, self._now_us)
-        if self._query_ledger(self.requests.leases.delivery_attributes.pending_questions()):
+        if self._query_storage(self.requests.leases.delivery_attributes.pending_questions()):
             return
         if self.requests.read_only is not None:
             self._answer_without_log()
@@ -526,7 +528,7 @@ class ShardCore:
             or self.removals.is_retention_requested
         ):
             self._begin_batch()
-            if self.awaited is AwaitedCompletion.NOTHING and self._held:
+            if self.awaited is AwaitedCompletion.NOTHING and self._queued_events:
                 self._advance()
         elif self._due(self._flush_at_ns) and self._unsynced:
             self._flush()
@@ -536,7 +538,7 @@ class ShardCore:
             self._begin_batch()
         elif self._due(self._mark_at_ns) and self._can_mark():
             self._write_mark()
-        elif self.phase is ShardPhase.DRAINING and not self._held:
+        elif self.phase is ShardPhase.DRAINING and not self._queued_events:
             self._finish_draining()
 
     def _serve_claims(self) -> None:
@@ -545,18 +547,18 @@ class ShardCore:
         if not leases.has_work:
             return
         if self.phase is ShardPhase.RECOVERING or self.requests.read_only is not None or is_stuck:
-            self._effects.extend(leases.serve_claims(self._steady_us, is_stuck=is_stuck))
+            self._effects.extend(leases.serve_claims(self._lease_clock_us, is_stuck=is_stuck))
             return
         owed: list[Reply] = []
-        self._effects.extend(leases.serve_claims(self._steady_us, self._batch, owed))
+        self._effects.extend(leases.serve_claims(self._lease_clock_us, self._batch, owed))
         (self._replies if self._batch.parts else self._effects).extend(owed)
 
     @property
-    def _unused_at_ns(self) -> int | None:
+    def _idle_check_at_ns(self) -> int | None:
         """Monotonic time of the next check for idle topics, or None.
 
         None while a deletion could not be logged, or while queued requests may be uses of a topic."""
-        is_able = self.phase is ShardPhase.ACTIVE and not self._file_failed and not self._held
+        is_able = self.phase is ShardPhase.ACTIVE and not self._file_failed and not self._queued_events
         is_able = is_able and self.requests.read_only is None
         return self.requests.idle_topic_expiry.next_deadline_ns() if is_able else None
 
@@ -579,49 +581,49 @@ class ShardCore:
         return log.is_open and log.marked_durable < min(log.durable, log.frames_stop) and log.fits(0)
 
     def _begin_batch(self) -> None:
-        group = self._batch
-        if self.phase is not ShardPhase.RECOVERING and self._query_ledger(
-            self.removals.questions(group, self.admission, self._now_us)
+        batch = self._batch
+        if self.phase is not ShardPhase.RECOVERING and self._query_storage(
+            self.removals.questions(batch, self.admission, self._now_us)
         ):
             return
-        self._reserve_heads(group)
-        if group.bytes and not (self.log.is_open and self.log.fits(group.bytes)):
-            self._roll(group.bytes)
+        self._reserve_heads(batch)
+        if batch.bytes and not (self.log.is_open and self.log.fits(batch.bytes)):
+            self._roll(batch.bytes)
             return
         # Lay out the volatile part only now, because the batch may have grown while the core waited for a
         # file.
-        if group.volatile_bytes:
-            self._effects.append(self.volatile_files.write(group))
-        if group.bytes:
-            self._write(group)
+        if batch.volatile_bytes:
+            self._effects.append(self.volatile_files.write(batch))
+        if batch.bytes:
+            self._write(batch)
         else:
             self._finish_batch()
 
-    def _write(self, group: CommitBatch) -> None:
+    def _write(self, batch: CommitBatch) -> None:
         start = self.log.offset
         flags, self._mark_flags = self._mark_flags, 0
         self._final_mark_written = bool(flags & MARK_ORDERLY)
-        buffers = lay_out(group, self.log, flags, self._copied_files if flags & MARK_COPIED else ([], []))
-        is_synced = group.needs_sync or self.log.offset - self.log.durable > UNSYNCED_BYTES_MAX
+        buffers = lay_out(batch, self.log, flags, self._copied_files if flags & MARK_COPIED else ([], []))
+        is_synced = batch.needs_sync or self.log.offset - self.log.durable > UNSYNCED_BYTES_MAX
         self._effects.append(WriteBatch(buffers, start, self.log.offset - start, is_synced))
         self.awaited = AwaitedCompletion.WRITE
 
-    def _reserve_heads(self, group: CommitBatch) -> None:
+    def _reserve_heads(self, batch: CommitBatch) -> None:
         """Reserve seqs before records that a crash may lose are acknowledged under these seqs."""
         interval = self.settings.limits.flush_interval_us
         if self.phase is ShardPhase.RECOVERING:
             return  # copied records were reserved before, and this batch settles open reservations
-        for topic in list(group.dirty_topics.values()):
+        for topic in list(batch.dirty_topics.values()):
             last = topic.next_seq - 1
             if topic.is_reserving and topic.reservation.needed(last):
                 reserved = topic.reservation.extend(last, self._now_us, interval)
                 frame = frame_of(HeadReserved(reserved, False), topic.topic_id, topic.epoch)
-                group.add_control(frame, topic)
+                batch.add_control(frame, topic)
 
     def _on_written(self) -> None:
-        group = self._batch
+        batch = self._batch
         self._unsynced = self.log.offset - self.log.durable
-        if group.needs_sync or self._unsynced > UNSYNCED_BYTES_MAX:
+        if batch.needs_sync or self._unsynced > UNSYNCED_BYTES_MAX:
             # Emit the effects after the sync at once, so that the shell can prepare them while the device
             # works. If the sync fails, the shell performs none of them and the incarnation ends.
             self._effects.append(Sync())
@@ -681,25 +683,25 @@ class ShardCore:
 
         The batch is as durable as its frames require, or the Sync effect precedes the effects of this method.
         """
-        group, self._batch = self._batch, CommitBatch()
+        batch, self._batch = self._batch, CommitBatch()
         owed, self._pending_settlements = self._pending_settlements, []
         replies, self._replies = self._replies, []
         retired, self.requests.retired = self.requests.retired, []
         self.awaited = AwaitedCompletion.NOTHING
-        topics = list(group.dirty_topics.values())
+        topics = list(batch.dirty_topics.values())
         for topic in topics:
             self.requests.leases.on_publish(topic)
             topic.publish()
-        for part in group.parts if self.phase is not ShardPhase.RECOVERING else ():
+        for part in batch.parts if self.phase is not ShardPhase.RECOVERING else ():
             if isinstance(part, FrameIntake):
-                self.requests.leases.newest.add(part)
-        self.checkpoint.track_changes(group.dirty_topics, retired)
-        self._has_records |= bool(group.records or (group.parts and self.phase is ShardPhase.RECOVERING))
+                self.requests.leases.recent_records.add(part)
+        self.checkpoint.track_changes(batch.dirty_topics, retired)
+        self._has_records |= bool(batch.records or (batch.parts and self.phase is ShardPhase.RECOVERING))
         # Marks precede heads: a reader that sees a head must find every record up to it.
-        if group.parts:
+        if batch.parts:
             self._effects.append(self._marks())
         if topics:
-            news = () if self.phase is ShardPhase.RECOVERING else group.news
+            news = () if self.phase is ShardPhase.RECOVERING else batch.news
             self._effects.append(PublishTopics(topics, news))
         self._effects.extend(
             RetireTopic(topic, self.requests.idle_topic_expiry.take_expired_period(topic))
@@ -708,11 +710,11 @@ class ShardCore:
         self._effects.extend(Settle(o.source, o.intake.entries, o.new_tail) for o in owed)
         self._effects.extend(replies)
         if self.requests.leases.waiting_claims:
-            self._effects.extend(self.requests.leases.serve_claims(self._steady_us))
-        if group.frames or group.refused or group.duplicates:
-            size = group.bytes + group.volatile_bytes
+            self._effects.extend(self.requests.leases.serve_claims(self._lease_clock_us))
+        if batch.frames or batch.refused or batch.duplicates:
+            size = batch.bytes + batch.volatile_bytes
             self._effects.append(
-                BatchCommitted(group.frames, group.records, size, group.refused, group.duplicates)
+                BatchCommitted(batch.frames, batch.records, size, batch.refused, batch.duplicates)
             )
         self._prepare_ahead()
 
@@ -753,8 +755,8 @@ class ShardCore:
     def _roll_for_checkpoint(self) -> None:
         """Close the current file as soon as the next one is ready. Commits do not wait for it."""
         if not self._must_roll:
-            while self._roll_asks:
-                self._take(self._roll_asks.popleft(), Room.NOW)
+            while self._roll_requests:
+                self._take(self._roll_requests.popleft(), Room.NOW)
         elif self._ready_capacity:
             self._roll(0)
         else:
@@ -781,7 +783,7 @@ class ShardCore:
     # -- start and stop -------------------------------------------------------------------------------
 
     def begin(
-        self, group: CommitBatch, prev: tuple[int, int, int, bool], settled: dict[int, int],
+        self, batch: CommitBatch, prev: tuple[int, int, int, bool], settled: dict[int, int],
         damaged: Collection[int] = (), halts: Collection[Halt] = (),
     ) -> list[Any]:  # fmt: skip
         """Start after recovery: write the frames in doubt into this incarnation's first file.
@@ -790,21 +792,21 @@ class ShardCore:
         becomes active. Pass completions to `handle` until `phase` is ACTIVE.
 
         Args:
-            group: commit batch with the frames in doubt.
+            batch: commit batch with the frames in doubt.
             prev: (file, stop, seal, orderly) of the previous file.
             settled: new end offset of each earlier file that had frames in doubt.
             damaged: files that end at damage.
             halts: topics that are not served.
         """
-        self._batch, self._prev = group, prev
+        self._batch, self._prev = batch, prev
         self._copied_files = (sorted(settled.items()), sorted(damaged))
         self._halts = halts
-        group.needs_sync = True
+        batch.needs_sync = True
         self._has_begun = True
         self.removals.invalidate_lossy_topics()
         return self.handle([])
 
-    def begin_read_only(self, latch: ReadOnlyMode, halts: Collection[Halt] = ()) -> None:
+    def begin_read_only(self, read_only: ReadOnlyMode, halts: Collection[Halt] = ()) -> None:
         """Start read-only after recovery: serve only reads until `DrainRequested`."""
         for topic in self.directory.by_id.values():
             topic.publish()
@@ -812,7 +814,7 @@ class ShardCore:
         self.removals.invalidate_lossy_topics()
         self.requests.routing.finish_recovery()
         self.requests.leases.registry.finish_recovery()
-        self.requests.read_only = latch
+        self.requests.read_only = read_only
         self.phase = ShardPhase.ACTIVE
 
     def _answer_without_log(self) -> None:
@@ -821,16 +823,16 @@ class ShardCore:
         The marks on the board are not changed, because the next writable incarnation needs them for its
         recovery.
         """
-        group, self._batch = self._batch, CommitBatch()
+        batch, self._batch = self._batch, CommitBatch()
         owed, self._pending_settlements = self._pending_settlements, []
         replies, self._replies = self._replies, []
-        if group.bytes or group.volatile_bytes or group.dirty_topics:
-            raise InvariantViolation("read-only shard has staged changes", bytes=group.bytes)
+        if batch.bytes or batch.volatile_bytes or batch.dirty_topics:
+            raise InvariantViolation("read-only shard has staged changes", bytes=batch.bytes)
         self._effects.extend(Settle(o.source, o.intake.entries, o.new_tail) for o in owed)
         self._effects.extend(replies)
-        if group.refused or group.duplicates:
-            self._effects.append(BatchCommitted(0, 0, 0, group.refused, group.duplicates))
-        if self.phase is ShardPhase.DRAINING and not self._held:
+        if batch.refused or batch.duplicates:
+            self._effects.append(BatchCommitted(0, 0, 0, batch.refused, batch.duplicates))
+        if self.phase is ShardPhase.DRAINING and not self._queued_events:
             self.phase = ShardPhase.STOPPED
             self._effects.append(Stop(int(ExitCode.OK), "drained"))
 
@@ -839,7 +841,7 @@ class ShardCore:
             return
         if not self.log.is_open:
             settled, damaged = self._copied_files
-            self._roll(self._batch.bytes + _WORD_BYTES * (len(settled) + len(damaged)))
+            self._roll(self._batch.bytes + _COPIED_FILE_BYTES * (len(settled) + len(damaged)))
         elif self._batch.parts:
             self._begin_batch()
         elif not self._has_copied:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.wal_shard.commit.commit_batch import News
-from actors.wal_shard.retention.removal import LedgerAnswer, LedgerQuestion
+from actors.wal_shard.retention.removal import StorageAnswer, StorageQuery
 from ringlog.frame.batch import FrameBatch
 from ringlog.frame.settle_entry import SettleEntries
 from ringlog.topic.state import ShardTopic
@@ -94,10 +94,10 @@ class WorkerDied:
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerQueried:
-    """Results of a QueryLedger: one answer for each question, in order."""
+class StorageQueried:
+    """Results of a QueryStorage: one answer for each question, in order."""
 
-    answers: list[LedgerAnswer]
+    answers: list[StorageAnswer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +205,10 @@ class OpenVolatile:
 
 
 @dataclass(frozen=True, slots=True)
-class QueryLedger:
-    """Query storage about records of topics (removal.answer_question). Completion: LedgerQueried, at once."""
+class QueryStorage:
+    """Query storage about records (removal.answer_question). Completion: StorageQueried, at once."""
 
-    questions: list[LedgerQuestion]
+    questions: list[StorageQuery]
 
 
 class PublishTopics:

@@ -16,7 +16,7 @@ class AwaitedCompletion(Enum):
     FILE = 5
     OPEN = 6
     VOLATILE = 7
-    LEDGER = 8
+    STORAGE = 8
 
 
 class Room(Enum):

@@ -65,12 +65,16 @@ class ShardRouters:
     """The routers into topics of one shard, and the handlers of their forward requests."""
 
     def __init__(
-        self, directory: TopicDirectory, admission: Admission, want: Callable[[ShardTopic, CommitBatch], None]
-    ) -> None:
-        """Create the handlers. `want` makes readers of a topic query the shard again after publication."""
+        self, directory: TopicDirectory, admission: Admission,
+        invalidate_readers: Callable[[ShardTopic, CommitBatch], None],
+    ) -> None:  # fmt: skip
+        """Create the handlers.
+
+        `invalidate_readers` makes readers of a topic query the shard again after publication.
+        """
         self._directory = directory
         self._admission = admission
-        self._want = want
+        self._invalidate_readers = invalidate_readers
         self._by_number: dict[int, ShardTopic] = {}
         """Router number -> destination topic. May contain deleted topics, which `_find` filters out."""
         self.handlers: dict[
@@ -102,7 +106,7 @@ class ShardRouters:
     # -- routers --------------------------------------------------------------------------------------
 
     def _put(
-        self, message: m.RouterPut, event: ControlReceived, group: CommitBatch, now_us: int
+        self, message: m.RouterPut, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
         facts = message.facts
         check_router_facts(facts.name, facts.source, facts.dest, facts.flags, facts.filter)
@@ -120,14 +124,14 @@ class ShardRouters:
         )
         router.flags, router.filter = facts.flags, facts.filter
         if not topic.routers:
-            self._want(topic, group)  # Readers must learn that a router feeds this topic.
+            self._invalidate_readers(topic, batch)  # Readers must learn that a router feeds this topic.
         topic.routers = {**topic.routers, router.number: router}
         self._by_number[router.number] = topic
-        group.add_control(created_frame(topic, router), topic)
+        batch.add_control(created_frame(topic, router), topic)
         return facts_of(topic, router)
 
     def _drop(
-        self, message: m.RouterDrop, event: ControlReceived, group: CommitBatch, now_us: int
+        self, message: m.RouterDrop, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
         found = self._find(message.router)
         if found is None:
@@ -136,12 +140,12 @@ class ShardRouters:
         topic.routers = {n: each for n, each in topic.routers.items() if n != router.number}
         self._by_number.pop(router.number)
         if not topic.routers:
-            self._want(topic, group)
-        group.add_control(frame_of(RouterRemoved(router.number), topic.topic_id, topic.epoch), topic)
+            self._invalidate_readers(topic, batch)
+        batch.add_control(frame_of(RouterRemoved(router.number), topic.topic_id, topic.epoch), topic)
         return m.RouterDropped(router.number, True)
 
     def _list(
-        self, message: m.RoutersAsk, event: ControlReceived, group: CommitBatch, now_us: int
+        self, message: m.RoutersAsk, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
         size = min(max(message.page_size, 1), LIST_PAGE_MAX)
         numbers = sorted([number for number in self._by_number if number > message.after])
@@ -150,7 +154,7 @@ class ShardRouters:
 
     # -- forward requests -----------------------------------------------------------------------------
 
-    def _route(self, message: m.Route, event: ControlReceived, group: CommitBatch, now_us: int) -> m.Message:
+    def _route(self, message: m.Route, event: ControlReceived, batch: CommitBatch, now_us: int) -> m.Message:
         """Apply the rows whose router is at the row's start (F2), in the order of their frames."""
         sent = _frames_of(message, event.attachment)
         replies = [m.RoutedRow(RouterPassOutcome.GONE)] * len(message.rows)
@@ -162,12 +166,12 @@ class ShardRouters:
             if found is None or found[0].topic_id != row.dest_id:
                 continue
             topic, router = found
-            fate = router.outcome_of(row.start, row.stop)
-            if fate is not None:
-                replies[n] = _row(fate, topic, router)
+            outcome = router.outcome_of(row.start, row.stop)
+            if outcome is not None:
+                replies[n] = _row(outcome, topic, router)
                 continue
             if row.frame < 0:
-                replies[n] = self._advance_without_copy(topic, router, row, group)
+                replies[n] = self._advance_without_copy(topic, router, row, batch)
                 continue
             records, size = sent.counts[row.frame], sent.sizes[row.frame]
             refused = self._refused(topic, router, records, size)
@@ -176,13 +180,13 @@ class ShardRouters:
                 continue
             copy = self._stage(topic, router, row, records, size, now_us)
             if sent.marked[row.frame]:
-                topic.marked_to = topic.next_seq - 1
+                topic.attributes_to = topic.next_seq - 1
             self._note_retention(topic, sent, row.frame, copy.commit_ts)
             is_volatile = topic.config.durability == Durability.EPHEMERAL
             if is_volatile:
                 # The copies do not survive this process, but the cursor does: records are not forwarded
                 # twice.
-                group.add_control(_moved(topic, router, records), topic, sync=False)
+                batch.add_control(cursor_frame(topic, router, records), topic, sync=False)
             copies.setdefault((row.frame, is_volatile), []).append(
                 (copy, RoutedCopy(topic, copy.base_seq, copy.base_seq + records - 1, size))
             )
@@ -190,11 +194,11 @@ class ShardRouters:
         for (number, is_volatile), made in copies.items():
             carried = routed_content_of(sent.buffer, sent.batch, number, hops=message.hops)
             frame = routed_frame(carried, [copy for copy, _ in made])
-            group.add_routed(RoutedPart(frame, [place for _, place in made], is_volatile))
+            batch.add_routed(RoutedPart(frame, [place for _, place in made], is_volatile))
         return m.Routed(replies)
 
     def _advance_without_copy(
-        self, topic: ShardTopic, router: Router, row: m.RouteRow, group: CommitBatch
+        self, topic: ShardTopic, router: Router, row: m.RouteRow, batch: CommitBatch
     ) -> m.RoutedRow:
         """Advance a router without copies.
 
@@ -205,12 +209,12 @@ class ShardRouters:
             if last > SEQ_MAX:
                 return _row(RouterPassOutcome.CLOSED, topic, router)
             topic.next_seq = last + 1
-            trim(topic, first, last)
+            mark_trimmed(topic, first, last)
             lost = RangeLost(first, last, True)
-            group.add_control(frame_of(lost, topic.topic_id, topic.epoch), topic)
-            self._want(topic, group)
+            batch.add_control(frame_of(lost, topic.topic_id, topic.epoch), topic)
+            self._invalidate_readers(topic, batch)
         router.advance(row.stop, 0)
-        group.add_control(_moved(topic, router, 0), topic, sync=bool(row.lost))
+        batch.add_control(cursor_frame(topic, router, 0), topic, sync=bool(row.lost))
         return _row(RouterPassOutcome.DONE, topic, router)
 
     def _refused(self, topic: ShardTopic, router: Router, records: int, size: int) -> m.RoutedRow | None:
@@ -246,12 +250,12 @@ class ShardRouters:
     def _note_retention(self, topic: ShardTopic, sent: _RoutedFrames, frame: int, stamp: int) -> None:
         config = topic.config
         if config.ttl_ms or config.cap_records or config.cap_bytes or sent.expires[frame]:
-            self._admission.written[topic.topic_id] = topic
+            self._admission.needs_retention[topic.topic_id] = topic
             if update_next_expiry(topic, sent.buffer, sent.batch.take(slice(frame, frame + 1)), stamp):
-                self._admission.newly_due.append(topic)
+                self._admission.earlier_expiry.append(topic)
 
 
-def trim(topic: ShardTopic, first: int, last: int) -> None:
+def mark_trimmed(topic: ShardTopic, first: int, last: int) -> None:
     """Mark these seqs as representing records that the source lost before they were forwarded."""
     topic.lost = with_range(topic.lost, first, last)
     topic.trimmed = with_range(topic.trimmed, first, last)
@@ -294,12 +298,12 @@ def facts_of(topic: ShardTopic, router: Router) -> m.RouterFacts:
 
 
 def _row(
-    fate: RouterPassOutcome, topic: ShardTopic, router: Router, records: int = 0, size: int = 0
+    outcome: RouterPassOutcome, topic: ShardTopic, router: Router, records: int = 0, size: int = 0
 ) -> m.RoutedRow:
-    return m.RoutedRow(fate, router.cursor, int(topic.config.durability), records, size)
+    return m.RoutedRow(outcome, router.cursor, int(topic.config.durability), records, size)
 
 
-def _moved(topic: ShardTopic, router: Router, copies: int) -> bytearray:
+def cursor_frame(topic: ShardTopic, router: Router, copies: int) -> bytearray:
     return frame_of(RouterMoved(router.number, router.cursor, copies), topic.topic_id, topic.epoch)
 
 

@@ -84,27 +84,27 @@ from ringlog.storage.disk import Disk, RealDisk
 from ringlog.storage.layout import LOCK_NAME, META_DIR
 from ringlog.storage.reader import LogHighWatermark as ReadMark
 from ringlog.storage.record_index import StoredRecordIndex
-from ringlog.storage.wal import FIRST_FILE_BYTES, StreamIdentity, WalWriter
+from ringlog.storage.wal import FIRST_FILE_BYTES, ShardLogIdentity, WalWriter
 from ringlog.topic.state import ShardTopic
 
 log = logging.getLogger("ringlog.shard")
 
 SLEEP_MS_MAX = 100
 """Interval of the backup poll. A lost doorbell delays work by at most this time (RF-35)."""
-LOOK_TURNS = 8
+POLL_EVERY_PASSES = 8
 """A shard that does not sleep polls its descriptors in one of this many passes."""
 _NOTHING: frozenset[int] = frozenset()
 IDLE_SLEEPS = 20
 """After this many sleeps without work, the backup poll is as rare as the heartbeat.
 An idle engine then uses almost no CPU."""
-REQUESTS_PER_TURN = 256
-SLOTS_AHEAD = 4 * REQUESTS_PER_TURN
+REQUESTS_PER_PASS = 256
+SLOTS_AHEAD = 4 * REQUESTS_PER_PASS
 """The topic table grows if it has fewer free slots. If shared memory has no room, new topics are refused."""
 LOCK_TRIES = 600
 LOCK_WAIT_S = 0.05
-CHECK_EVERY_TURNS = 4_096
+CHECK_EVERY_PASSES = 4_096
 NS_PER_S = 1_000_000_000
-DISK_WORD_NS = 10 * NS_PER_S
+DISK_REPORT_NS = 10 * NS_PER_S
 """Time for which the reclaimer's report of low disk space is valid without a heartbeat."""
 
 
@@ -126,18 +126,19 @@ class WalShardShell:
         self._clock = clock or SystemClock()
         self._is_lenient = is_lenient
         self._has_cold = has_cold
-        self._disk_look_ns = 0
+        self._disk_poll_ns = 0
         self._queue_board, self._group_board = QueueBoard(), GroupBoard()
         identity = ShardIdentity(
             boot.engine_id, boot.shard, boot.shards, boot.incarnation, topics_max, boot.time_base_us
         )
         self.core = ShardCore(
-            identity, settings, topics_elsewhere=self._topics_elsewhere, looked_at=_hit_delete_stop_point
-        )
+            identity, settings, publish_topic_count=self._publish_topic_count,
+            on_request=_hit_delete_stop_point,
+        )  # fmt: skip
         self.core.requests.leases.registry.has_dead_letter_mover = schedulers > 0
         self._board = Board.open(boot.shm_dir, writable=True)
         self._slot = self._board.process(boot.slot)
-        self._governing = ShardLoadMonitor(self._slot, self._clock.monotonic_ns(), is_reacting=is_governed)
+        self._load_monitor = ShardLoadMonitor(self._slot, self._clock.monotonic_ns(), is_reacting=is_governed)
         self._table = TopicTable.create(boot.shm_dir, boot.shard)
         self._scheduler_notifier = SchedulerNotifier(boot, self._board, schedulers)
         self._socket = RouterSocket(socket_of(boot.shm_dir, boot.name))
@@ -146,7 +147,7 @@ class WalShardShell:
         self._rings = Rings(boot.shm_dir, boot.shard, boot.engine_id)
         self._calls = CallRings(boot.shm_dir, boot.shard, boot.incarnation, self._clock)
         self._directory = stream_directory(boot.data_dir, boot.shard)
-        stream = StreamIdentity(
+        stream = ShardLogIdentity(
             boot.data_dir, self._directory, boot.shard, boot.shards, boot.incarnation,
             bytes.fromhex(boot.boot_id.replace("-", "")), bytes.fromhex(boot.engine_id),
         )  # fmt: skip
@@ -155,10 +156,10 @@ class WalShardShell:
         self._log = LogIO(boot, writer, self._volatile_log, self.core.log_files, self._slot, self._clock)
         self._worker_liveness = WorkerLiveness()
         self._own_bells = self._log.bells
-        self._ledger = StoredRecordIndex(self._disk, boot.data_dir, boot.shm_dir, self._published_mark)
+        self._record_index = StoredRecordIndex(self._disk, boot.data_dir, boot.shm_dir, self._published_mark)
         self._job_prefetcher = JobPrefetcher(
             self._disk, boot.data_dir, boot.shm_dir, self._published_mark, self.core.requests.locate_records,
-            self.core.requests.leases.newest, self.core.requests.leases.sizes,
+            self.core.requests.leases.recent_records, self.core.requests.leases.sizes,
         )  # fmt: skip
         self._read_only_probe = ReadOnlyProbe(
             self._disk, self._clock, self._directory, boot.read_only_ms, min(FIRST_FILE_BYTES, file_bytes)
@@ -179,7 +180,7 @@ class WalShardShell:
         self._socket_fd = self._socket.fileno()
         self._woken_by: frozenset[int] = _NOTHING
         """Descriptors that were readable when the last sleep ended. Cleared after the next pass."""
-        self._looking_on = SpinPolicy()
+        self._spin_policy = SpinPolicy()
         self._poll = select.epoll()
         self._control: deque[ControlReceived] = deque()
         requests = self.core.requests
@@ -187,7 +188,7 @@ class WalShardShell:
         """Request types that may arrive through a call ring."""
         self._perform: dict[type, Callable[[Any], Any]] = {
             **self._log.effect_handlers,
-            ev.QueryLedger: self._consult,
+            ev.QueryStorage: self._query_storage,
             ev.PublishTopics: self._publish_topics,
             ev.PublishMarks: self._publish_marks,
             ev.RetireTopic: self._retire_topic,
@@ -245,7 +246,7 @@ class WalShardShell:
         work = len(events) - 1
         self._is_idle = not work
         self._pump(events)
-        self._let_rings_go()
+        self._detach_rings()
         self._beat()
         if self.exit_code is None and self._read_only_probe.is_writable_again():
             log_event(
@@ -284,7 +285,7 @@ class WalShardShell:
             self._disk.sync_dir(self._directory)
         self._rings.close()
         self._calls.close()
-        self._ledger.close()
+        self._record_index.close()
         self._socket.close()
         self._bell.close()
         self._scheduler_notifier.close()
@@ -305,16 +306,16 @@ class WalShardShell:
     def _gather(self) -> list[Any]:
         """Collect a bounded number of events. The first one is always a Tick."""
         events: list[Any] = [self._tick()]
-        governing, now_ns = self._governing, events[0].monotonic_ns
-        if now_ns >= governing.due_ns:
-            governing.sample(now_ns, self._rings, self.core.requests.refused_for_pressure)
+        load_monitor, now_ns = self._load_monitor, events[0].monotonic_ns
+        if now_ns >= load_monitor.due_ns:
+            load_monitor.sample(now_ns, self._rings, self.core.requests.refused_for_pressure)
         self._receive()
         events += self._log.take_completions()
         if self._worker_liveness and self._should_poll(self._worker_liveness.fileno()):
-            events += [ev.WorkerDied(*life) for life in self._worker_liveness.take_dead()]
+            events += [ev.WorkerDied(*process_id) for process_id in self._worker_liveness.take_dead()]
         if self.core.wants_intake:
-            window = governing.window
-            if not window.window_ns or governing.may_drain(now_ns, self._rings):
+            window = load_monitor.window
+            if not window.window_ns or load_monitor.may_drain(now_ns, self._rings):
                 arrived = self._rings.drain()
                 if arrived:
                     if not window.window_ns and len(arrived) == 1:
@@ -323,8 +324,8 @@ class WalShardShell:
                     if window.window_ns:
                         window.record_drain(now_ns, len(arrived))
             # The queue is full if it contains as many requests as one pass processes.
-            is_full = len(self._control) >= REQUESTS_PER_TURN
-            self.core.requests.is_overloaded = is_full and governing.is_refusing
+            is_full = len(self._control) >= REQUESTS_PER_PASS
+            self.core.requests.is_overloaded = is_full and load_monitor.is_refusing
             self._take_calls()
             if self._control:
                 events.extend(self._control)
@@ -335,11 +336,11 @@ class WalShardShell:
         return events
 
     def _should_poll(self, fd: int) -> bool:
-        """Return True if this descriptor woke the shard, or in every LOOK_TURNS-th pass.
+        """Return True if this descriptor woke the shard, or in every POLL_EVERY_PASSES-th pass.
 
         A poll costs as much as the admission of a frame. The regular pass serves shards that never sleep.
         """
-        return fd in self._woken_by or not self._heartbeat.turns % LOOK_TURNS
+        return fd in self._woken_by or not self._heartbeat.passes % POLL_EVERY_PASSES
 
     def _is_due(self, now_ns: int) -> bool:
         deadline = self.core.next_deadline_ns()
@@ -394,26 +395,26 @@ class WalShardShell:
         now_ns = self._clock.monotonic_ns()
         self._heartbeat.beat(now_ns)
         leases = self.core.requests.leases
-        self._queue_board.beat(slot, leases, now_ns)
-        self._group_board.beat(
-            slot, leases.registry.group_metrics, now_ns, self.core.requests.steady_us // 1_000
+        self._queue_board.publish(slot, leases, now_ns)
+        self._group_board.publish(
+            slot, leases.registry.group_metrics, now_ns, self.core.requests.lease_clock_us // 1_000
         )
         self._socket.guard(now_ns)
         self._calls.remove_abandoned(now_ns)
-        if now_ns >= self._disk_look_ns:
-            self._look_at_disk(now_ns)
+        if now_ns >= self._disk_poll_ns:
+            self._read_disk_report(now_ns)
         self._log.publish_sync_times()
-        if self._heartbeat.turns % CHECK_EVERY_TURNS == 0:
+        if self._heartbeat.passes % CHECK_EVERY_PASSES == 0:
             self.core.check()
 
-    def _look_at_disk(self, now_ns: int) -> None:
+    def _read_disk_report(self, now_ns: int) -> None:
         """Read the reclaimer's report of low disk space from the board.
 
         It is valid while its heartbeat is recent.
         """
-        self._disk_look_ns = now_ns + round(DISK_POLL_S * NS_PER_S)
+        self._disk_poll_ns = now_ns + round(DISK_POLL_S * NS_PER_S)
         page = self._board.process(slot_of(RECLAIMER, self._boot.shards))
-        is_fresh = now_ns - page.get(ProcessField.HEARTBEAT_NS) < DISK_WORD_NS
+        is_fresh = now_ns - page.get(ProcessField.HEARTBEAT_NS) < DISK_REPORT_NS
         is_low = bool(page.get(ProcessField.DISK_LOW)) and is_fresh
         missing = 0
         if is_low:
@@ -427,10 +428,10 @@ class WalShardShell:
 
         The shard sets its ASLEEP word first and then polls once more, so that no wake-up is lost.
         """
-        slot, governing = self._slot, self._governing
-        if governing.window.is_holding and self.core.wants_intake:
+        slot, load_monitor = self._slot, self._load_monitor
+        if load_monitor.window.is_holding and self.core.wants_intake:
             self._clock.sleep_ns(BATCH_WINDOW_POLL_US * 1_000)
-            governing.rested_ns += BATCH_WINDOW_POLL_US * 1_000
+            load_monitor.idle_ns += BATCH_WINDOW_POLL_US * 1_000
             return
         slot.set(ProcessField.ASLEEP, 1)
         if not self._has_pending() and not self._socket.has_input(is_readable=False):
@@ -438,11 +439,11 @@ class WalShardShell:
             deadline = self.core.next_deadline_ns()
             self._idle_sleeps += 1
             is_quiet = not len(self._rings) or self._idle_sleeps > IDLE_SLEEPS
-            wait_ms = governing.wait_ms(HEARTBEAT_INTERVAL_MS if is_quiet else SLEEP_MS_MAX)
+            wait_ms = load_monitor.wait_ms(HEARTBEAT_INTERVAL_MS if is_quiet else SLEEP_MS_MAX)
             if deadline is not None:
                 wait_ms = min(wait_ms, max((deadline - now) // 1_000_000 + 1, 0))
             woken = self._poll.poll(wait_ms / 1000)
-            governing.rested_ns += self._clock.monotonic_ns() - now
+            load_monitor.idle_ns += self._clock.monotonic_ns() - now
             self._woken_by = frozenset([fd for fd, _ in woken])
             for fd in self._woken_by:
                 if fd in self._own_bells:
@@ -462,11 +463,11 @@ class WalShardShell:
         the client the bell and the shard the wake-up.
         """
         began_ns = self._clock.monotonic_ns()
-        is_wanted = self._looking_on.should_spin(began_ns)
+        is_wanted = self._spin_policy.should_spin(began_ns)
         watched = [*self._rings.watched(), *self._calls.watched()] if is_wanted else []
         if 0 < len(watched) <= SPIN_WORDS_MAX:
             spin_wait([word for word, _ in watched], [seen for _, seen in watched], SPIN_REQUEST_NS)
-            self._governing.rested_ns += self._clock.monotonic_ns() - began_ns
+            self._load_monitor.idle_ns += self._clock.monotonic_ns() - began_ns
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -475,7 +476,7 @@ class WalShardShell:
         is_readable = self._should_poll(self._socket_fd)
         if not (self._is_idle or is_readable) or not self._socket.has_input(is_readable=is_readable):
             return
-        for client, envelope, attachment in self._socket.receive(REQUESTS_PER_TURN - len(self._control)):
+        for client, envelope, attachment in self._socket.receive(REQUESTS_PER_PASS - len(self._control)):
             message = envelope.message
             try:
                 if isinstance(message, m.RingAttach):
@@ -485,7 +486,7 @@ class WalShardShell:
                 elif isinstance(message, m.OpenCalls):
                     self._socket.send(client, m.CallsOpened(self._calls.open(client)), envelope.corr)
                 elif isinstance(message, m.Ping):
-                    pong = m.Pong(self._boot.incarnation, self._heartbeat.turns)
+                    pong = m.Pong(self._boot.incarnation, self._heartbeat.passes)
                     self._socket.send(client, pong, envelope.corr)
                 else:
                     opened = None
@@ -504,7 +505,7 @@ class WalShardShell:
 
     def _take_calls(self) -> None:
         """Receive requests from the call rings. Only lease requests are allowed there."""
-        found = list(self._calls.take_requests(REQUESTS_PER_TURN - len(self._control)))
+        found = list(self._calls.take_requests(REQUESTS_PER_PASS - len(self._control)))
         if not found:
             return
         for caller, envelope in found:
@@ -539,7 +540,7 @@ class WalShardShell:
         if not self._rings.request_detach(message.ring, client, corr):
             self._socket.send(client, m.RingDetached(message.ring, 0), corr)
 
-    def _let_rings_go(self) -> None:
+    def _detach_rings(self) -> None:
         for name, settled, requests in self._rings.detach_empty():
             for client, corr in requests:
                 self._socket.send(client, m.RingDetached(name, settled), corr)
@@ -547,13 +548,13 @@ class WalShardShell:
 
     # -- effects --------------------------------------------------------------------------------------
 
-    def _consult(self, effect: ev.QueryLedger) -> ev.LedgerQueried:
-        answers = [answer_question(question, self._ledger.for_topic) for question in effect.questions]
+    def _query_storage(self, effect: ev.QueryStorage) -> ev.StorageQueried:
+        answers = [answer_question(question, self._record_index.for_topic) for question in effect.questions]
         for question, found in zip(effect.questions, answers, strict=True):
             if isinstance(found, CorruptData):
                 name = question.topic.name
                 log_event(log, logging.ERROR, "stored records are damaged", topic=name, **found.detail)
-        return ev.LedgerQueried(answers)
+        return ev.StorageQueried(answers)
 
     def _publish_topics(self, effect: ev.PublishTopics) -> None:
         has_new = False
@@ -569,7 +570,7 @@ class WalShardShell:
             self._scheduler_notifier.publish_news(effect.news)
         self._has_published = True
 
-    def _topics_elsewhere(self, own: int) -> int:
+    def _publish_topic_count(self, own: int) -> int:
         """Publish the number of topics of this shard, and return the total of all other shards.
 
         A shard that has not recovered since the start of the engine counts as 0.
@@ -595,7 +596,7 @@ class WalShardShell:
             self._table.release(effect.topic.slot)
             self._count_slots()
             self._slot.add(ProcessField.TOPICS_CHANGED, 1)
-            self._scheduler_notifier.tell_gone(effect.topic)
+            self._scheduler_notifier.announce_deletion(effect.topic)
         self._job_prefetcher.forget(effect.topic.topic_id)
         if effect.unused_ms:
             gone, ms = effect.topic, effect.unused_ms
@@ -629,7 +630,7 @@ class WalShardShell:
             slot.add(ProcessField.REFUSED, effect.refused)
         if effect.duplicates:
             slot.add(ProcessField.DUPLICATES, effect.duplicates)
-        slot.histogram(HistogramKind.GROUP_FRAMES).record(effect.frames)
+        slot.histogram(HistogramKind.BATCH_FRAMES).record(effect.frames)
         slot.histogram(HistogramKind.COMMIT).record(self._clock.monotonic_ns() - self._commit_from_ns)
 
     def _reply(self, effect: Reply) -> None:
@@ -706,7 +707,9 @@ class WalShardShell:
         self._volatile_log.sweep()
         had = self._table.reset()
         checkpoint = self.core.checkpoint
-        replay = Replay(self.core.identity, self.core.directory, self._is_lenient, sealed=checkpoint.sealed)
+        replay = Replay(
+            self.core.identity, self.core.directory, self._is_lenient, segments=checkpoint.segments
+        )
         recovery = Recovery(
             self._disk,
             boot.data_dir,
@@ -725,25 +728,25 @@ class WalShardShell:
         )
         found = recovery.run()
         self._keep_slots(had)
-        places = self.core.log_files
-        places.paths.update(recovery.paths)
-        places.salts.update(recovery.salts)
-        places.stops.update(recovery.stops)
-        places.holes.update(recovery.holes)
-        places.foreign.update(found.foreign)
+        log_files = self.core.log_files
+        log_files.paths.update(recovery.paths)
+        log_files.salts.update(recovery.salts)
+        log_files.stops.update(recovery.stops)
+        log_files.holes.update(recovery.holes)
+        log_files.other_layout_files.update(found.other_layout_files)
         return found, replay
 
     def _keep_slots(self, had: dict[int, int]) -> None:
         """Keep the slots of the previous incarnation, because readers know topics by their slot."""
         for topic in self.core.directory.by_id.values():
             topic.slot = had.get(topic.topic_id, topic.slot)
-        self._table.mark_slots_used([topic.slot for topic in self.core.directory.by_id.values()])
+        self._table.reserve_slots([topic.slot for topic in self.core.directory.by_id.values()])
 
     def _show_recovered(self, replay: Replay, found: RecoveryResult, started: int) -> None:
         slot = self._slot
         self._publish_topics(ev.PublishTopics(self.core.directory.all_topics()))
         self._count_slots()
-        self._topics_elsewhere(len(self.core.directory))
+        self._publish_topic_count(len(self.core.directory))
         self._scheduler_notifier.begin()
         # The previous incarnation may have died after it published a topic and before it incremented this
         # counter.
@@ -794,7 +797,7 @@ class WalShardShell:
     def _begin(self, found: RecoveryResult) -> None:
         """Let the core write the frames in doubt. File creation blocks here, since no client waits yet."""
         self._slot.set(ProcessField.PROGRESS, 1000)
-        effects = self.core.begin(found.group, found.prev, found.settled, found.damaged, found.halts)
+        effects = self.core.begin(found.batch, found.prev, found.settled, found.damaged, found.halts)
         while self.core.phase is ShardPhase.RECOVERING:
             completions: list[Any] = [self._tick()]
             for effect in effects:
@@ -809,8 +812,8 @@ class WalShardShell:
             effects = self.core.handle(completions)
         for effect in effects:
             self._perform[type(effect)](effect)
-        for life in self.core.requests.process_ids():
-            self._worker_liveness.watch(life)
+        for process_id in self.core.requests.process_ids():
+            self._worker_liveness.watch(process_id)
 
 
 def _facts(topic: ShardTopic, state: int) -> TopicFacts:

@@ -47,11 +47,11 @@ def run(order: Order, account: Account) -> None:
             if is_over and case not in chosen:
                 break
             wrong, counts = judge.judge(case)
-            account.did("cases", 1, case.fault)
+            account.count_work("cases", 1, case.fault)
             for name, times in counts.items():
-                account.did(name, times)
+                account.count_work(name, times)
             if wrong:
-                account.found(f"{case.name}: {wrong}"[:900], f"{order.seed}:{case.name}")
+                account.report_finding(f"{case.name}: {wrong}"[:900], f"{order.seed}:{case.name}")
 
 
 def replay(order: Order, case: str) -> None:

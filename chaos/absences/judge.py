@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos.rigs.judge import lay_down
+from chaos.rigs.judge import write_files
 from chaos.rot import answers
 from chaos.rot.cases import kind_of
 from chaos.rot.specimen import COLD, OWNER, TOPICS, Specimen
@@ -257,7 +257,7 @@ class Judge:
         root = self._scratch / "verified"
         try:
             held = disk.contents()
-            lay_down({path: held[path] for path in self.specimen.files if path in held}, root)
+            write_files({path: held[path] for path in self.specimen.files if path in held}, root)
             counts["verifications"] += 1
             has_cold = (root / COLD[1:]).is_dir()
             found = verify_directory(

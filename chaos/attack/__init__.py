@@ -19,12 +19,12 @@ from collections.abc import Callable
 from functools import partial
 
 from chaos.attack import envelopes, local, names, rights, secrets, sockets
-from chaos.attack.arena import Arena, Census, arena, came_back
-from chaos.order import Account, Broken, CannotRun, Order
+from chaos.attack.arena import Arena, Census, arena, check_recovery
+from chaos.order import Account, CannotRun, GuaranteeBroken, Order
 from ringlog.errors import RinglogError
 
 Row = Callable[[Arena, random.Random], int]
-"""Attack function. It returns the number of cases that it tried, and raises Broken."""
+"""Attack function. It returns the number of cases that it tried, and raises GuaranteeBroken."""
 KNOWN = {
     "rows": [], "idle": sockets.IDLE_CONNECTIONS, "per_kind": envelopes.PER_KIND, "tags": names.TAGS,
     "rounds": 1, "plants": 4,
@@ -61,7 +61,7 @@ def run(order: Order, account: Account) -> None:
     """Run all rows against one engine, `rounds` times."""
     rows = rows_of(order)
     with arena(order.scratch) as place:
-        before = place.warm()
+        before = place.settle_and_census()
         begun, rounds, last = time.monotonic(), order.choose(KNOWN)["rounds"], list(rows)[-1]
         for number in range(rounds):
             if number and time.monotonic() - begun > order.seconds:
@@ -73,11 +73,13 @@ def run(order: Order, account: Account) -> None:
                     return
                 before = after
         try:
-            came_back(place)
-        except (Broken, RinglogError) as e:
-            account.found(f"recovery: {str(e).splitlines()[0][:500]}", f"{last}/{order.seed}", str(e))
+            check_recovery(place)
+        except (GuaranteeBroken, RinglogError) as e:
+            account.report_finding(
+                f"recovery: {str(e).splitlines()[0][:500]}", f"{last}/{order.seed}", str(e)
+            )
             return
-        account.did("promised", place.audit())
+        account.count_work("promised", place.check_acknowledged())
 
 
 def _try(
@@ -95,27 +97,27 @@ def _try(
     except CannotRun as e:
         account.skip(name, str(e))
         return before
-    except (Broken, RinglogError) as e:
-        account.found(f"{name}: {str(e).splitlines()[0][:500]}", f"{name}/{seed}", str(e))
+    except (GuaranteeBroken, RinglogError) as e:
+        account.report_finding(f"{name}: {str(e).splitlines()[0][:500]}", f"{name}/{seed}", str(e))
         if not goes_on:
             return before
         # Damage stays. The next row is compared with the present state of the engine.
-        with contextlib.suppress(Broken, RinglogError):
-            return place.warm()
+        with contextlib.suppress(GuaranteeBroken, RinglogError):
+            return place.settle_and_census()
         return None
     finally:
         account.figures[f"{name}_s"] = round(time.monotonic() - begun, 2)
-    account.did("cases", cases)
-    account.did("rows", 1, name)
+    account.count_work("cases", cases)
+    account.count_work("rows", 1, name)
     return before
 
 
 def replay(order: Order, case: str) -> None:
-    """Run one row with one seed. Raises Broken."""
+    """Run one row with one seed. Raises GuaranteeBroken."""
     name, _, seed = case.partition("/")
     row = rows_of(order)[name]
     with arena(order.scratch) as place:
-        before = place.warm()
+        before = place.settle_and_census()
         print(f"{name}: {row(place, random.Random(f'{name}/{seed or 1}'))} cases")
         place.judge(before)
-        print(f"{place.audit()} promised records are there")
+        print(f"{place.check_acknowledged()} promised records are there")

@@ -22,7 +22,7 @@ import psutil
 import zmq
 
 import ringlog
-from chaos.order import Broken
+from chaos.order import GuaranteeBroken
 from ringlog.cli.maintenance import COMPACTOR, RECLAIMER, request_actor
 from ringlog.client import Client
 from ringlog.envelope import messages as m
@@ -102,10 +102,11 @@ class Arena:
             self.url(port), key=(key or self.owner).secret.decode(), wait=ANSWER_S * 2, **options
         )
 
-    def use(self) -> None:
+    def check_canary(self) -> None:
         """Let the canary append and read one record.
 
-        Raises Broken if the canary is not served, reads a wrong record, or waits longer than ANSWER_S.
+        Raises GuaranteeBroken if the canary is not served, reads a wrong record, or waits longer than
+        ANSWER_S.
         """
         if self.canary is None:
             self.canary = self.connect()
@@ -116,23 +117,25 @@ class Arena:
             self.promised.append(value)
             page = self.canary.read(CANARY, len(self.promised) - 1, limit=10)
         except RinglogError as e:
-            raise Broken(f"canary request failed: {type(e).__name__}: {e}") from e
+            raise GuaranteeBroken(f"canary request failed: {type(e).__name__}: {e}") from e
         found = [data_of(record) for record in page]
         if found != [self._record(value)]:
-            raise Broken(f"canary appended record {value} and read {found!r}")
+            raise GuaranteeBroken(f"canary appended record {value} and read {found!r}")
         took_s = time.monotonic() - begun
         if took_s > ANSWER_S:
-            raise Broken(f"canary append and read took {took_s:.1f} s, limit {ANSWER_S:.0f} s")
+            raise GuaranteeBroken(f"canary append and read took {took_s:.1f} s, limit {ANSWER_S:.0f} s")
 
-    def audit(self) -> int:
+    def check_acknowledged(self) -> int:
         """Check that every acknowledged canary record can be read once and in order; return their number.
 
-        Raises Broken if the records differ.
+        Raises GuaranteeBroken if the records differ.
         """
         with self.connect() as client:
             found = [data_of(record) for record in client.reader(CANARY)]
         if found != [self._record(value) for value in self.promised]:
-            raise Broken(f"canary records differ: {len(self.promised)} acknowledged, {len(found)} read")
+            raise GuaranteeBroken(
+                f"canary records differ: {len(self.promised)} acknowledged, {len(found)} read"
+            )
         return len(found)
 
     @staticmethod
@@ -186,12 +189,12 @@ class Arena:
             {name: psutil.Process(pid).memory_info().rss for name, pid in found.items()},
         )
 
-    def warm(self) -> Census:
+    def settle_and_census(self) -> Census:
         """Make every process do its lazy initialization, then return the census."""
         for kind in BACKGROUND:
             self.running.wait_ready(kind)
         self.passes()
-        self.use()
+        self.check_canary()
         return self.census()
 
     def passes(self) -> dict[str, float]:
@@ -216,9 +219,9 @@ class Arena:
     def judge(self, before: Census) -> None:
         """Check after a row that the canary is served, no process restarted, and resources are released.
 
-        Raises Broken after CALM_S.
+        Raises GuaranteeBroken after CALM_S.
         """
-        self.use()
+        self.check_canary()
         wrong = ""
 
         def is_calm() -> bool:
@@ -232,7 +235,7 @@ class Arena:
         try:
             wait_until(is_calm, CALM_S, "the engine to release the resources of the attack")
         except RinglogError:
-            raise Broken(f"{wrong}\n{self.log_tail()}") from None
+            raise GuaranteeBroken(f"{wrong}\n{self.log_tail()}") from None
 
     def log_tail(self) -> str:
         """Return the last 3,000 characters of the engine's log."""
@@ -254,10 +257,10 @@ def facts_of(place: Arena) -> dict[str, Any]:
     return found
 
 
-def came_back(place: Arena) -> None:
+def check_recovery(place: Arena) -> None:
     """Kill all processes twice, the second time after a checkpoint, and compare the facts.
 
-    Raises Broken if a fact differs after a recovery.
+    Raises GuaranteeBroken if a fact differs after a recovery.
     """
     before: dict[str, Any] = {}
     # A peer that may open a shard's socket can take a router from its scheduler. A new scheduler claims it
@@ -282,11 +285,11 @@ def came_back(place: Arena) -> None:
         changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
         if changed:
             first = changed[0]
-            raise Broken(
+            raise GuaranteeBroken(
                 f"{len(changed)} facts differ after a recovery from the {how}, first {first}: "
                 f"{before.get(first)} became {after.get(first)}"
             )
-    place.use()
+    place.check_canary()
 
 
 def difference(before: Census, after: Census, growth_max: int = RSS_GROWTH_BYTES_MAX) -> str:
@@ -344,7 +347,7 @@ def arena(root: Path, environ: Mapping[str, str] | None = None, **config: Any) -
             with made.connect() as client:
                 client.topics.create(CANARY, durability="fsync")
                 client.topics.create("mine.log")
-            made.use()
+            made.check_canary()
             yield made
         finally:
             if made.canary is not None:
@@ -376,13 +379,16 @@ def ask(peer: zmq.Socket[Any], parts: list[Any], seconds: float = ANSWER_S) -> m
 
 
 def hear(peer: zmq.Socket[Any], seconds: float = ANSWER_S) -> m.Message | None:
-    """Return the next answer, or None after `seconds`. Raises Broken if the answer is not an envelope."""
+    """Return the next answer, or None after `seconds`.
+
+    Raises GuaranteeBroken if the answer is not an envelope.
+    """
     if not peer.poll(round(seconds * 1000)):
         return None
     try:
         return decode(peer.recv_multipart()[0]).message
     except EnvelopeInvalid as e:
-        raise Broken(f"an answer is not a valid envelope: {e}") from e
+        raise GuaranteeBroken(f"an answer is not a valid envelope: {e}") from e
 
 
 def hello(peer: zmq.Socket[Any], seconds: float = ANSWER_S) -> bool:

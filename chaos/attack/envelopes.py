@@ -101,7 +101,7 @@ def edges(arena: Arena, dice: random.Random, *, per_kind: int = PER_KIND) -> int
     Each message must get an answer, no process may die, and records of other clients must not change.
     """
     sent = 0
-    before = arena.audit()
+    before = arena.check_acknowledged()
     passes = arena.passes()
     for endpoint in [arena.endpoint, *arena.sockets()]:
         about = known(arena)
@@ -123,7 +123,7 @@ def edges(arena: Arena, dice: random.Random, *, per_kind: int = PER_KIND) -> int
         for together in _batched(bursts, CONNECTIONS):
             sent += _send_all(arena, endpoint, key, together)
     sent += _frames(arena, a_producer(dice))
-    require(arena.audit() == before, "records of another client changed")
+    require(arena.check_acknowledged() == before, "records of another client changed")
     return sent
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import ringlog
 from chaos.attack.arena import Arena
-from chaos.order import Broken, CannotRun, require
+from chaos.order import CannotRun, GuaranteeBroken, require
 from ringlog.cli.maintenance import COMPACTOR, request_actor
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 from ringlog.testing.real_engine import engine, wait_until
@@ -115,7 +115,7 @@ def _may(act: Callable[[], object]) -> bool:
 def as_nobody(act: Callable[[], list[str]]) -> list[str]:
     """Run `act` in a child process as user NOBODY; return its result.
 
-    Raises Broken if the child failed, CannotRun if this process is not root.
+    Raises GuaranteeBroken if the child failed, CannotRun if this process is not root.
     """
     if os.geteuid() != 0:
         raise CannotRun("switching to another user needs root: run as root")
@@ -138,7 +138,7 @@ def as_nobody(act: Callable[[], list[str]]) -> list[str]:
         text = said.read()
     _, status = os.waitpid(pid, 0)
     if status != 0:
-        raise Broken(f"the child process of the other user exited with wait status {status}")
+        raise GuaranteeBroken(f"the child process of the other user exited with wait status {status}")
     found: list[str] = json.loads(text)
     return found
 

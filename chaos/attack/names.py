@@ -24,7 +24,7 @@ from chaos.attack.arena import (
     ask,
     head_of,
 )
-from chaos.order import Broken, require
+from chaos.order import GuaranteeBroken, require
 from ringlog.cli.maintenance import COMPACTOR, request_actor
 from ringlog.client import Client
 from ringlog.client.write.fields import NewRecord
@@ -151,18 +151,18 @@ class _Deletes:
     patience: float
 
     def ask(self, match: Any) -> tuple[m.Message, float]:
-        """Return the answer and the CPU time (s). Raises Broken if no answer arrives in time."""
+        """Return the answer and the CPU time (s). Raises GuaranteeBroken if no answer arrives in time."""
         before = self.arena.cpu_s("wal_shard")
         answer = ask(self.peer, [encode(m.RecordsDelete(self.topic, match=match), 1)], self.patience)
         if answer is None:
-            raise Broken(f"a delete by {str(match)[:60]} took more than {self.patience:.1f} s")
+            raise GuaranteeBroken(f"a delete by {str(match)[:60]} took more than {self.patience:.1f} s")
         return answer, self.arena.cpu_s("wal_shard") - before
 
     def deleted(self, match: Any) -> tuple[int, float]:
         """Return the number of deleted records and the CPU time (s)."""
         answer, took_s = self.ask(match)
         if not isinstance(answer, m.RecordsDeleted):
-            raise Broken(f"a delete by {str(match)[:60]}: {answer!r}")
+            raise GuaranteeBroken(f"a delete by {str(match)[:60]}: {answer!r}")
         return answer.deleted, took_s
 
     def harmless(self) -> float:

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from chaos.attack.arena import MARKER, Arena
-from chaos.order import Broken, require
+from chaos.order import GuaranteeBroken, require
 from ringlog.envelope.wire import encode
 
 
@@ -33,7 +33,7 @@ def searched(arena: Arena, dice: random.Random) -> int:
             require(not any(key in data for key in keys), f"{path.name} contains a secret key")
             looked += 1
     if looked < len(_said(arena)) + 5:
-        raise Broken(f"only {looked} places were searched")
+        raise GuaranteeBroken(f"only {looked} places were searched")
     return looked
 
 

@@ -52,7 +52,7 @@ def floods(arena: Arena, dice: random.Random, *, idle: int = IDLE_CONNECTIONS) -
                 if number % 2:
                     raw.sendall(GREETING[: dice.randrange(1, len(GREETING) + 1)])
                 opened += 1
-            arena.use()
+            arena.check_canary()
             with arena.connect() as late:
                 page = late.read("mine.log")
                 require(page is not None, "a client that connects during the flood is not served")
@@ -60,7 +60,7 @@ def floods(arena: Arena, dice: random.Random, *, idle: int = IDLE_CONNECTIONS) -
                 with arena.raw() as raw:
                     raw.sendall(GREETING)
                 opened += 1
-            arena.use()
+            arena.check_canary()
             for raw in unfinished:
                 require(_is_ended(raw), f"unfinished handshake still open after {HANDSHAKE_S * 2:.0f} s")
     finally:
@@ -122,7 +122,9 @@ def _producers(arena: Arena, producer_id: int) -> int:
             )
             cases += 1
         refused = push(theirs, other, 3, b"stranger")
-        require(isinstance(refused, m.ErrorReply), "a client without rights appended under a foreign producer id")
+        require(
+            isinstance(refused, m.ErrorReply), "a client without rights appended under a foreign producer id"
+        )
         after = ask(mine, [encode(m.TopicState("mine.log"), 1)])
         assert isinstance(after, m.TopicStateReply)
         stored = after.head_seq - before.head_seq
@@ -138,7 +140,7 @@ def no_handshakes(arena: Arena, dice: random.Random) -> int:
             for head in (GREETING[:10], GREETING, dice.randbytes(12), b"GET / HTTP/1.1\r\n\r\n"):
                 _throw(arena, endpoint, [head, tail])
                 cases += 1
-    arena.use()
+    arena.check_canary()
     recorded = _recorded_handshake(arena)
     for _ in range(REPLAY_ROUNDS):
         cut = dice.choice([len(recorded), dice.randrange(1, len(recorded))])
@@ -196,7 +198,7 @@ def parts(arena: Arena, dice: random.Random) -> int:
         require(hello(hostile), "precondition failed: the attacker's Hello got no Welcome")
         hostile.send_multipart([encode(m.Append("mine.log", 1)), bytes(FRAME_BYTES_MAX + (2 << 20))])
         require(not isinstance(hear(hostile, QUIET_S), m.Appended), "a part beyond the limit was stored")
-    arena.use()
+    arena.check_canary()
     with arena.peer(key=arena.limited, SNDHWM=0) as hostile:
         require(hello(hostile), "precondition failed: the attacker's Hello got no Welcome")
         hostile.send_multipart([encode(m.Append("mine.log", 1)), *([b"x"] * PARTS)])

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from chaos.blocks.recorded import EMPTY, FOLDER, Recorded, read_image, record
 from chaos.doctor import need_root
-from chaos.order import Account, Broken, CannotRun, Order
+from chaos.order import Account, CannotRun, GuaranteeBroken, Order
 from chaos.rigs.blockstore import StoredVolume, stored_volume
 from chaos.rigs.judge import POWER_LOSS, verify
 from chaos.rigs.model import Model
@@ -113,7 +113,7 @@ class _Checks:
     done: int = 0
 
     def check(self, stored: StoredVolume, state: State) -> None:
-        """Mount a state, read it and run all checks. Raises Broken."""
+        """Mount a state, read it and run all checks. Raises GuaranteeBroken."""
         stored.store.show(state.base, state.extra, state.last_bytes)
         stored.loop.forget()
         stored.volume.up()
@@ -128,12 +128,12 @@ class _Checks:
         finally:
             stored.volume.down()
         rows = ("RF-62",) if state.extra else ("RF-62", "RF-64")
-        self.account.did("block_states", 1, *rows)
+        self.account.count_work("block_states", 1, *rows)
         self._cross_check(image, state.cut_ns)
         if is_new:
             judge(image, _Facts(model), POWER_LOSS, has_cold=False)
-            self.account.did("different states judged")
-            self.account.did("acked frames held to", model.owed)
+            self.account.count_work("different states judged")
+            self.account.count_work("acked frames held to", model.owed)
 
     def _cross_check(self, image: Image, cut_ns: int) -> None:
         done, is_under_way = self.recorded.calls_at(cut_ns)
@@ -149,8 +149,8 @@ class _Checks:
             why = why_illegal(again, image)
         if why:
             last = [str(each)[:90] for each in operations[max(done - 3, 0) : done + 1]]
-            raise Broken(f"no rule of chaos/states makes this state: {why}; after {last}")
-        self.account.did("states cross-checked")
+            raise GuaranteeBroken(f"no rule of chaos/states makes this state: {why}; after {last}")
+        self.account.count_work("states cross-checked")
 
 
 def _apply(tree: Tree, operation: d.Operation) -> None:
@@ -165,8 +165,8 @@ def live(
     settings = order.choose(SETTINGS)
     rng = order.random(kind, number)
     recorded = record(stored, rng, settings["steps"])
-    account.did("block writes recorded", sum(entry.is_write for entry in recorded.entries))
-    account.did(f"lives on {kind}")
+    account.count_work("block writes recorded", sum(entry.is_write for entry in recorded.entries))
+    account.count_work(f"lives on {kind}")
     checks = _Checks(recorded, account)
     every = list(enumerate(states(recorded, rng, settings["subsets"])))
     room = max(until - time.monotonic(), 1.0) * settings["states_per_s"]
@@ -177,15 +177,19 @@ def live(
             break
         try:
             checks.check(stored, state)
-        except Broken as e:
+        except GuaranteeBroken as e:
             story = f"{e}\nsteps {recorded.steps}\nstate {state}"
-            account.found(f"block replay on {kind}: {str(e)[:300]}", f"{kind}/{number}/{index}", story)
+            account.report_finding(
+                f"block replay on {kind}: {str(e)[:300]}", f"{kind}/{number}/{index}", story
+            )
         except OSError as e:
             if state.last_bytes and e.errno in _TORN_METADATA:
-                account.did("states with a torn block that the file system itself refuses")
+                account.count_work("states with a torn block that the file system itself refuses")
                 continue
             # A journal that cannot be replayed is a fault of the file system. It is reported all the same.
-            account.found(f"{kind} does not mount: {e}", f"{kind}/{number}/{index}", f"state {state}")
+            account.report_finding(
+                f"{kind} does not mount: {e}", f"{kind}/{number}/{index}", f"state {state}"
+            )
 
 
 def run(order: Order, account: Account) -> None:
@@ -219,4 +223,4 @@ def replay(order: Order, case: str) -> None:
     account = Account()
     with stored_volume(kind, order.scratch) as stored:
         live(stored, kind, int(number), order, account)
-    account.tell()
+    account.print_report()

@@ -33,7 +33,7 @@ _READS = (What.READ, What.FINAL)
 
 
 @dataclass(slots=True)
-class Judgement:
+class HistoryVerdict:
     """The verdict on a run. The first block of fields counts work, the second broken guarantees."""
 
     ops: int = 0
@@ -67,7 +67,7 @@ class Judgement:
         """Broken guarantees by kind; empty if all held."""
         return {kind: getattr(self, kind) for kind in BROKEN if getattr(self, kind)}
 
-    def add(self, other: Judgement) -> None:
+    def add(self, other: HistoryVerdict) -> None:
         """Add the counts and stories of another run."""
         for each in fields(self):
             if each.name == "stories":
@@ -75,7 +75,7 @@ class Judgement:
             else:
                 setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
-    def blame(self, kind: str, topic: str, count: int, story: str) -> None:
+    def add_fault(self, kind: str, topic: str, count: int, story: str) -> None:
         """Count broken guarantees of a kind, with an example."""
         if count:
             setattr(self, kind, getattr(self, kind) + int(count))
@@ -93,13 +93,13 @@ class NothingToJudge(ValueError):
     """No verdict is possible: a topic has no operation or no final read, or two operations share an id."""
 
 
-def judge(rows: Rows, topics: list[str]) -> Judgement:
+def judge(rows: Rows, topics: list[str]) -> HistoryVerdict:
     """Judge all topics of a run.
 
     Raises NothingToJudge if a topic has no rows or no completed final read, so that an empty run never
     passes.
     """
-    found = Judgement()
+    found = HistoryVerdict()
     for number, name in enumerate(topics):
         mine = rows[rows["topic"] == number]
         if not len(mine):
@@ -111,7 +111,7 @@ def judge(rows: Rows, topics: list[str]) -> Judgement:
 class _Topic:
     """The rows of one topic, split by kind."""
 
-    def __init__(self, name: str, rows: Rows, found: Judgement) -> None:
+    def __init__(self, name: str, rows: Rows, found: HistoryVerdict) -> None:
         self.name, self.found = name, found
         what = rows["what"]
         begun = rows[np.isin(what, (What.APPEND, What.READ, What.DELETE, What.FINAL))]
@@ -132,16 +132,16 @@ class _Topic:
         begun = self.begun
         if len(np.unique(begun["op"])) != len(begun):
             raise NothingToJudge(f"topic {self.name}: two operations share one id")
-        place = np.searchsorted(begun["op"], returns["op"])
+        index = np.searchsorted(begun["op"], returns["op"])
         count = len(begun)
         self.returned = np.full(count, _FAR, dtype=np.int64)
         self.outcome = np.zeros(count, dtype=np.uint8)
         self.seq = np.zeros(count, dtype=np.uint64)
         self.cursor = np.zeros(count, dtype=np.uint64)
-        self.returned[place] = returns["at_ns"]
-        self.outcome[place] = returns["outcome"]
-        self.seq[place] = returns["seq"]
-        self.cursor[place] = returns["value"]
+        self.returned[index] = returns["at_ns"]
+        self.outcome[index] = returns["outcome"]
+        self.seq[index] = returns["seq"]
+        self.cursor[index] = returns["value"]
 
     def judge(self) -> None:
         """Run all checks."""
@@ -160,18 +160,21 @@ class _Topic:
         self._order()
         self._reads()
         for gap in self.gaps:
-            found.blame("announced", self.name, 1, f"seqs {gap['seq']}..{gap['value']} reported as lost")
+            found.add_fault("announced", self.name, 1, f"seqs {gap['seq']}..{gap['value']} reported as lost")
 
     # -- pieces -----------------------------------------------------------------------------------------
 
     def _deletes(self) -> None:
-        """Build the delete floor over time: `sure` rises when a delete returns, `perhaps` when one begins."""
+        """Build the delete floor over time.
+
+        `certain_floor` rises when a delete returns, `possible_floor` when one begins.
+        """
         is_delete = self.begun["what"] == What.DELETE
         done = is_delete & (self.outcome == Outcome.OK)
         tried = is_delete & (self.outcome != Outcome.FAIL)
         self.found.deletes += int(done.sum())
-        self.sure = _Steps(self.returned[done], self.begun["seq"][done])
-        self.perhaps = _Steps(self.begun["at_ns"][tried], self.begun["seq"][tried])
+        self.certain_floor = _Steps(self.returned[done], self.begun["seq"][done])
+        self.possible_floor = _Steps(self.begun["at_ns"][tried], self.begun["seq"][tried])
 
     def _appends(self, is_append: NDArray[np.bool_]) -> None:
         """Build one row per value: earliest begin, earliest successful return, seq, digest."""
@@ -188,7 +191,7 @@ class _Topic:
         np.maximum.at(self.number, group[is_ok], seq[is_ok])
         known = is_ok & (seq > 0)
         differs = known & (seq != self.number[group])
-        self.found.blame(
+        self.found.add_fault(
             "doubled", self.name, differs.sum(), f"value {rows['value'][differs][:1]} was acknowledged twice"
         )
         self.digest = np.zeros(count, dtype=np.uint64)
@@ -203,74 +206,83 @@ class _Topic:
         """Return the rows of `values` in the table of values, and which of them were submitted at all."""
         if not len(self.values):
             return np.zeros(len(values), dtype=np.int64), np.zeros(len(values), dtype=bool)
-        place = np.minimum(np.searchsorted(self.values, values), len(self.values) - 1)
-        return place, self.values[place] == values
+        index = np.minimum(np.searchsorted(self.values, values), len(self.values) - 1)
+        return index, self.values[index] == values
 
     def _identity(self) -> None:
         """Check that every seq has one value, every value one seq, and that both were submitted."""
         found, records = self.found, self.records
-        place, is_known = self._row_of(records["value"])
+        index, is_known = self._row_of(records["value"])
         forged = ~is_known
-        found.blame("altered", self.name, forged.sum(), f"never submitted: {_shown(records[forged])}")
-        changed = is_known & (self.digest[place] != records["digest"]) if len(self.values) else forged
-        found.blame("altered", self.name, (changed & is_known).sum(), f"changed: {_shown(records[changed])}")
-        failed = is_known & self.is_failed[place] if len(self.values) else forged
-        found.blame("altered", self.name, (failed & is_known).sum(), f"refused: {_shown(records[failed])}")
+        found.add_fault("altered", self.name, forged.sum(), f"never submitted: {_shown(records[forged])}")
+        changed = is_known & (self.digest[index] != records["digest"]) if len(self.values) else forged
+        found.add_fault(
+            "altered", self.name, (changed & is_known).sum(), f"changed: {_shown(records[changed])}"
+        )
+        failed = is_known & self.is_failed[index] if len(self.values) else forged
+        found.add_fault(
+            "altered", self.name, (failed & is_known).sum(), f"refused: {_shown(records[failed])}"
+        )
         is_numbered = self.number > 0
         seqs = np.concatenate([records["seq"], self.number[is_numbered]])
         values = np.concatenate([records["value"], self.values[is_numbered]])
         pairs = np.unique(np.stack([seqs, values], axis=1), axis=0)
         one_seq = np.diff(pairs[:, 0]) == 0
-        found.blame("doubled", self.name, one_seq.sum(), f"seqs {pairs[1:][one_seq][:3, 0]} have two values")
+        found.add_fault(
+            "doubled", self.name, one_seq.sum(), f"seqs {pairs[1:][one_seq][:3, 0]} have two values"
+        )
         by_value = pairs[np.lexsort((pairs[:, 0], pairs[:, 1]))]
         one_value = np.diff(by_value[:, 1]) == 0
         story = f"values with two seqs, as (seq, value): {by_value[1:][one_value][:3]}"
-        found.blame("doubled", self.name, one_value.sum(), story)
+        found.add_fault("doubled", self.name, one_value.sum(), story)
 
     def _survival(self) -> None:
         """Check that the final read has no resurrected record, and every record that was acked or read."""
         found, final = self.found, self.final
-        sure, perhaps = self.sure.last, self.perhaps.last
+        certain_floor, possible_floor = self.certain_floor.last, self.possible_floor.last
         numbers = final["seq"]
         self.head = int(numbers[-1]) if len(numbers) else 0
-        raised = numbers < sure
-        found.blame("resurrected", self.name, raised.sum(), f"{_shown(final[raised])} below {sure}")
-        is_due = (self.acked_at < _FAR) & ((self.number >= perhaps) | (self.number == 0))
+        raised = numbers < certain_floor
+        found.add_fault(
+            "resurrected", self.name, raised.sum(), f"{_shown(final[raised])} below {certain_floor}"
+        )
+        is_due = (self.acked_at < _FAR) & ((self.number >= possible_floor) | (self.number == 0))
         is_there = np.isin(self.values, final["value"])
         # An ack without a seq may belong to a deleted record.
-        is_due &= (self.number > 0) | (perhaps <= 1)
+        is_due &= (self.number > 0) | (possible_floor <= 1)
         missing = is_due & ~is_there
-        found.blame(
+        found.add_fault(
             "lost", self.name, missing.sum(),
             f"acknowledged as {self.number[missing][:3]}, final read {numbers[:1]}..{numbers[-1:]}",
         )  # fmt: skip
-        seen = self.records[(self.records["seq"] >= perhaps) & (self.records["op"] != self.final_op)]
+        seen = self.records[(self.records["seq"] >= possible_floor) & (self.records["op"] != self.final_op)]
         gone = ~np.isin(seen["seq"], numbers)
-        found.blame("lost", self.name, gone.sum(), f"read earlier, missing now: {_shown(seen[gone])}")
+        found.add_fault("lost", self.name, gone.sum(), f"read earlier, missing now: {_shown(seen[gone])}")
 
     def _frames(self, rows: Rows) -> None:
         """Check that of each frame all records exist or none. A delete may remove the first ones."""
         _, frame = np.unique(rows[["client", "at_ns"]], return_inverse=True)
-        place = np.searchsorted(
+        index = np.searchsorted(
             self.final["value"], rows["value"], sorter=(order := np.argsort(self.final["value"]))
         )
         is_there = np.isin(rows["value"], self.final["value"])
         size, left = np.bincount(frame), np.bincount(frame, is_there)
-        seqs = self.final["seq"][order[place[is_there]]].astype(np.int64)
+        seqs = self.final["seq"][order[index[is_there]]].astype(np.int64)
         low, high = np.full(len(size), _FAR), np.zeros(len(size), dtype=np.int64)
         np.minimum.at(low, frame[is_there], seqs)
         np.maximum.at(high, frame[is_there], seqs)
-        is_rest = (low <= self.perhaps.last) & (high - low + 1 == left)
-        halved = (left > 0) & (left < size) & ~is_rest
-        self.found.blame(
-            "halved", self.name, halved.sum(), f"{left[halved][:1]} of {size[halved][:1]} records"
-        )
+        is_rest = (low <= self.possible_floor.last) & (high - low + 1 == left)
+        torn_frames = (left > 0) & (left < size) & ~is_rest
+        self.found.add_fault(
+            "halved", self.name, torn_frames.sum(),
+            f"{left[torn_frames][:1]} of {size[torn_frames][:1]} records",
+        )  # fmt: skip
 
     def _order(self) -> None:
         """Check that seqs follow real time, and the order of each writer."""
         number = self.number.copy()
-        place, is_known = self._row_of(self.final["value"])
-        number[place[is_known]] = self.final["seq"][is_known]
+        index, is_known = self._row_of(self.final["value"])
+        number[index[is_known]] = self.final["seq"][is_known]
         is_acked = (self.acked_at < _FAR) & (number > 0)
         read_at, read_seq = self._learned()
         self.known = _Steps(
@@ -279,7 +291,7 @@ class _Topic:
         )
         known = self.known.at(self.began)
         late = (number > 0) & (number <= known)
-        self.found.blame(
+        self.found.add_fault(
             "reordered", self.name, late.sum(),
             f"numbers {number[late][:3]} were given after {known[late][:3]} was known",
         )  # fmt: skip
@@ -290,7 +302,7 @@ class _Topic:
         writer = self.first_op[order] // OPS_PER_CLIENT
         back = (np.diff(writer) == 0) & (number[order][1:] < number[order][:-1])
         story = f"seqs {number[order][1:][back][:3]} of one writer are out of order"
-        self.found.blame("reordered", self.name, back.sum(), story)
+        self.found.add_fault("reordered", self.name, back.sum(), story)
 
     def _learned(self) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
         """Return (time of return, observed head) of every successful read."""
@@ -306,10 +318,12 @@ class _Topic:
         head, cursor = self.seq[is_read], self.cursor[is_read]
         known = self.known.at(began)
         stale = head < known
-        found.blame("stale", self.name, stale.sum(), f"saw head {head[stale][:3]}, known {known[stale][:3]}")
+        found.add_fault(
+            "stale", self.name, stale.sum(), f"saw head {head[stale][:3]}, known {known[stale][:3]}"
+        )
         records = self.records[np.argsort(self.records["op"], kind="stable")]
         first, last = np.searchsorted(records["op"], ops), np.searchsorted(records["op"], ops, side="right")
-        floor_sure, floor_perhaps = self.sure.at(began), self.perhaps.at(returned)
+        certain_at_start, possible_at_return = self.certain_floor.at(began), self.possible_floor.at(returned)
         counts = last - first
         # Join each record with the read that returned it. Other checks cover records of reads that never
         # returned.
@@ -318,37 +332,39 @@ class _Topic:
             len(owner)
         )
         seqs = records["seq"][rows]
-        raised = seqs < floor_sure[owner]
-        found.blame("resurrected", self.name, raised.sum(), f"numbers {seqs[raised][:3]} were deleted before")
+        raised = seqs < certain_at_start[owner]
+        found.add_fault(
+            "resurrected", self.name, raised.sum(), f"numbers {seqs[raised][:3]} were deleted before"
+        )
         is_first = np.ones(len(seqs), dtype=bool)
         is_first[1:] = owner[1:] != owner[:-1]
         before = np.empty(len(seqs), dtype=np.int64)
         before[1:] = seqs[:-1]
         before[is_first] = after[owner][is_first]
         step = seqs.astype(np.int64) - before
-        found.blame(
+        found.add_fault(
             "reordered",
             self.name,
             (step <= 0).sum(),
             f"read {seqs[step <= 0][:3]} after {before[step <= 0][:3]}",
         )
-        skipped = (step > 1) & (seqs > floor_perhaps[owner])
-        found.blame("gaps", self.name, skipped.sum(), f"skipped records before seqs {seqs[skipped][:3]}")
+        skipped = (step > 1) & (seqs > possible_at_return[owner])
+        found.add_fault("gaps", self.name, skipped.sum(), f"skipped records before seqs {seqs[skipped][:3]}")
         end = after.astype(np.int64)
         end[counts > 0] = records["seq"][last[counts > 0] - 1]
-        unread = (cursor.astype(np.int64) > end) & (cursor >= floor_perhaps)
-        found.blame(
+        unread = (cursor.astype(np.int64) > end) & (cursor >= possible_at_return)
+        found.add_fault(
             "gaps", self.name, unread.sum(), f"read to {end[unread][:3]}, cursor {cursor[unread][:3]}"
         )
         behind = cursor.astype(np.int64) < end
-        found.blame(
+        found.add_fault(
             "backwards", self.name, behind.sum(), f"cursor {cursor[behind][:3]} after {end[behind][:3]}"
         )
         client = ops // OPS_PER_CLIENT
         may_merge = (np.diff(client) == 0) & (begun["what"][is_read][1:] == What.READ)
         jumped = may_merge & (after[1:] != cursor[:-1]) & (after[1:] != 0)
         story = f"continued after {after[1:][jumped][:3]} instead of its cursor"
-        found.blame("backwards", self.name, jumped.sum(), story)
+        found.add_fault("backwards", self.name, jumped.sum(), story)
 
 
 class _Steps:

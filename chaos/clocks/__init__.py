@@ -14,7 +14,7 @@ from typing import Any
 
 from chaos.clocks import steps
 from chaos.clocks.walls import Walls
-from chaos.order import Account, Broken, Order
+from chaos.order import Account, GuaranteeBroken, Order
 from chaos.rigs.bench import Bench, bench
 from chaos.rigs.cases import Case, replay_chosen, run_chosen
 
@@ -56,7 +56,7 @@ def _clocked(order: Order, account: Account) -> Iterator[Bench]:
         with bench(order, account, environ={"LD_PRELOAD": preload}, settings=SETTINGS) as made:
             made.more["walls"] = clocks
             if not clocks.readings("wal_shard"):
-                raise Broken("the clock shim is not loaded in the shards: they never read its clock")
+                raise GuaranteeBroken("the clock shim is not loaded in the shards: they never read its clock")
             yield made
     finally:
         clocks.close()

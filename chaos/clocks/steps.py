@@ -146,7 +146,7 @@ def last_instant(bench: Bench, _: random.Random) -> None:
     """Set the clock to seconds before the largest instant, with a TTL that would exceed it (RF-84)."""
     before, clocks = bench.pids, walls(bench)
     topic = Watched(bench, TTL_MS)
-    clocks.be_at(LAST_NS - 30 * NS)
+    clocks.set_time(LAST_NS - 30 * NS)
     topic.settle_clock()
     topic.write(3)
     found = topic.look(latest_us=LAST_NS // 1_000)
@@ -167,7 +167,7 @@ def last_instant(bench: Bench, _: random.Random) -> None:
 def first_instant(bench: Bench, _: random.Random) -> None:
     """Start in 1970, like a host with a dead clock battery (RF-83)."""
     before, clocks = bench.pids, walls(bench)
-    clocks.be_at(NS)
+    clocks.set_time(NS)
     topic = Watched(bench, TTL_MS)
     topic.write(3)
     found = topic.look(latest_us=clocks.now_us() + NS // 1_000, transport="ipc")
@@ -239,12 +239,12 @@ def shaken(bench: Bench, _: random.Random) -> None:
     """Jitter each clock reading by up to 50 ms in either direction (RF-86)."""
     before, clocks = bench.pids, walls(bench)
     topic = Watched(bench, TTL_MS)
-    clocks.shake(0.05)
+    clocks.jitter(0.05)
     topic.write(40)
     bench.need_work(20)
     _calm(bench)
     topic.look(latest_us=time.time_ns() // 1_000 + 50_000)
-    clocks.shake(0)
+    clocks.jitter(0)
     bench.need_same(before)
 
 

@@ -45,7 +45,7 @@ class Walls:
         """Offset the clock by `seconds`, in these kinds of processes or in all."""
         self._set(0, round(seconds * NS), kinds)
 
-    def be_at(self, ns: int, *kinds: str) -> None:
+    def set_time(self, ns: int, *kinds: str) -> None:
         """Continue from this instant (nanoseconds since the epoch)."""
         self._set(0, ns - time.time_ns(), kinds)
 
@@ -53,7 +53,7 @@ class Walls:
         """Stop the clock at this instant (nanoseconds since the epoch); 0: let it run again."""
         self._set(1, ns, kinds)
 
-    def shake(self, seconds: float, *kinds: str) -> None:
+    def jitter(self, seconds: float, *kinds: str) -> None:
         """Offset each reading by a random amount of up to `seconds` in either direction."""
         self._set(2, round(seconds * NS), kinds)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from chaos.cuts import engine
 from chaos.doctor import need_root
-from chaos.order import Account, Broken, CannotRun, Order
+from chaos.order import Account, CannotRun, GuaranteeBroken, Order
 from chaos.rigs.hostdisk import HostDisk, WatchedDisk
 from chaos.rigs.judge import verify
 from chaos.rigs.life import Life
@@ -87,7 +87,7 @@ class _Cutter:
 
 
 def live(volume: Volume, rng: random.Random, account: Account, name: str) -> None:
-    """Take one directory through CUTS_A_LIFE cuts. Raises Broken with the steps so far."""
+    """Take one directory through CUTS_A_LIFE cuts. Raises GuaranteeBroken with the steps so far."""
     root = volume.root / name
     cutter = _Cutter(volume)
 
@@ -105,15 +105,15 @@ def live(volume: Volume, rng: random.Random, account: Account, name: str) -> Non
             if rng.random() < RECOVERY_SHARE:
                 _cut_recovery(life, cutter, rng, story)
                 _power_on(life, cutter)
-                account.did("cuts", 1, "RF-61")
-                account.did("cuts inside a recovery")
+                account.count_work("cuts", 1, "RF-61")
+                account.count_work("cuts inside a recovery")
             life.recover()
             acked = life.model.owed
-            account.did("cuts", 1, "RF-61")
-            account.did(f"cuts of {volume.kind}, flag {cutter.flag}")
-            account.did("acked frames held to", acked)
-    except (Broken, RinglogError, AssertionError) as e:
-        raise Broken(f"{type(e).__name__}: {e}\n{' '.join(story)}") from e
+            account.count_work("cuts", 1, "RF-61")
+            account.count_work(f"cuts of {volume.kind}, flag {cutter.flag}")
+            account.count_work("acked frames held to", acked)
+    except (GuaranteeBroken, RinglogError, AssertionError) as e:
+        raise GuaranteeBroken(f"{type(e).__name__}: {e}\n{' '.join(story)}") from e
     finally:
         life.end()
         volume.down()  # It may have been cut off.
@@ -175,8 +175,8 @@ def run(order: Order, account: Account) -> None:
             case = f"{one.kind}/{number}"
             try:
                 live(one, order.random(case), account, f"life-{number}")
-            except Broken as e:
-                account.found(f"after a power cut of {one.kind}: {str(e)[:300]}", case, str(e))
+            except GuaranteeBroken as e:
+                account.report_finding(f"after a power cut of {one.kind}: {str(e)[:300]}", case, str(e))
             if time.monotonic() > until or order.is_enough(account.counts, "cuts", "cuts inside a recovery"):
                 break
     engine.run(order, account, settings["engine_points"], order.seconds * settings["engine_share"])
@@ -194,4 +194,4 @@ def replay(order: Order, case: str) -> None:
     with volume(kind, order.scratch) as one:
         account = Account()
         live(one, order.random(case), account, "life")
-        account.tell()
+        account.print_report()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chaos.order import Account, Broken, Order
+from chaos.order import Account, GuaranteeBroken, Order
 from chaos.rigs.judge import verify
 from chaos.rigs.load import ACKED
 from chaos.rigs.mount import FLAGS, KINDS, RigError, Volume, volume
@@ -65,8 +65,8 @@ def run(order: Order, account: Account, points: int, seconds: float) -> None:
                 cut_at(one, point, flag, order.random(case), account, order.scratch)
         except RigError as e:
             account.skip(f"the program on {kind}", str(e))
-        except (Broken, RinglogError) as e:
-            account.found(f"the program, cut at {point} on {kind}: {str(e)[:300]}", case, str(e))
+        except (GuaranteeBroken, RinglogError) as e:
+            account.report_finding(f"the program, cut at {point} on {kind}: {str(e)[:300]}", case, str(e))
         done += 1
 
 
@@ -105,8 +105,8 @@ def _cut_and_judge(
         verify(data_of(root), root / "cold" if cold else "")
         _judge_again(root, traffic, cold, account)
         verify(data_of(root), root / "cold" if cold else "")
-        account.did("cuts", 1, "RF-65", "RF-61")
-        account.did("cuts of the whole program")
+        account.count_work("cuts", 1, "RF-65", "RF-61")
+        account.count_work("cuts of the whole program")
     finally:
         if not one.is_up:
             one.up()
@@ -170,10 +170,10 @@ def _judge_again(root: Path, traffic: Traffic, cold: dict[str, Any], account: Ac
     if not traffic.acked:
         raise RigError("nothing was acknowledged before the cut")
     with program(root, shards=2, **cold) as host:
-        account.did("records read after a cut", traffic.judge().survivors)
+        account.count_work("records read after a cut", traffic.judge().survivors)
         traffic.start_all(host.url)
         traffic.need_acks("after the cut")
-        account.did("acked batches held to", traffic.judge().acked // BATCH)
+        account.count_work("acked batches held to", traffic.judge().acked // BATCH)
 
 
 def _paused(host: TestEngine) -> Callable[[], bool]:

@@ -67,10 +67,10 @@ def _judge(order: Order, account: Account, name: str) -> None:
     executions = executions_of(text)
     account.figures[f"{name}_executions"] = executions
     rows = [row for row, targets in (("RF-102", BOMBS), ("RF-114", FILES)) if name in targets]
-    account.did("executions", executions, *rows)
+    account.count_work("executions", executions, *rows)
     if name in FILES:
-        account.did("file_executions", executions)
-    account.did("targets", 1 if executions else 0)
+        account.count_work("file_executions", executions)
+    account.count_work("targets", 1 if executions else 0)
     found = [path for path in sorted(order.scratch.glob(f"{name}.*-*")) if path.is_file()]
     for path in found:
         data = path.read_bytes()
@@ -78,14 +78,16 @@ def _judge(order: Order, account: Account, name: str) -> None:
         # finding.
         story = trouble_with(name, data, chosen_planted(order))
         if story:
-            account.found(
+            account.report_finding(
                 f"fuzz_{name}: {story.strip().splitlines()[-1][:300]}", f"{name}/{data.hex()}", story
             )
         else:
-            account.did("not_repeated")
+            account.count_work("not_repeated")
     if not _UNITS.search(text) and not found:
         driver = (order.scratch / "driver.log").read_text(errors="replace")
-        account.found(f"fuzz_{name} did not run to its end", f"{name}/", (driver + text)[-_STORY_CHARS:])
+        account.report_finding(
+            f"fuzz_{name} did not run to its end", f"{name}/", (driver + text)[-_STORY_CHARS:]
+        )
 
 
 def chosen_planted(order: Order) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ringlog.envelope import messages as m
 from ringlog.testing.message_generator import ByteChoices, MessageGenerator
-from ringlog.testing.shard_world import Unanswered, World
+from ringlog.testing.shard_world import NoReply, World
 from ringlog.testing.simulated_disk import SimulatedDisk
 from ringlog.topic.row import decode_row, encode_row
 from ringlog.types import Durability
@@ -48,7 +48,7 @@ def check(data: bytes) -> None:
             continue
         try:
             world.ask(run, message, writer.attachment())
-        except Unanswered:
+        except NoReply:
             if not isinstance(message, WAIT):
                 raise
     recovered(world)

@@ -98,7 +98,7 @@ class Slot:
         deadline = time.monotonic() + self.rng.uniform(1.0, 5.0)
         while (line := guest.line(deadline)) is not None and not line.startswith("@state"):
             self.story.hear(self.life, line)
-        self.account.did("early_deaths", 1, "RF-63")
+        self.account.count_work("early_deaths", 1, "RF-63")
 
     def _await_state(self, guest: Guest) -> bool:
         deadline = time.monotonic() + BOOT_S
@@ -107,8 +107,8 @@ class Slot:
             said.append(line)
             if line.startswith("@state"):
                 found = self.story.judge(self.life, line)
-                self.account.did("recovered_records", found)
-                self.account.did("kernel_deaths", self.unjudged, "RF-63")
+                self.account.count_work("recovered_records", found)
+                self.account.count_work("kernel_deaths", self.unjudged, "RF-63")
                 self.unjudged = 0
                 return True
             self.story.hear(self.life, line)
@@ -124,7 +124,7 @@ class Slot:
 
     def _report(self) -> None:
         for wrong in self.story.wrong:
-            self.account.found(
+            self.account.report_finding(
                 wrong, f"{self.order.seed}:{self.number}:{self.images}", "\n".join(self.story.wrong)
             )
         if self.story.wrong or self.life >= self.settings["lives"]:
@@ -159,8 +159,8 @@ def run(order: Order, account: Account) -> None:
         thread.join()
     if errors:
         raise errors[0]
-    account.did("acks", sum(slot.acks for slot in slots))
-    account.did("images", sum(slot.images for slot in slots))
+    account.count_work("acks", sum(slot.acks for slot in slots))
+    account.count_work("images", sum(slot.images for slot in slots))
 
 
 def _prove_boots(order: Order, shim: Path) -> None:
@@ -191,4 +191,4 @@ def replay(order: Order, case: str) -> None:
     while slot.images <= images and not account.findings:
         slot.live()
         print(f"image {slot.images} life {slot.life}: {slot.acks} acks, {dict(account.counts)}")
-    account.tell()
+    account.print_report()

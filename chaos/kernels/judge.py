@@ -8,7 +8,7 @@ import zlib
 from dataclasses import dataclass, field
 
 from chaos.kernels import load
-from chaos.order import Broken
+from chaos.order import GuaranteeBroken
 from chaos.rigs.judge import POWER_LOSS, Seen, check, note_seen
 from chaos.rigs.model import Model, SentFrame
 
@@ -46,7 +46,7 @@ class Story:
         self.highest[life] = frame
         try:
             self.model.settle(self._sent[life, frame], first)
-        except Broken as e:
+        except GuaranteeBroken as e:
             self.wrong.append(f"life {life}: {e}")
         return True
 
@@ -82,6 +82,6 @@ class Story:
         try:
             check(self.model, seen, POWER_LOSS)
             note_seen(self.model, seen)
-        except Broken as e:
+        except GuaranteeBroken as e:
             self.wrong.append(f"life {life}: {e}")
         return sum(topic.live for topic in seen.values())

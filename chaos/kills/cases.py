@@ -53,7 +53,7 @@ def _pass_points(
 ) -> None:
     scene = stage.cast(name, plan=stop_plan.plan_of(deaths))
     # A process may die before it settled anything, so an outage can be longer than the gateway's timeout.
-    scene.load.is_patient = True
+    scene.load.tolerates_errors = True
     scene.make_topics()
     scene.start_load(per_s)
     deadline, told = time.monotonic() + seconds, set[tuple[str, int]]()
@@ -69,7 +69,7 @@ def _pass_points(
         time.sleep(0.05)
     _count_points(stage, deaths, lives)
     scene.engine.arm("")
-    stage.account.did("kills", kill_and_start(scene), "RF-4")
+    stage.account.count_work("kills", kill_and_start(scene), "RF-4")
     scene.load.wait_progress(1_000)
     stage.close(scene)
 
@@ -100,10 +100,10 @@ def _count_points(stage: Stage, deaths: dict[str, list[stop_plan.Death]], lives:
         )
         for point, _ in died:
             row = "RF-2" if kind == WAL_SHARD else "RF-8" if kind == GATEWAY else "RF-6"
-            account.did("kills", 1, row)
+            account.count_work("kills", 1, row)
             if point in IN_COMMIT:
                 account.faults["RF-36"] += 1
-        account.did("point_passes", len(died))
+        account.count_work("point_passes", len(died))
         reached |= {point for point, _ in died}
     account.counts["points"] += len(reached)
 
@@ -137,25 +137,25 @@ def storm(stage: Stage, seconds: float) -> None:
         if act == "keyed":
             # Kill the writer's shard first, so that the writer has a pending request when it is killed
             # itself.
-            account.did("kills", int(scene.kill(WAL_SHARD, shard=KEYED_SHARD)), "RF-1")
+            account.count_work("kills", int(scene.kill(WAL_SHARD, shard=KEYED_SHARD)), "RF-1")
             scene.wait_asked(keyed[turn % 2])
             keyed[turn % 2] = scene.replace_keyed(keyed[turn % 2])
-            account.did("client_kills")
+            account.count_work("client_kills")
         elif act == "pause":
             if scene.pause(random.choice([WAL_SHARD, GATEWAY]), random.choice(PAUSES_S)):
-                account.did("pauses", 1, "RF-11")
+                account.count_work("pauses", 1, "RF-11")
         elif act == "supervisor":
             scene.kill_supervisor()
-            account.did("kills", 1, "RF-5")
+            account.count_work("kills", 1, "RF-5")
         elif act == "all":
-            account.did("kills", kill_and_start(scene), "RF-4")
+            account.count_work("kills", kill_and_start(scene), "RF-4")
         elif act == "forks":
             if scene.kill_forkserver():
-                account.did("kills", 1, "RF-6")
+                account.count_work("kills", 1, "RF-6")
         elif act == "several":
             _kill_several(stage, scene, random)
         elif scene.kill(act, shard=random.randrange(2)):
-            account.did("kills", 1, {WAL_SHARD: "RF-1", GATEWAY: "RF-8"}.get(act, "RF-6"))
+            account.count_work("kills", 1, {WAL_SHARD: "RF-1", GATEWAY: "RF-8"}.get(act, "RF-6"))
     stage.close(scene)
     if scene.rows is not None:
         account.faults["RF-97"] += tried_twice(scene.rows, KEYS)
@@ -167,7 +167,7 @@ def _kill_several(stage: Stage, scene: Scene, random: Random) -> None:
         scene.kill_forkserver()
     everybody = [(WAL_SHARD, 0), (WAL_SHARD, 1), (GATEWAY, 0), *((kind, 0) for kind in BACKGROUND)]
     killed = sum(scene.kill(*each) for each in random.sample(everybody, random.randint(2, 5)))
-    stage.account.did("kills", killed, *(["RF-24"] if killed > 1 else []))
+    stage.account.count_work("kills", killed, *(["RF-24"] if killed > 1 else []))
 
 
 def _producers_die(stage: Stage, scene: Scene) -> None:
@@ -180,7 +180,7 @@ def _producers_die(stage: Stage, scene: Scene) -> None:
     for client in doomed:
         if not scene.load.died(client, SETTLE_S):
             raise Stuck(f"a producer did not die at {client.task.hook}")
-        stage.account.did("client_kills", 1, "RF-9")
+        stage.account.count_work("client_kills", 1, "RF-9")
     scene.load.wait_progress(300)
 
 
@@ -207,7 +207,7 @@ def ends(stage: Stage, passes: tuple[int, ...] = stop_plan.PASSES, rounds: int =
         if status != 0:
             scene.complaints.append(f"SIGTERM under load ended with {status}")
         _start_again(scene)
-        account.did("terms", 1, "RF-23")
+        account.count_work("terms", 1, "RF-23")
         for second in (signal.SIGTERM, signal.SIGKILL):
             scene.load.wait_progress(300)
             engine.signal(signal.SIGTERM)
@@ -217,7 +217,7 @@ def ends(stage: Stage, passes: tuple[int, ...] = stop_plan.PASSES, rounds: int =
                 raise Stuck(f"the engine did not exit after SIGTERM and {second.name}")
             engine.wait_alone()
             _start_again(scene)
-            account.did("terms", 1, "RF-23")
+            account.count_work("terms", 1, "RF-23")
         for _ in range(2):
             # During a start: at a random time between its first step and readiness.
             scene.load.wait_progress(300)
@@ -231,7 +231,7 @@ def ends(stage: Stage, passes: tuple[int, ...] = stop_plan.PASSES, rounds: int =
             del before
             engine.wait_alone()
             _start_again(scene)
-            account.did("terms", 1, "RF-23")
+            account.count_work("terms", 1, "RF-23")
     stage.close(scene)
 
 
@@ -265,7 +265,7 @@ def reshards(stage: Stage, rounds: int) -> None:
             engine.wait_alone()
         engine.start()
         engine.wait_serving()
-        stage.account.did("reshards", 1, "RF-124")
+        stage.account.count_work("reshards", 1, "RF-124")
     scene.load.wait_progress(1_000, SETTLE_S)
     stage.close(scene)
 
@@ -294,13 +294,13 @@ def _supervisor_dies_respawning(stage: Stage, scene: Scene, n: int) -> None:
                 (WAL_SHARD, death % 2) if n < 7 else ((WAL_SHARD, GATEWAY)[death % 2], death % 4 // 2)
             )
             wait_for(lambda role=role, shard=shard: scene.kill(role, shard), SETTLE_S, "a kill")  # type: ignore[misc]
-            stage.account.did("kills", 1, "RF-1")
+            stage.account.count_work("kills", 1, "RF-1")
         if not supervisor.wait_dead():
             raise Stuck(f"the supervisor did not die at pass {n} of its stop point")
     engine.end_process()
     engine.wait_alone()
-    stage.account.did("kills", 1, "RF-5")
-    stage.account.did("point_passes", 1)
+    stage.account.count_work("kills", 1, "RF-5")
+    stage.account.count_work("point_passes", 1)
     if n == 1:
         stage.account.counts["points"] += 1
     engine.arm("")
@@ -340,7 +340,7 @@ def frozen(stage: Stage) -> None:
     changed = [name for name, data in after.items() if not files.get(name, b"").startswith(data)]
     if changed:
         scene.complaints.append(f"files of the replaced shard changed: {changed}")
-    stage.account.did("kills", 1, "RF-10")
+    stage.account.count_work("kills", 1, "RF-10")
     stage.close(scene)
 
 
@@ -369,7 +369,7 @@ def doomed(stage: Stage) -> None:
     After `restart_max` restarts it is given up, and the others continue (RF-16).
     """
     scene = stage.cast("doomed", topics=2, settings={"supervisor.restart_max": RESTARTS_MAX})
-    scene.load.is_patient = True
+    scene.load.tolerates_errors = True
     scene.make_topics()
     for topic in (0, 1):
         scene.load.start("produce", topic=topic, per_s=500, timeout_s=5.0)
@@ -389,7 +389,7 @@ def doomed(stage: Stage) -> None:
     wait_for(is_given_up, SETTLE_S, "the shard to be given up")
     if len(pids) != RESTARTS_MAX + 1:
         scene.complaints.append(f"it was started {len(pids)} times, {RESTARTS_MAX + 1} are allowed")
-    stage.account.did("kills", len(pids), "RF-16")
+    stage.account.count_work("kills", len(pids), "RF-16")
     found = scene.engine.look()
     if found is None or found.state != "degraded":
         scene.complaints.append(f"with a shard given up the engine calls itself {found and found.state}")
@@ -402,7 +402,7 @@ def doomed(stage: Stage) -> None:
         )  # fmt: skip
     if scene.engine.restarts(WAL_SHARD)[0] != RESTARTS_MAX:
         scene.complaints.append("a shard that was given up was started again")
-    stage.account.did("kills", kill_and_start(scene), "RF-4")
+    stage.account.count_work("kills", kill_and_start(scene), "RF-4")
     stage.close(scene)
 
 
@@ -450,7 +450,7 @@ def outage(stage: Stage, kills: int) -> None:
     for _ in range(kills):
         scene.load.wait_progress(200)
         if scene.kill(WAL_SHARD, 0):
-            stage.account.did("kills", 1, "RF-1")
+            stage.account.count_work("kills", 1, "RF-1")
         scene.load.wait_progress(200)
         scene.engine.wait_serving()
     kept = list(stage.pauses_ms)

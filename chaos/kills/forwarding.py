@@ -45,9 +45,9 @@ def routers(stage: Stage, seconds: float, passes: tuple[int, ...] = stop_plan.PA
         act = random.choice([SCHEDULER, SCHEDULER, WAL_SHARD, WAL_SHARD, "all"])
         if act == "all":
             scene.kill_all()
-            account.did("kills", 1, "RF-4")
+            account.count_work("kills", 1, "RF-4")
         elif scene.kill(act, random.randrange(2)):
-            account.did("kills", 1, *(["RF-1"] if act == WAL_SHARD else []))
+            account.count_work("kills", 1, *(["RF-1"] if act == WAL_SHARD else []))
     stage.close(scene)
 
 

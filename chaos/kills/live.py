@@ -50,7 +50,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DrillOptions:
     """Options of one run."""
 
     url: str | None
@@ -95,23 +95,23 @@ class Verdict:
     """Failures, one line each; empty if every guarantee held."""
 
 
-def drill(wish: Wish, say: Say) -> Verdict:
+def run_drill(options: DrillOptions, say: Say) -> Verdict:
     """Run the load and the kills.
 
     Raises UsageError, NotConnected if no engine runs, StartRefused if the new engine does not start.
     """
-    wish.check()
+    options.check()
     with Nursery() as nursery, _scratch() as scratch:
-        if wish.url is None:
+        if options.url is None:
             engine = Engine(scratch / "engine", SETTINGS)
             engine.start()
             try:
-                verdict = _Drill(wish, engine.url, nursery, scratch / "journals", say, engine).run()
+                verdict = _Drill(options, engine.url, nursery, scratch / "journals", say, engine).run()
                 close_down(engine, verdict.wrong)
             finally:
                 engine.abandon()
         else:
-            verdict = _Drill(wish, wish.url, nursery, scratch / "journals", say, None).run()
+            verdict = _Drill(options, options.url, nursery, scratch / "journals", say, None).run()
     return verdict
 
 
@@ -128,9 +128,9 @@ class _Drill:
     """One run against one engine. `own` is set if the run started the engine."""
 
     def __init__(
-        self, wish: Wish, url: str, nursery: Nursery, folder: Path, say: Say, own: Engine | None
+        self, options: DrillOptions, url: str, nursery: Nursery, folder: Path, say: Say, own: Engine | None
     ) -> None:
-        self._wish, self._url, self._own, self._say = wish, url, own, say
+        self._options, self._url, self._own, self._say = options, url, own, say
         self._run_dir = parse_url(url).run_dir
         info = read_engine_file(self._run_dir)
         if info is None or self._status() is None:
@@ -144,7 +144,7 @@ class _Drill:
             for n in range(count)
         ]
         self._load = Load(nursery, folder, url, topics)
-        self._random = random.Random(wish.seed or run)
+        self._random = random.Random(options.seed or run)
         self._kills: Counter[str] = Counter()
         self._deaths: list[tuple[int, int]] = []
         """(time in ns, shard) of killed shards."""
@@ -158,7 +158,7 @@ class _Drill:
                 client.topics.create(name, durability=("fsync", "disk")[number % 2])
         try:
             self._start_load()
-            self._hurt()
+            self._inject_faults()
             wait_for(self._serves, READY_S, "the engine to serve after the last kill", look_s=0.1)
             self._load.end()
             self._judge(verdict)
@@ -175,7 +175,7 @@ class _Drill:
         for topic in topics:
             is_remote = self._has_gateway and topic == topics[-1]
             load.start(
-                "produce", topic=topic, per_s=self._wish.per_s / len(topics), batch=20,
+                "produce", topic=topic, per_s=self._options.per_s / len(topics), batch=20,
                 transport="ipc" if is_remote else "auto",
             )  # fmt: skip
             load.start("read", topic=topic)
@@ -185,17 +185,17 @@ class _Drill:
 
     # -- hurting ----------------------------------------------------------------------------------------
 
-    def _hurt(self) -> None:
-        end = time.monotonic() + self._wish.seconds
+    def _inject_faults(self) -> None:
+        end = time.monotonic() + self._options.seconds
         turn = itertools.count()
         self._load.wait_progress(200, 60.0)
         while (left := end - time.monotonic()) > 0:
             self._say(f"{left:4.0f} s left, {self._load.rows:,} rows in journals, kills {dict(self._kills)}")
-            time.sleep(min(self._wish.every_s, left))
-            role = self._wish.kill[next(turn) % len(self._wish.kill)]
+            time.sleep(min(self._options.every_s, left))
+            role = self._options.kill[next(turn) % len(self._options.kill)]
             if role in TREE:
                 self._kill_tree(role)
-            elif self._wish.pause_s and next(turn) % 2:
+            elif self._options.pause_s and next(turn) % 2:
                 self._pause(role)
             else:
                 self._kill(role)
@@ -227,7 +227,7 @@ class _Drill:
             return
         with target:
             target.send(signal.SIGSTOP)
-            time.sleep(self._wish.pause_s)
+            time.sleep(self._options.pause_s)
             target.send(signal.SIGCONT)
         self._kills[f"{role} paused"] += 1
 
@@ -252,7 +252,7 @@ class _Drill:
             self._own.start()
             return
         subprocess.Popen(
-            shlex.split(self._wish.restart_command), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            shlex.split(self._options.restart_command), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         what = "the restart command to start the engine"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos import leaks
-from chaos.order import Broken
+from chaos.order import GuaranteeBroken
 from chaos.rigs import targets
 from chaos.rigs.judge import verify
 from chaos.rigs.load import Load, Stuck, wait_for
@@ -150,7 +150,7 @@ def close_down(engine: Engine, complaints: list[str]) -> None:
     try:
         if not verify(engine.data_dir, engine.cold_dir).files:
             complaints.append("verify found no file at all")
-    except Broken as e:
+    except GuaranteeBroken as e:
         complaints.append(str(e))
 
 

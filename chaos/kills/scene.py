@@ -15,7 +15,7 @@ import numpy as np
 
 import ringlog
 from chaos.check import journal
-from chaos.check.history import Judgement, NothingToJudge
+from chaos.check.history import HistoryVerdict, NothingToJudge
 from chaos.check.journal import Outcome, Rows, What
 from chaos.check.keys import check_keys, is_waiting
 from chaos.kills.rig import SETTINGS, Engine, check_topics, close_down, kill_tree, on_shard
@@ -60,7 +60,7 @@ class Scene:
     load: Load
     complaints: list[str] = field(default_factory=list)
     kills: list[Kill] = field(default_factory=list)
-    judgement: Judgement | None = None
+    judgement: HistoryVerdict | None = None
     rows: Rows | None = None
     bulk_times: float = BULK_TIMES
     """Appends in large frames, as a multiple of those in frames of one record."""
@@ -259,7 +259,7 @@ class Stage:
         self.order, self.account, self.nursery = order, account, nursery
         self.pauses_ms: list[float] = []
         self.outages_ms: list[float] = []
-        self.total = Judgement()
+        self.total = HistoryVerdict()
         self._open: list[Scene] = []
 
     def cast(
@@ -281,7 +281,7 @@ class Stage:
         try:
             case(self)
         except (Stuck, RinglogError, OSError) as e:
-            self.account.found(f"{name}: {e}", name, traceback.format_exc())
+            self.account.report_finding(f"{name}: {e}", name, traceback.format_exc())
             traceback.print_exc()
         finally:
             for scene in self._open:
@@ -292,11 +292,11 @@ class Stage:
 
     @classmethod
     def replay(cls, order: Order, name: str, case: Callable[[Stage], None]) -> None:
-        """Run one case and print its findings and counts. Raises Broken if there is a finding."""
+        """Run one case and print its findings and counts. Raises GuaranteeBroken if there is a finding."""
         account = Account()
         with Nursery() as nursery:
             cls(order, account, nursery).run(name, case)
-        account.tell()
+        account.print_report()
 
     def close(self, scene: Scene) -> None:
         """Finish a scene and add its counts and findings to the account."""
@@ -306,11 +306,11 @@ class Stage:
         complaints = scene.complaints + scene.load.complaints
         if judgement is not None:
             self.total.add(judgement)
-            account.did("client_ops", judgement.ops)
-            account.did("acked", judgement.acked)
-            account.did("deletes", judgement.deletes)
-            account.did("records_read", judgement.read)
-            account.did("frames sent again", scene.load.sent_again)
+            account.count_work("client_ops", judgement.ops)
+            account.count_work("acked", judgement.acked)
+            account.count_work("deletes", judgement.deletes)
+            account.count_work("records_read", judgement.read)
+            account.count_work("frames sent again", scene.load.sent_again)
             complaints = [f"{n} {kind}" for kind, n in judgement.wrong.items()] + complaints
             complaints += judgement.stories
         self.pauses_ms += scene.pauses_ms()
@@ -323,7 +323,7 @@ class Stage:
 
     def _note(self, scene: Scene, complaints: list[str]) -> None:
         if complaints:
-            self.account.found(
+            self.account.report_finding(
                 f"{scene.name}: {complaints[0]}", scene.name,
                 "\n".join([*complaints[:STORY_LINES], *scene.engine.log_path.read_text().splitlines()[-30:]]),
             )  # fmt: skip

@@ -15,7 +15,7 @@ from chaos.kills.scene import SHARDS, Scene, Stage
 from chaos.leases import journal
 from chaos.leases.clients import DEAD
 from chaos.leases.putting import value_of
-from chaos.leases.verdict import Death, Judgement, Place, Rules, judge
+from chaos.leases.verdict import Death, LeaseVerdict, Place, Rules, judge
 from chaos.order import Account, Order
 from chaos.rigs.load import Stuck, wait_for
 from chaos.rigs.nursery import Client, Nursery
@@ -38,7 +38,7 @@ class Cast(Protocol):
     prefix: str
     """Prefix of topic names."""
     counted: dict[str, str]
-    """Counts of a Judgement to report, and their names in the account."""
+    """Counts of a LeaseVerdict to report, and their names in the account."""
 
     def make(self, client: ringlog.Client, topics: list[str]) -> None:
         """Create the topics, of both durability classes on both shards."""
@@ -101,14 +101,14 @@ def storm(
             scene.load.kill(victim)
             deaths.append(Death(act, from_ns, time.monotonic_ns(), victim.task.client))
             leasers[leasers.index(victim)] = _like(scene, victim)
-            stage.account.did("client_kills")
+            stage.account.count_work("client_kills")
         elif act == "all":
-            stage.account.did("kills", kill_tree(scene.engine), "RF-4")
+            stage.account.count_work("kills", kill_tree(scene.engine), "RF-4")
             deaths.append(Death(act, from_ns, time.monotonic_ns()))
             scene.engine.start()
         elif scene.kill(act, random.randrange(SHARDS)):
             deaths.append(Death(act, from_ns, time.monotonic_ns()))
-            stage.account.did("kills", 1, {WAL_SHARD: "RF-1", GATEWAY: "RF-8"}.get(act, "RF-6"))
+            stage.account.count_work("kills", 1, {WAL_SHARD: "RF-1", GATEWAY: "RF-8"}.get(act, "RF-6"))
         print(f"  {time.monotonic() - deadline + seconds:5.1f} s {act}", flush=True)
         time.sleep(STEP_S * (1 + random.random()))
     _close(cast, stage, scene, makers, deaths, empty_s)
@@ -125,7 +125,7 @@ def _close(
 ) -> None:
     """Wait until all work is done, restart once more, look, judge, stop and verify."""
     load, complaints = scene.load, scene.complaints
-    load.is_patient = True  # An outage may be longer than the gateway's timeout.
+    load.tolerates_errors = True  # An outage may be longer than the gateway's timeout.
     try:
         scene.engine.wait_serving()
         for maker in makers:
@@ -152,13 +152,13 @@ def _close(
     stage.judged(scene, complaints + load.complaints)
 
 
-def _count(cast: Cast, account: Account, found: Judgement) -> None:
+def _count(cast: Cast, account: Account, found: LeaseVerdict) -> None:
     for what, name in cast.counted.items():
-        account.did(name, getattr(found, what))
-    account.did("dead letters", found.dead)
-    account.did("doubles", found.doubles, "RF-117")
+        account.count_work(name, getattr(found, what))
+    account.count_work("dead letters", found.dead)
+    account.count_work("doubles", found.doubles, "RF-117")
     for why, times in found.explained.items():
-        account.did(f"doubles: {why}", times)
+        account.count_work(f"doubles: {why}", times)
 
 
 def _wait_done(cast: Cast, scene: Scene, seconds: float) -> None:

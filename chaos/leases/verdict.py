@@ -107,7 +107,7 @@ class Rules:
 
 
 @dataclass(slots=True)
-class Judgement:
+class LeaseVerdict:
     """Counts and faults of a run."""
 
     records: int = 0
@@ -138,7 +138,7 @@ class Judgement:
 
 def judge(
     rows: Rows, places: Sequence[Place], rules: Rules, letters: Mapping[int, int] | None = None
-) -> Judgement:
+) -> LeaseVerdict:
     """Judge the journals of these queues and groups.
 
     Args:
@@ -146,7 +146,7 @@ def judge(
         letters: how often each value is in the dead-letter topic.
     """
     letters = letters or {}
-    found = Judgement(dead=len(letters))
+    found = LeaseVerdict(dead=len(letters))
     history = [Row(*row) for row in rows.tolist()]
     answered: dict[int, dict[int, int]] = defaultdict(dict)
     """By topic: value -> seq, 0 if unknown."""
@@ -178,7 +178,7 @@ def judge(
 
 def _judge_letters(
     history: Sequence[Row], letters: Mapping[int, int], is_left: bool, put: set[int], rules: Rules,
-    found: Judgement,
+    found: LeaseVerdict,
 ) -> None:  # fmt: skip
     """Check that each rejected record is in the dead-letter topic once, and no other record is there."""
     begun: set[int] = set()
@@ -214,7 +214,7 @@ def _name(place: Place) -> str:
 
 def _judge_numbers(
     place: Place, rows: Iterable[Row], known: Mapping[int, int], begun: set[int], rules: Rules,
-    found: Judgement,
+    found: LeaseVerdict,
 ) -> None:  # fmt: skip
     """Check that each delivered record has one seq and was put by a client."""
     numbers = dict(known)
@@ -240,7 +240,7 @@ class _Leased:
     place: Place
     rules: Rules
     letters: Mapping[int, int]
-    found: Judgement
+    found: LeaseVerdict
 
     def judge(self, rows: Sequence[Row], put: Mapping[int, int]) -> None:
         """Judge the history of each record, and that none is lost."""
@@ -306,11 +306,11 @@ class _Leased:
     ) -> None:  # fmt: skip
         """Check that a record is done once, and once more for each of its redriven dead letters."""
         rules, found = self.rules, self.found
-        sure = [row for row in finished if rules.is_logged or _is_ack(row, story)]
+        certain_ends = [row for row in finished if rules.is_logged or _is_ack(row, story)]
         for claim in claims:
             back = len({letter.seq for letter in letters if letter.at_ns <= claim.at_ns})
-            if len(sure) > back and sure[back].at_ns < claim.begun_ns:
-                later_ms = (claim.begun_ns - sure[back].at_ns) / MS
+            if len(certain_ends) > back and certain_ends[back].at_ns < claim.begun_ns:
+                later_ms = (claim.begun_ns - certain_ends[back].at_ns) / MS
                 found.says(
                     f"a {rules.what} came back",
                     f"{name}: by a claim that began {later_ms:.0f} ms after its ack",
@@ -376,7 +376,7 @@ def _is_ack(end: Row, story: Sequence[Row]) -> bool:
 # -- mode stream ------------------------------------------------------------------------------------------
 
 
-def _judge_stream(place: Place, rows: Sequence[Row], known: Mapping[int, int], found: Judgement) -> None:
+def _judge_stream(place: Place, rows: Sequence[Row], known: Mapping[int, int], found: LeaseVerdict) -> None:
     readings: dict[tuple[int, int], list[Row]] = defaultdict(list)
     given: set[int] = set()
     begun = _Highest()
@@ -407,7 +407,7 @@ def _judge_stream(place: Place, rows: Sequence[Row], known: Mapping[int, int], f
 
 def _judge_reading(
     name: str, reading: Sequence[Row], numbers: Sequence[int], begun: _Highest, made: _Highest,
-    found: Judgement,
+    found: LeaseVerdict,
 ) -> None:  # fmt: skip
     first = reading[0]
     is_committed = made.by(first.begun_ns)
@@ -425,7 +425,7 @@ def _judge_reading(
             found.says("a record is passed over", f"{name}: {two.seq} behind {one.seq}, and there are others")
 
 
-def _judge_fences(place: Place, rows: Sequence[Row], found: Judgement) -> None:
+def _judge_fences(place: Place, rows: Sequence[Row], found: LeaseVerdict) -> None:
     """Check that a reader cannot commit after another reader has taken over."""
     taken = {(row.client, row.begun_ns): row.at_ns for row in rows if row.what == Did.TAKEN}
     by_end = sorted((at_ns, begun_ns, client) for (client, begun_ns), at_ns in taken.items())
@@ -447,7 +447,7 @@ def _judge_fences(place: Place, rows: Sequence[Row], found: Judgement) -> None:
 # -- floors -----------------------------------------------------------------------------------------------
 
 
-def _judge_floors(place: Place, rows: Sequence[Row], known: Mapping[int, int], found: Judgement) -> None:
+def _judge_floors(place: Place, rows: Sequence[Row], known: Mapping[int, int], found: LeaseVerdict) -> None:
     looks = [row for row in rows if row.what == Did.FLOOR]
     found.looks += len(looks)
     ends = {row.begun_ns: row.at_ns for row in rows if row.what in {Did.SEEK_END, Did.REDRIVE_END}}

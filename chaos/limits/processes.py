@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 import ringlog
-from chaos.order import Broken, CannotRun, require
+from chaos.order import CannotRun, GuaranteeBroken, require
 from chaos.rigs.bench import Bench, is_refused, process_cpu_s, topics_of
 from chaos.rigs.cases import Case
 from chaos.rigs.cgroups import group
@@ -63,7 +63,7 @@ def no_memory(bench: Bench, chance: random.Random) -> None:
         while not limited.killed:
             is_refused(lambda: bench.client.append(topic, data))
             require(time.monotonic() < deadline, f"no process was killed at {limited.memory_used >> 20} MiB")
-        bench.account.did("oom_kills", limited.killed)
+        bench.account.count_work("oom_kills", limited.killed)
         bench.host.wait_ready()
     bench.need_work()
     require(bench.pids[victim] != before[victim], "the shard was not replaced")
@@ -176,22 +176,22 @@ def _need_work_or_no_file(bench: Bench, size: int) -> None:
     """Check that connected clients continue until the log needs a new file. That failure must be logged."""
     try:
         bench.need_work(within_s=CONNECTED_S)
-    except Broken:
+    except GuaranteeBroken:
         if "cannot create the next WAL file" not in bench.said_since(size):
             raise
-        bench.account.did("logs_without_a_next_file")
+        bench.account.count_work("logs_without_a_next_file")
 
 
 def _need_same_or_aborted(bench: Bench, before: dict[str, int], name: str, size: int) -> bool:
     """Return whether libzmq aborted the process, see `no_sockets`.
 
-    Raises Broken if it died for another reason.
+    Raises GuaranteeBroken if it died for another reason.
     """
     bench.need_same(before, but=name)
     died = bench.pids[name] != before[name]
     said = bench.said_since(size)
     require(not died or "ipc_listener.cpp" in said, f"{name} died of something else: {said[-2_000:]}")
-    bench.account.did("libzmq_aborts", int(died))
+    bench.account.count_work("libzmq_aborts", int(died))
     return died
 
 
@@ -343,7 +343,7 @@ def _copy_of_lock(pid: int) -> int:
                 if fd < 0:
                     raise CannotRun(f"pidfd_getfd: {os.strerror(ctypes.get_errno())}")
                 return fd
-    raise Broken("the shard holds no lock")
+    raise GuaranteeBroken("the shard holds no lock")
 
 
 _STRANGER = """
@@ -369,7 +369,7 @@ os.kill(got, signal.SIGKILL) if got > 0 else None
 def stranger(pid: int) -> Iterator[None]:
     """Run an unrelated process under the pid of a dead one within the block.
 
-    Raises Broken if it is signalled.
+    Raises GuaranteeBroken if it is signalled.
     """
     with subprocess.Popen(
         [sys.executable, "-c", _STRANGER, str(pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

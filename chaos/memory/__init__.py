@@ -18,7 +18,7 @@ SETTINGS = {"run": {"ring_bytes": 1 << 20, "settle_entries": 1_024}}
 def run(order: Order, account: Account) -> None:
     """Run every case, repeatedly, until the time is over."""
     run_chosen(order, account, CASES, _opens(order))
-    account.did("cases", account.counts["lies"] + account.counts["scribbles"])
+    account.count_work("cases", account.counts["lies"] + account.counts["scribbles"])
 
 
 def replay(order: Order, case: str) -> None:

@@ -86,7 +86,7 @@ def full_shared_memory(outer: Bench, _: random.Random) -> None:
             with ringlog.connect(inner.host.url, timeout_ms=10_000) as late:
                 late.append(topics_of("late")[0], b"x")
             inner.need_same(before)
-            inner.account.did("rings_refused")
+            inner.account.count_work("rings_refused")
     finally:
         small_disks.unmount(shm)
 
@@ -166,7 +166,9 @@ def ring_of_another_life(bench: Bench, chance: random.Random) -> None:
         except RingError as e:
             # The refusal must not be due to the producer lock. Only the shard refuses a ring of another
             # shard.
-            bench.account.did("foreign_refused_by_producers", int("already has a producer" not in str(e)))
+            bench.account.count_work(
+                "foreign_refused_by_producers", int("already has a producer" not in str(e))
+            )
         bench.host.kill("wal_shard", shard=shard)
         bench.host.wait_ready()
         victim.need_work(None, 5)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import ringlog
 from chaos.memory.raw import Opener, RawRing, Scribbler, any_word, twisted
-from chaos.order import Broken, require
+from chaos.order import GuaranteeBroken, require
 from chaos.rigs.bench import Bench, topics_of
 from chaos.rigs.cases import Case
 from ringlog.errors import RingError
@@ -69,26 +69,31 @@ def lies(bench: Bench, chance: random.Random) -> None:
             try:
                 _lie(raw, frame, chance)
                 closed = raw.wait_closed(LIE_S)
-                bench.account.did("rings_closed_on_liars", int(closed > 0))
+                bench.account.count_work("rings_closed_on_liars", int(closed > 0))
             finally:
                 raw.close()
-            bench.account.did("lies", 1, "RF-32")
+            bench.account.count_work("lies", 1, "RF-32")
     _wait_gone(bench, rings)
     bench.load.need_work(mark, 5)
     bench.need_same(before)
 
 
 def _wait_gone(bench: Bench, but: set[str]) -> None:
-    """Wait until all rings except `but` are removed. Raises Broken with the words of the remaining ones."""
+    """Wait until all rings except `but` are removed.
+
+    Raises GuaranteeBroken with the words of the remaining ones.
+    """
     try:
         bench.wait("rings to go", lambda: rings_of(bench) <= but, 10.0)
-    except Broken:
+    except GuaranteeBroken:
         facts = []
         for name in rings_of(bench) - but:
             scribbler = Scribbler(Path(bench.host.info.shm_dir) / name)
             facts.append((name, {word.name: scribbler.word(word) for word in RingWord}))
             scribbler.close()
-        raise Broken(f"rings stay after their producer closed them: {facts}\n{bench.log_tail()}") from None
+        raise GuaranteeBroken(
+            f"rings stay after their producer closed them: {facts}\n{bench.log_tail()}"
+        ) from None
 
 
 def _lie(raw: RawRing, frame: bytes, chance: random.Random) -> None:
@@ -97,11 +102,11 @@ def _lie(raw: RawRing, frame: bytes, chance: random.Random) -> None:
         raw.producer.push_one(twisted(frame, chance, chance.getrandbits(63) | 1))
     elif kind == 1:
         raw.producer.push_one(frame)
-        raw.lie(chance.choice(PRODUCER_WORDS), any_word(chance, raw.producer.head))
+        raw.store_word(chance.choice(PRODUCER_WORDS), any_word(chance, raw.producer.head))
     elif kind == 2:
         junk = chance.randbytes(8 * chance.randrange(1, 200))
         raw.memory.write(0, junk)
-        raw.lie(RingWord.HEAD, len(junk) + 8 * chance.randrange(-3, 4))
+        raw.store_word(RingWord.HEAD, len(junk) + 8 * chance.randrange(-3, 4))
     else:
         length = chance.choice(
             (0, 1, 72, 75, 76, len(frame) - 4, len(frame), 1 << 20, 0xFFFFFFFE, 0xFFFFFFFF)
@@ -113,7 +118,7 @@ def _lie(raw: RawRing, frame: bytes, chance: random.Random) -> None:
 # -- RF-33 --------------------------------------------------------------------------------------------
 
 
-def hammer(bench: Bench, chance: random.Random) -> None:
+def race_body(bench: Bench, chance: random.Random) -> None:
     """Change bytes of a frame continuously while the shard copies it (RF-33).
 
     Every frame in the log must be valid, whatever was refused. The offline verifier reads all of them at the
@@ -134,8 +139,8 @@ def hammer(bench: Bench, chance: random.Random) -> None:
                 raw.close()
     require(taken, "not one frame of the hammer was taken: it does not race")
     require(refused, "not one frame of the hammer was refused: it does not race")
-    bench.account.did("hammered_taken", taken)
-    bench.account.did("hammered_refused", refused)
+    bench.account.count_work("hammered_taken", taken)
+    bench.account.count_work("hammered_refused", refused)
     bench.need_same(before)
     bench.need_work(5)
 
@@ -199,7 +204,7 @@ def _scribble(bench: Bench, chance: random.Random, *, kills: bool) -> None:
             mine = [name for name in rings_of(bench) - rings if name.startswith(f"ring-{shard:02d}")]
             if mine:
                 _scribble_once(Path(bench.host.info.shm_dir) / max(mine), chance)
-                bench.account.did("scribbles", 1, "RF-25")
+                bench.account.count_work("scribbles", 1, "RF-25")
             if kills:
                 bench.host.kill("wal_shard", shard=shard)
                 bench.host.wait_ready()
@@ -255,7 +260,7 @@ def second_producer(bench: Bench, _: random.Random) -> None:
         capture_output=True, text=True, check=False, timeout=30,
     )  # fmt: skip
     if done.returncode:
-        raise Broken(f"another process got a ring: {done.stdout} {done.stderr}")
+        raise GuaranteeBroken(f"another process got a ring: {done.stdout} {done.stderr}")
     bench.load.need_work(mark, 5)
     bench.need_same(before)
 
@@ -276,6 +281,6 @@ CASES: tuple[Case[Bench], ...] = (
     Case("lies", (), lies),
     Case("scribbles", (), scribbled),
     Case("scribbles-and-kills", (), scribbled_and_killed),
-    Case("hammer", ("RF-33",), hammer),
+    Case("hammer", ("RF-33",), race_body),
     Case("second-producer", ("RF-31",), second_producer),
 )

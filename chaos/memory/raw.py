@@ -13,7 +13,7 @@ from typing import Any
 import xxhash
 import zmq
 
-from chaos.order import Broken, require
+from chaos.order import GuaranteeBroken, require
 from ringlog.board.processes import SUPERVISOR, shard_bell, socket_of
 from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.messages import RingClose, RingClosed, RingOpen, RingOpened
@@ -43,7 +43,7 @@ class Opener:
     def ask(self, message: Any) -> Any:
         """Return the supervisor's reply, possibly an ErrorReply.
 
-        Raises Broken after WAIT_S without a reply.
+        Raises GuaranteeBroken after WAIT_S without a reply.
         """
         self._corr += 1
         self._socket.send(encode(message, self._corr))
@@ -51,7 +51,7 @@ class Opener:
             envelope = decode(self._socket.recv())
             if envelope.corr == self._corr:
                 return envelope.message
-        raise Broken(f"the supervisor did not answer {type(message).__name__}")
+        raise GuaranteeBroken(f"the supervisor did not answer {type(message).__name__}")
 
     def open(self, shard: int, ring_bytes: int = RING_BYTES, pid: int = 0) -> RawRing:
         """Open a ring that its shard drains."""
@@ -88,7 +88,7 @@ class RawRing:
         """Wake up the shard."""
         self._bell.ring()
 
-    def lie(self, word: layout.RingWord, value: int) -> None:
+    def store_word(self, word: layout.RingWord, value: int) -> None:
         """Store any value in a live word."""
         self.memory.store(word, value & 0xFFFFFFFFFFFFFFFF)
 

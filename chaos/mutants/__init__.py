@@ -52,13 +52,13 @@ def _judge(mutant: Mutant, trial: Trial, account: Account) -> None:
     if trial.skipped:
         account.skip(f"mutant {mutant.number}", trial.skipped)
         return
-    account.did("mutants")
+    account.count_work("mutants")
     if trial.noticed:
-        account.did("caught")
+        account.count_work("caught")
         account.figures[f"mutant_{mutant.number:02}_s"] = round(trial.seconds, 1)
     else:
         story = f"{mutant.file}\n- {mutant.old}\n+ {mutant.new}\n{trial.output}"
-        account.found(_survival(mutant, trial), str(mutant.number), story)
+        account.report_finding(_survival(mutant, trial), str(mutant.number), story)
 
 
 def _survival(mutant: Mutant, trial: Trial) -> str:
@@ -79,9 +79,9 @@ def _control(mutants: list[Mutant], order: Order, account: Account) -> None:
         tried.append(mutant.trial_key())
         trial = try_unchanged(mutant, order.scratch, order.seed)
         if trial.noticed and not trial.skipped:
-            account.found(
+            account.report_finding(
                 f"{mutant.judge} complains about the unchanged program, as set for mutant {mutant.number}",
                 str(mutant.number),
                 f"{trial.noticed}\n{trial.output}",
             )
-        account.did("controls")
+        account.count_work("controls")

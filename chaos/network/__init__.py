@@ -17,7 +17,7 @@ from functools import partial
 
 from chaos.attack.arena import Arena, arena
 from chaos.network import cuts, peers
-from chaos.order import Account, Broken, Order
+from chaos.order import Account, GuaranteeBroken, Order
 from ringlog.errors import RinglogError
 
 Row = Callable[[Arena, random.Random], int]
@@ -51,11 +51,11 @@ def run(order: Order, account: Account) -> None:
             if number and time.monotonic() - begun > order.seconds:
                 break
             _round(order, account, place, rows, order.seed + number)
-        account.did("promised", place.audit())
+        account.count_work("promised", place.check_acknowledged())
 
 
 def _round(order: Order, account: Account, place: Arena, rows: dict[str, Row], seed: int) -> None:
-    place.use()
+    place.check_canary()
     names = [name for name in rows if name not in {SLOW, KILLS_GATEWAY}]
     half_open = peers.HalfOpen(place) if SLOW in rows else None
     for name in names:
@@ -73,24 +73,24 @@ def _try(account: Account, place: Arena, name: str, act: Callable[[], int], seed
     try:
         cases = act()
         if name == KILLS_GATEWAY:
-            place.use()
+            place.check_canary()
         elif name == SLOW:
             place.judge(place.census())
         else:
             place.judge(before)
-    except (Broken, RinglogError) as e:
-        account.found(f"{name}: {str(e).splitlines()[0][:500]}", f"{name}/{seed}", str(e))
+    except (GuaranteeBroken, RinglogError) as e:
+        account.report_finding(f"{name}: {str(e).splitlines()[0][:500]}", f"{name}/{seed}", str(e))
         return
     finally:
         account.figures[f"{name}_s"] = round(time.monotonic() - begun, 2)
-    account.did("cases", cases)
-    account.did("rows", 1, name)
+    account.count_work("cases", cases)
+    account.count_work("rows", 1, name)
 
 
 def replay(order: Order, case: str) -> None:
-    """Run one row with one seed. Raises Broken."""
+    """Run one row with one seed. Raises GuaranteeBroken."""
     name, _, seed = case.partition("/")
     with arena(order.scratch, storage={"enabled": False}, cold={}) as place:
         print(f"{name}: {_rows(order)[name](place, random.Random(f'{name}/{seed or 1}'))} cases")
-        place.use()
-        print(f"{place.audit()} promised records are there")
+        place.check_canary()
+        print(f"{place.check_acknowledged()} promised records are there")

@@ -46,7 +46,7 @@ class History:
             self.acked.append(payload)
 
     def judge(self, stored: list[bytes]) -> None:
-        """Compare the outcomes with the stored payloads. Raises Broken on a difference.
+        """Compare the outcomes with the stored payloads. Raises GuaranteeBroken on a difference.
 
         Acked payloads exist once and in order, refused ones do not exist, unknown ones exist at most once. No
         other payload exists.

@@ -60,7 +60,7 @@ class HalfOpen:
         self.proxy.weather.holds = {UP, DOWN}
 
     def judge(self) -> int:
-        """Wait until the gateway has disconnected all of them. Raises Broken."""
+        """Wait until the gateway has disconnected all of them. Raises GuaranteeBroken."""
         try:
             wait_until(
                 lambda: not _held(self._arena, self._ports), NOTICE_S,
@@ -99,10 +99,10 @@ def deaf(arena: Arena, dice: random.Random) -> int:
         for asked in range(PAGES_ASKED):
             peer.send(encode(m.Read(topic, asked % 4, max_bytes=PAGE_BYTES, limit=1), asked))
             if asked % 50 == 0:
-                arena.use()
+                arena.check_canary()
                 worst = max(worst, process.memory_info().rss - before)
         for _ in range(5):
-            arena.use()
+            arena.check_canary()
             worst = max(worst, process.memory_info().rss - before)
     require(
         worst < UNREAD_BYTES_MAX, f"a reader that takes nothing made the gateway grow by {worst >> 20} MiB"
@@ -123,7 +123,7 @@ def slow(arena: Arena, dice: random.Random) -> int:
         proxy.weather.holds = {DOWN}
         for asked in range(SLOW_PAGES):
             peer.send(encode(m.Read(topic, 0, max_bytes=PAGE_BYTES, limit=1), asked + 1))
-        arena.use()
+        arena.check_canary()
         proxy.weather.holds = set()
         got: list[int] = []
         while len(got) < SLOW_PAGES and peer.poll(round(ANSWER_S * 1_000)):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ringlog
-from chaos.order import Account, Broken, Order, require
+from chaos.order import Account, GuaranteeBroken, Order, require
 from chaos.rigs.judge import verify
 from chaos.rigs.load import SLOW_S, Load, wait_for
 from chaos.rigs.nursery import Nursery
@@ -66,7 +66,7 @@ class Bench:
         return next(topic for topic in self.load.topics if home_shard(topic, SHARDS) == shard)
 
     def need_work(self, least: int = 10, within_s: float = 0.0) -> None:
-        """Wait until `least` new writes and reads succeed on every shard. Raises Broken."""
+        """Wait until `least` new writes and reads succeed on every shard. Raises GuaranteeBroken."""
         self.load.need_work(None, least, within_s)
 
     def new_topic(self, shard: int, chance: random.Random) -> str:
@@ -80,18 +80,18 @@ class Bench:
         return _load_on(self.nursery, self.scratch, self.host.url, [topic])
 
     def need_same(self, before: Mapping[str, int], *, but: str = "") -> None:
-        """Check that no process was replaced since, except `but`. Raises Broken."""
+        """Check that no process was replaced since, except `but`. Raises GuaranteeBroken."""
         now = self.pids
         changed = {name: (pid, now.get(name)) for name, pid in before.items() if now.get(name) != pid}
         changed.pop(but, None)
         require(not changed, f"processes were replaced: {changed}\n{self.log_tail()}")
 
     def wait(self, what: str, condition: Callable[[], object], within_s: float = SLOW_S) -> None:
-        """Poll until the condition holds. Raises Broken after `within_s`."""
+        """Poll until the condition holds. Raises GuaranteeBroken after `within_s`."""
         try:
             wait_for(lambda: bool(condition()), within_s, what)
-        except Broken as e:
-            raise Broken(f"{e}\n{self.log_tail()}") from None
+        except GuaranteeBroken as e:
+            raise GuaranteeBroken(f"{e}\n{self.log_tail()}") from None
 
     def log_tail(self, chars: int = 4_000) -> str:
         """Return the end of the engine's log."""
@@ -121,7 +121,7 @@ def is_refused(call: Any) -> RinglogError | None:
 def _load_on(nursery: Nursery, scratch: Path, url: str, topics: Sequence[str], size: int = 64) -> Load:
     """Start, for each topic, a client that appends single records and one that reads repeatedly."""
     load = Load(nursery, scratch / f"journals-{time.monotonic_ns()}", url, list(topics))
-    load.is_patient = True  # A case may delay them beyond their timeout.
+    load.tolerates_errors = True  # A case may delay them beyond their timeout.
     for topic in range(len(topics)):
         load.start(
             "produce_one", topic=topic, per_s=APPENDS_PER_S, record_bytes=size, timeout_s=LOAD_TIMEOUT_S
@@ -174,17 +174,17 @@ def bench(
             stack.close()
             host.stop()
             found = verify(made.host.data_dir, is_deep=True)
-            account.did("records_verified", sum(report.records for report in found.files))
-        except (Broken, RinglogError) as e:
-            account.found(str(e).splitlines()[0], f"all:{order.seed}", f"{e}\n{made.log_tail()}")
+            account.count_work("records_verified", sum(report.records for report in found.files))
+        except (GuaranteeBroken, RinglogError) as e:
+            account.report_finding(str(e).splitlines()[0], f"all:{order.seed}", f"{e}\n{made.log_tail()}")
 
 
 def finish(made: Bench) -> None:
-    """End the load and judge it. Raises Broken."""
+    """End the load and judge it. Raises GuaranteeBroken."""
     judged = made.load.judge()
     require(judged.acked, "nothing was acknowledged")
-    made.account.did("acks", judged.acked)
-    made.account.did("reads", judged.read)
+    made.account.count_work("acks", judged.acked)
+    made.account.count_work("reads", judged.read)
 
 
 def process_cpu_s(pid: int) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from chaos.order import Account, Broken, CannotRun, Order
+from chaos.order import Account, CannotRun, GuaranteeBroken, Order
 
 Bench = TypeVar("Bench")
 
@@ -23,7 +23,7 @@ class Case(Generic[Bench]):
     faults: tuple[str, ...]
     """Rows of the fault matrix that the case covers."""
     run: Callable[[Bench, random.Random], None]
-    """Raises Broken, or CannotRun if the host lacks something."""
+    """Raises GuaranteeBroken, or CannotRun if the host lacks something."""
     is_long: bool = False
     """Takes many seconds. It runs only if the plan sets `long = true`."""
 
@@ -56,13 +56,13 @@ def run_chosen(order: Order, account: Account, cases: Sequence[Case[Bench]], ope
 
 
 def replay_chosen(order: Order, text: str, cases: Sequence[Case[Bench]], opens: Opens[Bench]) -> None:
-    """Repeat one case, or every case with `all`, and the final judgement. Raises Broken."""
+    """Repeat one case, or every case with `all`, and the final judgement. Raises GuaranteeBroken."""
     account = Account()
     name, _, seed = text.partition(":")
     with opens(account) as bench:
         for case in cases if name == "all" else (named(cases, text),):
             run_case(order, account, case, bench, f"{case.name}:{seed}")
-    account.tell()
+    account.print_report()
 
 
 def run_case(order: Order, account: Account, case: Case[Bench], bench: Bench, text: str) -> None:
@@ -73,13 +73,15 @@ def run_case(order: Order, account: Account, case: Case[Bench], bench: Bench, te
     except CannotRun as e:
         account.skip(case.name, str(e))
         return
-    except Broken as e:
-        account.found(str(e).splitlines()[0], text, str(e))
+    except GuaranteeBroken as e:
+        account.report_finding(str(e).splitlines()[0], text, str(e))
     except Exception as e:  # noqa: BLE001  whatever a case meets is a finding of that case, and the next goes on
-        account.found(f"{type(e).__name__} in {case.name}: {str(e)[:200]}", text, traceback.format_exc())
+        account.report_finding(
+            f"{type(e).__name__} in {case.name}: {str(e)[:200]}", text, traceback.format_exc()
+        )
     took = time.monotonic() - begun
     print(f"{case.name}: {took:.2f} s", flush=True)
-    account.did("cases", 1, *case.faults)
+    account.count_work("cases", 1, *case.faults)
 
 
 def named(cases: Iterable[Case[Bench]], text: str) -> Case[Bench]:

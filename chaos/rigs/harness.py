@@ -45,7 +45,7 @@ class Harness:
     def __init__(self, disk: Disk, now: Callable[[], int] = lambda: 1, **world: Any) -> None:
         self.model = Model(now)
         given = {"file_bytes": FILE_BYTES, "cold": COLD, "has_cold": True, **world}
-        self.world = World(disk, watch=self._watch, **given)
+        self.world = World(disk, effect_observer=self._watch, **given)
         self._open: Removal | TopicChange | None = None
         self._topics_made = 0
 
@@ -104,7 +104,7 @@ class Harness:
         self.put(topic, ttl_ms=ttl_ms, durability=CLASSES[topic], **config)
         self.world.clock.advance(0.001)
 
-    def need(self, topic: str) -> None:
+    def ensure_topic(self, topic: str) -> None:
         """Create a topic if it does not exist."""
         if self.world.run_of(topic).core.directory.find(topic) is None:
             self.put(topic, durability=CLASSES[topic])
@@ -158,7 +158,7 @@ class Harness:
 
     def visible(self, topic: str) -> list[int]:
         """Return the seqs that a reader sees."""
-        self.need(topic)
+        self.ensure_topic(topic)
         return [seq for seq, _ in self.world.records(topic)]
 
     def tagged(self, topic: str) -> set[int]:
@@ -170,7 +170,7 @@ class Harness:
     @property
     def known_segments(self) -> dict[int, m.SegmentRef]:
         """Segments known to the shard, by number."""
-        return self.world.runs[0].core.checkpoint.sealed.refs
+        return self.world.runs[0].core.checkpoint.segments.refs
 
     # -- inside ---------------------------------------------------------------------------------------
 

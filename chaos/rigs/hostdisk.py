@@ -42,8 +42,8 @@ def _on_host(name: str) -> Callable[..., Any]:
 
 
 for _name in (
-    "create", "open_read", "open_cut", "open_marks", "rename", "unlink", "make_dir", "remove_dir", "sync_dir",
-    "list_dir", "exists", "lock",
+    "create", "open_read", "open_for_truncate", "open_for_overwrite", "rename", "unlink",
+    "make_dir", "remove_dir", "sync_dir", "list_dir", "exists", "lock",
 ):  # fmt: skip
     setattr(HostDisk, _name, _on_host(_name))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chaos.order import Broken
+from chaos.order import GuaranteeBroken
 from chaos.rigs.model import Model, SentFrame
 from ringlog.envelope import messages as m
 from ringlog.testing.shard_world import World
@@ -21,7 +21,7 @@ from ringlog.verify.findings import DAMAGE
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class CrashKind:
     """Kind of a crash."""
 
     name: str
@@ -33,9 +33,9 @@ class How:
     whole and must have been sent."""
 
 
-KILL = How("kill of the engine")
-KILL_SHARD = How("kill of the shard", keeps_board=True)
-POWER_LOSS = How("power loss", is_power_loss=True)
+KILL = CrashKind("kill of the engine")
+KILL_SHARD = CrashKind("kill of the shard", keeps_board=True)
+POWER_LOSS = CrashKind("power loss", is_power_loss=True)
 
 
 class Seen(NamedTuple):
@@ -69,38 +69,43 @@ def observe(world: World, shard: int = 0) -> dict[str, Seen]:
 
 
 def require_same(before: Mapping[str, Seen], after: Mapping[str, Seen], what: str) -> None:
-    """Raise Broken with `what` unless clients observe the same."""
+    """Raise GuaranteeBroken with `what` unless clients observe the same."""
     for name in sorted(before.keys() | after.keys()):
         if before.get(name) != after.get(name):
-            raise Broken(f"{what}: {name}: {str(before.get(name))[:600]} then {str(after.get(name))[:600]}")
+            raise GuaranteeBroken(
+                f"{what}: {name}: {str(before.get(name))[:600]} then {str(after.get(name))[:600]}"
+            )
 
 
-def check(model: Model, seen: Mapping[str, Seen], how: How) -> None:
-    """Compare the observed state after an end with the requests and replies before it. Raises Broken."""
+def check(model: Model, seen: Mapping[str, Seen], how: CrashKind) -> None:
+    """Compare the observed state after an end with the requests and replies before it.
+
+    Raises GuaranteeBroken.
+    """
     names = model.topics
     for name in names:
         topic, may = seen.get(name), model.may_exist(name)
         if (topic is not None) not in may:
-            raise Broken(f"topic {name}: exists is {topic is not None}, may be {may}")
+            raise GuaranteeBroken(f"topic {name}: exists is {topic is not None}, may be {may}")
         if topic is None:
             continue
         ttl_ms = topic.config.get("ttl_ms", 0) if topic.config is not None else None
         if ttl_ms is not None and ttl_ms not in model.may_have_ttl(name):
-            raise Broken(f"topic {name}: ttl_ms {ttl_ms} of {model.may_have_ttl(name)}")
+            raise GuaranteeBroken(f"topic {name}: ttl_ms {ttl_ms} of {model.may_have_ttl(name)}")
         _check_topic(name, topic, model, how)
     if strangers := sorted(seen.keys() - set(names)):
-        raise Broken(f"topics {strangers} were never requested")
+        raise GuaranteeBroken(f"topics {strangers} were never requested")
 
 
-def _check_topic(name: str, topic: Seen, model: Model, how: How) -> None:
+def _check_topic(name: str, topic: Seen, model: Model, how: CrashKind) -> None:
     found, mine = dict(topic.records), [each for each in model.frames if each.topic == name]
     mine = [each for each in mine if each.topic_id == topic.topic_id]
     must_go, may_go = model.gone(topic.topic_id, is_power_loss=how.is_power_loss)
     if back := sorted(must_go.intersection(found)):
-        raise Broken(f"topic {name}: deleted records {back} are there again after a {how.name}")
+        raise GuaranteeBroken(f"topic {name}: deleted records {back} are there again after a {how.name}")
     by_payload = {payload: seq for seq, payload in found.items()}
     if len(by_payload) != len(found):
-        raise Broken(f"topic {name}: a record is stored twice")
+        raise GuaranteeBroken(f"topic {name}: a record is stored twice")
     last = 0
     for frame in mine:
         first_seq = place(frame, by_payload)
@@ -108,32 +113,40 @@ def _check_topic(name: str, topic: Seen, model: Model, how: How) -> None:
         there = {seq: found.pop(seq) for seq in expected if seq in found}
         missing = expected.keys() - there.keys() - must_go - may_go
         if any(expected[seq] != payload for seq, payload in there.items()) or (there and missing):
-            raise Broken(f"topic {name}: {frame} came back as {there}")
+            raise GuaranteeBroken(f"topic {name}: {frame} came back as {there}")
         if there:
             if frame.is_refused:
-                raise Broken(f"topic {name}: {frame} was refused but stored")
+                raise GuaranteeBroken(f"topic {name}: {frame} was refused but stored")
             if first_seq <= last:
-                raise Broken(f"topic {name}: {frame} lies before one that was sent earlier, at {last}")
+                raise GuaranteeBroken(
+                    f"topic {name}: {frame} lies before one that was sent earlier, at {last}"
+                )
             last = first_seq
         if missing and frame.is_owed:
             _check_missing(name, topic, frame, sorted(missing), how)
     if found:
-        raise Broken(f"topic {name}: records {sorted(found)} were never sent, or are not as they were sent")
+        raise GuaranteeBroken(
+            f"topic {name}: records {sorted(found)} were never sent, or are not as they were sent"
+        )
     if how.is_lie:
         return
     if topic.lost and mine and mine[0].is_fsync:
-        raise Broken(f"topic {name}: {topic.lost} announced as lost")
+        raise GuaranteeBroken(f"topic {name}: {topic.lost} announced as lost")
     _check_removals(name, topic, model, mine)
     if topic.live != len(topic.records):
-        raise Broken(f"topic {name}: says it has {topic.live} records, and there are {len(topic.records)}")
+        raise GuaranteeBroken(
+            f"topic {name}: says it has {topic.live} records, and there are {len(topic.records)}"
+        )
 
 
-def _check_missing(name: str, topic: Seen, frame: SentFrame, missing: list[int], how: How) -> None:
+def _check_missing(name: str, topic: Seen, frame: SentFrame, missing: list[int], how: CrashKind) -> None:
     said = "acked" if frame.acked_at else "shown"
     if frame.is_fsync or not how.is_power_loss:
-        raise Broken(f"topic {name}: {said} records {missing} are gone after a {how.name}")
+        raise GuaranteeBroken(f"topic {name}: {said} records {missing} are gone after a {how.name}")
     if not all(any(a <= seq <= b for a, b in topic.lost) for seq in missing):
-        raise Broken(f"topic {name}: {said} records {missing} are gone and {topic.lost} is announced")
+        raise GuaranteeBroken(
+            f"topic {name}: {said} records {missing} are gone and {topic.lost} is announced"
+        )
 
 
 def _check_removals(name: str, topic: Seen, model: Model, mine: list[SentFrame]) -> None:
@@ -146,7 +159,7 @@ def _check_removals(name: str, topic: Seen, model: Model, mine: list[SentFrame])
         left = (each.seqs & survived) - others
         there = left.intersection(topic.records)
         if there and there != left:
-            raise Broken(
+            raise GuaranteeBroken(
                 f"topic {name}: of records {sorted(left)}, removed at once, {sorted(there)} are there"
             )
 
@@ -173,12 +186,12 @@ def note_seen(model: Model, seen: Mapping[str, Seen]) -> None:
         numbered = enumerate(frame.payloads, first_seq)
         rest = [payload for seq, payload in numbered if seq not in must_go | may_go]
         if first_seq and rest and all(payload in by_payload for payload in rest):
-            model.show(frame, first_seq)
+            model.mark_seen(frame, first_seq)
         elif first_seq and rest:
-            model.lose(frame)
+            model.mark_lost(frame)
 
 
-def lay_down(files: Mapping[str, bytes], root: Path) -> None:
+def write_files(files: Mapping[str, bytes], root: Path) -> None:
     """Write the files of a simulated disk below a directory of the host, where the verifier can read them."""
     for path, data in files.items():
         real = root / path[1:]
@@ -187,10 +200,13 @@ def lay_down(files: Mapping[str, bytes], root: Path) -> None:
 
 
 def verify(data_dir: str | Path, cold_dir: str | Path = "", *, is_deep: bool = False) -> Verification:
-    """Run the offline verifier, which shares no decoder with the engine. Raises Broken for damage."""
+    """Run the offline verifier, which shares no decoder with the engine.
+
+    Raises GuaranteeBroken for damage.
+    """
     found = verify_directory(str(data_dir), is_deep=is_deep, jobs=1, cold_dir=str(cold_dir))
     damage = [each for each in found.findings if each.severity == DAMAGE]
     if damage:
         wrong = [f"{each.path} at {each.offset}: {each.what}" for each in damage[:5]]
-        raise Broken(f"the verifier finds damage: {'; '.join(wrong)}")
+        raise GuaranteeBroken(f"the verifier finds damage: {'; '.join(wrong)}")
     return found

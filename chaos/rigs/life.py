@@ -13,7 +13,7 @@ from pathlib import Path
 
 from chaos.rigs.harness import CLASSES, Harness
 from chaos.rigs.hostdisk import HostDisk
-from chaos.rigs.judge import POWER_LOSS, How, Seen, check, note_seen, observe, require_same
+from chaos.rigs.judge import POWER_LOSS, CrashKind, Seen, check, note_seen, observe, require_same
 from chaos.rigs.steps import STEPS
 from ringlog.storage.disk import Disk
 
@@ -47,7 +47,7 @@ class Life(Harness):
         self.world.disk = self._wrap(self._host)
         super().start(is_reboot=is_reboot, keeps_board=keeps_board)
         for name in CLASSES:
-            self.need(name)
+            self.ensure_topic(name)
 
     def end(self) -> None:
         """End the process and close its handles."""
@@ -57,7 +57,7 @@ class Life(Harness):
     def recover(self) -> None:
         """Start after a power loss, judge, and start again, which must change nothing.
 
-        Raises Broken, or the error of a start.
+        Raises GuaranteeBroken, or the error of a start.
         """
         self.start(is_reboot=True)
         before = self.judge()
@@ -65,8 +65,11 @@ class Life(Harness):
         self.start()
         require_same(before, observe(self.world), "starting twice changes the state")
 
-    def judge(self, how: How = POWER_LOSS) -> dict[str, Seen]:
-        """Judge everything that a reader can observe now, and record that it was observed. Raises Broken."""
+    def judge(self, how: CrashKind = POWER_LOSS) -> dict[str, Seen]:
+        """Judge everything that a reader can observe now, and record that it was observed.
+
+        Raises GuaranteeBroken.
+        """
         seen = observe(self.world)
         check(self.model, seen, how)
         note_seen(self.model, seen)

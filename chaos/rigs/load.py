@@ -21,9 +21,9 @@ import numpy as np
 
 import ringlog
 from chaos.check import journal
-from chaos.check.history import Judgement, NothingToJudge, judge
+from chaos.check.history import HistoryVerdict, NothingToJudge, judge
 from chaos.check.journal import Journal, Outcome, What
-from chaos.order import Broken, require
+from chaos.order import GuaranteeBroken, require
 from chaos.rigs.nursery import Client, Nursery
 from chaos.rigs.tasks import Task, TopicFacts
 
@@ -47,7 +47,7 @@ ACKED, REFUSED = Kind(What.APPEND, Outcome.OK), Kind(What.APPEND, Outcome.FAIL)
 UNKNOWN, READ = Kind(What.APPEND, Outcome.UNKNOWN), Kind(What.READ, Outcome.OK)
 
 
-class Stuck(Broken):
+class Stuck(GuaranteeBroken):
     """An expected event did not happen in time."""
 
 
@@ -59,7 +59,7 @@ class Load:
         self.complaints: list[str] = []
         """Errors that clients reported although they should not have noticed the fault."""
         self.facts: list[TopicFacts] = []
-        self.is_patient = False
+        self.tolerates_errors = False
         """Whether clients may report errors, because an outage may be longer than their timeout."""
         self.errors = 0
         self.sent_again = 0
@@ -144,7 +144,7 @@ class Load:
     ) -> None:
         """Wait for `least` operations that begin after the mark (default: now), on one topic or on each.
 
-        Raises Stuck on timeout, and Broken at once if a client has died.
+        Raises Stuck on timeout, and GuaranteeBroken at once if a client has died.
         """
         mark, seconds = self.mark() if since is None else since, within_s or SLOW_S
         for name in [topic] if topic else self.topics:
@@ -197,7 +197,7 @@ class Load:
             self.errors += report.error_count
             self.sent_again += report.retries
             self.facts += report.facts
-            if not self.is_patient or client.task.kind in {"final", "watch"}:
+            if not self.tolerates_errors or client.task.kind in {"final", "watch"}:
                 self.complaints += [f"{who}: {error}" for error in report.errors]
         self._running.clear()
 
@@ -210,18 +210,18 @@ class Load:
             self._operator.close()
             self._operator = None
 
-    def judge(self) -> Judgement:
-        """End the load, read everything, and judge. Raises Broken for any fault."""
+    def judge(self) -> HistoryVerdict:
+        """End the load, read everything, and judge. Raises GuaranteeBroken for any fault."""
         self.end()
         try:
             found = self.verdict()
         except NothingToJudge as e:
-            raise Broken(str(e)) from e
+            raise GuaranteeBroken(str(e)) from e
         wrong = [*found.stories, *self.complaints]
         require(not found.wrong and not wrong, lambda: "\n".join([str(found.wrong), *wrong]))
         return found
 
-    def verdict(self) -> Judgement:
+    def verdict(self) -> HistoryVerdict:
         """Read everything once more and judge. Raises NothingToJudge."""
         self.start("final")
         self._collect()

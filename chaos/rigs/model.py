@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from chaos.order import Broken
+from chaos.order import GuaranteeBroken
 
 
 @dataclass(slots=True)
@@ -103,10 +103,10 @@ class Model:
             self.frames.append(frame)
 
     def settle(self, frame: SentFrame, first_seq: int) -> None:
-        """Record the ack of a frame. Raises Broken if its seqs were in use."""
+        """Record the ack of a frame. Raises GuaranteeBroken if its seqs were in use."""
         used = self.highest.get((frame.topic, frame.topic_id), 0)
         if first_seq != frame.first_seq and first_seq <= used:
-            raise Broken(f"topic {frame.topic}: {frame} got {first_seq}, and {used} was in use")
+            raise GuaranteeBroken(f"topic {frame.topic}: {frame} got {first_seq}, and {used} was in use")
         frame.first_seq, frame.acked_at = first_seq, frame.acked_at or self.now()
         self._is_used(frame)
         if frame.is_fsync and self.may_exist(frame.topic) != {True}:
@@ -139,19 +139,19 @@ class Model:
         """Record that the request was certainly not done."""
         self.changes.remove(asked)
 
-    def show(self, frame: SentFrame, first_seq: int) -> None:
+    def mark_seen(self, frame: SentFrame, first_seq: int) -> None:
         """Record that a reader saw the whole frame."""
         frame.first_seq, frame.is_shown = first_seq, True
         self._is_used(frame)
 
-    def forgive(self) -> None:
+    def forget_acks(self) -> None:
         """Forget all acks and replies, because the disk lied about its syncs."""
         for frame in self.frames:
             frame.first_seq = frame.acked_at = 0
         for asked in self.asked:
             asked.done_at = 0
 
-    def lose(self, frame: SentFrame) -> None:
+    def mark_lost(self, frame: SentFrame) -> None:
         """Record that the loss of a frame was announced. It is no longer owed, and its seqs stay used."""
         frame.first_seq, frame.acked_at, frame.is_shown = 0, 0, False
 

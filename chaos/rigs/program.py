@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import ringlog
-from chaos.order import Broken
+from chaos.order import GuaranteeBroken
 from chaos.processes import raise_priority
 from chaos.rigs.load import ACKED, REFUSED, UNKNOWN, Load
 from chaos.rigs.nursery import Nursery
@@ -66,13 +66,13 @@ class Traffic(Load):
     def __init__(self, nursery: Nursery, folder: Path, url: str = "", ask_s: float = ASK_S) -> None:
         super().__init__(nursery, folder, url, list(TOPICS))
         self.ask_s = ask_s
-        self.is_patient = True
+        self.tolerates_errors = True
 
     @classmethod
     def begin(cls, nursery: Nursery, folder: Path, url: str, ask_s: float = ASK_S) -> Traffic:
         """Return running traffic whose first FIRST_ACKS batches per topic were acknowledged.
 
-        Raises Broken.
+        Raises GuaranteeBroken.
         """
         traffic = cls(nursery, folder, url, ask_s)
         traffic.start_all()
@@ -101,11 +101,14 @@ class Traffic(Load):
         return (self.count(UNKNOWN, since, topic) + self.count(REFUSED, since, topic)) // BATCH
 
     def need_acks(self, when: str, batches: int = 2, within_s: float = WAIT_S) -> None:
-        """Wait until each topic has `batches` acknowledged batches that begin from now on. Raises Broken."""
+        """Wait until each topic has `batches` acknowledged batches that begin from now on.
+
+        Raises GuaranteeBroken.
+        """
         try:
             self.need(ACKED, None, batches * BATCH, within_s)
-        except Broken as e:
-            raise Broken(f"no acks {when}: {e}") from None
+        except GuaranteeBroken as e:
+            raise GuaranteeBroken(f"no acks {when}: {e}") from None
 
 
 def checkpoint(host: TestEngine, timeout_s: float = 1.0) -> bool:

@@ -36,7 +36,7 @@ def _delete_seq(work: Harness) -> None:
 
 
 def _delete_tag(work: Harness) -> None:
-    work.need("d")
+    work.ensure_topic("d")
     if not work.tagged("d").intersection(work.visible("d")):
         work.append("d", 2, 1)
     chosen = work.tagged("d").intersection(work.visible("d"))
@@ -56,7 +56,7 @@ def _config(work: Harness) -> None:
 
 
 def _delete_topic(work: Harness) -> None:
-    work.need("d")
+    work.ensure_topic("d")
     work.drop("d")
 
 

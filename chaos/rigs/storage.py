@@ -26,7 +26,7 @@ from ringlog.clock import Clock
 from ringlog.config import ColdConfig, StorageConfig
 from ringlog.envelope import messages as m
 from ringlog.limits import KIB
-from ringlog.segment.layout import MAKER_RECLAIMER, MAKER_SHIFT, NumberAllocator
+from ringlog.segment.layout import CREATOR_RECLAIMER, CREATOR_SHIFT, NumberAllocator
 from ringlog.storage.disk import Disk
 from ringlog.testing.checkpoints import WorldShardRequests, checkpoint
 from ringlog.testing.shard_world import DATA, ENGINE_ID, World
@@ -95,13 +95,15 @@ def reclaimer_of(
     return Reclaimer(
         disk, data_dir, settings, copies=copies, rewriter=Rewriter(disk, data_dir, settings, numbers, pace),
         shards=shards, engine_id=engine_id, ask=ask, clock=clock, quarantined=quarantined,
-        want_checkpoint=want_checkpoint, later=later,
+        want_checkpoint=want_checkpoint, submit_cold_job=later,
     )  # fmt: skip
 
 
 def reclaimer_numbers(incarnation: int) -> NumberAllocator:
     """Return the segment numbers of one life of a reclaimer. They exceed those of earlier lives."""
-    return NumberAllocator(MAKER_RECLAIMER, [MAKER_RECLAIMER << MAKER_SHIFT | incarnation << LIFE_SHIFT])
+    return NumberAllocator(
+        CREATOR_RECLAIMER, [CREATOR_RECLAIMER << CREATOR_SHIFT | incarnation << LIFE_SHIFT]
+    )
 
 
 def cold_copies(disk: Disk) -> SegmentCopies:

@@ -56,7 +56,7 @@ def _run(order: Order, account: Account, settings: dict[str, Any]) -> None:
     gc.freeze()  # without it, scanning the long-lived objects for each flip takes half of the time
     if not only or "flips" in only:
         _flips(order, account, bench, settings, begun + order.seconds)
-    account.did("engine_starts", len(bench.asked))
+    account.count_work("engine_starts", len(bench.asked))
     bench.close()
 
 
@@ -71,9 +71,9 @@ def _flips(order: Order, account: Account, bench: Bench, settings: dict[str, Any
         if time.monotonic() > until or order.is_enough(account.counts):
             break
         wrong, is_inside = flip(bench, path, at, bit)
-        account.did("bytes_flipped", 1, "RF-70", *(["RF-71"] if is_inside else []))
+        account.count_work("bytes_flipped", 1, "RF-70", *(["RF-71"] if is_inside else []))
         if wrong:
-            account.found(wrong[:600], f"{order.seed}:flip:{path}:{at}:{bit}")
+            account.report_finding(wrong[:600], f"{order.seed}:flip:{path}:{at}:{bit}")
 
 
 def places(specimen: Specimen, rng: random.Random, bits: int) -> Iterator[tuple[str, int, int]]:
@@ -120,9 +120,9 @@ def _large(order: Order, account: Account, bench: Bench, until: float, only: lis
         if is_over and case.name not in chosen:
             break
         wrong = judge_case(bench, case, account)
-        account.did("cases", 1, case.row)
+        account.count_work("cases", 1, case.row)
         if wrong:
-            account.found(
+            account.report_finding(
                 f"{case.row} {case.name}: {wrong}"[:600], f"{order.seed}:case:{case.row}:{case.name}"
             )
 
@@ -131,7 +131,7 @@ def judge_case(bench: Bench, case: Case, account: Account) -> str:
     """Run one case; return a description of the problem, or an empty string."""
     # If the damage includes the last mark of a stream, no other file states how far the stream reached.
     if not case.reaches_end and any(kind_of(path) in OF_THE_LOG for path in case.damaged):
-        account.did("truncations", 1, "RF-123")
+        account.count_work("truncations", 1, "RF-123")
         if wrong := after_truncate(bench.specimen, case.files):
             return f"with truncate: {wrong}"
     if not case.reaches_end:
@@ -143,7 +143,7 @@ def judge_case(bench: Bench, case: Case, account: Account) -> str:
     wrong = bench.judge_all(case.files, set(case.damaged), keeps_board=True, is_quiet=True)
     if wrong:
         return f"with the board: {wrong}"
-    account.did("stream_ends", 1)
+    account.count_work("stream_ends", 1)
     return bench.judge_end(case.files, set(case.damaged))
 
 
@@ -157,9 +157,9 @@ def _last_frames(order: Order, account: Account) -> None:
     for path, (start, stop) in last_frames(specimen).items():
         for at in range(start, stop, LAST_FRAME_STEP):
             wrong = last_frame(specimen, path, at, truth)
-            account.did("cases", 1, "RF-72")
+            account.count_work("cases", 1, "RF-72")
             if wrong:
-                account.found(f"RF-72 {path} at {at}: {wrong}", f"{order.seed}:last:{path}:{at}")
+                account.report_finding(f"RF-72 {path} at {at}: {wrong}", f"{order.seed}:last:{path}:{at}")
     assert truth.refused is None, truth.refused
 
 
@@ -184,18 +184,18 @@ def _at_rest(order: Order, account: Account, bench: Bench, only: list[str]) -> N
         if only and row not in only:
             continue
         wrong = case()
-        account.did("cases", 1, row)
+        account.count_work("cases", 1, row)
         if wrong:
-            account.found(f"{row} {name}: {wrong}", f"{order.seed}:rest:{row}:{name}")
+            account.report_finding(f"{row} {name}: {wrong}", f"{order.seed}:rest:{row}:{name}")
     if only and "RF-80" not in only:
         return
     wrong = atrest.backed_up(bench.specimen, {}, order.scratch)
     assert not wrong, wrong
     for path in [each for each in bench.specimen.files if each.endswith(".data") and "/data/" in each][:2]:
         wrong = _backup(bench, path, order.scratch)
-        account.did("cases", 1, "RF-80")
+        account.count_work("cases", 1, "RF-80")
         if wrong:
-            account.found(f"RF-80 backup of {path}: {wrong}", f"{order.seed}:backup:{path}")
+            account.report_finding(f"RF-80 backup of {path}: {wrong}", f"{order.seed}:backup:{path}")
 
 
 def _backup(bench: Bench, path: str, scratch: Path) -> str:

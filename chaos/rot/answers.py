@@ -150,8 +150,8 @@ def read_all(disk: Any, located: m.Located, mark: LogHighWatermark, after: int =
     """
     shelf = SegmentCache(disk, DATA)
     reader = TopicReader(
-        located, max(after, located.earliest_seq - 1), data_dir=DATA, shm_dir=SHM, marks=lambda _: mark,
-        disk=disk, cold_dir=COLD, shelf=shelf,
+        located, max(after, located.earliest_seq - 1), data_dir=DATA, shm_dir=SHM,
+        read_watermark=lambda _: mark, disk=disk, cold_dir=COLD, segment_cache=shelf,
     )  # fmt: skip
     gone = BitMap64.deserialize(located.deleted) if located.deleted else BitMap64()
     found: list[Record] = []

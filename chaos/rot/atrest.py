@@ -17,7 +17,7 @@ from actors.reclaimer.reclaim_round import Reclaimer
 from actors.reclaimer.scrub_pass import ScrubItem
 from actors.reclaimer.scrubber import Scrubber
 from actors.relocator.mover import Mover
-from chaos.rigs.judge import lay_down
+from chaos.rigs.judge import write_files
 from chaos.rigs.storage import reclaimer_of
 from chaos.rot.specimen import Specimen
 from ringlog.cli.app import run as ringlog_command
@@ -26,7 +26,7 @@ from ringlog.config import ColdConfig, StorageConfig
 from ringlog.envelope import messages as m
 from ringlog.limits import KIB
 from ringlog.segment.index_rebuild import verify_segment
-from ringlog.segment.layout import DATA, MAKER_RECLAIMER, NumberAllocator
+from ringlog.segment.layout import CREATOR_RECLAIMER, DATA, NumberAllocator
 from ringlog.testing.clock import ManualClock
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.segment_files import ENGINE_ID, FakeShards, make_segment
@@ -64,7 +64,7 @@ class Rig:
         self.shards.topics[TOPIC] = (1, 1, BitMap64())
         self.copies = SegmentCopies(self.disk, "/data", LocalStore(self.disk, "/cold"))
         self.scrubber = Scrubber(
-            self.disk, "/data", self.copies, pace=lambda _: None, is_current=lambda _: True
+            self.disk, "/data", self.copies, rate_limiter=lambda _: None, is_current=lambda _: True
         )
 
     def path(self, n: int, root: str = "/data") -> str:
@@ -77,7 +77,7 @@ class Rig:
 
     def flip(self, path: str, at: int) -> None:
         """Flip one bit."""
-        fd = self.disk.open_marks(path)
+        fd = self.disk.open_for_overwrite(path)
         at = at if at >= 0 else self.disk.size(fd) + at
         byte = self.disk.read_at(fd, 1, at)[0]
         self.disk.write_at(fd, [bytes([byte ^ 0x10])], at)
@@ -92,7 +92,7 @@ class Rig:
     def merge(self) -> Reclaimer:
         """Run a round of the reclaimer, which merges the small segments."""
         reclaimer = reclaimer_of(
-            self.disk, self.shards.ask, SETTINGS, NumberAllocator(MAKER_RECLAIMER, []), self.clock,
+            self.disk, self.shards.ask, SETTINGS, NumberAllocator(CREATOR_RECLAIMER, []), self.clock,
             self.copies, engine_id=ENGINE_ID, data_dir="/data", quarantined=lambda: self.scrubber.quarantined,
         )  # fmt: skip
         reclaimer.run_round()
@@ -209,7 +209,7 @@ def backed_up(specimen: Specimen, changed: dict[str, bytes], scratch: Path) -> s
         shutil.rmtree(tree, ignore_errors=True)
     source.mkdir()
     changed_too = {**specimen.files, **changed}
-    lay_down({path: data for path, data in changed_too.items() if path.startswith(DATA_DIR + "/")}, source)
+    write_files({path: data for path, data in changed_too.items() if path.startswith(DATA_DIR + "/")}, source)
     status = ringlog_command(
         ["backup", "--data-dir", str(source / DATA_DIR[1:]), "--to", str(target), "--cold-dir", ""]
     )

@@ -128,7 +128,7 @@ class Bench:
             if each.endswith(".log") or each.startswith("meta/log-"):
                 self._logs[each] = pickle.loads(data)
                 assert not self._logs[each].is_damaged
-        sound = self._together({})
+        sound = self._verification_with({})
         assert not sound.is_damaged, sound.findings
         self._remarks = set(sound.findings)
         for path in self.specimen.files:
@@ -236,7 +236,7 @@ class Bench:
                 each.findings.clear()
         if report.is_damaged or (report.kind == "register" and report.findings):
             return True
-        found = self._together({unit: report})
+        found = self._verification_with({unit: report})
         return any(each not in self._remarks and each.path in {unit, "."} for each in found.findings)
 
     def _put(self, path: str, data: bytes) -> None:
@@ -248,7 +248,7 @@ class Bench:
     def _verified(self, unit: str) -> FileReport:
         return verify_path(self._data_dir, unit, cold_dir=self._cold_dir)
 
-    def _together(self, changed: dict[str, FileReport]) -> Verification:
+    def _verification_with(self, changed: dict[str, FileReport]) -> Verification:
         reports = [changed.get(unit) or pickle.loads(data) for unit, data in self._reports.items()]
         found = Verification(files=reports)
         combine_reports(found)
@@ -301,7 +301,7 @@ class Bench:
                 continue
             reader = TopicReader(
                 located, max(located.extents[0].first_seq, located.earliest_seq) - 1, data_dir=DATA,
-                shm_dir=SHM, marks=lambda _: NO_MARK, disk=self._disk, cold_dir=COLD,
+                shm_dir=SHM, read_watermark=lambda _: NO_MARK, disk=self._disk, cold_dir=COLD,
             )  # fmt: skip
             seen = hashlib.blake2b(digest_size=8)
             said: Any = ""

@@ -173,7 +173,7 @@ def _chill(world: World) -> None:
     assert claim_store(store, world.disk, DATA, ENGINE_ID.hex()) == ENGINE_ID.hex()
     copies = SegmentCopies(world.disk, DATA, store)
     for shard, run in world.runs.items():
-        refs = sorted(run.core.checkpoint.sealed.refs.values(), key=lambda ref: ref.number)
+        refs = sorted(run.core.checkpoint.segments.refs.values(), key=lambda ref: ref.number)
         own = [ref for ref in refs if ref.stem.startswith("topics/")]
         assert own, f"shard {shard} has a segment to move"
         ref = own[0]

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.order import Account, Broken, Order
+from chaos.order import Account, GuaranteeBroken, Order
 from chaos.schedules import bell, ring, seqlock, starts
 from chaos.schedules.ring_memory import World
 from ringlog.board import seqlock as product
@@ -136,13 +136,13 @@ def _ring(name: str, space: Space, account: Account) -> None:
     explorer = ring.Explorer(space.plan)
     try:
         explorer.run()
-    except Broken as e:
-        account.found(f"{name}: {e}", f"{name}:{','.join(map(str, e.path))}")
+    except GuaranteeBroken as e:
+        account.report_finding(f"{name}: {e}", f"{name}:{','.join(map(str, e.path))}")
         return
     account.counts["schedules"] = min(account.counts["schedules"] + explorer.schedules, SCHEDULES_MAX)
     account.figures[f"log10_schedules_{name}"] = round(math.log10(explorer.schedules), 1)
-    account.did("states", explorer.states)
-    account.did("transitions_executed", explorer.steps, *space.rows)
+    account.count_work("states", explorer.states)
+    account.count_work("transitions_executed", explorer.steps, *space.rows)
 
 
 def _walks(order: Order, spaces: dict[str, Space], account: Account) -> None:
@@ -154,33 +154,35 @@ def _walks(order: Order, spaces: dict[str, Space], account: Account) -> None:
         for name, explorer in explorers.items():
             try:
                 explorer.walk(lambda successors: chance.randrange(len(successors)))
-            except Broken as e:
-                account.found(f"{name}: {e}", f"{name}:{','.join(map(str, e.path))}")
-            account.did("executed_schedules")
-    account.did("transitions_executed", sum(explorer.steps for explorer in explorers.values()))
+            except GuaranteeBroken as e:
+                account.report_finding(f"{name}: {e}", f"{name}:{','.join(map(str, e.path))}")
+            account.count_work("executed_schedules")
+    account.count_work("transitions_executed", sum(explorer.steps for explorer in explorers.values()))
 
 
 def _bell(name: str, plan: bell.Plan, account: Account) -> None:
     try:
         explored = bell.explore(plan)
-    except Broken as e:
-        account.found(f"{name}: {e}", name)
+    except GuaranteeBroken as e:
+        account.report_finding(f"{name}: {e}", name)
         return
     if (plan.lost or plan.is_late) and not explored.missed:
-        account.found(f"{name}: no lost bell delayed the sleeper, so the harness tests nothing", name)
-    account.did("states", explored.states)
-    account.did("transitions_executed", explored.steps)
-    account.did("missed_bells", explored.missed, "RF-35")
+        account.report_finding(
+            f"{name}: no lost bell delayed the sleeper, so the harness tests nothing", name
+        )
+    account.count_work("states", explored.states)
+    account.count_work("transitions_executed", explored.steps)
+    account.count_work("missed_bells", explored.missed, "RF-35")
 
 
 def _seqlock(account: Account) -> None:
     try:
         explored = explore_seqlock()
     except seqlock.Torn as e:
-        account.found(f"seqlock: {e}", "seqlock")
+        account.report_finding(f"seqlock: {e}", "seqlock")
         return
-    account.did("states", explored.states)
-    account.did("transitions_executed", explored.steps, "RF-116")
+    account.count_work("states", explored.states)
+    account.count_work("transitions_executed", explored.steps, "RF-116")
 
 
 def explore_seqlock(
@@ -207,10 +209,12 @@ def _try_read(words: seqlock.StepWords) -> object:
 def _starts(order: Order, switches: int, until: float, account: Account) -> None:
     tried = starts.Starts(order.scratch)
     until = max(until, time.monotonic() + order.seconds * STARTS_SHARE)
-    tried.explore(switches, until, lambda e, path: account.found(f"starts: {e}", f"starts:{path}"))
+    tried.explore(switches, until, lambda e, path: account.report_finding(f"starts: {e}", f"starts:{path}"))
     if not tried.refused:
-        account.found("starts: no engine was refused in any order, so the harness tests nothing", "starts:")
-    account.did("start_orders", tried.orders, "RF-120")
-    account.did("executed_schedules", tried.orders)
-    account.did("kills", tried.kills)
+        account.report_finding(
+            "starts: no engine was refused in any order, so the harness tests nothing", "starts:"
+        )
+    account.count_work("start_orders", tried.orders, "RF-120")
+    account.count_work("executed_schedules", tried.orders)
+    account.count_work("kills", tried.kills)
     account.figures["switches_exhausted"] = tried.exhausted

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from actors.wal_shard.shell import WalShardShell
-from chaos.order import Broken
+from chaos.order import GuaranteeBroken
 from chaos.schedules.stepping import Stepped, Suspended, count_states
 from ringlog.board.layout import ProcessField
 from ringlog.link.channel.call_link import CallLink
@@ -94,7 +94,7 @@ class BellExplorer:
     missed: int = 0
 
     def run(self) -> BellExplorer:
-        """Visit every state. Raises Broken."""
+        """Visit every state. Raises GuaranteeBroken."""
         self.states = count_states(World(lost=self.plan.lost, doubled=self.plan.doubled), self._next)
         return self
 
@@ -112,7 +112,7 @@ class BellExplorer:
     def _judge_miss(self, world: World) -> None:
         self.missed += 1
         if not world.had_loss and not self.plan.is_late:
-            raise Broken(
+            raise GuaranteeBroken(
                 f"the shard sleeps with {self.plan.frames - world.seen} pending frames, "
                 f"although no bell was lost: {world}"
             )
@@ -125,7 +125,7 @@ class BellExplorer:
             world = next(iter(self._flushes(after)), after)
             if world.seen == self.plan.frames:
                 return
-        raise Broken(f"pending frames are never read: {world}")
+        raise GuaranteeBroken(f"pending frames are never read: {world}")
 
     def _flushes(self, world: World) -> Iterator[World]:
         if world.late_head >= 0:
@@ -157,7 +157,7 @@ class BellExplorer:
 
         self.steps += 1
         client: Any = SimpleNamespace(
-            _place=SimpleNamespace(is_asleep=lambda: memory.access(lambda: memory.world.asleep)),
+            _location=SimpleNamespace(is_asleep=lambda: memory.access(lambda: memory.world.asleep)),
             _shard_bell=SimpleNamespace(ring=lambda: memory.access(ring)),
             publish=lambda: memory.access(lambda: self._publish(memory)),
         )  # fmt: skip
@@ -178,7 +178,7 @@ class BellExplorer:
             return True
 
         caller: Any = SimpleNamespace(
-            _ring=SimpleNamespace(send=publish), _is_asleep=client._place.is_asleep,
+            _ring=SimpleNamespace(send=publish), _is_asleep=client._location.is_asleep,
             _shard_bell=client._shard_bell,
         )  # fmt: skip
         CallLink.send(caller, b"a request")
@@ -237,8 +237,8 @@ class BellExplorer:
             _socket=SimpleNamespace(has_input=lambda is_readable: False),
             _clock=SimpleNamespace(monotonic_ns=lambda: 0),
             core=SimpleNamespace(next_deadline_ns=lambda: None, wants_intake=True),
-            _governing=SimpleNamespace(
-                window=SimpleNamespace(is_holding=False), rested_ns=0, wait_ms=lambda longest: longest
+            _load_monitor=SimpleNamespace(
+                window=SimpleNamespace(is_holding=False), idle_ns=0, wait_ms=lambda longest: longest
             ),
             _idle_sleeps=0, _commit_from_ns=0, _has_looked_on=False,
             _poll=SimpleNamespace(poll=poll),

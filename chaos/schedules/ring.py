@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from chaos.order import Broken
+from chaos.order import GuaranteeBroken
 from chaos.schedules.ring_memory import (
     WORDS,
     Frozen,
@@ -115,7 +115,7 @@ class Explorer:
             offsets = np.arange(len(frames), dtype=np.int64) * FRAME_BYTES
             taken, _ = producer.push_buffer(b"".join(frames), offsets)
         if taken != len(frames):
-            raise Broken(f"only {taken} of {len(frames)} frames were taken although they fit")
+            raise GuaranteeBroken(f"only {taken} of {len(frames)} frames were taken although they fit")
         return producer, None
 
     def producer_settled(self, memory: StepMemory, producer: RingProducer) -> Any:
@@ -143,7 +143,7 @@ class Explorer:
             offset += FRAME_BYTES
         consumer.advance(offset)
         if is_padded:
-            consumer.skip_lap()
+            consumer.skip_padding()
         if entries:
             consumer.settle(np.array(entries, dtype=np.uint64), position + offset)
         return consumer, None
@@ -151,7 +151,7 @@ class Explorer:
     def _verified(self, position: int, frame: bytes) -> int:
         number = self._world.intended[self._place_of(position)]
         if frame != frame_of(number):
-            raise Broken(f"published bytes at {position} are not frame {number}: {frame!r}")
+            raise GuaranteeBroken(f"published bytes at {position} are not frame {number}: {frame!r}")
         return number
 
     # -- possible next steps ---------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class Explorer:
         try:
             end, result = getattr(self, op)(memory, end)
         except RingError as e:
-            raise Broken(f"a live side finds its ring corrupt: {e}") from e
+            raise GuaranteeBroken(f"a live side finds its ring corrupt: {e}") from e
         except Suspended:
             after = side._replace(op=op, done=tuple(memory.done))
         else:
@@ -283,11 +283,11 @@ class Explorer:
     def _take(self, world: World, side: Side, result: list[tuple[int, int, int]]) -> tuple[World, Side]:
         for position, number, first_seq in result:
             if side.settled and position <= side.settled[-1]:
-                raise Broken(f"position {position} was settled twice in one life: {side.settled}")
+                raise GuaranteeBroken(f"position {position} was settled twice in one life: {side.settled}")
             if world.intended[self._place_of(position)] != number:
-                raise Broken(f"settlement at {position} speaks of frame {number}")
+                raise GuaranteeBroken(f"settlement at {position} speaks of frame {number}")
             if any(n == number and s != first_seq for n, s in world.told):
-                raise Broken(f"frame {number} has two first seqs")
+                raise GuaranteeBroken(f"frame {number} has two first seqs")
             side = side._replace(settled=(*side.settled, position))
             told = tuple(sorted({*world.told, (number, first_seq)}))
             world = world._replace(told=told)
@@ -295,20 +295,20 @@ class Explorer:
 
     def check_log(self, world: World) -> None:
         if world.log != tuple(range(1, len(world.log) + 1)):
-            raise Broken(f"lost, doubled or out of order: {world.log}")
+            raise GuaranteeBroken(f"lost, doubled or out of order: {world.log}")
 
     def check_end(self, world: World) -> None:
         if len(world.log) != self.plan.frames:
-            raise Broken(f"frames missing from the log at the end: {world.log}")
+            raise GuaranteeBroken(f"frames missing from the log at the end: {world.log}")
         if tuple(n for n, _ in world.told) != tuple(range(1, self.plan.frames + 1)):
-            raise Broken(f"frames never settled: settlements at the end: {world.told}")
+            raise GuaranteeBroken(f"frames never settled: settlements at the end: {world.told}")
         if dict(world.producer.private or ()).get("_in_flight") != 0:
-            raise Broken("the producer still waits for settlements at the end")
+            raise GuaranteeBroken("the producer still waits for settlements at the end")
 
     # -- the walk ---------------------------------------------------------------------------------------
 
     def run(self) -> Explorer:
-        """Visit every state once. Raises Broken for the first schedule that breaks a guarantee."""
+        """Visit every state once. Raises GuaranteeBroken for the first schedule that breaks a guarantee."""
         first = self.first()
         counts: dict[World, int] = {}
         came: dict[World, tuple[World, int]] = {}
@@ -337,12 +337,12 @@ class Explorer:
         try:
             self._check(world)
             found.extend(self.next_worlds(world))
-        except Broken as e:
+        except GuaranteeBroken as e:
             path = [len(found)]
             while world in came:
                 world, index = came[world]
                 path.append(index)
-            raise Broken(str(e), path=path[::-1]) from e
+            raise GuaranteeBroken(str(e), path=path[::-1]) from e
         return found
 
     def _check(self, world: World) -> None:
@@ -353,7 +353,7 @@ class Explorer:
     def walk(self, choose: Callable[[list[World]], int], tell: Callable[[World], None] | None = None) -> int:
         """Execute one schedule without remembered states; return its length.
 
-        Raises Broken with the choices made.
+        Raises GuaranteeBroken with the choices made.
         """
         path: list[int] = []
         world = self.first()
@@ -363,8 +363,8 @@ class Explorer:
             try:
                 self._check(world)
                 successors = list(self.next_worlds(world))
-            except Broken as e:
-                raise Broken(str(e), path=path) from e
+            except GuaranteeBroken as e:
+                raise GuaranteeBroken(str(e), path=path) from e
             if not successors:
                 return len(path)
             path.append(choose(successors))

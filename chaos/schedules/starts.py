@@ -25,7 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from chaos.order import Broken
+from chaos.order import GuaranteeBroken
 from ringlog import config as settings
 from ringlog.clock import SystemClock
 from ringlog.errors import StartRefused
@@ -175,7 +175,7 @@ class _Process:
     def _hear(self) -> None:
         """Read its reports until it waits or exits.
 
-        Raises Broken if it does neither, or reports a failure.
+        Raises GuaranteeBroken if it does neither, or reports a failure.
         """
         while True:
             line = self._line()
@@ -197,12 +197,12 @@ class _Process:
                 case "refused":
                     self.refused = " ".join(rest)
                 case "failed":
-                    raise Broken("an engine ended with " + " ".join(rest))
+                    raise GuaranteeBroken("an engine ended with " + " ".join(rest))
 
     def _line(self) -> str | None:
         while b"\n" not in self._left:
             if not select.select([self.out], [], [], STEP_S)[0]:
-                raise Broken(f"an engine is stuck after {self.calls[-1:]}")
+                raise GuaranteeBroken(f"an engine is stuck after {self.calls[-1:]}")
             data = os.read(self.out, 4096)
             if not data:
                 return None
@@ -244,7 +244,7 @@ class Starts:
 
         In `order`, 0 and 1 name the engine that makes its next call, a and b the engine that is killed. After
         the end of `order` engine 0 runs to its end, then engine 1. Returns (action, other possible engines)
-        for each action taken. Raises Broken.
+        for each action taken. Raises GuaranteeBroken.
         """
         home = self.root / f"order-{self.orders}"
         home.mkdir(mode=0o700)
@@ -255,8 +255,8 @@ class Starts:
             engines.append(_Process.start(home))
             taken = self._interleave(engines, order)
             self._judge(home, engines)
-        except Broken as e:
-            raise Broken(f"{e}; order {order}") from e
+        except GuaranteeBroken as e:
+            raise GuaranteeBroken(f"{e}; order {order}") from e
         finally:
             for engine in engines:
                 engine.close()
@@ -277,13 +277,13 @@ class Starts:
                 self.calls += 1
             taken.append((action, "".join(alive)))
             if engines[0].is_up and engines[1].is_up:
-                raise Broken("two engines are up at once")
-        raise Broken(f"the engines did not exit within {STEPS_MAX} steps")
+                raise GuaranteeBroken("two engines are up at once")
+        raise GuaranteeBroken(f"the engines did not exit within {STEPS_MAX} steps")
 
     def _judge(self, home: Path, engines: list[_Process]) -> None:
         killed = [engine for engine in engines if not engine.refused and not engine.was_up]
         if not killed and not any(engine.was_up for engine in engines):
-            raise Broken(f"both engines were refused: {[engine.refused for engine in engines]}")
+            raise GuaranteeBroken(f"both engines were refused: {[engine.refused for engine in engines]}")
         self.refused += sum(bool(engine.refused) for engine in engines)
         last = _Process.start(home)
         try:
@@ -292,21 +292,23 @@ class Starts:
                     break
                 last.step()
             if not last.was_up:
-                raise Broken(f"the next start is refused: {last.refused}")
+                raise GuaranteeBroken(f"the next start is refused: {last.refused}")
             ups = sorted(engine.numbers for engine in [*engines, last] if engine.was_up)
             if any(first[1] >= then[0] for first, then in itertools.pairwise(ups)):
-                raise Broken(f"incarnation numbers are handed out twice: {ups}")
+                raise GuaranteeBroken(f"incarnation numbers are handed out twice: {ups}")
             if ups[-1] != last.numbers:
-                raise Broken(f"the last start got {last.numbers}, others {ups}")
+                raise GuaranteeBroken(f"the last start got {last.numbers}, others {ups}")
         finally:
             last.close()
             left = [e.shm for e in [*engines, last] if e.shm and os.path.exists(e.shm)]
             for path in left:
                 run_dir.remove_shm_dir(path)
         if left:
-            raise Broken(f"shared memory is left behind although a later start and stop went well: {left}")
+            raise GuaranteeBroken(
+                f"shared memory is left behind although a later start and stop went well: {left}"
+            )
 
-    def explore(self, switches: int, until: float, found: Callable[[Broken, str], None]) -> None:
+    def explore(self, switches: int, until: float, found: Callable[[GuaranteeBroken, str], None]) -> None:
         """Explore every order with at most `switches` switches, each also with one kill.
 
         Ends at `until` (monotonic, s), but not before ORDERS_MIN orders.
@@ -321,7 +323,7 @@ class Starts:
                 return
             try:
                 taken = self.run_order(prefix)
-            except Broken as e:
+            except GuaranteeBroken as e:
                 found(e, prefix)
                 continue
             waiting.extend((cost + 1, each) for each in _variants(taken, len(prefix)) if cost < switches)

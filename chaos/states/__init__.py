@@ -28,7 +28,7 @@ from functools import partial
 
 import numpy as np
 
-from chaos.order import Account, Broken, Order
+from chaos.order import Account, GuaranteeBroken, Order
 from chaos.processes import subprocess_task, suppress_logging
 from chaos.states import edges
 from chaos.states.explore import ALONE, Explorer, Part, Share, Steps, Tally, histories, record
@@ -126,11 +126,13 @@ def _run(
             break
         try:
             explorer.one(steps)
-        except Broken as e:
-            account.found(str(e)[:300], e.case, str(e))
+        except GuaranteeBroken as e:
+            account.report_finding(str(e)[:300], e.case, str(e))
         except (RinglogError, AssertionError) as e:
-            account.found(f"{'+'.join(steps)} fails without a crash: {e}"[:300], "+".join(steps), str(e))
-        account.did("longer_sequences" if is_extra else "sequences", 1, "RF-58")
+            account.report_finding(
+                f"{'+'.join(steps)} fails without a crash: {e}"[:300], "+".join(steps), str(e)
+            )
+        account.count_work("longer_sequences" if is_extra else "sequences", 1, "RF-58")
         gc.collect()
         gc.freeze()  # otherwise scanning the remembered hashes takes a seventh of the time
     _count(account, explorer.tally, offline)
@@ -160,9 +162,9 @@ def _edges(account: Account, offline: Offline, rows: list[str]) -> None:
             )
             try:
                 edges.judge_edge(row, edge, depth)
-            except Broken as e:
-                account.found(f"{row}: {e}"[:300], f"{edges.EDGES}/{row}/{number}", str(e))
-            account.did("edited", 1, row)
+            except GuaranteeBroken as e:
+                account.report_finding(f"{row}: {e}"[:300], f"{edges.EDGES}/{row}/{number}", str(e))
+            account.count_work("edited", 1, row)
         gc.collect()
 
 
@@ -185,7 +187,7 @@ def _count(account: Account, tally: Tally, offline: Offline) -> None:
 def replay(order: Order, case: str) -> None:
     """Generate and judge one image again; print the history up to the cut.
 
-    Raises Broken, or ValueError if `case` is not valid.
+    Raises GuaranteeBroken, or ValueError if `case` is not valid.
     """
     if "@" not in case and "/" not in case:
         record(case.split("+"))

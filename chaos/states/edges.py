@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from chaos.order import Broken
-from chaos.rigs.judge import KILL, POWER_LOSS, How, Seen
+from chaos.order import GuaranteeBroken
+from chaos.rigs.judge import KILL, POWER_LOSS, CrashKind, Seen
 from chaos.states.explore import cuts_of, record
 from chaos.states.images import Image
 from chaos.states.judge import Depth, judge
@@ -26,7 +26,7 @@ OLDER_SALTS = 1 << 16
 """Start of the salts of older files. A salt is never used twice."""
 LONGER_BYTES = (8, 512, 4_096, 64 << 10)
 
-Edge = tuple[Image, Facts, How]
+Edge = tuple[Image, Facts, CrashKind]
 
 
 def edges(row: str) -> Iterator[Edge]:
@@ -35,7 +35,7 @@ def edges(row: str) -> Iterator[Edge]:
 
 
 def judge_edge(row: str, edge: Edge, depth: Depth) -> None:
-    """Judge one case. Raises Broken."""
+    """Judge one case. Raises GuaranteeBroken."""
     image, facts, how = edge
     seen = judge(image, facts, how, depth=depth)
     if row == "RF-66":
@@ -43,13 +43,13 @@ def judge_edge(row: str, edge: Edge, depth: Depth) -> None:
 
 
 def _require_loss(seen: dict[str, Seen], facts: Facts) -> None:
-    """Raise Broken unless acknowledged records were lost.
+    """Raise GuaranteeBroken unless acknowledged records were lost.
 
     The judge has checked that the loss is announced.
     """
     mine = [sent for sent in facts.model.frames if sent.acked_at and sent.topic == "d"]
     if not any(seq not in seen["d"].records for sent in mine for seq in sent.seqs):
-        raise Broken("precondition failed: no acknowledged record was lost")
+        raise GuaranteeBroken("precondition failed: no acknowledged record was lost")
 
 
 def at_end(*steps: str, salts: int = 0) -> tuple[Image, Image, Facts]:

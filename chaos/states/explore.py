@@ -10,9 +10,9 @@ from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from chaos.order import Broken
+from chaos.order import GuaranteeBroken
 from chaos.rigs import storage
-from chaos.rigs.judge import KILL, KILL_SHARD, POWER_LOSS, How
+from chaos.rigs.judge import KILL, KILL_SHARD, POWER_LOSS, CrashKind
 from chaos.states.images import Image, Tree
 from chaos.states.judge import LATER_SALTS, Depth, judge, judge_trap, new_world
 from chaos.states.offline import Offline
@@ -46,7 +46,7 @@ class Tally:
     seen: set[int] = field(default_factory=set)
     """Hashes of the judged cases."""
 
-    def is_new(self, image: Image, facts: Facts, how: How) -> bool:
+    def is_new(self, image: Image, facts: Facts, how: CrashKind) -> bool:
         """Return whether this case was not judged yet, and remember it."""
         self.images += 1
         key = hash((image.key(), facts.key, how.name, facts.marks.durable if how.keeps_board else 0))
@@ -115,7 +115,7 @@ def explore(
 ) -> Tally:
     """Judge every image of every cut of these histories within `seconds`; return the counts.
 
-    Raises Broken, which names the failed case.
+    Raises GuaranteeBroken, which names the failed case.
     """
     explorer = Explorer(Tally(), share or Share(), offline)
     until = time.monotonic() + seconds
@@ -192,7 +192,7 @@ class Explorer:
             if how is not KILL_SHARD and tally.judged % self.share.recoveries_every == 0:
                 self._recovery(image, facts, how, case)
         durable, cached = tree.as_synced(), tree.as_killed()
-        trap = How(f"trap {durable.key()!r}", is_power_loss=True)
+        trap = CrashKind(f"trap {durable.key()!r}", is_power_loss=True)
         if durable.key() != cached.key() and tally.is_new(cached, facts, trap):
             with case.named(TRAP, durable.key()):
                 judge_trap(durable, cached, facts)
@@ -215,7 +215,7 @@ class Explorer:
         tally.verified += offline is not None
         return Depth(offline, sends_again, goes_on, self._again)
 
-    def _recovery(self, image: Image, facts: Facts, how: How, case: Case) -> None:
+    def _recovery(self, image: Image, facts: Facts, how: CrashKind, case: Case) -> None:
         """Crash inside the recovery of an image or inside the actors' later work, and recover again."""
         tally = self.tally
         operations = recovery_of(image, how)
@@ -237,7 +237,7 @@ class Explorer:
                     tally.recoveries += 1
 
 
-def recovery_of(image: Image, how: How) -> list[d.Operation]:
+def recovery_of(image: Image, how: CrashKind) -> list[d.Operation]:
     """Return the disk calls of an image's recovery and of a round of compactor, relocator and reclaimer."""
     disk = d.RecordingDisk(image.mount())
     world = new_world(disk, 1_000)
@@ -251,7 +251,7 @@ def recovery_of(image: Image, how: How) -> list[d.Operation]:
     return disk.operations
 
 
-def cases(tree: Tree, seed: int) -> Iterator[tuple[Image, How]]:
+def cases(tree: Tree, seed: int) -> Iterator[tuple[Image, CrashKind]]:
     """Yield every image of a cut with the kind of crash that leaves it."""
     yield tree.as_killed(), KILL
     yield tree.as_killed(), KILL_SHARD
@@ -278,12 +278,12 @@ class Case:
 
     @contextmanager
     def named(self, how: str, key: bytes, *again: object) -> Iterator[None]:
-        """Add the name of the case to a Broken that is raised in the block."""
+        """Add the name of the case to a GuaranteeBroken that is raised in the block."""
         try:
             yield
-        except Broken as e:
+        except GuaranteeBroken as e:
             case = self.text(how, key, *again)
-            raise Broken(f"{case}: {e}", case=case) from e
+            raise GuaranteeBroken(f"{case}: {e}", case=case) from e
 
 
 def parse(text: str) -> tuple[Case, str, bytes, tuple[int, bytes] | None]:

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 import xxhash
 
-from chaos.order import Broken
+from chaos.order import GuaranteeBroken
 from chaos.rigs import storage
 from chaos.rigs.harness import CLASSES, FILE_BYTES
-from chaos.rigs.judge import POWER_LOSS, How, Seen, check, observe, require_same
+from chaos.rigs.judge import POWER_LOSS, CrashKind, Seen, check, observe, require_same
 from chaos.rigs.model import Model, SentFrame
 from chaos.rigs.storage import COLD
 from chaos.states.images import Image
@@ -69,10 +69,13 @@ def new_world(disk: Disk, incarnation: int, *, has_cold: bool = True) -> World:
 
 
 def judge(
-    image: Image, facts: Facts, how: How, incarnation: int = 1_000, depth: Depth | None = None, *,
+    image: Image, facts: Facts, how: CrashKind, incarnation: int = 1_000, depth: Depth | None = None, *,
     has_cold: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
-    """Recover the image twice and run all checks; return the topics as clients see them. Raises Broken."""
+    """Recover the image twice and run all checks; return the topics as clients see them.
+
+    Raises GuaranteeBroken.
+    """
     depth = depth or Depth()
     disk = image.mount()
     world = new_world(disk, incarnation, has_cold=has_cold)
@@ -100,16 +103,16 @@ def judge(
             _restart(world, observe(world), "what was appended after recovery is not there")
         return first
     except (RinglogError, ShardRunEnded, AssertionError) as e:
-        if isinstance(e, Broken):
+        if isinstance(e, GuaranteeBroken):
             raise
-        raise Broken(f"{type(e).__name__}: {e} {getattr(e, 'detail', '')}") from e
+        raise GuaranteeBroken(f"{type(e).__name__}: {e} {getattr(e, 'detail', '')}") from e
 
 
-def _check(seen: dict[str, Seen], facts: Facts, how: How) -> None:
+def _check(seen: dict[str, Seen], facts: Facts, how: CrashKind) -> None:
     check(facts.model, seen, how)
     lost = {name: topic.lost for name, topic in seen.items() if topic.lost}
     if lost and not how.is_power_loss:
-        raise Broken(f"{lost} announced as lost after a {how.name}")
+        raise GuaranteeBroken(f"{lost} announced as lost after a {how.name}")
 
 
 def _restart(world: World, expected: dict[str, Seen], wrong: str) -> None:
@@ -125,7 +128,7 @@ def _go_on(world: World, disk: SimulatedDisk, before: dict[str, Any], depth: Dep
         moved = storage.relocate(world)
         storage.reclaim(world)
     if moved.failed:
-        raise Broken(f"the relocator fails after recovery: {moved}")
+        raise GuaranteeBroken(f"the relocator fails after recovery: {moved}")
     require_same(before, observe(world), "sealing, moving and reclaiming change the state")
     _restart(world, before, "after sealing, moving and reclaiming another state is recovered")
     if depth.offline is not None:
@@ -161,13 +164,15 @@ def judge_trap(durable: Image, cached: Image, facts: Facts, incarnation: int = 1
             found = dict(world.records(name))
             if found != records:
                 gone = sorted(set(records) - set(found))
-                raise Broken(f"topic {name}: records {gone} were shown after a failed sync and are gone")
+                raise GuaranteeBroken(
+                    f"topic {name}: records {gone} were shown after a failed sync and are gone"
+                )
         _check(observe(world), facts, POWER_LOSS)
     except (RinglogError, ShardRunEnded) as e:
-        raise Broken(f"{type(e).__name__}: {e}") from e
+        raise GuaranteeBroken(f"{type(e).__name__}: {e}") from e
 
 
-def _start(world: World, facts: Facts, how: How) -> None:
+def _start(world: World, facts: Facts, how: CrashKind) -> None:
     if not how.keeps_board:
         world.start()
         return
@@ -176,7 +181,7 @@ def _start(world: World, facts: Facts, how: How) -> None:
     world.start_shard(0)
 
 
-def _send_again(world: World, facts: Facts, how: How) -> None:
+def _send_again(world: World, facts: Facts, how: CrashKind) -> None:
     """Send all frames again in order, then a new one."""
     for name in CLASSES:
         topic = world.runs[0].core.directory.find(name)
@@ -196,7 +201,7 @@ def _send_again(world: World, facts: Facts, how: How) -> None:
         fresh = world.append(name, [b"new"], producer=99, seq=1)
         records = dict(world.records(name))
         if fresh <= highest or records.pop(fresh) != b"new":
-            raise Broken(f"topic {name}: a new record got number {fresh}, {highest} was acked")
+            raise GuaranteeBroken(f"topic {name}: a new record got number {fresh}, {highest} was acked")
 
 
 def _check_entry(
@@ -209,11 +214,13 @@ def _check_entry(
     """
     error = entry_error(entry, name)
     if error is not None:
-        raise Broken(f"topic {name}: frame {sent.number} sent again was refused: {error}")
+        raise GuaranteeBroken(f"topic {name}: frame {sent.number} sent again was refused: {error}")
     first = int(entry[S_FIRST_SEQ])
     if first == sent.first_seq and may_be_known:
         return
     if is_known:
-        raise Broken(f"topic {name}: frame {sent.number} is record {sent.first_seq}, sent again {first}")
+        raise GuaranteeBroken(
+            f"topic {name}: frame {sent.number} is record {sent.first_seq}, sent again {first}"
+        )
     if first <= used:
-        raise Broken(f"topic {name}: frame {sent.number} sent again got the used number {first}")
+        raise GuaranteeBroken(f"topic {name}: frame {sent.number} sent again got the used number {first}")

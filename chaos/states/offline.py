@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from chaos.order import Broken
+from chaos.order import GuaranteeBroken
 from chaos.rigs.judge import verify
 from chaos.rigs.storage import COLD
 from ringlog.testing.shard_world import DATA
@@ -73,7 +73,7 @@ class Offline:
     _frames: dict[bytes, frozenset[tuple[Record, bytes]]] = field(default_factory=dict)
 
     def check(self, laid: Laid, topics: Mapping[str, tuple[Told, Mapping[int, bytes]]]) -> None:
-        """Compare the verifier's result for a disk with the engine's topics. Raises Broken."""
+        """Compare the verifier's result for a disk with the engine's topics. Raises GuaranteeBroken."""
         files, digests, key = laid
         if key not in self._kept:
             if len(self._kept) >= KEPT_MAX:
@@ -83,14 +83,16 @@ class Offline:
         self.checks += 1
         said = {name: told for name, (told, _) in topics.items()}
         if self._kept[key] != said:
-            raise Broken(f"verifier and engine differ: verifier {self._kept[key]}, engine {said}")
+            raise GuaranteeBroken(f"verifier and engine differ: verifier {self._kept[key]}, engine {said}")
         stored = frozenset[tuple[Record, bytes]]().union(
             *[self._decoded(path, files[path], digest) for path, digest in digests.items()]
         )
         for told, records in topics.values():
             for seq, payload in records.items():
                 if ((told.topic_id, told.epoch, seq), payload) not in stored:
-                    raise Broken(f"record {seq} of {told}: read by the engine, not found by the verifier")
+                    raise GuaranteeBroken(
+                        f"record {seq} of {told}: read by the engine, not found by the verifier"
+                    )
 
     def _verify(self, files: Mapping[str, bytes], digests: Mapping[str, bytes]) -> dict[str, Told]:
         for path in self._laid.keys() - files.keys():

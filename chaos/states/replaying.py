@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from chaos.rigs.judge import POWER_LOSS, How
+from chaos.rigs.judge import POWER_LOSS, CrashKind
 from chaos.states.explore import HOWS, TRAP, cases, cuts_of, parse, record, recovery_of
 from chaos.states.images import Image, Tree
 from chaos.states.judge import Depth, judge, judge_trap
@@ -20,7 +20,7 @@ SHOWN_BYTES_MAX = 60
 def replay_state(text: str, scratch: Path) -> None:
     """Judge the image of a case with the offline verifier, and with all frames sent again.
 
-    Raises Broken, or ValueError if the case does not exist.
+    Raises GuaranteeBroken, or ValueError if the case does not exist.
     """
     case, how_name, key, again = parse(text)
     history, tree = record(case.steps)
@@ -42,14 +42,14 @@ def replay_state(text: str, scratch: Path) -> None:
     judge(_within_recovery(image, HOWS[how_name], call, inner), facts, POWER_LOSS, 2_000, Depth(offline))
 
 
-def _find(tree: Tree, seed: int, wanted: How, key: bytes) -> Image:
+def _find(tree: Tree, seed: int, wanted: CrashKind, key: bytes) -> Image:
     for image, how in cases(tree, seed):
         if how is wanted and image.key() == key:
             return image
     raise ValueError(NOTHING)
 
 
-def _within_recovery(image: Image, how: How, call: int, key: bytes) -> Image:
+def _within_recovery(image: Image, how: CrashKind, call: int, key: bytes) -> Image:
     tree = Tree.of(image)
     operations = recovery_of(image, how)
     for operation in operations[: call + 1]:

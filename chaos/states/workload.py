@@ -81,7 +81,7 @@ class Workload(Harness):
         self.disk.add_note("marks", SimulatedBoardMarks())
 
     def send(self, topic: str, *batches: list[bytes]) -> None:
-        self.need(topic)
+        self.ensure_topic(topic)
         super().send(topic, *batches)
 
     def delete(self, topic: str, seqs: Iterable[int], request: m.RecordsDelete | None = None) -> Any:

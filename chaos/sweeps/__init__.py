@@ -36,7 +36,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chaos.doctor import need_allocations
-from chaos.order import Account, Broken, CannotRun, Order
+from chaos.order import Account, CannotRun, GuaranteeBroken, Order
 from chaos.processes import subprocess_task, suppress_logging
 from chaos.sweeps import allocations, calls, gateway, lines
 from chaos.sweeps.house import Image
@@ -83,7 +83,7 @@ def _images(account: Account, names: list[str]) -> dict[str, Image]:
         try:
             images[name] = BY_NAME[name].image()
         except (RinglogError, AssertionError) as e:
-            account.found(f"{name} cannot even be prepared: {e}", UNHURT.format(name))
+            account.report_finding(f"{name} cannot even be prepared: {e}", UNHURT.format(name))
     return images
 
 
@@ -122,7 +122,9 @@ class _Sweep:
                 calls.calls_of(workload, images[workload.name])
                 made[workload.name] = calls.calls_of(workload, images[workload.name])
             except (RinglogError, AssertionError) as e:
-                account.found(f"{workload.name} fails without a fault: {e}", UNHURT.format(workload.name))
+                account.report_finding(
+                    f"{workload.name} fails without a fault: {e}", UNHURT.format(workload.name)
+                )
         groups: dict[tuple[Any, ...], list[calls.Case]] = {}
         for case in calls.cases(made):
             groups.setdefault((case.workload, case.op, case.nth), []).append(case)
@@ -145,12 +147,12 @@ class _Sweep:
         account = self.account
         told = calls.run_ends(
             cases, self.images[cases[0].workload], known,
-            lambda what, one: account.found(f"{one.workload}: {what}", str(one)),
+            lambda what, one: account.report_finding(f"{one.workload}: {what}", str(one)),
         )  # fmt: skip
         if told is not None:
             account.counts["acked"] += told.acked
             account.counts["failed_visibly"] += told.failed
-        account.did("call_runs", len(cases), *cases[0].rows())
+        account.count_work("call_runs", len(cases), *cases[0].rows())
 
     def _reads(self, is_time: Until) -> None:
         """Fail calls that read, list or check.
@@ -165,7 +167,7 @@ class _Sweep:
             if number >= READS_MIN and not is_time():
                 return
             self._call([case], known)
-            self.account.did("read_runs")
+            self.account.count_work("read_runs")
 
     def _lies(self, is_time: Until) -> None:
         images, account = self.images, self.account
@@ -177,11 +179,11 @@ class _Sweep:
                     try:
                         lives = calls.run_lie(workload, images[workload.name], seed, directories=directories)
                         account.counts["lies_survived"] += lives
-                    except Broken as e:
-                        account.found(
+                    except GuaranteeBroken as e:
+                        account.report_finding(
                             f"{workload.name}: {e}", f"lie:{workload.name}:{seed}:{int(directories)}"
                         )
-                    account.did("lie_runs", 1, row)
+                    account.count_work("lie_runs", 1, row)
 
     def _line(self, case: lines.Case, known: Known, *rows: str) -> None:
         account = self.account
@@ -189,9 +191,9 @@ class _Sweep:
             lines.run_case(case, self.images[case.workload], known)
         except lines.TooFew:
             return
-        except Broken as e:
-            account.found(f"{case.workload}: {e}", str(case))
-        account.did("line_runs", ENDS_EACH, *rows)
+        except GuaranteeBroken as e:
+            account.report_finding(f"{case.workload}: {e}", str(case))
+        account.count_work("line_runs", ENDS_EACH, *rows)
 
     def _gateway(self, is_time: Until) -> None:
         """Raise an exception at the first execution of every line of the gateway's core."""
@@ -204,9 +206,9 @@ class _Sweep:
                 gateway.run_one(number)
             except lines.TooFew:
                 continue
-            except Broken as e:
-                self.account.found(str(e), f"gateway:{number}")
-            self.account.did("line_runs", 1, "RF-22")
+            except GuaranteeBroken as e:
+                self.account.report_finding(str(e), f"gateway:{number}")
+            self.account.count_work("line_runs", 1, "RF-22")
 
     def _deaths(self, is_time: Until) -> None:
         account, known = self.account, Known()
@@ -239,9 +241,9 @@ class _Sweep:
             seed = self.order.random("recovery", deaths).randrange(1 << 30)
             try:
                 lines.recover_killed(self.images["recovery"], deaths, random.Random(seed))
-            except Broken as e:
-                self.account.found(str(e), f"recovery:{deaths}:{seed}")
-            self.account.did("recovery_deaths", deaths, "RF-13")
+            except GuaranteeBroken as e:
+                self.account.report_finding(str(e), f"recovery:{deaths}:{seed}")
+            self.account.count_work("recovery_deaths", deaths, "RF-13")
 
     def _allocations(self, is_time: Until) -> None:
         order, account, images = self.order, self.account, self.images
@@ -265,8 +267,10 @@ class _Sweep:
             if done >= BATCHES_MIN and not (is_time() and self._lacks_any()):
                 break
             before = tally.runs
-            allocations.run_batch(operation, images[operation.image], numbers, tally, account.found, known)
-            account.did("allocation_runs", tally.runs - before, "RF-18")
+            allocations.run_batch(
+                operation, images[operation.image], numbers, tally, account.report_finding, known
+            )
+            account.count_work("allocation_runs", tally.runs - before, "RF-18")
         account.counts["allocations_raised"] += tally.raised + tally.failed
         account.counts["interpreter_deaths"] += tally.interpreter_deaths
 
@@ -314,7 +318,7 @@ def _again(case: str) -> None:
             lambda what, _: found.append(what),
         )
         if found:
-            raise Broken(found[0])
+            raise GuaranteeBroken(found[0])
 
 
 @contextmanager

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.order import Broken
+from chaos.order import GuaranteeBroken
 from chaos.processes import forked
 from chaos.rigs.judge import KILL, check, observe, require_same
 from chaos.sweeps.calls import begin
-from chaos.sweeps.house import VISIBLE, House, Image
+from chaos.sweeps.house import VISIBLE, FaultyEngine, Image
 from chaos.sweeps.judge import ENDS_EACH, Known, end_each
 from chaos.sweeps.workloads import BY_NAME
 from ringlog.envelope import messages as m
@@ -44,15 +44,15 @@ class Operation:
 
     name: str
     image: str
-    prepare: Callable[[House], Callable[[], Any]]
+    prepare: Callable[[FaultyEngine], Callable[[], Any]]
     starts: bool = False
 
 
-def _append(house: House) -> Callable[[], Any]:
+def _append(house: FaultyEngine) -> Callable[[], Any]:
     return lambda: house.append("f", 2, 1)
 
 
-def _take_in(house: House) -> Callable[[], Any]:
+def _take_in(house: FaultyEngine) -> Callable[[], Any]:
     """Prepare the shard's part of an append: the frames are in the ring already."""
     sent, run = house.frame("f", [house.payload()]), house.world.runs[0]
     house.model.send(sent)
@@ -60,15 +60,15 @@ def _take_in(house: House) -> Callable[[], Any]:
     return lambda: house.shard(lambda: run.step(event))
 
 
-def _delete(house: House) -> Callable[[], Any]:
+def _delete(house: FaultyEngine) -> Callable[[], Any]:
     return lambda: house.delete("f", {2, 5, 17})
 
 
-def _recover(house: House) -> Callable[[], Any]:
+def _recover(house: FaultyEngine) -> Callable[[], Any]:
     return house.start
 
 
-def _read(house: House) -> Callable[[], Any]:
+def _read(house: FaultyEngine) -> Callable[[], Any]:
     def read() -> None:
         located = house.world.request(m.Locate("f", 0))
         assert located.extents
@@ -77,14 +77,14 @@ def _read(house: House) -> Callable[[], Any]:
     return read
 
 
-def _encode(house: House) -> Callable[[], Any]:
+def _encode(house: FaultyEngine) -> Callable[[], Any]:
     payloads = [b"one", b"two" * 40, b""]
 
     def encode() -> None:
         records = encode_records(payloads)
         made = frame(records, topic_id=house.world.topic("f").topic_id, producer_id=1, producer_seq=1)
         if len(made) % 8:
-            raise Broken("half a frame")
+            raise GuaranteeBroken("half a frame")
 
     return encode
 
@@ -112,7 +112,7 @@ def _no_memory(start: int, stop: int) -> Iterator[None]:
         _testcapi.remove_mem_hooks()
 
 
-def _begin(operation: Operation, image: Image) -> tuple[House, Callable[[], Any]]:
+def _begin(operation: Operation, image: Image) -> tuple[FaultyEngine, Callable[[], Any]]:
     house = begin(BY_NAME["recovery" if operation.starts else "commit"], image)
     return house, operation.prepare(house)
 
@@ -122,7 +122,7 @@ def run_one(
 ) -> str:
     """Fail the `nth` allocation and judge with each end; return "raised", "failed" (visibly) or "passed".
 
-    Raises Broken.
+    Raises GuaranteeBroken.
     """
     house, call = _begin(operation, image)
     before = observe(house.world) if operation.name in CHANGES_NOTHING else None
@@ -132,7 +132,7 @@ def run_one(
             call()
     except VISIBLE:
         outcome = "failed"
-    except Broken:
+    except GuaranteeBroken:
         raise
     except Exception:  # noqa: BLE001  what it is does not matter: the process ends with it
         outcome = "raised"
@@ -148,7 +148,7 @@ def run_one(
     return outcome
 
 
-def begun(house: House) -> House:
+def begun(house: FaultyEngine) -> FaultyEngine:
     """Return the house with a running shard."""
     if 0 not in house.world.runs:
         house.world.kill()
@@ -165,7 +165,7 @@ def allocations_of(operation: Operation, image: Image) -> int:
     while not _survives(operation, image, high):
         low, high = high, high * 2
         if high > ALLOCATIONS_MAX:
-            raise Broken(f"{operation.name} still fails after {ALLOCATIONS_MAX} allocations")
+            raise GuaranteeBroken(f"{operation.name} still fails after {ALLOCATIONS_MAX} allocations")
     while low < high:
         middle = (low + high) // 2
         if _survives(operation, image, middle):
@@ -254,7 +254,9 @@ def run_batch(
                     f"allocation:{operation.name}:{left[0]}",
                 )
             elif not os.WIFSIGNALED(status) or os.WTERMSIG(status) not in {signal.SIGSEGV, signal.SIGABRT}:
-                raise Broken(f"a child ended with wait status {status} in {operation.name} at {left[0]}")
+                raise GuaranteeBroken(
+                    f"a child ended with wait status {status} in {operation.name} at {left[0]}"
+                )
             else:
                 tally.interpreter_deaths += 1
             left = left[1:]

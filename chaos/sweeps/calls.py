@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from chaos.order import Broken
-from chaos.rigs.judge import KILL, How, check, observe
+from chaos.order import GuaranteeBroken
+from chaos.rigs.judge import KILL, CrashKind, check, observe
 from chaos.rigs.model import Model
-from chaos.sweeps.house import VISIBLE, Down, House, Image
+from chaos.sweeps.house import VISIBLE, Down, FaultyEngine, Image
 from chaos.sweeps.judge import CHANCE, ENDS, Known, end_and_judge
 from chaos.sweeps.workloads import BY_NAME, Workload
 from ringlog.errors import RinglogError
@@ -38,7 +38,7 @@ class Case:
     nth: int
     kind: Kind
     always: bool
-    end: How
+    end: CrashKind
     salt: int = 0
     """Distinguishes cases whose power loss leaves random data."""
 
@@ -110,7 +110,7 @@ def calls_of(workload: Workload, image: Image) -> list[tuple[OpClass, int]]:
     house = begin(workload, image, CountingDisk)
     act(workload, house)
     if house.model.failed or not house.model.acked:
-        raise Broken(f"{workload.name} fails without a fault")
+        raise GuaranteeBroken(f"{workload.name} fails without a fault")
     found: list[tuple[OpClass, int]] = house.faulty.made
     return found
 
@@ -123,9 +123,9 @@ def looks_of(workload: Workload, image: Image) -> list[tuple[OpClass, int]]:
     return found
 
 
-def begin(workload: Workload, image: Image, wrap: Any = FaultyDisk) -> House:
+def begin(workload: Workload, image: Image, wrap: Any = FaultyDisk) -> FaultyEngine:
     """Return a house at the start of the act. The call counts of its disk start at 0."""
-    house = House(image, wrap)
+    house = FaultyEngine(image, wrap)
     if not workload.starts:
         house.start()
     house.faulty.calls.clear()
@@ -133,7 +133,7 @@ def begin(workload: Workload, image: Image, wrap: Any = FaultyDisk) -> House:
     return house
 
 
-def act(workload: Workload, house: House) -> None:
+def act(workload: Workload, house: FaultyEngine) -> None:
     """Run the act. It ends early if the shard does not come back."""
     try:
         workload.act(house)
@@ -164,8 +164,8 @@ def read_cases(looks: dict[str, list[tuple[OpClass, int]]]) -> Iterator[Case]:
             yield Case(workload, op, nth, "EIO", always, ENDS[number % len(ENDS)])
 
 
-def run_case(case: Case, image: Image) -> House:
-    """Run and judge one case. Raises Broken."""
+def run_case(case: Case, image: Image) -> FaultyEngine:
+    """Run and judge one case. Raises GuaranteeBroken."""
     house = _fault(case, image)
     end_and_judge(house, case.end, case.seed, deep=case.seed % DEEP_EVERY == 0)
     return house
@@ -180,7 +180,7 @@ def run_ends(
     """
     try:
         house = _fault(chosen[0], image)
-    except AssertionError as e:  # Broken, and SyncOrderViolation of the monitored disk
+    except AssertionError as e:  # GuaranteeBroken, and SyncOrderViolation of the monitored disk
         found(str(e), chosen[0])
         return None
     told = house.model.copy()
@@ -194,7 +194,7 @@ def run_ends(
     return told
 
 
-def _fault(case: Case, image: Image) -> House:
+def _fault(case: Case, image: Image) -> FaultyEngine:
     """Return a house after the act of a case, with the fault removed."""
     workload = BY_NAME[case.workload]
     house = begin(workload, image)
@@ -202,7 +202,7 @@ def _fault(case: Case, image: Image) -> House:
     try:
         act(workload, house)
     except (RinglogError, AssertionError, LookupError, TypeError, ValueError) as e:
-        raise Broken(
+        raise GuaranteeBroken(
             f"{type(e).__name__} instead of a visible failure: {e} {getattr(e, 'detail', '')}"
         ) from e
     house.faulty.plan = []
@@ -212,7 +212,7 @@ def _fault(case: Case, image: Image) -> House:
 # -- syncs that do nothing ----------------------------------------------------------------------------
 
 
-LIE = How("lie", is_power_loss=True, is_lie=True)
+LIE = CrashKind("lie", is_power_loss=True, is_lie=True)
 
 
 class LyingDirectories(FaultyDisk):
@@ -228,7 +228,7 @@ def run_lie(workload: Workload, image: Image, seed: int, *, directories: bool) -
 
     Acknowledged records may be lost. No record may be invented, duplicated, moved or incomplete, and no
     number of a lost record may be reused silently. Returns False if the engine reports that it cannot
-    continue. Raises Broken.
+    continue. Raises GuaranteeBroken.
     """
     house = begin(workload, image, LyingDirectories if directories else FaultyDisk)
     house.base.ignore_syncs = not directories
@@ -239,12 +239,12 @@ def run_lie(workload: Workload, image: Image, seed: int, *, directories: bool) -
         house.monitor.power_loss(house.base.exists)
         house.faulty.paths.clear()
         house.start()
-        house.model.forgive()
+        house.model.forget_acks()
         check(house.model, observe(house.world), LIE)
     except RinglogError:
         return False  # reported: an operator restores a backup
     except AssertionError as e:
         if "frames end at" in str(e) or (directories and "is missing before" in str(e)):
             return False  # a reader reports a file that is missing or has no contents
-        raise Broken(f"after syncs that did nothing: {type(e).__name__}: {e}") from e
+        raise GuaranteeBroken(f"after syncs that did nothing: {type(e).__name__}: {e}") from e
     return True

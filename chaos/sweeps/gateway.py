@@ -15,7 +15,7 @@ from actors.gateway import events as ev
 from actors.gateway.auth import KeyRing, Principal
 from actors.gateway.core import GatewayCore, GatewayIdentity
 from actors.gateway.permissions import SCOPES
-from chaos.order import Broken
+from chaos.order import GuaranteeBroken
 from chaos.sweeps.lines import ROOT, Line, TooFew, Tracer, Unexpected
 from ringlog.contract import DrainRequested, Reply, Tick
 from ringlog.envelope import messages as m
@@ -96,15 +96,15 @@ def lines_of() -> list[Line]:
 
 
 def _require_answers(outcome: Outcome) -> None:
-    """Raise Broken if a request has no reply."""
+    """Raise GuaranteeBroken if a request has no reply."""
     if missing := sorted(set(range(1, len(MESSAGES) + 1)) - outcome.answered):
-        raise Broken(f"the gateway gave no reply to the requests {missing} of {len(MESSAGES)}")
+        raise GuaranteeBroken(f"the gateway gave no reply to the requests {missing} of {len(MESSAGES)}")
 
 
 def run_one(nth: int) -> Line:
     """Raise an exception at the `nth` line; return the line.
 
-    Raises Broken if the exception is swallowed, TooFew if fewer lines are executed.
+    Raises GuaranteeBroken if the exception is swallowed, TooFew if fewer lines are executed.
     """
 
     def strike() -> None:
@@ -123,4 +123,4 @@ def run_one(nth: int) -> Line:
         _require_answers(outcome)
         return tracer.struck
     path, line = tracer.struck
-    raise Broken(f"an exception at {path.removeprefix(f'{ROOT}/')}:{line} is swallowed")
+    raise GuaranteeBroken(f"an exception at {path.removeprefix(f'{ROOT}/')}:{line} is swallowed")

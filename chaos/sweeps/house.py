@@ -80,10 +80,10 @@ class Image:
         return disk
 
 
-class _Asking(WorldShardRequests):
+class _ShardRequests(WorldShardRequests):
     """Sends requests to the shard of a house, whose disk may fail during the request."""
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, house: FaultyEngine) -> None:
         super().__init__(house.world)
         self._house = house
 
@@ -92,14 +92,14 @@ class _Asking(WorldShardRequests):
         return self._house.shard(lambda: ask(shard, message, wanted, attachment=attachment))
 
 
-class House(Harness):
+class FaultyEngine(Harness):
     """All actors use the disk `faulty`."""
 
     def __init__(self, image: Image | None = None, wrap: Callable[[SimulatedDisk], Any] = FaultyDisk) -> None:
         self.base = image.mount() if image else SimulatedDisk(DATA, f"{DATA}/{META_DIR}", COLD)
         self.faulty = wrap(self.base)
         super().__init__(self.faulty, file_bytes=128 * KIB, incarnation=image.incarnation if image else 0)
-        self.asking = _Asking(self)
+        self.asking = _ShardRequests(self)
         self.monitor = Monitor()
         self._shown: dict[tuple[int, int], int] = {}
         """(incarnation, topic id) -> last published head."""
@@ -116,9 +116,9 @@ class House(Harness):
         self._salts: Iterator[int] = iter(self.world.next_salt, 0)
         """Salts of segments. Each run writes the same bytes."""
 
-    def twin(self) -> House:
+    def twin(self) -> FaultyEngine:
         """Return a house with a copy of the disk and of the model, in which no actor runs."""
-        twin = House()
+        twin = FaultyEngine()
         twin.base = self.base.copy()
         twin.faulty = FaultyDisk(twin.base)
         twin.model, twin.monitor = self.model.copy(), self.monitor.copy()
@@ -296,7 +296,7 @@ class House(Harness):
     def scrub(self) -> list[str]:
         """Verify all data and heal damage; return the findings."""
         scrubber = Scrubber(
-            self.faulty, DATA, self.copies(), pace=lambda count: None, is_current=lambda ref: True
+            self.faulty, DATA, self.copies(), rate_limiter=lambda count: None, is_current=lambda ref: True
         )
         findings: list[str] = []
         refs = self.try_to(self.segments) or []

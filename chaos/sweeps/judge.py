@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from chaos.order import Broken
-from chaos.rigs.judge import KILL, POWER_LOSS, How, Seen, check, observe, require_same
-from chaos.sweeps.house import House
+from chaos.order import GuaranteeBroken
+from chaos.rigs.judge import KILL, POWER_LOSS, CrashKind, Seen, check, observe, require_same
+from chaos.sweeps.house import FaultyEngine
 from ringlog.errors import RinglogError
 from ringlog.testing.disk import PowerLossDamage
 
-CHANCE = How("power loss, by chance", is_power_loss=True)
+CHANCE = CrashKind("power loss, by chance", is_power_loss=True)
 ENDS = (POWER_LOSS, KILL, CHANCE)
 ENDS_EACH = len(ENDS)
 """Number of runs that one line or allocation counts for: one for each end."""
@@ -65,12 +65,12 @@ class Known:
 
 
 def end_and_judge(
-    house: House, how: How, seed: int, *, deep: bool = False, known: Known | None = None
+    house: FaultyEngine, how: CrashKind, seed: int, *, deep: bool = False, known: Known | None = None
 ) -> None:
     """End the engine after a fault, start it, compare it with the model, and let it work.
 
     `deep` adds checkpoints, the reclaimer, the relocator, and a second recovery. With `known`, an outcome
-    that was judged before is not judged again. Raises Broken.
+    that was judged before is not judged again. Raises GuaranteeBroken.
     """
     try:
         is_up = 0 in house.world.runs and not house.has_rot
@@ -85,16 +85,16 @@ def end_and_judge(
         _judge(house, how, before, deep=deep)
         # A deep judgement includes the other one.
         known.remember(key + b"\0", key + bytes([deep]))
-    except Broken:
+    except GuaranteeBroken:
         raise
     except (RinglogError, AssertionError) as e:
-        raise Broken(f"after {how.name}: {type(e).__name__}: {e} {getattr(e, 'detail', '')}") from e
+        raise GuaranteeBroken(f"after {how.name}: {type(e).__name__}: {e} {getattr(e, 'detail', '')}") from e
 
 
-def _judge(house: House, how: How, before: dict[str, Seen] | None, *, deep: bool) -> None:
+def _judge(house: FaultyEngine, how: CrashKind, before: dict[str, Seen] | None, *, deep: bool) -> None:
     house.start()
     if house.has_rot and (left := house.scrub()):
-        raise Broken(f"not healed although the other tier has an intact copy: {left}")
+        raise GuaranteeBroken(f"not healed although the other tier has an intact copy: {left}")
     found = observe(house.world)
     check(house.model, found, how)
     if before is not None:
@@ -109,15 +109,18 @@ def _judge(house: House, how: How, before: dict[str, Seen] | None, *, deep: bool
     check(house.model, found, how)
 
 
-def end_each(house: House, seed: int, known: Known | None = None) -> None:
-    """Judge a house with each end: copies of it for a power loss, the original for a kill. Raises Broken."""
+def end_each(house: FaultyEngine, seed: int, known: Known | None = None) -> None:
+    """Judge a house with each end: copies of it for a power loss, the original for a kill.
+
+    Raises GuaranteeBroken.
+    """
     for how in ENDS:
         if how != KILL:
             end_and_judge(house.twin(), how, seed, known=known)
     end_and_judge(house, KILL, seed, known=known)
 
 
-def _end(house: House, how: How, seed: int) -> None:
+def _end(house: FaultyEngine, how: CrashKind, seed: int) -> None:
     if how == KILL:
         house.world.kill()
     else:
@@ -127,7 +130,7 @@ def _end(house: House, how: How, seed: int) -> None:
     house.world.runs.clear()
 
 
-def _work(house: House, how: How, *, deep: bool) -> None:
+def _work(house: FaultyEngine, how: CrashKind, *, deep: bool) -> None:
     """Check that everything works after the fault: each append is acknowledged at once."""
     failed = house.model.failed
     for name in house.model.topics:
@@ -140,4 +143,4 @@ def _work(house: House, how: How, *, deep: bool) -> None:
         house.relocate()
         check(house.model, observe(house.world), how)
     if house.model.failed != failed:
-        raise Broken("an operation fails although the fault is over")
+        raise GuaranteeBroken("an operation fails although the fault is over")

@@ -22,15 +22,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from chaos.order import Broken
+from chaos.order import GuaranteeBroken
 from chaos.rigs.judge import observe, require_same
 from chaos.sweeps.calls import act, begin
-from chaos.sweeps.house import House, Image
+from chaos.sweeps.house import FaultyEngine, Image
 from chaos.sweeps.judge import Known, end_each
 from chaos.sweeps.workloads import BY_NAME, WORKLOADS, Workload
 from ringlog.errors import RinglogError
 from ringlog.testing.disk import FaultyDisk, Halted
-from ringlog.testing.shard_world import Unanswered
+from ringlog.testing.shard_world import NoReply
 
 ROOT = Path(__file__).parent.parent.parent
 TRACED = (str(ROOT / "ringlog") + "/", str(ROOT / "actors") + "/")
@@ -119,7 +119,7 @@ def lines_of(workload: Workload, image: Image) -> list[Line]:
     with Tracer(0, lambda: None, found.append):
         act(workload, house)
     if house.model.failed:
-        raise Broken(f"{workload.name} fails without a fault")
+        raise GuaranteeBroken(f"{workload.name} fails without a fault")
     return found
 
 
@@ -134,7 +134,7 @@ def stretches_of(workload: Workload, image: Image) -> list[tuple[int, int]]:
     return [(at + 1, stop - at) for at, stop in itertools.pairwise([*firsts, len(known)])]
 
 
-def _survivors(house: House) -> tuple[Any, ...]:
+def _survivors(house: FaultyEngine) -> tuple[Any, ...]:
     """Return counters of the state that survives the processes: the disk, and the replies to clients."""
     model = house.model
     told = sum(each.is_owed or each.is_refused for each in model.frames)
@@ -157,7 +157,7 @@ def cases(workload: Workload, lines: list[Line], chance: random.Random) -> Itera
 
 
 def run_case(case: Case, image: Image, known: Known | None = None) -> Line:
-    """Run a case and judge it with each end; return the line. Raises Broken."""
+    """Run a case and judge it with each end; return the line. Raises GuaranteeBroken."""
     workload = BY_NAME[case.workload]
     house = begin(workload, image)
     error = Halted("the process is dead") if case.how == DEATH else Unexpected("at a line")
@@ -175,21 +175,21 @@ def run_case(case: Case, image: Image, known: Known | None = None) -> Line:
             caught = e
         except RinglogError as e:
             caught = e.__cause__ or e.__context__ or e
-        except Unanswered:
+        except NoReply:
             caught = None  # a swallowed exception may also leave the client without an answer
     sys.settrace(None)
     if tracer.struck is None:
         raise TooFew
     where = f"{tracer.struck[0].removeprefix(str(ROOT) + '/')}:{tracer.struck[1]}"
     if caught is None:
-        raise Broken(f"an exception at {where} is swallowed")
+        raise GuaranteeBroken(f"an exception at {where} is swallowed")
     house.faulty.halted = False
     # The processes are dead, so their live state is not read.
     house.world.runs.clear()
     try:
         end_each(house, case.nth, known)
-    except Broken as e:
-        raise Broken(f"{case.how} at {where}: {e}") from e
+    except GuaranteeBroken as e:
+        raise GuaranteeBroken(f"{case.how} at {where}: {e}") from e
     return tracer.struck
 
 
@@ -200,12 +200,12 @@ def recover_killed(image: Image, deaths: int, chance: random.Random) -> int:
     """Let recovery die `deaths` times in a row at random lines, then finish (RF-13).
 
     The result must equal that of an undisturbed recovery. Returns the number of lines of recovery that were
-    executed before the deaths. Raises Broken.
+    executed before the deaths. Raises GuaranteeBroken.
     """
-    plain = House(image)
+    plain = FaultyEngine(image)
     plain.start()
     expected = observe(plain.world)
-    house = House(image, FaultyDisk)
+    house = FaultyEngine(image, FaultyDisk)
     counted = _count(image)
     lines = 0
     for _ in range(deaths):
@@ -216,13 +216,13 @@ def recover_killed(image: Image, deaths: int, chance: random.Random) -> int:
 
 
 def _count(image: Image) -> int:
-    house = House(image)
+    house = FaultyEngine(image)
     with Tracer(0, lambda: None) as tracer:
         house.start()
     return tracer.count
 
 
-def _die_in_start(house: House, nth: int) -> int:
+def _die_in_start(house: FaultyEngine, nth: int) -> int:
     def strike() -> None:
         house.faulty.halted = True
         raise Halted("the process is dead")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from chaos.sweeps.house import MINUTE_S, House, Image
+from chaos.sweeps.house import MINUTE_S, FaultyEngine, Image
 from ringlog.segment.layout import DATA as PART
 from ringlog.storage.disk import Disk
 from ringlog.supervision.identity import EngineIdentity
@@ -30,15 +30,15 @@ class Workload:
     """
 
     name: str
-    stage: Callable[[House], None]
-    act: Callable[[House], None]
+    stage: Callable[[FaultyEngine], None]
+    act: Callable[[FaultyEngine], None]
     rows: tuple[str, ...] = ()
     starts: bool = False
     sweeps_lines: bool = False
 
     def image(self) -> Image:
         """Return the disk on which every run begins."""
-        house = House()
+        house = FaultyEngine()
         EngineIdentity(house.base, DATA).record_start("", NUMBERS)
         house.start()
         house.put("f", durability="fsync")
@@ -51,11 +51,11 @@ class Workload:
         return house.image()
 
 
-def _nothing(house: House) -> None:
+def _nothing(house: FaultyEngine) -> None:
     house.append("f", 1)
 
 
-def _commit(house: House) -> None:
+def _commit(house: FaultyEngine) -> None:
     house.append("f", 1)
     house.append("f", 2, 1, 3, size=300)
     house.append("d", 1)
@@ -66,14 +66,14 @@ def _commit(house: House) -> None:
     house.wait(0.2)
 
 
-def _rotate(house: House) -> None:
+def _rotate(house: FaultyEngine) -> None:
     for _ in range(3):
         house.append("f", 1, size=BIG)
         house.append("d", 1, size=BIG)
     house.wait(0.2)
 
 
-def _topics(house: House) -> None:
+def _topics(house: FaultyEngine) -> None:
     house.put("g", durability="fsync")
     house.append("g", 2)
     house.put("g", durability="fsync", ttl_ms=1 << 40)
@@ -84,42 +84,42 @@ def _topics(house: House) -> None:
     house.wait(0.2)
 
 
-def _in_doubt(house: House) -> None:
+def _in_doubt(house: FaultyEngine) -> None:
     for _ in range(3):
         house.append("f", 2, size=900)
     house.append("d", 2, 1)
 
 
-def _recover(house: House) -> None:
+def _recover(house: FaultyEngine) -> None:
     house.try_to(house.start)
     house.append("f", 1)
 
 
-def _logged(house: House) -> None:
+def _logged(house: FaultyEngine) -> None:
     for _ in range(3):
         house.append("f", 4, 4)
         house.append("d", 4)
 
 
-def _checkpoint(house: House) -> None:
+def _checkpoint(house: FaultyEngine) -> None:
     house.checkpoint()
     house.append("f", 1)
 
 
-def _sealed(house: House) -> None:
+def _sealed(house: FaultyEngine) -> None:
     for _ in range(3):
         house.append("f", 6, 6, size=200)
         house.append("d", 4)
         house.checkpoint()
 
 
-def _snapshots(house: House) -> None:
+def _snapshots(house: FaultyEngine) -> None:
     for _ in range(3):
         house.append("f", 1)
         house.checkpoint()
 
 
-def _delete(house: House) -> None:
+def _delete(house: FaultyEngine) -> None:
     house.delete("f", set(range(2, 12)))
     house.delete("f", {17, 19, 23})
     house.delete("d", {3})
@@ -127,27 +127,27 @@ def _delete(house: House) -> None:
     house.checkpoint()
 
 
-def _sparse(house: House) -> None:
+def _sparse(house: FaultyEngine) -> None:
     _sealed(house)
     house.delete("f", set(range(2, 36)))
     house.checkpoint()
 
 
-def _remake(house: House) -> None:
+def _remake(house: FaultyEngine) -> None:
     house.reclaim()
     house.wait(MINUTE_S)
     house.checkpoint()
     house.reclaim()
 
 
-def _dead(house: House) -> None:
+def _dead(house: FaultyEngine) -> None:
     _sealed(house)
     house.delete("f", set(range(1, 41)))
     house.delete("d", set(range(1, 15)))
     house.checkpoint()
 
 
-def _drop(house: House) -> None:
+def _drop(house: FaultyEngine) -> None:
     house.reclaim()
     for _ in range(4):
         house.append("f", 1)
@@ -156,13 +156,13 @@ def _drop(house: House) -> None:
         house.reclaim()
 
 
-def _relocate(house: House) -> None:
+def _relocate(house: FaultyEngine) -> None:
     house.relocate()
     house.wait(400.0)
     house.relocate(hot_segments=0)
 
 
-def _rotten(house: House) -> None:
+def _rotten(house: FaultyEngine) -> None:
     """Damage every data part in the hot tier, after an intact copy of each is in the cold tier."""
     _sealed(house)
     house.has_rot = True
@@ -170,18 +170,18 @@ def _rotten(house: House) -> None:
         house.copies().upload_index_parts(ref.stem)
         house.copies().upload_part(ref.stem + PART)
         path = f"{DATA}/{ref.stem}{PART}"
-        fd = house.base.open_marks(path)
+        fd = house.base.open_for_overwrite(path)
         house.base.write_at(fd, [b"rotten"], house.base.size(fd) - 100)
         house.base.sync_file(fd)
         house.base.close(fd)
 
 
-def _scrub(house: House) -> None:
+def _scrub(house: FaultyEngine) -> None:
     house.scrub()
     house.scrub()
 
 
-def _orderly(house: House) -> None:
+def _orderly(house: FaultyEngine) -> None:
     disk: Disk = house.faulty
 
     def identify() -> None:

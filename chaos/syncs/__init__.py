@@ -11,7 +11,7 @@ import contextlib
 import time
 
 from chaos.doctor import need_root
-from chaos.order import Account, Broken, CannotRun, Order
+from chaos.order import Account, CannotRun, GuaranteeBroken, Order
 from chaos.rigs.blockstore import stored_volume
 from chaos.rigs.mount import KINDS, RigError
 from chaos.syncs import engine, shard
@@ -52,8 +52,8 @@ def _run_shard(order: Order, account: Account, rounds_min: int, until: float) ->
                     case = f"shard/{kind}/{name}/{number}"
                     try:
                         shard.run_case(stored, name, order.random(case), account)
-                    except Broken as e:
-                        account.found(f"a shard on {kind}, {name}: {str(e)[:300]}", case, str(e))
+                    except GuaranteeBroken as e:
+                        account.report_finding(f"a shard on {kind}, {name}: {str(e)[:300]}", case, str(e))
                     is_enough = order.is_enough(account.counts, "sync_failures", "traps")
                     if number >= rounds_min and (is_enough or time.monotonic() > until):
                         return
@@ -68,4 +68,4 @@ def replay(order: Order, case: str) -> None:
     else:
         with stored_volume(kind, order.scratch) as stored:
             shard.run_case(stored, name, order.random(case), account)
-    account.tell()
+    account.print_report()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos.order import Account, Broken, Order
+from chaos.order import Account, GuaranteeBroken, Order
 from chaos.rigs.blockstore import StoredVolume, stored_volume
 from chaos.rigs.extents import forget_pages, range_of
 from chaos.rigs.judge import verify
@@ -47,16 +47,18 @@ def run(order: Order, account: Account, names: list[str], until_s: float) -> Non
         name, kind = names[number % len(names)], KINDS[(number + order.seed) % len(KINDS)]
         try:
             run_case(name, order, kind, account)
-            account.did("cases of the whole program")
+            account.count_work("cases of the whole program")
         except RigError as e:
             account.skip(f"the program over a failing {kind}", str(e))
-        except (Broken, RinglogError) as e:
-            account.found(f"the program on {kind}, {name}: {str(e)[:300]}", f"engine/{kind}/{name}", str(e))
+        except (GuaranteeBroken, RinglogError) as e:
+            account.report_finding(
+                f"the program on {kind}, {name}: {str(e)[:300]}", f"engine/{kind}/{name}", str(e)
+            )
         number += 1
 
 
 def run_case(name: str, order: Order, kind: str, account: Account) -> None:
-    """Run one case by its name. Raises Broken."""
+    """Run one case by its name. Raises GuaranteeBroken."""
     with Nursery() as nursery:
         CASES[name](_Place(order, kind, account, nursery))
 
@@ -93,7 +95,7 @@ def fails(place: _Place) -> None:
             errors = stored.store.seen()["write_errors"]
             stored.store.mode("ok")
             if not (is_replaced and errors):
-                raise Broken(
+                raise GuaranteeBroken(
                     f"{errors} writes failed and shard 0 was {'' if is_replaced else 'not '}replaced"
                 )
             traffic.need_acks("after a sync failed and the device was well again", within_s=2 * WAIT_S)
@@ -101,7 +103,7 @@ def fails(place: _Place) -> None:
             host.power_off()
         stored.power_cycle()
         _judge(root, traffic, place.account)
-    place.account.did("sync_failures", 1, "RF-41")
+    place.account.count_work("sync_failures", 1, "RF-41")
 
 
 def lags(place: _Place) -> None:
@@ -143,13 +145,15 @@ def _lag(place: _Place, seconds: float) -> None:
             others_took, 3
         )
         if not lagged or took < seconds:
-            raise Broken(f"with syncs of {seconds} s: acks came {lagged}, the slowest after {took:.2f} s")
+            raise GuaranteeBroken(
+                f"with syncs of {seconds} s: acks came {lagged}, the slowest after {took:.2f} s"
+            )
         if others_took > OTHERS_S_MAX:
-            raise Broken(f"the other shard took {others_took:.2f} s for a write")
+            raise GuaranteeBroken(f"the other shard took {others_took:.2f} s for a write")
         if _restarts(host) != before:
-            raise Broken(f"a process was restarted: {before} then {_restarts(host)}")
+            raise GuaranteeBroken(f"a process was restarted: {before} then {_restarts(host)}")
         traffic.judge()
-    place.account.did("cases of a device that lags", 1, "RF-45")
+    place.account.count_work("cases of a device that lags", 1, "RF-45")
 
 
 def hangs(place: _Place) -> None:
@@ -169,20 +173,20 @@ def hangs(place: _Place) -> None:
             new = _pid(host, 0)
             if new not in {0, old}:
                 if is_alive(old):
-                    raise Broken(f"shard 0 runs as {new} while {old} is not dead")
+                    raise GuaranteeBroken(f"shard 0 runs as {new} while {old} is not dead")
                 is_over = True
             time.sleep(LOOK_S)
         slow.store.mode("ok")
         if not is_over:
-            raise Broken(f"a shard that hung for {seconds} s was not replaced")
+            raise GuaranteeBroken(f"a shard that hung for {seconds} s was not replaced")
         # If its successor has begun a sync in the meantime, that one hangs for the same time again.
         traffic.need_acks("after a shard had hung", within_s=seconds + 2 * WAIT_S)
         traffic.end()
         others = [topic for topic in TOPICS if home_shard(topic, 2) == 1]
         if not any(traffic.count(ACKED, mark, topic) > 6 * BATCH for topic in others):
-            raise Broken("the other shard did not serve while one hung")
+            raise GuaranteeBroken("the other shard did not serve while one hung")
         traffic.judge()
-    place.account.did("shards that hung in a sync", 1, "RF-12", "RF-45")
+    place.account.count_work("shards that hung in a sync", 1, "RF-12", "RF-45")
 
 
 def vanishes(place: _Place) -> None:
@@ -196,11 +200,11 @@ def vanishes(place: _Place) -> None:
             until(lambda: all(traffic.failed(mark, topic) for topic in TOPICS), WAIT_S)
             traffic.end()
             if not (traffic.failed(mark) and stored.store.seen()["write_errors"]):
-                raise Broken("the device vanished without a visible error")
+                raise GuaranteeBroken("the device vanished without a visible error")
             host.power_off()
         stored.power_cycle()
         _judge(root, traffic, place.account)
-    place.account.did("sync_failures", 1, "RF-50")
+    place.account.count_work("sync_failures", 1, "RF-50")
 
 
 def unreadable(place: _Place) -> None:
@@ -229,13 +233,13 @@ def unreadable(place: _Place) -> None:
             if not errors:
                 raise RigError("no read failed: everything was in memory")
             _need_no_sigbus(host, pids)
-            place.account.did("mapped readers that met a read error")
-            place.account.did("of them, ended by SIGBUS", int(status == SIGBUS_STATUS))
+            place.account.count_work("mapped readers that met a read error")
+            place.account.count_work("of them, ended by SIGBUS", int(status == SIGBUS_STATUS))
             traffic.start_all()
             traffic.need_acks("after the device could be read again", within_s=2 * WAIT_S)
             traffic.end()
             traffic.judge()
-    place.account.did("cases of a device that cannot be read", 1, "RF-52")
+    place.account.count_work("cases of a device that cannot be read", 1, "RF-52")
 
 
 CASES: dict[str, Callable[[_Place], None]] = {
@@ -271,10 +275,10 @@ def _two_devices(place: _Place) -> Iterator[tuple[Path, StoredVolume]]:
 def _judge(root: Path, traffic: Traffic, account: Account) -> None:
     verify(data_of(root))
     with program(root) as host:
-        account.did("records read", traffic.judge().survivors)
+        account.count_work("records read", traffic.judge().survivors)
         traffic.start_all(host.url)
         traffic.need_acks("after the device came back")
-        account.did("acked batches held to", traffic.judge().acked // BATCH)
+        account.count_work("acked batches held to", traffic.judge().acked // BATCH)
 
 
 def _newest_log(data: Path, shard: int) -> Path:
@@ -315,7 +319,7 @@ def _read_mapped(url: str) -> int:
             check=False, env={**os.environ, "PYTHONFAULTHANDLER": "0"},
         )  # fmt: skip
     except subprocess.TimeoutExpired as e:
-        raise Broken(f"a reader over a device that cannot be read hangs: {e.stderr!r}") from e
+        raise GuaranteeBroken(f"a reader over a device that cannot be read hangs: {e.stderr!r}") from e
     return done.returncode
 
 
@@ -324,10 +328,10 @@ def _need_no_sigbus(host: TestEngine, pids: dict[str, int]) -> None:
     changed = sorted(kind for kind, pid in pids.items() if now.get(kind) != pid)
     log = host.log_path.read_text(errors="replace")
     if "SIGBUS" in log or '"signal":7' in log:
-        raise Broken(f"a process of the engine died of a read error below a mapping: {changed}")
+        raise GuaranteeBroken(f"a process of the engine died of a read error below a mapping: {changed}")
     shards = [kind for kind in changed if kind.startswith("wal_shard")]
     if shards:
-        raise Broken(f"{shards} ended over reads that they did not need\n{_first_errors(log)}")
+        raise GuaranteeBroken(f"{shards} ended over reads that they did not need\n{_first_errors(log)}")
 
 
 def _first_errors(log: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.order import Account, Broken
+from chaos.order import Account, GuaranteeBroken
 from chaos.rigs.blockstore import StoredVolume
 from chaos.rigs.extents import Range, forget_pages, range_of
 from chaos.rigs.judge import KILL_SHARD
@@ -65,26 +65,26 @@ class Bench:
     def sync_must_fail(self, work: Callable[[], None], calls: frozenset[str] = SYNC_CALLS) -> None:
         """Run work whose sync must fail with a typed error, without an ack of class `fsync`.
 
-        Raises Broken.
+        Raises GuaranteeBroken.
         """
         acked, before = self.life.model.owed, self.stored.store.seen()["write_errors"]
         try:
             work()
         except DiskError as e:
             if e.detail.get("call") not in calls:
-                raise Broken(f"a call other than the sync failed: {e}") from e
+                raise GuaranteeBroken(f"a call other than the sync failed: {e}") from e
             is_sync = e.detail.get("call") in SYNC_CALLS
         else:
-            raise Broken("the device failed a write below a sync without a visible error")
+            raise GuaranteeBroken("the device failed a write below a sync without a visible error")
         finally:
             now = self.life.model.owed
             if now != acked:
-                raise Broken(f"{now - acked} frames were acked over a failed sync")
+                raise GuaranteeBroken(f"{now - acked} frames were acked over a failed sync")
         if not is_sync:
             return  # The file system noticed the error first and shut down.
         if self.stored.store.seen()["write_errors"] == before:
-            raise Broken("the rig failed no write")
-        self.account.did("sync_failures")
+            raise GuaranteeBroken("the rig failed no write")
+        self.account.count_work("sync_failures")
 
     def may_not_go_on(self) -> None:
         """Sync again in the same incarnation, with a working device. The log must refuse (RF-41).
@@ -95,7 +95,7 @@ class Bench:
             self.life.world.runs[0].writer.sync()
         except (InvariantViolation, DiskError):
             return
-        raise Broken("a log whose sync failed accepted a second sync")
+        raise GuaranteeBroken("a log whose sync failed accepted a second sync")
 
     def replace(self) -> bool:
         """Start a successor with the same board. Returns False if the file system refuses all work."""
@@ -126,7 +126,7 @@ def sync_fails_once(bench: Bench) -> None:
     if bench.replace():
         bench.life.send("f", [bench.life.payload()])
     bench.power_cycle_and_judge()
-    bench.account.did("cases", 1, "RF-41")
+    bench.account.count_work("cases", 1, "RF-41")
 
 
 def cache_lies(bench: Bench) -> None:
@@ -157,10 +157,10 @@ def cache_lies(bench: Bench) -> None:
     life.recover()
     life.end()
     if is_set and is_lost:
-        bench.account.did("cases", 1, "RF-42")
-        bench.account.did("traps")
+        bench.account.count_work("cases", 1, "RF-42")
+        bench.account.count_work("traps")
         if is_shown:
-            bench.account.did("traps shown by the successor from its own copy")
+            bench.account.count_work("traps shown by the successor from its own copy")
 
 
 def write_back_fails(bench: Bench) -> None:
@@ -183,20 +183,20 @@ def write_back_fails(bench: Bench) -> None:
     finally:
         os.close(other)
     if bench.stored.store.seen()["write_errors"] == before:
-        raise Broken("the rig failed no write")
+        raise GuaranteeBroken("the rig failed no write")
     acked = life.model.owed
     try:
         life.send("f", [life.payload()])
     except DiskError:
-        bench.account.did("sync_failures")
+        bench.account.count_work("sync_failures")
     else:
-        raise Broken("write-back failed between two syncs, but the next sync succeeded")
+        raise GuaranteeBroken("write-back failed between two syncs, but the next sync succeeded")
     if life.model.owed != acked:
-        raise Broken("acked over a write-back that failed")
+        raise GuaranteeBroken("acked over a write-back that failed")
     bench.may_not_go_on()
     bench.replace()
     bench.power_cycle_and_judge()
-    bench.account.did("cases", 1, "RF-43")
+    bench.account.count_work("cases", 1, "RF-43")
 
 
 def device_vanishes(bench: Bench) -> None:
@@ -209,9 +209,9 @@ def device_vanishes(bench: Bench) -> None:
         bench.may_not_go_on()
     except Refused:
         # The shard could not create the log file that it needed, and refused the write.
-        bench.account.did("writes refused over a dead device")
+        bench.account.count_work("writes refused over a dead device")
     if life.model.owed != acked:
-        raise Broken("acked over a vanished device")
+        raise GuaranteeBroken("acked over a vanished device")
     life.end()
     bench.stored.power_cycle()
     bench.stored.store.mode("dead")
@@ -223,11 +223,11 @@ def device_vanishes(bench: Bench) -> None:
     _start_must_fail(bench, "a device that cannot be read")
     bench.stored.store.mode("ok")
     bench.stored.power_cycle()
-    bench.account.did("starts refused over a dead device")
+    bench.account.count_work("starts refused over a dead device")
     life.recover()
     life.send("f", [life.payload()])
     life.end()
-    bench.account.did("cases", 1, "RF-50")
+    bench.account.count_work("cases", 1, "RF-50")
 
 
 def log_unreadable(bench: Bench) -> None:
@@ -245,8 +245,8 @@ def log_unreadable(bench: Bench) -> None:
     bench.stored.power_cycle()
     life.recover()
     life.end()
-    bench.account.did("cases", 1, "RF-51")
-    bench.account.did("read errors in a recovery")
+    bench.account.count_work("cases", 1, "RF-51")
+    bench.account.count_work("read errors in a recovery")
 
 
 def records_unreadable(bench: Bench) -> None:
@@ -275,17 +275,19 @@ def records_unreadable(bench: Bench) -> None:
         found = life.world.records("f")
     except (DiskError, CorruptData) as e:
         if not e.detail.get("path"):
-            raise Broken(f"a read error without a path: {e}") from e
+            raise GuaranteeBroken(f"a read error without a path: {e}") from e
     else:
         if bench.stored.store.seen()["read_errors"] > before:
-            raise Broken(f"a reader was given {len(found)} records over a device that cannot be read")
+            raise GuaranteeBroken(
+                f"a reader was given {len(found)} records over a device that cannot be read"
+            )
     finally:
         bench.well()
     life.judge()
     life.send("f", [life.payload()])
     bench.power_cycle_and_judge()
-    bench.account.did("cases", 1, "RF-51")
-    bench.account.did("read errors under a reader")
+    bench.account.count_work("cases", 1, "RF-51")
+    bench.account.count_work("read errors under a reader")
 
 
 def device_lies(bench: Bench) -> None:
@@ -311,10 +313,10 @@ def device_lies(bench: Bench) -> None:
     life.model.highest.clear()
     life.recover()
     if all(frame.is_shown for frame in life.model.frames[honest:]):
-        raise Broken("the rig dropped nothing")
+        raise GuaranteeBroken("the rig dropped nothing")
     life.send("f", [life.payload()])
     bench.power_cycle_and_judge()
-    bench.account.did("cases", 1, "RF-44")
+    bench.account.count_work("cases", 1, "RF-44")
 
 
 def _start_must_fail(bench: Bench, what: str) -> None:
@@ -323,14 +325,14 @@ def _start_must_fail(bench: Bench, what: str) -> None:
         life.start(is_reboot=True)
     except (DiskError, CorruptData) as e:
         if not e.detail.get("path"):
-            raise Broken(f"over {what}: an error without a path: {e}") from e
+            raise GuaranteeBroken(f"over {what}: an error without a path: {e}") from e
     else:
-        raise Broken(f"a shard starts over {what}")
+        raise GuaranteeBroken(f"a shard starts over {what}")
     finally:
         life.end()
     now = bench.stored.store.seen()
     if now["read_errors"] == errors["read_errors"] and now["write_errors"] == errors["write_errors"]:
-        raise Broken("the rig failed no call")
+        raise GuaranteeBroken("the rig failed no call")
 
 
 CASES: dict[str, Callable[[Bench], None]] = {
@@ -345,7 +347,7 @@ CASES: dict[str, Callable[[Bench], None]] = {
 
 
 def run_case(stored: StoredVolume, name: str, rng: random.Random, account: Account) -> None:
-    """Run one case in its own directory. Raises Broken."""
+    """Run one case in its own directory. Raises GuaranteeBroken."""
     root = stored.volume.root / "life"
     life = Life(root)
     bench = Bench(stored, life, rng, account)
@@ -355,11 +357,11 @@ def run_case(stored: StoredVolume, name: str, rng: random.Random, account: Accou
         for _ in range(WARM_STEPS):
             life.step(rng)
         if not life.model.owed:
-            raise Broken("nothing was acked before the fault")
+            raise GuaranteeBroken("nothing was acked before the fault")
         CASES[name](bench)
-        account.did("acked frames held to", life.model.owed)
+        account.count_work("acked frames held to", life.model.owed)
     except (RinglogError, AssertionError) as e:
-        raise e if isinstance(e, Broken) else Broken(f"{type(e).__name__}: {e}") from e
+        raise e if isinstance(e, GuaranteeBroken) else GuaranteeBroken(f"{type(e).__name__}: {e}") from e
     finally:
         life.end()
         stored.store.mode("ok")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos.order import Account, Broken, CannotRun, Order
+from chaos.order import Account, CannotRun, GuaranteeBroken, Order
 from chaos.rigs.judge import verify
 from chaos.rigs.load import ACKED
 from chaos.rigs.nursery import Nursery
@@ -87,8 +87,8 @@ def run(order: Order, account: Account) -> None:
         batch = list(itertools.islice(todo, settings["judge_every"]))
         try:
             _run_batch(root, batch, account, until_s)
-        except (Broken, RinglogError) as e:
-            account.found(f"system calls: {str(e)[:300]}", ",".join(map(str, batch)), str(e))
+        except (GuaranteeBroken, RinglogError) as e:
+            account.report_finding(f"system calls: {str(e)[:300]}", ",".join(map(str, batch)), str(e))
         shutil.rmtree(root, ignore_errors=True)
 
 
@@ -96,7 +96,7 @@ def replay(order: Order, case: str) -> None:
     """Run cases on one engine, given as in a finding: joined by commas."""
     account = Account()
     _run_batch(order.scratch / "engine", [Case(*one.split("/")) for one in case.split(",")], account, 1e18)
-    account.tell()
+    account.print_report()
 
 
 def _run_batch(root: Path, batch: list[Case], account: Account, until_s: float) -> None:
@@ -111,16 +111,16 @@ def _run_batch(root: Path, batch: list[Case], account: Account, until_s: float) 
                 hits = _inject(host, traffic, case, root)
                 done.append(f"{case} ({hits} times)")
                 if hits:
-                    account.did("failed calls", hits)
-                    account.did("call_runs", 1, "RF-38")
+                    account.count_work("failed calls", hits)
+                    account.count_work("call_runs", 1, "RF-38")
                 _need_service(host, traffic, f"after {case}", done)
         finally:
             traffic.end()
-        account.did("records read", traffic.judge().survivors)
+        account.count_work("records read", traffic.judge().survivors)
         host.power_off()
         verify(data_of(root))
         host.start()
-        account.did("acked batches held to", traffic.judge().acked // BATCH)
+        account.count_work("acked batches held to", traffic.judge().acked // BATCH)
 
 
 def _inject(host: TestEngine, traffic: Traffic, case: Case, root: Path) -> int:
@@ -175,9 +175,11 @@ def _is_traced(pid: int) -> bool:
 
 
 def _need_service(host: TestEngine, traffic: Traffic, when: str, done: list[str]) -> None:
-    """Check that every topic accepts writes again. Raises Broken with the cases done so far."""
+    """Check that every topic accepts writes again. Raises GuaranteeBroken with the cases done so far."""
     try:
         traffic.need_acks(when, 1, SERVE_S)
-    except Broken as e:
+    except GuaranteeBroken as e:
         log = host.log_path.read_text(errors="replace").splitlines()
-        raise Broken(f"{e}\n{done}\n" + "\n".join(log[-20:])[-3_000:] + f"\nload {os.getloadavg()}") from None
+        raise GuaranteeBroken(
+            f"{e}\n{done}\n" + "\n".join(log[-20:])[-3_000:] + f"\nload {os.getloadavg()}"
+        ) from None

@@ -63,8 +63,8 @@ def _run(order: Order, account: Account, *, only_reshards: bool) -> None:
         try:
             done = live(Case(seed))
         except Failed as e:
-            account.found(e.what, str(Case(seed)), e.story)
-            account.did("seeds")
+            account.report_finding(e.what, str(Case(seed)), e.story)
+            account.count_work("seeds")
         else:
             total += done.facts()
             note(done, account)
@@ -89,19 +89,19 @@ def live(case: Case) -> Simulation:
 
 def note(done: Simulation, account: Account) -> None:
     """Count the work of one seed."""
-    counts, met = done.engine.counts, done.engine.weather.met
+    counts, met = done.engine.counts, done.engine.disk_faults.met
     late = met["slow sync"]
-    account.did("seeds", 1, *(["RF-24"] if done.kinds_of_faults() > 1 else []))
-    account.did("simulated_s", (done.loop.now_ns - done.began_ns) // 1_000_000_000)
-    account.did("deaths", counts["deaths"])
-    account.did("disk_faults", met.total() - late)
-    account.did("slow_syncs", late)
-    account.did("appends", done.model.counts["appends"])
-    account.did("reads", done.model.counts["reads"])
-    account.did("steps", len(done.steps))
-    account.did("reshards", counts["reshards"], "RF-67")
-    account.did("trimmed_while_read", counts["places gone while they were read"], "RF-119")
-    account.did("whole_lives", len(done.topics_with_everything()), "RF-118")
+    account.count_work("seeds", 1, *(["RF-24"] if done.kinds_of_faults() > 1 else []))
+    account.count_work("simulated_s", (done.loop.now_ns - done.began_ns) // 1_000_000_000)
+    account.count_work("deaths", counts["deaths"])
+    account.count_work("disk_faults", met.total() - late)
+    account.count_work("slow_syncs", late)
+    account.count_work("appends", done.model.counts["appends"])
+    account.count_work("reads", done.model.counts["reads"])
+    account.count_work("steps", len(done.steps))
+    account.count_work("reshards", counts["reshards"], "RF-67")
+    account.count_work("trimmed_while_read", counts["places gone while they were read"], "RF-119")
+    account.count_work("whole_lives", len(done.topics_with_everything()), "RF-118")
 
 
 def replay(order: Order, case: str) -> None:

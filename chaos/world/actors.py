@@ -15,7 +15,7 @@ from actors.compactor.shard_client import CompactorShardClient
 from actors.reclaimer import reclaim_round as reclaimer_rounds
 from actors.relocator.core import ColdReads, Fetch, Fetched, PartChanged
 from actors.relocator.mover import Mover
-from chaos.order import Broken
+from chaos.order import GuaranteeBroken
 from chaos.rigs.storage import asked_by, reclaimer_numbers, reclaimer_of
 from chaos.world.engine import COLD, Child, Engine
 from chaos.world.tasks import NS, Process
@@ -30,8 +30,8 @@ from ringlog.errors import (
     ShuttingDown,
 )
 from ringlog.segment.layout import (
-    MAKER_COMPACTOR,
-    MAKER_SHIFT,
+    CREATOR_COMPACTOR,
+    CREATOR_SHIFT,
     NumberAllocator,
     parse_stem,
 )
@@ -65,7 +65,7 @@ def listening(engine: Engine) -> Iterator[None]:
         module.log_event = said
 
 
-class Asking:
+class SimulatedShardRequests:
     """Requests of compactor, reclaimer and relocator to shards."""
 
     def __init__(self, engine: Engine) -> None:
@@ -96,10 +96,10 @@ class CompactorActor:
         )  # fmt: skip
         stems = map(parse_stem, find_segments(disk, DATA))
         numbers = [parsed[2] for parsed in stems if parsed is not None]
-        numbers.append(MAKER_COMPACTOR << MAKER_SHIFT | process.incarnation << 24)
+        numbers.append(CREATOR_COMPACTOR << CREATOR_SHIFT | process.incarnation << 24)
         self.place = CheckpointContext(
             disk=disk, data_dir=DATA, engine_id=ENGINE_ID, storage=config.storage, clock=loop,
-            numbers=NumberAllocator(MAKER_COMPACTOR, numbers), heartbeat=process.point,
+            numbers=NumberAllocator(CREATOR_COMPACTOR, numbers), heartbeat=process.point,
         )  # fmt: skip
         self.tickets = 0
         child.actor, child.was_ready = self, True
@@ -107,7 +107,8 @@ class CompactorActor:
     def run(self) -> None:
         """Poll the shards in turn, forever."""
         shards = [
-            CompactorShardClient(Asking(self.engine), number) for number in range(self.engine.base.shards)
+            CompactorShardClient(SimulatedShardRequests(self.engine), number)
+            for number in range(self.engine.base.shards)
         ]
         loop = self.engine.loop
         while True:
@@ -133,7 +134,9 @@ class CompactorActor:
         except InvariantViolation:
             raise
         except CorruptData as e:
-            raise Broken(f"the compactor reports damage, but no data was damaged: {e} {e.detail}") from e
+            raise GuaranteeBroken(
+                f"the compactor reports damage, but no data was damaged: {e} {e.detail}"
+            ) from e
         except RinglogError as e:
             counts["checkpoints failed"] += 1
             self.engine.tell("", f"checkpoint of shard {shard.number} failed: {e}")
@@ -171,8 +174,8 @@ def reclaimer(engine: Engine, child: Child, process: Process) -> None:
         return True
 
     actor = reclaimer_of(
-        disk, asked_by(Asking(engine)), settings, reclaimer_numbers(process.incarnation), loop,
-        SegmentCopies(disk, DATA, store), shards=engine.base.shards, later=later,
+        disk, asked_by(SimulatedShardRequests(engine)), settings, reclaimer_numbers(process.incarnation),
+        loop, SegmentCopies(disk, DATA, store), shards=engine.base.shards, later=later,
         want_checkpoint=want_checkpoint,
     )  # fmt: skip
     child.actor, child.was_ready = actor, True
@@ -184,7 +187,7 @@ def reclaimer(engine: Engine, child: Child, process: Process) -> None:
         except ShuttingDown:
             engine.counts["rounds cut short"] += 1
         if engine.damage:
-            raise Broken(f"the reclaimer reports damage, but no data was damaged: {engine.damage}")
+            raise GuaranteeBroken(f"the reclaimer reports damage, but no data was damaged: {engine.damage}")
         now = Counter(dropped=actor.counts.dropped, rewritten=actor.counts.rewritten)
         engine.counts["segments dropped"] += now["dropped"] - before["dropped"]
         engine.counts["segments rewritten"] += now["rewritten"] - before["rewritten"]
@@ -205,7 +208,7 @@ class RelocatorActor:
         self.disk, cold, loop = engine.disk_for(process), engine.config.cold, engine.loop
         self.store = LocalStore(self.disk, COLD)
         self.reads = ColdReads(cold.cache_bytes, round(cold.timeout_s * 1e9))
-        asking = Asking(engine)
+        asking = SimulatedShardRequests(engine)
         self.mover = Mover(
             SegmentCopies(self.disk, DATA, self.store), cold, shards=engine.base.shards,
             ask=lambda shard, message, wanted: asking.ask(shard, message, wanted).message, clock=loop,
@@ -263,9 +266,13 @@ class RelocatorActor:
             except (ColdUnavailable, DiskError, ShuttingDown) as e:
                 engine.tell("", f"relocator: {e}")
             except CorruptData as e:
-                raise Broken(f"the relocator reports damage, but no data was damaged: {e} {e.detail}") from e
+                raise GuaranteeBroken(
+                    f"the relocator reports damage, but no data was damaged: {e} {e.detail}"
+                ) from e
             if self.mover.backoff.quarantined:
-                raise Broken(f"the relocator finds damage in {sorted(self.mover.backoff.quarantined)}")
+                raise GuaranteeBroken(
+                    f"the relocator finds damage in {sorted(self.mover.backoff.quarantined)}"
+                )
             engine.counts["segments moved"] += self.mover.counts.moved - moved
             moved = self.mover.counts.moved
 

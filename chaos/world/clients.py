@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from pyroaring import BitMap64
 
-from chaos.order import Broken
+from chaos.order import GuaranteeBroken
 from chaos.world.engine import RING_FRAMES_MAX, Engine, Ring
 from chaos.world.model import Deletion, Life, Model, Sent
 from chaos.world.tasks import Process, Signal
@@ -206,10 +206,10 @@ class Producer(Client):
     def _settled(self, sent: Sent, entry: Any) -> None:
         error = entry_error(entry, sent.life.name)
         if int(entry[S_PRODUCER_SEQ]) != sent.number:
-            raise Broken(f"{sent} is settled as number {int(entry[S_PRODUCER_SEQ])}", sent.life.name)
+            raise GuaranteeBroken(f"{sent} is settled as number {int(entry[S_PRODUCER_SEQ])}", sent.life.name)
         if error is None:
             if int(entry[S_EPOCH]) != sent.life.epoch:
-                raise Broken(f"{sent} is settled in epoch {int(entry[S_EPOCH])}", sent.life.name)
+                raise GuaranteeBroken(f"{sent} is settled in epoch {int(entry[S_EPOCH])}", sent.life.name)
             is_repeat = bool(int(entry[S_COUNT_STATUS]) >> FLAGS_SHIFT & FLAG_DEDUPED)
             self.model.acked(sent, int(entry[S_FIRST_SEQ]), is_repeat=is_repeat)
         else:
@@ -241,7 +241,7 @@ class Producer(Client):
         assert isinstance(reply, m.Appended), reply
         entries = np.frombuffer(reply.entries, dtype="<u8").reshape(-1, WORDS)
         if len(entries) != len(batch):
-            raise Broken(f"{len(batch)} frames were sent, {len(entries)} are settled", life.name)
+            raise GuaranteeBroken(f"{len(batch)} frames were sent, {len(entries)} are settled", life.name)
         for sent, entry in zip(batch, entries, strict=True):
             self._settled(sent, entry)
 

@@ -39,7 +39,7 @@ class Armed:
 
 
 @dataclass(slots=True)
-class Weather:
+class DiskFaults:
     """The present faults of disk calls, for all processes."""
 
     loop: Loop
@@ -77,15 +77,15 @@ class Weather:
 class ProcessDisk(FaultyDisk):
     """The disk of one process. At every call the process may die, or another task may run."""
 
-    def __init__(self, inner: Disk, process: Process, weather: Weather) -> None:
+    def __init__(self, inner: Disk, process: Process, disk_faults: DiskFaults) -> None:
         super().__init__(inner)
-        self._process, self._weather = process, weather
+        self._process, self._disk_faults = process, disk_faults
         process.disks.append(self)
 
     def _due(self, op: OpClass, *, changes: bool = True) -> DiskFault | None:
         self.calls[op] += 1
         self._process.point()
-        return self._weather.meet(self._process.kind, op)
+        return self._disk_faults.meet(self._process.kind, op)
 
     def rename(self, source: str, target: str) -> None:
         """Rename a file, and record it if a segment or its cold copy gets its final name."""
@@ -93,7 +93,7 @@ class ProcessDisk(FaultyDisk):
         found = _SEGMENT.match(target)
         if found is not None:
             what = "relocate" if found[1] == "cold" else "seal" if found[3] == "0001" else "rewrite"
-            self._weather.made.setdefault(int(found[2], 16), set()).add(what)
+            self._disk_faults.made.setdefault(int(found[2], 16), set()).add(what)
 
     def close(self, fd: int) -> None:
         """Close a file.
@@ -119,7 +119,7 @@ class ProcessDisk(FaultyDisk):
         return super().write_at(fd, buffers, offset)
 
     def _refuse_if_full(self, call: str, path: str) -> None:
-        if self._weather.is_full:
+        if self._disk_faults.is_full:
             self._process.point()
-            self._weather.met["full"] += 1
+            self._disk_faults.met["full"] += 1
             raise disk_error(call, path, errno.ENOSPC)

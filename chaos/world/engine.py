@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from actors.wal_shard.core import Settings
-from chaos.order import Broken
-from chaos.world.disks import ProcessDisk, Weather
+from chaos.order import GuaranteeBroken
+from chaos.world.disks import DiskFaults, ProcessDisk
 from chaos.world.model import Model
 from chaos.world.tasks import NS, Halted, Loop, Process, Signal
 from ringlog.config import ColdConfig, Config, DeliveryConfig, StorageConfig, WalConfig
@@ -96,7 +96,7 @@ class Engine:
         self.loop, self.rng, self.model, self.options = loop, rng, model, options
         self.disk = SimulatedDisk(DATA, COLD)
         self.monitor = Monitor()
-        self.weather = Weather(loop, rng)
+        self.disk_faults = DiskFaults(loop, rng)
         self.counts: Counter[str] = Counter()
         self.story: deque[tuple[int, str, str]] = deque(maxlen=STORY_EVENTS_MAX)
         self.config = Config(
@@ -186,7 +186,9 @@ class Engine:
         assert self._identity is not None
         number = self._identity.allocate_incarnation()
         if number <= self.base.incarnation:
-            raise Broken(f"incarnation {number} allocated after {self.base.incarnation}, must be greater")
+            raise GuaranteeBroken(
+                f"incarnation {number} allocated after {self.base.incarnation}, must be greater"
+            )
         self.base.incarnation = number
         process = Process(self.loop, child.spec.name, child.spec.kind, number)
         child.process, child.was_ready, child.actor = process, False, None
@@ -201,7 +203,7 @@ class Engine:
 
     def disk_for(self, process: Process) -> ProcessDisk:
         """Return the disk for a process."""
-        return ProcessDisk(self.monitor.watch(self.disk, process.incarnation), process, self.weather)
+        return ProcessDisk(self.monitor.watch(self.disk, process.incarnation), process, self.disk_faults)
 
     def run_as(
         self, process: Process, run: Callable[[], None], ended: Callable[[int], None], delay_s: float = 0.0
@@ -225,7 +227,7 @@ class Engine:
                 code = int(exit_code_for(e, is_built=True))
                 self.tell("", f"{process.name} ends: {e}")
                 if isinstance(e, CorruptData):
-                    raise Broken(
+                    raise GuaranteeBroken(
                         f"{process.name} finds damage, and nothing was damaged: {e} {e.detail}"
                     ) from e
             self.loop.urgent.append(lambda: self._end(process, code, ended))

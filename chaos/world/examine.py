@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chaos.order import Broken
-from chaos.rigs.judge import lay_down, verify
+from chaos.order import GuaranteeBroken
+from chaos.rigs.judge import verify, write_files
 from chaos.world.clients import Producer
 from chaos.world.engine import COLD, Engine
 from chaos.world.model import Model
@@ -33,8 +33,8 @@ class Examiner:
         self.engine, self.model, self.configs, self.rest = engine, model, configs, rest
         self.began = model.now()
 
-    def look_at_everything(self, producers: list[Producer], rng: random.Random) -> None:
-        """Run all checks. Raises Broken."""
+    def run_all_checks(self, producers: list[Producer], rng: random.Random) -> None:
+        """Run all checks. Raises GuaranteeBroken."""
         self._append_everywhere(producers, rng)
         first = self.dump()
         self.engine.kill_all("killed, to see whether a restart changes anything")
@@ -58,7 +58,7 @@ class Examiner:
                 producers[2].todo.append((name, 1, 30, rng))
             self.rest("each topic settles records", lambda: all(each.is_idle for each in producers))
             self.engine.loop.run(self.engine.loop.now_ns + NS)
-        raise Broken(f"topics {missing} accept no records after the last fault", missing[0])
+        raise GuaranteeBroken(f"topics {missing} accept no records after the last fault", missing[0])
 
     def _is_served(self, name: str) -> bool:
         """Return whether records of the topic's last life were acknowledged since the last fault.
@@ -71,7 +71,9 @@ class Examiner:
     def _compare(self, before: dict[str, Any], after: dict[str, Any], what: str) -> None:
         for name in sorted(before.keys() | after.keys()):
             if before.get(name) != after.get(name):
-                raise Broken(f"{name}: {what} changes {_short(before.get(name), after.get(name))}", name)
+                raise GuaranteeBroken(
+                    f"{name}: {what} changes {_short(before.get(name), after.get(name))}", name
+                )
 
     def _stop(self) -> None:
         done: list[bool] = []
@@ -98,7 +100,9 @@ class Examiner:
                 for name in sorted(self.configs):
                     seen = reader.whole(name)
                     if found.setdefault(name, seen) != seen and not self.configs[name].get("ttl_ms"):
-                        raise Broken(f"{name}: files and gateway differ: {_short(found[name], seen)}", name)
+                        raise GuaranteeBroken(
+                            f"{name}: files and gateway differ: {_short(found[name], seen)}", name
+                        )
                 done.append(True)
 
             reader.process.spawn(look)
@@ -116,12 +120,12 @@ class Examiner:
         with tempfile.TemporaryDirectory(prefix="world-") as work:
             for root in (DATA, COLD):
                 Path(work + root).mkdir()
-            lay_down(self.engine.disk.contents(), Path(work))
+            write_files(self.engine.disk.contents(), Path(work))
             found = verify(work + DATA, work + COLD)
             heads = {topic.topic: topic.head for topic in found.topics}
             missing = {life.name for life in self.model.lives.values() if self._must_be(life)} - heads.keys()
             if missing:
-                raise Broken(f"the offline verifier does not find topics {sorted(missing)}")
+                raise GuaranteeBroken(f"the offline verifier does not find topics {sorted(missing)}")
 
     def _must_be(self, life: Any) -> bool:
         return (life.topic_id, life.epoch) not in self.model.doomed
@@ -136,7 +140,7 @@ class _Whole(Reader):
     def whole(self, name: str) -> Any:
         """Return (epoch, head, earliest, count, bytes, seqs) of a topic, or None if it does not exist.
 
-        Raises Broken.
+        Raises GuaranteeBroken.
         """
         for _ in range(TRIES):
             try:
@@ -144,13 +148,13 @@ class _Whole(Reader):
             except TopicNotFound:
                 life = self.model.living(name)
                 if life is not None:
-                    raise Broken(f"{name}, epoch {life.epoch}, is not there", name) from None
+                    raise GuaranteeBroken(f"{name}, epoch {life.epoch}, is not there", name) from None
                 return None
             except RinglogError as e:
                 last = e
                 self.infos.clear()
                 self.engine.loop.pause(0.25)
-        raise Broken(f"{name} cannot be read: {last} {last.detail}", name)
+        raise GuaranteeBroken(f"{name} cannot be read: {last} {last.detail}", name)
 
     def _whole(self, name: str) -> Any:
         seen: list[int] = []
@@ -162,7 +166,7 @@ class _Whole(Reader):
             if reply.caught_up:
                 break
         else:
-            raise Broken(f"{name}: no end after {PAGES_MAX} pages", name)
+            raise GuaranteeBroken(f"{name}: no end after {PAGES_MAX} pages", name)
         info = self.resolve(name, fresh=True)
         state, _ = self.engine.ask(
             self.engine.child("wal_shard", info.shard), m.TopicState(name, touch=False)
@@ -171,10 +175,10 @@ class _Whole(Reader):
         if state.head_seq != reply.head_seq or state.epoch != epoch:
             raise NotReady("it changes while it is read")
         if state.count != len(seen) and not self.configs[name].get("ttl_ms"):
-            raise Broken(f"{name}: count is {state.count}, {len(seen)} records were read", name)
+            raise GuaranteeBroken(f"{name}: count is {state.count}, {len(seen)} records were read", name)
         cap = self.configs[name].get("cap_records", 0)
         if cap and state.count > cap:
-            raise Broken(f"{name}: {state.count} records, at most {cap}", name)
+            raise GuaranteeBroken(f"{name}: {state.count} records, at most {cap}", name)
         return epoch, state.head_seq, state.earliest_seq, state.count, state.bytes, tuple(seen)
 
 

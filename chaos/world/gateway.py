@@ -139,7 +139,7 @@ class GatewayActor:
             return ev.FramesRead(effect.ticket, 0, 0, 0, effect.after, None, NotReady("no such shard"))
         return read_files(
             effect, data_dir=DATA, shm_dir="/shm", disk=self.disk,
-            marks=lambda is_volatile: LogHighWatermark(0,
+            read_watermark=lambda is_volatile: LogHighWatermark(0,
             0) if is_volatile else LogHighWatermark(*marks.published),
         )  # fmt: skip
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from chaos.order import Broken
+from chaos.order import GuaranteeBroken
 from ringlog.types import Durability
 
 HOLES_MAX = 5_000
@@ -122,17 +122,19 @@ class Model:
     def met(
         self, name: str, topic_id: int, epoch: int, durability: Durability, cap: int, ttl_us: int, began: int
     ) -> Life:
-        """Record that an answer described this life; return it. Raises Broken."""
+        """Record that an answer described this life; return it. Raises GuaranteeBroken."""
         key = topic_id, epoch
         if self.gone_at.get(key, 1 << 62) < began:
-            raise Broken(f"{name}, epoch {epoch}, is back after its deletion was acknowledged", name)
+            raise GuaranteeBroken(f"{name}, epoch {epoch}, is back after its deletion was acknowledged", name)
         if key not in self.lives:
             last = self.epochs.get(name, 0)
             if epoch < last:
-                raise Broken(f"{name} has epoch {epoch} after {last}", name)
+                raise GuaranteeBroken(f"{name} has epoch {epoch} after {last}", name)
             before = self.living(name)
             if before is not None:
-                raise Broken(f"{name} has epoch {epoch}, and nobody asked to end epoch {before.epoch}", name)
+                raise GuaranteeBroken(
+                    f"{name} has epoch {epoch}, and nobody asked to end epoch {before.epoch}", name
+                )
             self.epochs[name] = max(epoch, last)
             self.lives[key] = Life(name, topic_id, epoch, durability, cap, ttl_us)
         return self.lives[key]
@@ -168,11 +170,11 @@ class Model:
         sent.sent_losses = self.power_losses
 
     def acked(self, sent: Sent, first_seq: int, *, is_repeat: bool) -> None:
-        """Record an acknowledgement with its first seq. Raises Broken."""
+        """Record an acknowledgement with its first seq. Raises GuaranteeBroken."""
         name = sent.life.name
         moment = self.now()
         if sent.state == "refused":
-            raise Broken(f"{sent} was refused and is acknowledged now", name)
+            raise GuaranteeBroken(f"{sent} was refused and is acknowledged now", name)
         self._placed(sent, first_seq, moment, "acked")
         sent.state, sent.acked_at, sent.power_losses = "acked", moment, sent.sent_losses
         last = first_seq + len(sent.payloads) - 1
@@ -182,7 +184,7 @@ class Model:
         for i in range(len(sent.payloads)):
             passed = sent.life.holes.get(first_seq + i)
             if passed is not None and not self._may_be_gone(sent.life, first_seq + i, sent):
-                raise Broken(
+                raise GuaranteeBroken(
                     f"{name}: a read skipped record {first_seq + i}, acknowledged as part of {sent}",
                     name,
                 )
@@ -190,15 +192,19 @@ class Model:
     def _placed(self, sent: Sent, first_seq: int, moment: int, how: str) -> None:
         """Record that a frame is at these seqs.
 
-        Raises Broken if another frame is there or this one is elsewhere.
+        Raises GuaranteeBroken if another frame is there or this one is elsewhere.
         """
         life, name = sent.life, sent.life.name
         if sent.first_seq and sent.first_seq != first_seq and not self._was_lost(sent):
-            raise Broken(f"{name}: {sent} is {how} at {first_seq}, and was at {sent.first_seq}", name)
+            raise GuaranteeBroken(
+                f"{name}: {sent} is {how} at {first_seq}, and was at {sent.first_seq}", name
+            )
         for i in range(len(sent.payloads)):
             there = life.at.get(first_seq + i)
             if there is not None and there != (sent, i):
-                raise Broken(f"{name}: number {first_seq + i} was {there[0]}, and is {how} as {sent}", name)
+                raise GuaranteeBroken(
+                    f"{name}: number {first_seq + i} was {there[0]}, and is {how} as {sent}", name
+                )
             life.at[first_seq + i] = sent, i
         sent.first_seq = first_seq
         sent.seen_at = sent.seen_at or moment
@@ -226,7 +232,9 @@ class Model:
         last, shown = after, set()
         for seq, payload in records:
             if not last < seq <= next_after:
-                raise Broken(f"{name}: record {seq} after {last}, in a read of {after}..{next_after}", name)
+                raise GuaranteeBroken(
+                    f"{name}: record {seq} after {last}, in a read of {after}..{next_after}", name
+                )
             last = seq
             shown.add(seq)
             self._shown(life, seq, payload, began, losses)
@@ -245,7 +253,7 @@ class Model:
             if known is None:
                 life.holes.setdefault(seq, began)
             elif 0 < known[0].seen_at < began and not self._may_be_gone(life, seq, known[0]):
-                raise Broken(
+                raise GuaranteeBroken(
                     f"{life.name}: record {seq}, {known[0]}, is missing in {after}..{next_after}", life.name
                 )
 
@@ -253,17 +261,19 @@ class Model:
         name = life.name
         found = self.by_token.get(payload)
         if found is None:
-            raise Broken(f"{name}: record {seq} was never sent: {payload[:20]!r}", name)
+            raise GuaranteeBroken(f"{name}: record {seq} was never sent: {payload[:20]!r}", name)
         sent, i = found
         if sent.life is not life:
-            raise Broken(f"{name}: record {seq} belongs to {sent.life.name}, epoch {sent.life.epoch}", name)
+            raise GuaranteeBroken(
+                f"{name}: record {seq} belongs to {sent.life.name}, epoch {sent.life.epoch}", name
+            )
         if sent.state == "refused":
-            raise Broken(f"{name}: record {seq} is of {sent}, which was refused", name)
+            raise GuaranteeBroken(f"{name}: record {seq} is of {sent}, which was refused", name)
         for deletion in life.deletions:
             is_kept = life.durability is Durability.FSYNC or losses <= deletion.losses
             is_certain = 0 < deletion.done_at < began and 0 < sent.seen_at < deletion.asked_at
             if is_kept and is_certain and deletion.covers(seq, sent):
-                raise Broken(f"{name}: record {seq}, {sent}, is back after it was deleted", name)
+                raise GuaranteeBroken(f"{name}: record {seq}, {sent}, is back after it was deleted", name)
         self._placed(sent, seq - i, self.now(), "shown")
         sent.power_losses = max(sent.power_losses, losses)
         life.highest_shown = max(life.highest_shown, seq)
@@ -273,14 +283,14 @@ class Model:
         # A delete in a topic of class `disk` may have raised it, and a later power loss undoes that delete.
         is_kept = life.durability is Durability.FSYNC or losses <= life.earliest_losses
         if life.earliest_at < began and earliest < life.earliest and is_kept:
-            raise Broken(f"{name}: earliest is {earliest} and was {life.earliest}", name)
+            raise GuaranteeBroken(f"{name}: earliest is {earliest} and was {life.earliest}", name)
         if earliest != life.earliest and (earliest > life.earliest or not is_kept):
             life.earliest, life.earliest_at = earliest, self.now()
             life.earliest_losses = losses
         acked = [sent for sent in life.sent[-20:] if 0 < sent.acked_at < began]
         for sent in acked:
             if head < sent.first_seq + len(sent.payloads) - 1 and sent.first_seq:
-                raise Broken(f"{name}: head is {head} and {sent} was acknowledged", name)
+                raise GuaranteeBroken(f"{name}: head is {head} and {sent} was acknowledged", name)
 
     # -- reasons for missing records ------------------------------------------------------------------
 

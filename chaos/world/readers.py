@@ -11,7 +11,7 @@ from typing import Any
 from actors.gateway import events as gateway_events
 from actors.gateway.frame_reader import read_files
 from actors.gateway.replies import plan_for_read, read_reply
-from chaos.order import Broken
+from chaos.order import GuaranteeBroken
 from chaos.world.clients import Client
 from chaos.world.engine import Engine
 from chaos.world.model import Model
@@ -106,7 +106,7 @@ class Reader(Client):
             self.process.point()
         assert error is not None
         if isinstance(error, CorruptData) and self.engine.is_calm:
-            raise Broken(
+            raise GuaranteeBroken(
                 f"{message.topic}: a reader reports damage, but no data was damaged: {error}", message.topic
             )
         raise error
@@ -123,7 +123,7 @@ class Reader(Client):
             )  # fmt: skip
             read = read_files(
                 wanted, data_dir=DATA, shm_dir="/shm", disk=self.disk,
-                marks=lambda _: LogHighWatermark(*marks.published),
+                read_watermark=lambda _: LogHighWatermark(*marks.published),
             )  # fmt: skip
             if read.cold is None:
                 return read

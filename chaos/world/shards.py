@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from actors.wal_shard import events as ev
-from chaos.order import Broken
+from chaos.order import GuaranteeBroken
 from chaos.world.engine import RING_FRAMES_MAX, Child, Engine, Ring
 from chaos.world.tasks import NS, Process
 from ringlog.contract import DrainRequested, Reply
@@ -90,7 +90,7 @@ class ShardActor:
         self.turns += 1
         busy = self._do_slow_things()
         events: list[Any] = []
-        is_low = self.engine.weather.is_full and self.engine.options["says_low"]
+        is_low = self.engine.disk_faults.is_full and self.engine.options["says_low"]
         run.core.disk_missing_bytes = 4_096 if is_low else 0
         if run.core.wants_intake:
             events += self._drain_rings()
@@ -158,7 +158,7 @@ class ShardActor:
         """Write settlements into the ring immediately, because the ring survives the shard."""
         ring, entries = self._sources[effect.source], effect.entries
         if len(entries) > ring.read:
-            raise Broken(f"{len(entries)} frames are settled of {ring.read} that were taken")
+            raise GuaranteeBroken(f"{len(entries)} frames are settled of {ring.read} that were taken")
         for entry in entries:
             ring.settled.append((ring.frames.popleft()[0], entry))
         ring.read -= len(entries)
@@ -166,9 +166,9 @@ class ShardActor:
             ring.news.set()
 
     def reply(self, effect: Reply) -> None:
-        """Answer a request. Raises Broken if it is answered twice."""
+        """Answer a request. Raises GuaranteeBroken if it is answered twice."""
         if effect.corr not in self._answers:
-            raise Broken(f"request {effect.corr} is answered twice: {effect.message}")
+            raise GuaranteeBroken(f"request {effect.corr} is answered twice: {effect.message}")
         self._answers.pop(effect.corr)(effect.message, effect.attachment)
 
     def _sleep(self) -> None:

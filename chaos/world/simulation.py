@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
-from chaos.order import Broken
+from chaos.order import GuaranteeBroken
 from chaos.rigs.storage import drawn_salts
 from chaos.world import actors, gateway, shards
 from chaos.world.clients import Admin, Producer
@@ -49,7 +49,7 @@ class Simulation:
         self.kinds: Counter[str] = Counter()
         self.fuses: list[tuple[str, int, Callable[[], None]]] = []
         self.engine = Engine(self.loop, self.rng, self.model, self.options)
-        self.engine.base.watch = lambda shard, effect: shards.watch(self.engine, shard, effect)
+        self.engine.base.effect_observer = lambda shard, effect: shards.watch(self.engine, shard, effect)
         self.engine.makers = {
             "wal_shard": shards.wal_shard, "gateway": gateway.gateway, "compactor": actors.compactor,
             "reclaimer": actors.reclaimer, "relocator": actors.relocator,
@@ -101,21 +101,26 @@ class Simulation:
         self.rest("every topic is there", self._is_served)
         for reader in self.readers:
             reader.is_stopping = True
-        examiner.look_at_everything(self.producers, random.Random(f"last {self.seed}"))
+        examiner.run_all_checks(self.producers, random.Random(f"last {self.seed}"))
 
     def _is_served(self) -> bool:
         return self.engine.is_up and self.admin.is_idle and all(each.is_idle for each in self.producers)
 
     def rest(self, what: str, is_done: Callable[[], bool], seconds: float = REST_S) -> None:
-        """Run the world until `is_done` returns true. Raises Broken after `seconds` of virtual time."""
+        """Run the world until `is_done` returns true.
+
+        Raises GuaranteeBroken after `seconds` of virtual time.
+        """
         until_ns = self.loop.now_ns + round(seconds * NS)
         self.loop.run(until_ns, is_done)
         if not is_done():
-            raise Broken(f"condition not reached within {seconds:.0f} s after the last fault: {what}")
+            raise GuaranteeBroken(
+                f"condition not reached within {seconds:.0f} s after the last fault: {what}"
+            )
 
     def _calm_down(self) -> None:
         engine = self.engine
-        engine.weather.calm()
+        engine.disk_faults.calm()
         self.fuses.clear()
         for child in engine.children.values():
             if child.process is not None:
@@ -146,7 +151,7 @@ class Simulation:
 
     def facts(self) -> Counter[str]:
         """Return all counts."""
-        return self.engine.counts + self.model.counts + self.engine.weather.met + self.kinds
+        return self.engine.counts + self.model.counts + self.engine.disk_faults.met + self.kinds
 
     def kinds_of_faults(self) -> int:
         """Return the number of kinds of faults in this seed."""
@@ -159,7 +164,7 @@ class Simulation:
         segments.
         """
         had: dict[str, set[str]] = {}
-        made = self.engine.weather.made
+        made = self.engine.disk_faults.made
         for life in self.model.lives.values():
             mine = had.setdefault(life.name, set())
             mine |= life.had | made.get(life.topic_id, set()) | ({"append"} if life.at else set())
@@ -285,12 +290,12 @@ class Simulation:
         for _ in range(rng.randrange(1, 4)):
             op, kind = rng.choice(FAULTS)
             armed = Armed(op, kind, rng.choice(KINDS), rng.choice((1, 1, 2, 5, 15)))
-            self.engine.weather.armed.append(armed)
+            self.engine.disk_faults.armed.append(armed)
 
     def _slow(self, rng: random.Random) -> None:
-        weather = self.engine.weather
-        weather.slow_until_ns = self.loop.now_ns + round(rng.uniform(0.1, 2) * NS)
-        weather.slowness_s = rng.choice((0.005, 0.05, 0.4))
+        disk_faults = self.engine.disk_faults
+        disk_faults.slow_until_ns = self.loop.now_ns + round(rng.uniform(0.1, 2) * NS)
+        disk_faults.slowness_s = rng.choice((0.005, 0.05, 0.4))
 
     def _pause(self, rng: random.Random) -> None:
         child = self._pick(rng)
@@ -306,11 +311,11 @@ class Simulation:
 
     def _full(self, rng: random.Random) -> None:
         """Make the disk full for a random time."""
-        weather = self.engine.weather
-        weather.is_full = True
+        disk_faults = self.engine.disk_faults
+        disk_faults.is_full = True
 
         def room() -> None:
-            weather.is_full = False
+            disk_faults.is_full = False
 
         self.loop.at(rng.uniform(0.1, 1.5), room)
 

@@ -53,11 +53,11 @@ class Group(LeaseClient[V]):
     """
 
     def __init__(
-        self, client: Operations, shell: LoopShell, working: GroupLeaseOperations,
+        self, client: Operations, shell: LoopShell, operations: GroupLeaseOperations,
         payload: PayloadCodec[Any] = RAW,
     ) -> None:  # fmt: skip
-        super().__init__(client, shell, working, payload)
-        self._operations: GroupLeaseOperations = working
+        super().__init__(client, shell, operations, payload)
+        self._operations: GroupLeaseOperations = operations
         self._stream_reader: GroupStreamReader | None = None
 
     @property
@@ -80,8 +80,8 @@ class Group(LeaseClient[V]):
             after: Only records above this seq.
             limit: Most entries to return. An entry may cover several consecutive records.
         """
-        asked = pending_options(node, idle_ms, min_deliveries, after, limit)
-        steps = self._operations.pending(self._client.connection, *asked)
+        options = pending_options(node, idle_ms, min_deliveries, after, limit)
+        steps = self._operations.pending(self._client.connection, *options)
         return await self._shell.run(steps)
 
     async def leave(self) -> int:
@@ -119,7 +119,9 @@ class Group(LeaseClient[V]):
         yield from streaming.take_over(self._client.connection)
         self._stream_reader = streaming
 
-    async def _in_order(self, streaming: GroupStreamReader, begun: Any) -> AsyncIterator[Record[V] | Tombstone]:
+    async def _in_order(
+        self, streaming: GroupStreamReader, begun: Any
+    ) -> AsyncIterator[Record[V] | Tombstone]:
         await self._shell.finish(begun)
         try:
             while not self._shell.is_closed and streaming is self._stream_reader:

@@ -11,7 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Generic, Self
 
 from ringlog.aio.job import Job
-from ringlog.aio.shell import NO_ANSWER
+from ringlog.aio.shell import UNKNOWN_OUTCOME
 from ringlog.client.leases.ack_pipeline import AckPipeline
 from ringlog.client.leases.claim_batches import ClaimBatches
 from ringlog.client.leases.claim_result import ClaimResult, Jobs, Leases, mark_lost, unsplit_claim_of
@@ -75,18 +75,22 @@ class LeaseClient(Generic[V]):
     """
 
     def __init__(
-        self, client: Operations, shell: LoopShell, working: LeaseOperations, payload: PayloadCodec[Any] = RAW
+        self,
+        client: Operations,
+        shell: LoopShell,
+        operations: LeaseOperations,
+        payload: PayloadCodec[Any] = RAW,
     ) -> None:
         self._client, self._shell = client, shell
-        self._operations = working
+        self._operations = operations
         self._codec: PayloadCodec[V] = check_payload_codec(payload)
-        self._closings = 0
+        self._close_count = 0
         """Number of calls of `close`. Iterations that began before a call end with it."""
         self._waiting: set[ClaimHandle] = set()
-        self._slots: set[InFlightLimit] = set()
+        self._in_flight_limits: set[InFlightLimit] = set()
         self._missing_queue_retry = MissingQueueRetry()
         self._extender: LeaseExtender | None = None
-        self._unbegun: list[deque[Job[V]]] = []
+        self._unstarted: list[deque[Job[V]]] = []
         """For each iteration, the claimed jobs that it has not yet returned."""
         self._ack_pipelines: list[AckPipeline] = []
         """For each iteration with pipelined acks, its pipeline."""
@@ -134,28 +138,28 @@ class LeaseClient(Generic[V]):
         """
         max, wait_ms, lease_ms = check_claim(max, wait_ms, lease_ms)
         auto_extend, done = check_bool(auto_extend, "auto_extend"), check_jobs(done, "done")
-        wish = ClaimHandle(by_number=is_seq_order(order))
+        handle = ClaimHandle(by_number=is_seq_order(order))
         if done:
-            jobs = await self._claim_after(done, max, lease_ms, auto_extend, wish)
+            jobs = await self._claim_after(done, max, lease_ms, auto_extend, handle)
             if jobs or (jobs is not None and not wait_ms):
                 return jobs
-        return await self._claim(max, wait_ms / 1_000, lease_ms, auto_extend, wish)
+        return await self._claim(max, wait_ms / 1_000, lease_ms, auto_extend, handle)
 
     async def _claim(
-        self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool, wish: ClaimHandle,
+        self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool, handle: ClaimHandle,
         slots: InFlightLimit | None = None,
     ) -> Jobs[Job[V]]:  # fmt: skip
-        steps = self._operations.claim(self._client.connection, most, wait_s, lease_ms, wish)
-        self._waiting.add(wish)
+        steps = self._operations.claim(self._client.connection, most, wait_s, lease_ms, handle)
+        self._waiting.add(handle)
         try:
-            jobs = await self._claimed(steps, auto_extend, wish, slots)
+            jobs = await self._claimed(steps, auto_extend, handle, slots)
         finally:
-            self._waiting.discard(wish)
+            self._waiting.discard(handle)
         assert jobs is not None
         return jobs
 
     async def _claimed(
-        self, steps: Steps[ClaimResult | None], auto_extend: bool, wish: ClaimHandle,
+        self, steps: Steps[ClaimResult | None], auto_extend: bool, handle: ClaimHandle,
         slots: InFlightLimit | None = None, then: Callable[[Any, BaseException | None], None] | None = None,
     ) -> Jobs[Job[V]] | None:  # fmt: skip
         """Wait for a claim, then extend its leases and count its jobs as in flight. None: it could not be
@@ -177,30 +181,30 @@ class LeaseClient(Generic[V]):
         except Exception:
             raise
         except BaseException:
-            self._cancel_claim(wish)
+            self._cancel_claim(handle)
             raise
         return jobs
 
-    def _cancel_claim(self, wish: ClaimHandle) -> None:
+    def _cancel_claim(self, handle: ClaimHandle) -> None:
         """Undo an interrupted claim: jobs that the engine leased to it return to the queue."""
         with suppress(RinglogError), self._shell.checked_lock, self._shell.guarded_session as session:
-            session.track_claim_cancel(self._operations.cancel_claim(session, wish))
+            session.track_claim_cancel(self._operations.cancel_claim(session, handle))
 
     async def _claim_after(
-        self, done: Iterable[Job[V]], most: int, lease_ms: int | None, auto_extend: bool, wish: ClaimHandle
+        self, done: Iterable[Job[V]], most: int, lease_ms: int | None, auto_extend: bool, handle: ClaimHandle
     ) -> Jobs[Job[V]] | None:
         """Ack `done` and claim other jobs in one request. None: that was not possible, and `done` was acked
         on its own.
 
         Raises LeaseLost.
         """
-        together = unsplit_claim_of(done)
-        jobs = [] if together is not None else list(done)
-        leases: Leases = together if together is not None else [job.lease for job in jobs]
+        whole_claim = unsplit_claim_of(done)
+        jobs = [] if whole_claim is not None else list(done)
+        leases: Leases = whole_claim if whole_claim is not None else [job.lease for job in jobs]
         try:
-            steps = self._operations.ack_and_claim(self._client.connection, leases, most, lease_ms, wish)
-            claimed = await self._claimed(steps, auto_extend, wish) if len(leases) else None
-        except NO_ANSWER:
+            steps = self._operations.ack_and_claim(self._client.connection, leases, most, lease_ms, handle)
+            claimed = await self._claimed(steps, auto_extend, handle) if len(leases) else None
+        except UNKNOWN_OUTCOME:
             with self._shell.lock:
                 mark_lost(leases)
             raise
@@ -211,7 +215,7 @@ class LeaseClient(Generic[V]):
                     release_settled_slots(jobs)
         if claimed is not None:
             return claimed
-        settled = await self.ack(jobs if together is None else done)
+        settled = await self.ack(jobs if whole_claim is None else done)
         if not settled.is_complete:
             raise lease_lost_before_claim(self.topic, settled)
         return None
@@ -262,29 +266,33 @@ class LeaseClient(Generic[V]):
         self, slots: InFlightLimit, lease_ms: int | None, auto_extend: bool, pipelined_acks: bool,
         on_error: OnError | None, idle_s: float | None,
     ) -> AsyncIterator[Job[V]]:  # fmt: skip
-        unbegun: deque[Job[V]] = deque()
-        self._unbegun.append(unbegun)
-        self._slots.add(slots)
-        closings, begun_in = self._closings, fork_count()
-        behind = None
+        unstarted: deque[Job[V]] = deque()
+        self._unstarted.append(unstarted)
+        self._in_flight_limits.add(slots)
+        close_count, forks_at_start = self._close_count, fork_count()
+        ack_pipeline = None
         if pipelined_acks:
-            behind = AckPipeline(self._operations, self._shell.session, waits_for_claim=slots.limit == 1)
-            self._ack_pipelines.append(behind)
+            ack_pipeline = AckPipeline(
+                self._operations, self._shell.session, waits_for_claim=slots.limit == 1
+            )
+            self._ack_pipelines.append(ack_pipeline)
         try:
-            while not self._shell.is_closed and closings == self._closings:
-                if not unbegun:
+            while not self._shell.is_closed and close_count == self._close_count:
+                if not unstarted:
                     wait_s = inf if idle_s is None else idle_s
-                    is_idle = await self._fill_again(slots, unbegun, lease_ms, auto_extend, behind, wait_s)
+                    is_idle = await self._claim_next_with_retry(
+                        slots, unstarted, lease_ms, auto_extend, ack_pipeline, wait_s
+                    )
                     if is_idle and idle_s is not None:
                         return
-                while unbegun:
-                    job = unbegun[0]  # The job counts as unstarted until it is returned.
+                while unstarted:
+                    job = unstarted[0]  # The job counts as unstarted until it is returned.
                     is_good = not job.lease.is_lost and await self._is_readable(job)
-                    unbegun.popleft()
+                    unstarted.popleft()
                     if is_good:
-                        job._ack_pipeline, job._on_error = behind, on_error
+                        job._ack_pipeline, job._on_error = ack_pipeline, on_error
                         yield job
-                        if behind is not None and (error := behind.take_error()) is not None:
+                        if ack_pipeline is not None and (error := ack_pipeline.take_error()) is not None:
                             if on_error is None:
                                 raise error
                             log.error("acks failed, jobs of %s are delivered again: %s", self.topic, error)
@@ -293,13 +301,13 @@ class LeaseClient(Generic[V]):
                 # The request failed because the client was closed; the iteration then ends without an error.
                 raise
         finally:
-            self._unbegun.remove(unbegun)
-            self._slots.discard(slots)
-            if begun_in == fork_count():
-                await self._give_back(unbegun, GIVE_BACK_S)
-            if behind is not None:
-                self._ack_pipelines.remove(behind)
-                await self._wait_acks(behind, None)
+            self._unstarted.remove(unstarted)
+            self._in_flight_limits.discard(slots)
+            if forks_at_start == fork_count():
+                await self._release(unstarted, GIVE_BACK_S)
+            if ack_pipeline is not None:
+                self._ack_pipelines.remove(ack_pipeline)
+                await self._wait_acks(ack_pipeline, None)
 
     def batches(
         self, size: int = 100, *, max_in_flight: int | None = None, lease_ms: int | None = None,
@@ -335,13 +343,13 @@ class LeaseClient(Generic[V]):
     async def _in_batches(
         self, size: int, most: int, lease_ms: int | None, auto_extend: bool, idle_s: float | None
     ) -> AsyncIterator[Jobs[Job[V]]]:
-        behind = AckPipeline(self._operations, self._shell.session)
-        batches = ClaimBatches(size, behind)
-        self._ack_pipelines.append(behind)
+        ack_pipeline = AckPipeline(self._operations, self._shell.session)
+        batches = ClaimBatches(size, ack_pipeline)
+        self._ack_pipelines.append(ack_pipeline)
         clock = self._shell.session.clock
-        closings, begun_in = self._closings, fork_count()
+        close_count, forks_at_start = self._close_count, fork_count()
         try:
-            while not self._shell.is_closed and closings == self._closings:
+            while not self._shell.is_closed and close_count == self._close_count:
                 jobs = await self._next_claim(most, lease_ms, inf if idle_s is None else idle_s)
                 if jobs is not None and not jobs and idle_s is not None:
                     return
@@ -355,17 +363,17 @@ class LeaseClient(Generic[V]):
                     with self._shell.checked_lock, self._shell.guarded_session:
                         batches.finish_batch()
                         part = batches.next_batch(clock.monotonic_ns())
-                    if (error := behind.take_error()) is not None:
+                    if (error := ack_pipeline.take_error()) is not None:
                         raise error
         except RinglogError:
             if not self._shell.is_closed:
                 # The request failed because the client was closed; the iteration then ends without an error.
                 raise
         finally:
-            self._ack_pipelines.remove(behind)
-            if begun_in == fork_count():
-                await self._give_back_batches(batches)
-            await self._wait_acks(behind, None)
+            self._ack_pipelines.remove(ack_pipeline)
+            if forks_at_start == fork_count():
+                await self._release_batches(batches)
+            await self._wait_acks(ack_pipeline, None)
 
     async def _next_claim(self, most: int, lease_ms: int | None, wait_s: float) -> Jobs[Job[V]] | None:
         """Claim the next jobs; None, after a pause, if the engine could not answer."""
@@ -382,31 +390,31 @@ class LeaseClient(Generic[V]):
             self._extender = LeaseExtender(session, self.topic, self.node, self._operations.group)
         return self._extender
 
-    async def _give_back_batches(self, batches: ClaimBatches) -> None:
+    async def _release_batches(self, batches: ClaimBatches) -> None:
         if self._shell.is_closed:
             return
         with self._shell.checked_lock, self._shell.guarded_session as session:
-            begun, unbegun = batches.take_unsettled()
-            giving = [run_steps(self._operations.nack(session, leases, 0)) for leases in begun]
-            giving += [run_steps(self._operations.release(session, leases)) for leases in unbegun]
-        for each in giving:
+            started, unstarted = batches.take_unsettled()
+            releasing = [run_steps(self._operations.nack(session, leases, 0)) for leases in started]
+            releasing += [run_steps(self._operations.release(session, leases)) for leases in unstarted]
+        for each in releasing:
             await self._shell.wait(each, GIVE_BACK_S)
-        for leases in begun + unbegun:
+        for leases in started + unstarted:
             mark_lost(leases)
 
-    def pipeline_ack(self, job: Job[V], behind: AckPipeline) -> None:
+    def pipeline_ack(self, job: Job[V], ack_pipeline: AckPipeline) -> None:
         """Ack a job through the pipeline of its iteration, at the end of its block."""
         with self._shell.checked_lock, self._shell.guarded_session:
-            behind.add_job(job)
+            ack_pipeline.add_job(job)
 
-    async def _wait_acks(self, behind: AckPipeline, timeout: float | None) -> None:
+    async def _wait_acks(self, ack_pipeline: AckPipeline, timeout: float | None) -> None:
         """Wait until the engine answered every ack. Each request fails by itself at its own timeout."""
         if self._shell.is_closed:
             return
         with self._shell.checked_lock, self._shell.guarded_session:
-            wait_answered = behind.wait_answered()
+            wait_answered = ack_pipeline.wait_answered()
         await self._shell.wait(wait_answered, timeout)
-        if (error := behind.take_error()) is not None:
+        if (error := ack_pipeline.take_error()) is not None:
             log.error("acks failed, jobs of %s are delivered again: %s", self.topic, error)
 
     async def _is_readable(self, job: Job[V]) -> bool:
@@ -429,13 +437,14 @@ class LeaseClient(Generic[V]):
                 raise
         return False
 
-    async def _fill_again(
-        self, slots: InFlightLimit, unbegun: deque[Job[V]], lease_ms: int | None, auto_extend: bool,
-        behind: AckPipeline | None, wait_s: float,
+    async def _claim_next_with_retry(
+        self, slots: InFlightLimit, unstarted: deque[Job[V]], lease_ms: int | None, auto_extend: bool,
+        ack_pipeline: AckPipeline | None, wait_s: float,
     ) -> bool:  # fmt: skip
-        """Claim as `_fill` does. If the engine cannot answer at present, pause; the caller tries again."""
+        """Claim as `_claim_next` does. If the engine cannot answer at present, pause; the caller tries
+        again."""
         try:
-            is_idle = await self._fill(slots, unbegun, lease_ms, auto_extend, behind, wait_s)
+            is_idle = await self._claim_next(slots, unstarted, lease_ms, auto_extend, ack_pipeline, wait_s)
             self._missing_queue_retry.reset()
             return is_idle
         except RinglogError as e:
@@ -448,22 +457,22 @@ class LeaseClient(Generic[V]):
             raise error
         await self._shell.pause(RETRY_S)
 
-    async def _fill(
-        self, slots: InFlightLimit, unbegun: deque[Job[V]], lease_ms: int | None, auto_extend: bool,
-        behind: AckPipeline | None, wait_s: float,
+    async def _claim_next(
+        self, slots: InFlightLimit, unstarted: deque[Job[V]], lease_ms: int | None, auto_extend: bool,
+        ack_pipeline: AckPipeline | None, wait_s: float,
     ) -> bool:  # fmt: skip
         """Wait for room below the limit, then claim as many jobs as fit. Returns True if no job was ready in
         `wait_s`."""
         jobs = None
-        if behind is not None and slots.limit == 1:
-            jobs = await self._go_on(behind, slots, lease_ms, auto_extend)
+        if ack_pipeline is not None and slots.limit == 1:
+            jobs = await self._ack_and_claim(ack_pipeline, slots, lease_ms, auto_extend)
         if not jobs:
             with self._shell.checked_lock, self._shell.guarded_session:
                 waits = [slots.wait_room()]
-                if behind is not None:
-                    behind.flush()  # Before the claim: the shard handles requests in this order.
+                if ack_pipeline is not None:
+                    ack_pipeline.flush()  # Before the claim: the shard handles requests in this order.
                     if slots.limit == 1:
-                        waits.append(behind.wait_answered())
+                        waits.append(ack_pipeline.wait_answered())
             for each in waits:
                 await self._shell.wait(each, None)
             if slots.in_flight >= slots.limit:
@@ -471,33 +480,35 @@ class LeaseClient(Generic[V]):
             jobs = await self._claim(
                 slots.limit - slots.in_flight, wait_s, lease_ms, auto_extend, ClaimHandle(), slots
             )
-        unbegun += jobs
+        unstarted += jobs
         return not jobs
 
-    async def _go_on(
-        self, behind: AckPipeline, slots: InFlightLimit, lease_ms: int | None, auto_extend: bool
+    async def _ack_and_claim(
+        self, ack_pipeline: AckPipeline, slots: InFlightLimit, lease_ms: int | None, auto_extend: bool
     ) -> Jobs[Job[V]] | None:
         """Ack finished jobs and claim the next job in one request. None if there is no ack, or both cannot be
         combined."""
         with self._shell.checked_lock, self._shell.guarded_session:
-            leases = behind.take_unsent()
+            leases = ack_pipeline.take_unsent()
         if not leases:
             return None
-        wish = ClaimHandle()
-        steps = self._operations.ack_and_claim(self._client.connection, leases, 1, lease_ms, wish)
-        return await self._claimed(steps, auto_extend, wish, slots, partial(behind.on_answered, leases))
+        handle = ClaimHandle()
+        steps = self._operations.ack_and_claim(self._client.connection, leases, 1, lease_ms, handle)
+        return await self._claimed(
+            steps, auto_extend, handle, slots, partial(ack_pipeline.on_answered, leases)
+        )
 
-    async def _give_back(self, unbegun: deque[Job[V]], timeout: float) -> None:
+    async def _release(self, unstarted: deque[Job[V]], timeout: float) -> None:
         """Return unstarted jobs to the queue. If the engine is down, their leases expire."""
         left: list[Job[V]] = []
-        while unbegun:
-            left.append(unbegun.popleft())
+        while unstarted:
+            left.append(unstarted.popleft())
         leases = [job.lease for job in left if not job.lease.is_over]
         if not leases or self._shell.is_closed:
             return
         with self._shell.checked_lock, self._shell.guarded_session as session:
-            giving = run_steps(self._operations.release(session, leases))
-        await self._shell.wait(giving, timeout)
+            releasing = run_steps(self._operations.release(session, leases))
+        await self._shell.wait(releasing, timeout)
         with self._shell.checked_lock, self._shell.guarded_session:
             for job in left:
                 job.lease.mark_lost()
@@ -556,25 +567,27 @@ class LeaseClient(Generic[V]):
     def _jobs_of(self, claimed: ClaimResult) -> Jobs[Job[V]]:
         return Jobs(claimed, partial(Job, self, codec=self._codec))
 
-    async def _settle(self, jobs: Iterable[Job[V]], rest: NackOptions | None) -> Settled:
-        connection, working = self._client.connection, self._operations
-        together = unsplit_claim_of(jobs)
-        if together is not None:
-            return await self._settled_together(together, rest)
+    async def _settle(self, jobs: Iterable[Job[V]], nack_options: NackOptions | None) -> Settled:
+        connection, operations = self._client.connection, self._operations
+        whole_claim = unsplit_claim_of(jobs)
+        if whole_claim is not None:
+            return await self._settle_whole_claim(whole_claim, nack_options)
         jobs = list(check_jobs(jobs))
         leases = [job.lease for job in jobs]
-        if rest is None:
-            return await self._shell.run_then(working.ack(connection, leases), partial(release_slots, jobs))
+        if nack_options is None:
+            return await self._shell.run_then(
+                operations.ack(connection, leases), partial(release_slots, jobs)
+            )
         return await self._shell.run_then(
-            working.nack(connection, leases, *rest), partial(release_slots, jobs)
+            operations.nack(connection, leases, *nack_options), partial(release_slots, jobs)
         )
 
-    async def _settled_together(self, claimed: ClaimResult, rest: NackOptions | None) -> Settled:
-        connection, working = self._client.connection, self._operations
+    async def _settle_whole_claim(self, claimed: ClaimResult, nack_options: NackOptions | None) -> Settled:
+        connection, operations = self._client.connection, self._operations
         try:
-            if rest is None:
-                return await self._shell.run(working.ack(connection, claimed))
-            return await self._shell.run(working.nack(connection, claimed, *rest))
+            if nack_options is None:
+                return await self._shell.run(operations.ack(connection, claimed))
+            return await self._shell.run(operations.nack(connection, claimed, *nack_options))
         except RinglogError:
             claimed.mark_lost()
             raise
@@ -615,9 +628,9 @@ class LeaseClient(Generic[V]):
             check_call_setting(min_idle_ms, "min_idle_ms"),
             check_bool(auto_extend, "auto_extend"),
         )
-        wish = ClaimHandle()
-        steps = self._operations.steal(self._client.connection, seqs, min_idle_ms, lease_ms, wish)
-        jobs = await self._claimed(steps, auto_extend, wish)
+        handle = ClaimHandle()
+        steps = self._operations.steal(self._client.connection, seqs, min_idle_ms, lease_ms, handle)
+        jobs = await self._claimed(steps, auto_extend, handle)
         assert jobs is not None
         return jobs
 
@@ -630,10 +643,12 @@ class LeaseClient(Generic[V]):
         A tombstone reports letters that the dead-letter topic lost. Raises InvalidRequest if the queue or
         group has no dead-letter topic.
         """
-        return self._letters(self._shell.begin(lambda: self._operations.dead_letter(self._client.connection)))
+        return self._iterate_dead_letters(
+            self._shell.begin(lambda: self._operations.dead_letter(self._client.connection))
+        )
 
-    async def _letters(self, begun: Any) -> AsyncIterator[Record | Tombstone]:
-        name: str = await self._shell.finish(begun)
+    async def _iterate_dead_letters(self, started: Any) -> AsyncIterator[Record | Tombstone]:
+        name: str = await self._shell.finish(started)
         with suppress(TopicNotFound):
             async with self._client.reader(name) as reader:
                 async for item in reader:
@@ -668,7 +683,7 @@ class LeaseClient(Generic[V]):
         if name is not None:
             async with self._client.reader(name) as reader:
                 async for page in reader.pages():
-                    for part in plan.parts(page.records):
+                    for part in plan.select_parts(page.records):
                         await self._shell.ask(partial(begin_move, plan, part))
                     if plan.is_done:
                         break
@@ -682,26 +697,26 @@ class LeaseClient(Generic[V]):
             timeout: Longest time to wait for each step, in seconds.
         """
         timeout = check_close_timeout(timeout)
-        self._closings += 1
-        for wish in list(self._waiting):
-            self._cancel_claim(wish)
+        self._close_count += 1
+        for handle in list(self._waiting):
+            self._cancel_claim(handle)
         with suppress(RinglogError), self._shell.checked_lock, self._shell.guarded_session:
-            for slots in self._slots:
+            for slots in self._in_flight_limits:
                 slots.wake()
-        for unbegun in list(self._unbegun):
-            await self._give_back(unbegun, timeout)
-        for behind in list(self._ack_pipelines):
-            await self._wait_acks(behind, timeout)
+        for unstarted in list(self._unstarted):
+            await self._release(unstarted, timeout)
+        for ack_pipeline in list(self._ack_pipelines):
+            await self._wait_acks(ack_pipeline, timeout)
         await self._shell.wait_claims_cancelled(timeout)
         self._operations.close()
 
     def restart_in_child(self) -> None:
         """Reset after a fork: leases belong to the parent, and the child neither extends nor returns them."""
         self._extender = None
-        for unbegun in self._unbegun:
-            unbegun.clear()
-        for behind in self._ack_pipelines:
-            behind.reset_in_child()
+        for unstarted in self._unstarted:
+            unstarted.clear()
+        for ack_pipeline in self._ack_pipelines:
+            ack_pipeline.reset_in_child()
         self._operations.close_files()
 
     async def __aenter__(self) -> Self:

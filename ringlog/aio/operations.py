@@ -25,7 +25,7 @@ from ringlog.client.requests.validation import (
 from ringlog.client.watches.shared_reads import SharedReads
 from ringlog.client.write.assembler import Assembler
 from ringlog.client.write.fields import NewRecord, Payload, RecordFields, digest_of
-from ringlog.client.write.idempotent_append import check_idempotency_key, check_once, check_window
+from ringlog.client.write.idempotent_append import check_dedup_write, check_idempotency_key, check_window
 from ringlog.client.write.producer_core import ProducerCore
 from ringlog.client.write.producer_options import ProducerOptions, parse_codec, parse_durability
 from ringlog.clock import SystemClock
@@ -96,7 +96,7 @@ class Operations:
         with self._shell.checked_lock, self._shell.guarded_session as session:
             connecting = session.links.connect()
         if not await self._shell.wait(connecting, wait_s):
-            raise self._shell.session.no_engine(timeout_s=timeout)
+            raise self._shell.session.no_engine_error(timeout_s=timeout)
         connecting.result()
 
     async def run(self, steps: Steps[T]) -> T:
@@ -198,13 +198,13 @@ class Operations:
                 unknown.
             NotConnected: There was no connection to an engine. Nothing was appended.
         """
-        asked = parse_durability(durability)
+        level = parse_durability(durability)
         key, window_ms = check_idempotency_key(idempotency_key), check_window(dedup_window_ms)
         with self._shell.checked_lock, self._shell.guarded_session as session:
-            core = self._appender(session, topic, asked, create, disable_backpressure)
+            core = self._appender(session, topic, level, create, disable_backpressure)
         assembled = core.assemble(records)
         if assembled.ids:
-            check_once(assembled, topic, key)
+            check_dedup_write(assembled, topic, key)
             return await self._shell.ask(lambda _: run_steps(core.append_idempotent(assembled, window_ms)))
         if key:
             frame = core.keyed_frame(assembled)
@@ -513,13 +513,13 @@ class Operations:
         from ringlog.aio.group import Group
         from ringlog.client.leases.group_lease_operations import GroupLeaseOperations
 
-        working = GroupLeaseOperations(
+        operations = GroupLeaseOperations(
             check_str(topic, "topic"), check_str(name, "name"), check_str(mode, "mode"),
             node_name(node, self.client_id), SystemClock(), start=check_start(start),
             tags=check_tag_filter(tags),
             **check_group_limits(limits),
         )  # fmt: skip
-        group = Group(self, self._shell, working, payload)
+        group = Group(self, self._shell, operations, payload)
         self._queues.add(group)
         return group
 

@@ -46,12 +46,12 @@ class Queue(LeaseClient[V]):
         self, client: Operations, shell: LoopShell, topic: str, node: str,
         payload: PayloadCodec[Any] = RAW, release_on_exit: bool = True, min_idle_ms: int = 0,
     ) -> None:  # fmt: skip
-        working = LeaseOperations(
+        operations = LeaseOperations(
             check_str(topic, "topic"), check_str(node, "node"), SystemClock(),
             release_on_exit=check_bool(release_on_exit, "release_on_exit"),
             min_idle_ms=check_call_setting(min_idle_ms, "min_idle_ms"),
         )  # fmt: skip
-        super().__init__(client, shell, working, payload)
+        super().__init__(client, shell, operations, payload)
 
     # -- adding jobs ----------------------------------------------------------------------------------
 

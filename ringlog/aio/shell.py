@@ -28,9 +28,9 @@ from ringlog.link.peer import FdSet
 T = TypeVar("T")
 CANCELLED: tuple[type[BaseException], ...] = (asyncio.CancelledError,)
 """Exceptions of a call whose caller no longer waits."""
-NO_ANSWER: tuple[type[BaseException], ...] = (RinglogError, *CANCELLED)
+UNKNOWN_OUTCOME: tuple[type[BaseException], ...] = (RinglogError, *CANCELLED)
 """Exceptions after which the caller does not know the result of its request."""
-_LOOK_MS = 2
+ORPHAN_POLL_MS = 2
 """Interval in milliseconds between polls for settlements after the loop was closed."""
 
 
@@ -85,13 +85,13 @@ def close_orphaned(session: Session, descriptors: LoopDescriptors, timeout: floa
         poll = select.poll()
         for fd in descriptors.fds:
             poll.register(fd, select.POLLIN)
-        session.turn([fd for fd, _ in poll.poll(_LOOK_MS)])
+        session.turn([fd for fd, _ in poll.poll(ORPHAN_POLL_MS)])
     left = [core.fail_unsettled() for core in cores]
     session.close()
     warn_unsettled(sum(unsent for unsent, _ in left), sum(unknown for _, unknown in left))
 
 
-def _end_dropped(session: Session, descriptors: LoopDescriptors, loop: asyncio.AbstractEventLoop) -> None:
+def _close_dropped(session: Session, descriptors: LoopDescriptors, loop: asyncio.AbstractEventLoop) -> None:
     """Close the session of a shell that was garbage collected.
 
     Its sockets must be closed before they are freed, since freeing open sockets could deadlock.
@@ -117,7 +117,7 @@ class LoopShell:
         self._descriptors: LoopDescriptors | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_scheduled = False
-        self._end: weakref.finalize[..., LoopShell] | None = None
+        self._finalizer: weakref.finalize[..., LoopShell] | None = None
         self.is_closed = False
         self.checked_lock = self.lock = nullcontext()
         """Null contexts: a loop has no concurrent callers. (The threaded shell has a lock here.)"""
@@ -138,8 +138,10 @@ class LoopShell:
         if self._session is None:
             self._descriptors = LoopDescriptors(running, self)
             self._session = self._make_session(self._descriptors)
-            self._end = weakref.finalize(self, _end_dropped, self._session, self._descriptors, running)
-            self._end.atexit = False
+            self._finalizer = weakref.finalize(
+                self, _close_dropped, self._session, self._descriptors, running
+            )
+            self._finalizer.atexit = False
         self._ensure_progress()
         return self._session
 
@@ -278,8 +280,8 @@ class LoopShell:
             self._timer.cancel()
         if self._session is not None:
             self._session.close()
-        if self._end is not None:
-            self._end.detach()
+        if self._finalizer is not None:
+            self._finalizer.detach()
 
     def restart_in_child(self, make_session: Callable[[FdSet], Session] | None = None) -> Session | None:
         """Reset the shell after a fork; the next loop creates a new session.
@@ -287,8 +289,8 @@ class LoopShell:
         Returns the parent's session, which must be neither used nor freed in the child.
         """
         self._make_session = make_session or self._make_session
-        if self._end is not None:
-            self._end.detach()
+        if self._finalizer is not None:
+            self._finalizer.detach()
         parents, self._session = self._session, None
         self._loop, self._timer, self._is_scheduled = None, None, False
         if parents is not None:

@@ -124,24 +124,24 @@ class Tailer:
             if self._start is start:
                 self._start = None
 
-    def _portion(self, source: LocalSource, wait_s: float) -> Steps[FetchResult]:
+    def _fetch_result(self, source: LocalSource, wait_s: float) -> Steps[FetchResult]:
         self._source = source
         return source.fetch(self._cursor, limit=_NO_LIMIT, bytes_max=WINDOW_BYTES, wait_s=wait_s)
 
     async def _fetch(self, wait_s: float) -> None:
-        portion = await self._files.read(self._client, lambda source: self._portion(source, wait_s))
-        self._resume = portion.after
-        self._is_caught_up = portion.examined >= portion.head_seq
-        self._cursor = Cursor(portion.epoch, self._cursor.seq)
-        if (gap := portion.gap) is not None:
+        result = await self._files.read(self._client, lambda source: self._fetch_result(source, wait_s))
+        self._resume = result.after
+        self._is_caught_up = result.examined >= result.head_seq
+        self._cursor = Cursor(result.epoch, self._cursor.seq)
+        if (gap := result.gap) is not None:
             self._ready.append(
                 Tombstone(
-                    self._topic, gap.gap_from, gap.gap_to, gap.reason, portion.earliest_seq, portion.head_seq
+                    self._topic, gap.gap_from, gap.gap_to, gap.reason, result.earliest_seq, result.head_seq
                 )
             )
-        self._ready += tail_batches_of(portion, self._topic)
+        self._ready += tail_batches_of(result, self._topic)
         if not self._ready:
-            self._cursor = Cursor(portion.epoch, max(self._cursor.seq, portion.examined))
+            self._cursor = Cursor(result.epoch, max(self._cursor.seq, result.examined))
 
 
 def _opened(client: ReaderClient, topic: str, follow: bool) -> LocalSource:

@@ -103,11 +103,11 @@ class Watch(Generic[V]):
                 return event.with_payload(self._codec) if isinstance(event, Page) else event
             if core.is_over:
                 return None
-            turn = self._grant
-            if turn is None:
-                turn = self._grant = await self._take_grant(subscription)
-            if turn is not None:
-                await self._read(turn)
+            grant = self._grant
+            if grant is None:
+                grant = self._grant = await self._take_grant(subscription)
+            if grant is not None:
+                await self._read(grant)
                 continue
             left = timeout if deadline is None else max(0.0, deadline - self._shell.now_s())
             if not await self._shell.wait_for_news(subscription, left):
@@ -157,15 +157,15 @@ class Watch(Generic[V]):
                 steps = core.begin_steps(self._client.connection)
                 await self._follow(await self._shell.run_then(steps, partial(self._found, core)))
                 if options.patterns:
-                    await self._look_for_names(is_new=False)
+                    await self._list_names(is_new=False)
         except CANCELLED:
             # An interruption does not close the watch. Discard the partial state, so that the next call
             # starts from the beginning.
             self._shell.close_subscription(subscription)
             self._subscription = None
             self._core.close()
-            self._core = anew = WatchCore(options, self._shared)
-            self._files = open_ref_counted(lambda: anew)
+            self._core = new_core = WatchCore(options, self._shared)
+            self._files = open_ref_counted(lambda: new_core)
             raise
         except BaseException:
             self.close()
@@ -187,9 +187,9 @@ class Watch(Generic[V]):
         feeds = await self._shell.ask(lambda session: session.delivery.add_feeds(subscription, wanted))
         self._core.follow(topics, feeds)
         for topic in topics:
-            self._look_at_start(subscription, topic)
+            self._check_backlog(subscription, topic)
 
-    def _look_at_start(self, subscription: ClientSubscription, topic: WatchedTopic) -> None:
+    def _check_backlog(self, subscription: ClientSubscription, topic: WatchedTopic) -> None:
         connection = self._client.connection
         facts = connection.facts(topic.info) if connection.transport == "ring" else None
         if facts is not None and facts.head_seq == topic.cursor.seq:
@@ -199,7 +199,7 @@ class Watch(Generic[V]):
             with self._shell.checked_lock, self._shell.guarded_session as session:
                 session.delivery.self_grant(subscription, topic.feed)
 
-    async def _look_for_names(self, *, is_new: bool) -> None:
+    async def _list_names(self, *, is_new: bool) -> None:
         core = self._core
         found = core.matching(
             await self._shell.ask(lambda session: run_steps(list_topic_names(session, core.prefixes)))
@@ -226,7 +226,7 @@ class Watch(Generic[V]):
         subscription.names_changed = False
         try:
             with self._files.use():
-                await self._look_for_names(is_new=True)
+                await self._list_names(is_new=True)
         except BaseException as e:
             # Do not list again at once for a shard that was given up. The next start of the engine reports
             # new names.
@@ -234,45 +234,47 @@ class Watch(Generic[V]):
             raise
         return Delivery.take_grant(subscription)
 
-    async def _read(self, turn: ReadGrant) -> None:
+    async def _read(self, grant: ReadGrant) -> None:
         files = self._files
-        if not files.has_detached_run and turn.hint is not None and self._core.take_shared_frame(turn):
-            self._finish(turn, turn.hint.last_seq, is_consumed=True)
+        if not files.has_detached_run and grant.hint is not None and self._core.take_shared_frame(grant):
+            self._finish(grant, grant.hint.last_seq, is_consumed=True)
             self._grant = None
             return
         with files.use() as core:
-            result = None if files.has_detached_run else core.read_at_hint(turn)
+            result = None if files.has_detached_run else core.read_at_hint(grant)
             if result is None:
-                result = await files.run(self._shell, lambda: core.grant_steps(turn, self._shell.now_s))
+                result = await files.run(self._shell, lambda: core.grant_steps(grant, self._shell.now_s))
         self._core.enqueue_events(result.events)
         if result.is_topic_ended or result.retry_after_s:
-            self._end_or_look_again(turn, result)
+            self._end_or_retry(grant, result)
         else:
-            self._finish(turn, result.after, is_consumed=result.is_consumed)
+            self._finish(grant, result.after, is_consumed=result.is_consumed)
         self._grant = None
         if result.error is not None:
             raise result.error
 
-    def _finish(self, turn: ReadGrant, after: int, *, is_consumed: bool) -> None:
+    def _finish(self, grant: ReadGrant, after: int, *, is_consumed: bool) -> None:
         subscription = self._subscription
         if subscription is None or self._is_closed:
             return
         # Take the lock only when returns must be collected. With hundreds of watches that is rare.
         delivery = self._shell.session.delivery
-        if not delivery.return_grant_unlocked(subscription, turn, after, is_consumed=is_consumed):
+        if not delivery.return_grant_unlocked(subscription, grant, after, is_consumed=is_consumed):
             with self._shell.checked_lock, self._shell.guarded_session:
                 delivery.collect_returns()
 
-    def _end_or_look_again(self, turn: ReadGrant, result: GrantResult) -> None:
+    def _end_or_retry(self, grant: ReadGrant, result: GrantResult) -> None:
         subscription = self._subscription
         if subscription is None or self._is_closed:
             return
         with self._shell.checked_lock, self._shell.guarded_session as session:
             if result.is_topic_ended:
-                session.delivery.drop_feed(subscription, turn.feed)
+                session.delivery.drop_feed(subscription, grant.feed)
                 subscription.names_changed |= subscription.names  # The topic may exist again.
             else:
                 session.delivery.return_grant(
-                    subscription, turn, result.after, is_consumed=result.is_consumed
+                    subscription, grant, result.after, is_consumed=result.is_consumed
                 )
-                session.delivery.self_grant(subscription, turn.feed, after_ns=int(result.retry_after_s * 1e9))
+                session.delivery.self_grant(
+                    subscription, grant.feed, after_ns=int(result.retry_after_s * 1e9)
+                )

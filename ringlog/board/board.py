@@ -37,7 +37,7 @@ _WORD_MASK = 0xFFFFFFFFFFFFFFFF
 _SHIFTS = {
     HistogramKind.COMMIT: NS_SHIFT,
     HistogramKind.SYNC: NS_SHIFT,
-    HistogramKind.GROUP_FRAMES: COUNT_SHIFT,
+    HistogramKind.BATCH_FRAMES: COUNT_SHIFT,
 }
 
 

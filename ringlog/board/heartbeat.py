@@ -11,12 +11,12 @@ class Heartbeat:
 
     def __init__(self, slot: ProcessSlot) -> None:
         self._slot = slot
-        self.turns = 0
+        self.passes = 0
         """Number of passes."""
 
     def beat(self, now_ns: int) -> None:
         """Record that a pass, or a step of a long pass, ended at `now_ns` (monotonic)."""
-        self.turns += 1
+        self.passes += 1
         slot = self._slot
-        slot.set(ProcessField.TURNS, self.turns)
+        slot.set(ProcessField.TURNS, self.passes)
         slot.set(ProcessField.HEARTBEAT_NS, now_ns)

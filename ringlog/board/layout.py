@@ -236,14 +236,14 @@ class WatermarkKind(IntEnum):
 
 
 class HistogramKind(IntEnum):
-    """Histograms of a page. COMMIT and SYNC are in nanoseconds, GROUP_FRAMES is a count.
+    """Histograms of a page. COMMIT and SYNC are in nanoseconds, BATCH_FRAMES is a count.
 
     A scheduler's COMMIT is the time from the pass in which it detected new records to its message on a link.
     """
 
     COMMIT = 0
     SYNC = 1
-    GROUP_FRAMES = 2
+    BATCH_FRAMES = 2
 
 
 class GovernorField(IntEnum):

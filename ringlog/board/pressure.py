@@ -10,7 +10,7 @@ from ringlog.governor import Governor, PressureStep
 from ringlog.limits import GOVERNOR_STALE_MS
 
 MILLION = 1_000_000
-_BELIEF_NS = GOVERNOR_STALE_MS * 1_000_000
+_STALE_NS = GOVERNOR_STALE_MS * 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def publish(page: ProcessSlot, governor: Governor, fill: float, now_ns: int) -> 
     page.set(GovernorField.SAMPLED_NS, now_ns)
 
 
-def begin(page: ProcessSlot) -> None:
+def reset_gauges(page: ProcessSlot) -> None:
     """Reset the predecessor's values for a new incarnation. Counters stay."""
     for word in (
         GovernorField.PRESSURE,
@@ -65,4 +65,4 @@ def read(page: ProcessSlot, now_ns: int) -> Pressure:
 
 def is_heartbeat_fresh(page: ProcessSlot, now_ns: int) -> bool:
     """Return whether the process is alive according to its heartbeat."""
-    return now_ns - page.get(ProcessField.HEARTBEAT_NS) < _BELIEF_NS
+    return now_ns - page.get(ProcessField.HEARTBEAT_NS) < _STALE_NS

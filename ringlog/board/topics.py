@@ -169,7 +169,7 @@ class TopicTable:
     def reset(self) -> dict[int, int]:
         """Clear every slot, including those that a dead writer left half written. Mappings stay valid.
 
-        Returns the previous slot of each topic, by topic id, for `mark_slots_used`.
+        Returns the previous slot of each topic, by topic id, for `reserve_slots`.
         """
         had: dict[int, int] = {}
         for slot in range(len(self._chunks) * TOPICS_PER_CHUNK):
@@ -181,7 +181,7 @@ class TopicTable:
         self._find_free()
         return had
 
-    def mark_slots_used(self, slots: Collection[int]) -> None:
+    def reserve_slots(self, slots: Collection[int]) -> None:
         """Remove free slots from allocation, because readers know topics by these slots."""
         taken = set(slots)
         self._free = [slot for slot in self._free if slot not in taken]
@@ -210,7 +210,7 @@ class TopicTable:
         words, at = self._slot(slot)
         return words[at]
 
-    def peek(self, slot: int) -> int:
+    def sequence_or_minus_one(self, slot: int) -> int:
         """Return `sequence` from any thread, or -1 for a slot that is not mapped."""
         if slot < 0:
             return -1

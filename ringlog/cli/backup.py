@@ -79,7 +79,7 @@ def backup(data_dir: str | None = None, *, to: str, cold_dir: str | None = None,
     disk = RealDisk()
     make_empty(disk, target)
     if data_dir is None:
-        manifest = _online(options, target, cold)
+        manifest = _copy_online(options, target, cold)
         write_manifest(disk, target, manifest)
     else:
         copying = BackupJob(Path(data_dir), target, cold, is_online=False, disk=disk)
@@ -109,18 +109,18 @@ def copy_stopped(copying: BackupJob, now_us: int) -> BackupManifest:
     return manifest
 
 
-def _online(options: Options, target: Path, cold_dir: str) -> BackupManifest:
+def _copy_online(options: Options, target: Path, cold_dir: str) -> BackupManifest:
     source = Path(local_engine(options).data_dir)
     copying = BackupJob(source, target, cold_dir, is_online=True, disk=RealDisk())
     for _ in range(TRIES - 1):
         try:
-            return _try(options, copying)
+            return _attempt_copy(options, copying)
         except (FileNotFoundError, CorruptData):
             _clear(copying)
-    return _try(options, copying)
+    return _attempt_copy(options, copying)
 
 
-def _try(options: Options, copying: BackupJob) -> BackupManifest:
+def _attempt_copy(options: Options, copying: BackupJob) -> BackupManifest:
     # Read before the checkpoint: the newest log files that registers name are then in the set, or absorbed.
     registers = read_registers(copying.source)
     files = request_process(options, COMPACTOR, CheckpointNow(), CheckpointMade).files

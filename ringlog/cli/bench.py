@@ -74,7 +74,7 @@ def append(
     _within("producers", producers, PRODUCERS_MAX)
     _within("window", window, 8_192)
     with engine_for(options, dir) as url, _topic(url, durability) as (_, topic):
-        results = _together(
+        results = _run_processes(
             [AppendWork(url, topic, frame_records, record_bytes, window, seconds)] * producers
         )
     took = max(result.seconds for result in results)
@@ -110,7 +110,10 @@ def read(*, records: int = 500_000, record_bytes: int = 100, dir: str = ".", opt
     _within("record_bytes", record_bytes, RECORD_BYTES_MAX)
     with engine_for(options, dir) as url, _topic(url, "disk") as (client, topic):
         _fill(client, topic, records, record_bytes)
-        rows = [_timed(way, run, records, record_bytes, options) for way, run in _ways(client, topic).items()]
+        rows = [
+            _timed(method, run, records, record_bytes, options)
+            for method, run in _read_methods(client, topic).items()
+        ]
     _report("read", rows, options)
 
 
@@ -204,7 +207,7 @@ def _topic(url: str, durability: str) -> Iterator[tuple[Client, str]]:
             client.topics.delete(topic)
 
 
-def _together(works: list[Any]) -> list[Any]:
+def _run_processes(works: list[Any]) -> list[Any]:
     """Run each work in its own process. All processes start at the same time."""
     from ringlog.cli.bench_work import GO, READY, AppendResult
 
@@ -243,7 +246,7 @@ def _fill(client: Client, topic: str, records: int, record_bytes: int) -> None:
             left -= len(frame)
 
 
-def _ways(client: Client, topic: str) -> dict[str, Callable[[], int]]:
+def _read_methods(client: Client, topic: str) -> dict[str, Callable[[], int]]:
     """Return method of reading -> function that reads all records and returns their number."""
 
     def pages() -> int:

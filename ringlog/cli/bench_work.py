@@ -65,22 +65,22 @@ def _run(
 ) -> AppendResult:  # fmt: skip
     acks: list[float] = []
     sent = 0
-    on_way: deque[tuple[int, Ticket]] = deque()
+    in_flight: deque[tuple[int, Ticket]] = deque()
 
-    def take() -> None:
-        at, ticket = on_way.popleft()
+    def settle_oldest() -> None:
+        at, ticket = in_flight.popleft()
         ticket.result()
         acks.append((clock.monotonic_ns() - at) / 1e6)
 
     began = clock.monotonic_ns()
     end = began + round(work.seconds * 1e9)
     while clock.monotonic_ns() < end:
-        on_way.append((clock.monotonic_ns(), _send(producer, batch, is_single=is_single)))
+        in_flight.append((clock.monotonic_ns(), _send(producer, batch, is_single=is_single)))
         sent += len(batch)
-        if len(on_way) >= most_open:
-            take()
-    while on_way:
-        take()
+        if len(in_flight) >= most_open:
+            settle_oldest()
+    while in_flight:
+        settle_oldest()
     seconds = (clock.monotonic_ns() - began) / 1e9
     step = len(acks) // SAMPLE_MAX + 1
     return AppendResult(sent, sent // work.frame_records, seconds, sorted(acks[::step]))

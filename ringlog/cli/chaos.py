@@ -63,13 +63,13 @@ def chaos(
     """
     live = _harness()
     url = options.url or (f"ringlog://{os.path.abspath(data_dir)}/run" if data_dir else None)
-    wish = live.Wish(
+    drill_options = live.DrillOptions(
         url=url or os.environ.get(environment.URL) or None, seconds=parse_timeout(for_, "--for"),
         kill=[role.strip() for role in kill.split(",") if role.strip()],
         every_s=parse_timeout(every, "--every"), pause_s=parse_timeout(pause, "--pause") if pause else 0.0,
         restart_command=restart_command, per_s=rate,
     )  # fmt: skip
-    verdict = live.drill(wish, _progress if options.shows_progress else lambda _: None)
+    verdict = live.run_drill(drill_options, _progress if options.shows_progress else lambda _: None)
     printer = Printer(Format.JSON) if json else options.printer()
     printer.item({"verdict": "broken" if verdict.wrong else "held", **verdict.facts})
     if options.shows_progress:

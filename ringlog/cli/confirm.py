@@ -7,7 +7,7 @@ import sys
 from ringlog.errors import UsageError
 
 
-def must_ask(*, yes: bool) -> bool:
+def needs_confirmation(*, yes: bool) -> bool:
     """Return whether to ask: on a terminal without --yes. Raise UsageError without both."""
     if yes:
         return False
@@ -16,7 +16,7 @@ def must_ask(*, yes: bool) -> bool:
     raise UsageError("this cannot be undone: without a terminal it needs --yes; nothing was changed")
 
 
-def ask(question: str) -> None:
+def require_confirmation(question: str) -> None:
     """Ask a question on the terminal; raise UsageError unless the answer is yes."""
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:

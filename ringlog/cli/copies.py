@@ -109,7 +109,7 @@ def read_registers(source: Path) -> dict[str, bytes]:
 
 def truncate_file(disk: Disk, path: Path, length: int) -> None:
     """Truncate a file to `length` bytes and sync it."""
-    fd = disk.open_cut(str(path))
+    fd = disk.open_for_truncate(str(path))
     try:
         disk.truncate(fd, length)
         disk.sync_file(fd)

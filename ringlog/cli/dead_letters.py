@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from ringlog.cli.confirm import ask, counted, must_ask
+from ringlog.cli.confirm import counted, needs_confirmation, require_confirmation
 from ringlog.cli.option_parsing import rfc3339
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
@@ -138,13 +138,13 @@ def purge(topic: str, *, group: OfGroup = "", yes: Yes = False, options: Given) 
     --------
     ringlog dead-letter purge emails --yes
     """
-    asks = must_ask(yes=yes)
+    asks = needs_confirmation(yes=yes)
     with options.connect() as client:
         target = _target(client, topic, group)
         letters = [letter.seq for letter in _letters(client, topic, group, target, others=False)]
         if letters and asks:
             source = f"group {group} of topic {topic}" if group else f"queue {topic}"
-            ask(f"Delete {counted(len(letters), 'dead letter')} of {source}?")
+            require_confirmation(f"Delete {counted(len(letters), 'dead letter')} of {source}?")
         if letters:
             client.topics.delete_records(target, before_seq=letters[-1] + 1)
     options.printer().item({**_source(topic, group), "dead_letter": target, "deleted": len(letters)})

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from ringlog.cli.confirm import ask, must_ask
+from ringlog.cli.confirm import needs_confirmation, require_confirmation
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
 from ringlog.cli.topic import facts_of
@@ -62,8 +62,8 @@ def delete(
         match = ["tag", "Glob", f"{prefix}*"]
     elif levels is not None:
         match = ["tag", "Levels", levels]
-    if must_ask(yes=yes):
-        ask(_question(topic, before_seq, tag, prefix, levels))
+    if needs_confirmation(yes=yes):
+        require_confirmation(_question(topic, before_seq, tag, prefix, levels))
     with options.connect() as client:
         done = client.topics.delete_records(topic, before_seq=before_seq or 0, match=match)
     options.printer().item(facts_of(done))

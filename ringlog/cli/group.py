@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from cyclopts import Parameter
 
-from ringlog.cli.confirm import ask, counted, must_ask
+from ringlog.cli.confirm import counted, needs_confirmation, require_confirmation
 from ringlog.cli.option_parsing import parse_milliseconds, parse_start, rfc3339
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
@@ -169,12 +169,12 @@ def seek(
     ringlog group seek orders billing -2h --yes
     """
     start = parse_start(place, options.clock, "PLACE")
-    asks = must_ask(yes=yes)
+    asks = needs_confirmation(yes=yes)
     with options.connect() as client:
         found = opened(client, topic, group)
         if asks:
             entries = counted(found.stats().pending, "pending record")
-            ask(f"Move group {group} of topic {topic} to {place} and drop its {entries}?")
+            require_confirmation(f"Move group {group} of topic {topic} to {place} and drop its {entries}?")
         first = found.seek(start)
     options.printer().item({"topic": topic, "group": group, "first_seq": first})
     return CliExit.DONE
@@ -215,12 +215,12 @@ def delete(topic: str, group: str, *, yes: Yes = False, options: Given) -> int:
     --------
     ringlog group delete orders billing --yes
     """
-    asks = must_ask(yes=yes)
+    asks = needs_confirmation(yes=yes)
     with options.connect() as client:
         found = [each for each in client.topics.groups(topic) if each.group == group]
         if found and asks:
             entries = counted(found[0].pending, "pending record")
-            ask(f"Delete group {group} of topic {topic} and its {entries}?")
+            require_confirmation(f"Delete group {group} of topic {topic} and its {entries}?")
         deleted = bool(found) and _opened(client, found[0]).delete()
     options.printer().item({"topic": topic, "group": group, "deleted": deleted})
     return CliExit.DONE if deleted else CliExit.NOT_FOUND

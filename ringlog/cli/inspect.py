@@ -52,7 +52,7 @@ def inspect(
     """
     form = Format.JSON if json else options.format
     printer = Printer(form, is_colored=options.is_colored)
-    header, rows, findings = _look(Path(path))
+    header, rows, findings = _decode_file(Path(path))
     shown = list(rows)[: limit or None]
     if form is Format.TABLE:
         printer.item(header)
@@ -65,7 +65,7 @@ def inspect(
     return CliExit.DAMAGE if any(finding["severity"] == "damage" for finding in findings) else CliExit.DONE
 
 
-def _look(path: Path) -> tuple[Row, list[Row], list[Row]]:
+def _decode_file(path: Path) -> tuple[Row, list[Row], list[Row]]:
     """Return (header, rows, findings) of a file. The first bytes determine its type."""
     data = path.read_bytes()
     readers = {
@@ -93,7 +93,7 @@ def _finding(finding: Any) -> Row:
 def _register(report: FileReport, data: bytes) -> tuple[Row, list[Row]]:
     found = verify_register(f"meta/{report.path}", data)
     report.findings += found.findings
-    pairs = [{"shards": shards, "newest": wal_file_name(file)} for shards, file in found.more["newest"]]
+    pairs = [{"shards": shards, "newest": wal_file_name(file)} for shards, file in found.extra["newest"]]
     return {"kind": "register", **found.header}, pairs
 
 
@@ -106,8 +106,8 @@ def _wal(report: FileReport, data: bytes) -> tuple[Row, list[Row]]:
     rows = [_frame_row(seen.offset, seen.frame, seen.frame.control) for seen in walk.frames()]
     if walk.reason:
         durable = max([walk.durable, *(m.durable_stop for m in _behind(data, walk.stop, header.salt))])
-        say = report.add_damage if durable > walk.stop else report.add_remark
-        say(f"frames end: {walk.reason}; bytes up to {durable} were durable", walk.stop)
+        report_finding = report.add_damage if durable > walk.stop else report.add_remark
+        report_finding(f"frames end: {walk.reason}; bytes up to {durable} were durable", walk.stop)
     for passed in walk.damaged_appends:
         report.add_remark(f"records {passed.first}..{passed.last} of class memory are damaged", passed.offset)
     facts = {"kind": "wal", **header.facts(), "frames_end": walk.stop, "durable": walk.durable}
@@ -118,22 +118,22 @@ def _behind(data: bytes, start: int, salt: int) -> Iterable[wal_decoder.DecodedM
     return wal_decoder.trailing_marks(data, start, salt)
 
 
-def _frame_row(offset: int, frame: Any, said: Any = None) -> Row:
+def _frame_row(offset: int, frame: Any, control_body: Any = None) -> Row:
     return {
         "offset": offset, "bytes": frame.total, "type": TYPES.get(frame.type, str(frame.type)),
         "topic_id": f"{frame.topic_id:x}", "epoch": frame.epoch, "first_seq": frame.base_seq,
         "records": frame.count, "commit_ts": frame.commit_ts, "durability": frame.durability,
-        "says": _plain(frame.type, said),
+        "says": _displayed_body(frame.type, control_body),
     }  # fmt: skip
 
 
-def _plain(kind: int, said: Any) -> Any:
+def _displayed_body(kind: int, control_body: Any) -> Any:
     """Return a control frame's body for display: configurations as classes, bitmaps as sizes."""
-    if not isinstance(said, list):
-        return said
+    if not isinstance(control_body, list):
+        return control_body
     if kind in {2, 9}:
-        return [durability_of(each) if isinstance(each, bytes) else each for each in said]
-    return [f"{len(each)} bytes" if isinstance(each, bytes) else each for each in said]
+        return [durability_of(each) if isinstance(each, bytes) else each for each in control_body]
+    return [f"{len(each)} bytes" if isinstance(each, bytes) else each for each in control_body]
 
 
 # -- segments -----------------------------------------------------------------------------------------
@@ -182,8 +182,8 @@ def _marks_part(report: FileReport, data: bytes) -> tuple[Row, list[Row]]:
     if odd:
         report.add_damage(f"{odd} deletion marks have an invalid value")
     header = {"kind": "segment marks", "number": number, "salt": f"{salt:016x}", "records": len(marks)}
-    places = [i for i, mark in enumerate(marks) if mark == segment_decoder.DELETED]
-    return header | {"deleted": len(places)}, [{"record": i} for i in places]
+    deleted_records = [i for i, mark in enumerate(marks) if mark == segment_decoder.DELETED]
+    return header | {"deleted": len(deleted_records)}, [{"record": i} for i in deleted_records]
 
 
 # -- snapshots ----------------------------------------------------------------------------------------
@@ -195,8 +195,8 @@ def _snapshot(report: FileReport, data: bytes) -> tuple[Row, list[Row]]:
     rows = [
         {"topic": row.name, "topic_id": f"{row.topic_id:x}", "epoch": row.epoch, "head": row.head,
          "live": row.live, "floor": row.floor, "durability": row.durability, "lost": row.lost}
-        for row in found.more["topics"]
+        for row in found.extra["topics"]
     ]  # fmt: skip
-    facts = found.more["facts"]
-    more = {"covers_below": facts.floor, "covers": facts.absorbed, "segments": facts.segments}
-    return {"kind": "snapshot", **found.header, **more}, rows
+    facts = found.extra["facts"]
+    extra = {"covers_below": facts.floor, "covers": facts.absorbed, "segments": facts.segments}
+    return {"kind": "snapshot", **found.header, **extra}, rows

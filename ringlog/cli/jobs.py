@@ -362,7 +362,7 @@ def _settle(
             part = named[at : at + JOBS_PER_REQUEST_MAX]
             seqs, tokens = (b"".join(number.to_bytes(SEQ_BYTES, "little") for number in column)
                             for column in zip(*part, strict=True))  # fmt: skip
-            reply = _asked(client, message(seqs, tokens))
+            reply = _request(client, message(seqs, tokens))
             skipped += [
                 int.from_bytes(reply.skipped[i : i + SEQ_BYTES], "little")
                 for i in range(0, len(reply.skipped), SEQ_BYTES)
@@ -371,10 +371,10 @@ def _settle(
     return CliExit.FAILED if skipped else CliExit.DONE
 
 
-def _asked(client: Client, message: Message) -> Any:
+def _request(client: Client, message: Message) -> Any:
     from ringlog.link.futures import Steps
 
     def steps() -> Steps[Any]:
-        return (yield client.connection.about_jobs(message)).message
+        return (yield client.connection.request_jobs(message)).message
 
     return client.run(steps())

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from ringlog.cli.confirm import ask, counted, must_ask
+from ringlog.cli.confirm import counted, needs_confirmation, require_confirmation
 from ringlog.cli.option_parsing import rfc3339
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
@@ -85,12 +85,12 @@ def purge(queue: str, *, yes: Yes = False, options: Given) -> int:
     --------
     ringlog queue purge emails --yes
     """
-    asks = must_ask(yes=yes)
+    asks = needs_confirmation(yes=yes)
     with options.connect() as client:
         if asks:
             found = client.queue(queue).stats()
             count = found.ready + found.in_flight + found.delayed
-            ask(f"Delete {counted(count, 'job')} of queue {queue}?")
+            require_confirmation(f"Delete {counted(count, 'job')} of queue {queue}?")
         done = client.queue(queue).purge()
     options.printer().item(facts_of(done))
     return CliExit.DONE

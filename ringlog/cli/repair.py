@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import xxhash
 from cyclopts import Parameter
 
-from ringlog.cli.confirm import ask, counted, must_ask
+from ringlog.cli.confirm import counted, needs_confirmation, require_confirmation
 from ringlog.cli.copies import ENGINE_FILE, copy_file, copy_identity, make_empty, sync_tree, write_synced
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
@@ -27,7 +27,7 @@ from ringlog.cli.verify import refuse_running
 from ringlog.errors import UsageError
 from ringlog.limits import BATCH_RECORDS_MAX
 from ringlog.segment.index_rebuild import rebuild_index
-from ringlog.segment.layout import MAKER_COMPACTOR, NumberAllocator
+from ringlog.segment.layout import CREATOR_COMPACTOR, NumberAllocator
 from ringlog.segment.salvage import SalvagedSlice, SalvagedTopic, write_deletion_marks, write_salvaged
 from ringlog.storage.disk import Disk, RealDisk
 from ringlog.storage.identity_file import encode_identity
@@ -129,7 +129,7 @@ def repair(
     ringlog repair ./ringlog-data --to ./repaired
     ringlog repair ./ringlog-data --to ./repaired --write --yes
     """
-    asks = write and must_ask(yes=yes)
+    asks = write and needs_confirmation(yes=yes)
     refuse_running(data_dir)
     plan = plan_repair(data_dir, cold_dir)
     printer = options.printer()
@@ -137,7 +137,7 @@ def repair(
     if write:
         if asks:
             lost = sum(count_seqs(ranges) for ranges in plan.lost.values())
-            ask(f"Write a repaired copy without {counted(lost, 'lost record')} to {to}?")
+            require_confirmation(f"Write a repaired copy without {counted(lost, 'lost record')} to {to}?")
         build_copy(plan, Path(to).absolute())
         again = verify_directory(to, cold_dir=cold_dir)
         facts |= {"repaired": not again.is_damaged, "to": to}
@@ -167,25 +167,26 @@ def plan_repair(data_dir: str, cold_dir: str = "", *, jobs: int = 0) -> RepairPl
             plan.quarantined[report.path] = report.findings[0].what
         elif report.kind == "segment" or report.path.startswith(("topics/", "packs/")):
             _plan_segment(plan, report)
-    there = {report.path for report in plan.found.files}
+    existing = {report.path for report in plan.found.files}
     used = {report.path for report in in_replay_order(plan.found.files)}
     for log in needed.values():
         if log.path not in used and log.path not in plan.repaired_logs:
-            if log.path in there:
+            if log.path in existing:
                 plan.quarantined[log.path] = "is empty, but other files refer to its content"
-            _stand_in_for(plan, log.path, needed)
+            _plan_placeholder(plan, log.path, needed)
     for report in plan.found.files:
         if report.kind == "snapshot":
             plan.dropped.update(
-                number for stem, number, _ in report.more["facts"].segments if stem not in there
+                number for stem, number, _ in report.extra["facts"].segments if stem not in existing
             )
     _find_lost(plan)
-    for path in [path for path, islands in plan.repaired_logs.items() if not _has_room(plan, path, islands)]:
+    full_logs = [path for path, log in plan.repaired_logs.items() if not _has_room(plan, path, log)]
+    for path in full_logs:
         # Its damaged spans have no room for the announcements: replace the whole file by a placeholder.
         plan.quarantined[path] = "has no room for the announcement of its losses"
         plan.repaired_logs.pop(path)
         plan.resealed.pop(path, None)
-        _stand_in_for(plan, path, needed)
+        _plan_placeholder(plan, path, needed)
         _find_lost(plan)
     return plan
 
@@ -196,9 +197,9 @@ def _require_cold(plan: RepairPlan) -> None:
         return
     reports = {report.path: report for report in plan.found.files if report.kind == "segment"}
     for snapshot in plan.snapshots:
-        for stem, _, tier in snapshot.more["facts"].segments:
+        for stem, _, tier in snapshot.extra["facts"].segments:
             report = reports.get(stem)
-            is_bad = report is None or (report.is_damaged and not report.more["is_data_sound"])
+            is_bad = report is None or (report.is_damaged and not report.extra["is_data_sound"])
             if tier and is_bad:
                 raise UsageError(
                     "a damaged segment has a copy in the cold tier: name its directory with --cold-dir (copy "
@@ -207,22 +208,22 @@ def _require_cold(plan: RepairPlan) -> None:
 
 
 def _plan_log(plan: RepairPlan, report: FileReport, needed: dict[int, NeededLog]) -> None:
-    limit, path = report.more.get("limit", 0), report.path
+    limit, path = report.extra.get("limit", 0), report.path
     try:
         data = (plan.root / path).read_bytes()
-        if not report.more.get("file_id"):
+        if not report.extra.get("file_id"):
             header = _header_for(plan, path, 0, len(data))
             stop = next((each.stop for each in needed.values() if each.path == path), 0)
             plan.resealed[path] = reseal_log(data, header)
             plan.repaired_logs[path] = read_partial_log(plan.resealed[path], 0, stop)
             return
-        plan.repaired_logs[path] = read_partial_log(data, limit, limit or report.more.get("durable", 0))
+        plan.repaired_logs[path] = read_partial_log(data, limit, limit or report.extra.get("durable", 0))
     except (VerifyError, OSError) as e:
         plan.quarantined[path] = e.message if isinstance(e, VerifyError) else str(e.strerror)
-        _stand_in_for(plan, path, needed)
+        _plan_placeholder(plan, path, needed)
 
 
-def _stand_in_for(plan: RepairPlan, path: str, needed: dict[int, NeededLog]) -> None:
+def _plan_placeholder(plan: RepairPlan, path: str, needed: dict[int, NeededLog]) -> None:
     """Plan a placeholder for a log file that other files refer to: recovery needs the file and its end."""
     log = next((each for each in needed.values() if each.path == path), None)
     if log is not None:
@@ -263,29 +264,29 @@ def _file_id(path: str) -> int:
     return incarnation << _FILE_SHIFT | n
 
 
-def _has_room(plan: RepairPlan, path: str, islands: PartialLog) -> bool:
+def _has_room(plan: RepairPlan, path: str, partial_log: PartialLog) -> bool:
     try:
-        _mended_bytes(plan, path, islands)
+        _repaired_bytes(plan, path, partial_log)
     except VerifyError:
         return False
     return True
 
 
-def _mended_bytes(plan: RepairPlan, path: str, islands: PartialLog) -> bytes:
+def _repaired_bytes(plan: RepairPlan, path: str, partial_log: PartialLog) -> bytes:
     report = next((each for each in plan.found.files if each.path == path), None)
     if path in plan.resealed:
-        return repair_log(plan.resealed[path], islands)
+        return repair_log(plan.resealed[path], partial_log)
     if report is None or path in plan.quarantined:
-        return repair_log(header_bytes(islands.header), islands)
-    return repair_log((plan.root / path).read_bytes(), islands, report.more.get("limit", 0))
+        return repair_log(header_bytes(partial_log.header), partial_log)
+    return repair_log((plan.root / path).read_bytes(), partial_log, report.extra.get("limit", 0))
 
 
 def _plan_segment(plan: RepairPlan, report: FileReport) -> None:
     """If the data is sound, plan to rebuild the other parts. Otherwise quarantine the segment.
 
     The complete frames of a quarantined segment go into a new segment."""
-    more = report.more
-    if more.get("is_data_sound") and not more["is_misplaced"] and not more.get("is_foreign"):
+    extra = report.extra
+    if extra.get("is_data_sound") and not extra["is_misplaced"] and not extra.get("is_foreign"):
         plan.rebuilt.append(report.path)
         return
     plan.quarantined[report.path] = next(each.what for each in report.findings if each.severity == DAMAGE)
@@ -298,17 +299,19 @@ def _plan_segment(plan: RepairPlan, report: FileReport) -> None:
 def _find_lost(plan: RepairPlan) -> None:
     """Compute which seqs no readable file holds, which can be salvaged, and where to announce the rest."""
     plan.salvaged, plan.lost = {}, {}
-    for islands in plan.repaired_logs.values():
-        for spot in islands.damaged_spans:
-            spot.lost = dict(spot.known)
+    for partial_log in plan.repaired_logs.values():
+        for damaged_span in partial_log.damaged_spans:
+            damaged_span.lost = dict(damaged_span.known)
     for topic in plan.found.histories.live_topics():
         key = (topic.topic_id, topic.epoch)
         served = merge_ranges(_served(plan, key))
         topic.stored = list(served)
-        known = merge_ranges([span for spot in _spots(plan) for span in spot.known.get(key, ())])
+        known = merge_ranges(
+            [span for damaged in _damaged_spans(plan) for span in damaged.known.get(key, ())]
+        )
         head = topic.coverage().head
         beyond = [span for span in subtract_ranges(known, served) if span[0] > head]
-        bound = _most_behind(plan, topic.topic_id)
+        bound = _max_unknown_records(plan, topic.topic_id)
         beyond = merge_ranges([*beyond, (head + 1, head + bound)]) if bound else beyond
         if not topic.coverage().gaps and not beyond:
             continue
@@ -323,7 +326,7 @@ def _find_lost(plan: RepairPlan) -> None:
     _place_announcements(plan)
 
 
-def _most_behind(plan: RepairPlan, topic_id: int) -> int:
+def _max_unknown_records(plan: RepairPlan, topic_id: int) -> int:
     """Return how many records of a topic the missing newest log files may have contained.
 
     The repaired engine must not assign their seqs again."""
@@ -336,10 +339,10 @@ def _served(plan: RepairPlan, key: Key) -> Iterator[Range]:
     for report in plan.found.files:
         if report.path not in plan.quarantined:
             yield from report.served.get(key, ())
-    for path, islands in plan.repaired_logs.items():
+    for path, partial_log in plan.repaired_logs.items():
         if is_absorbed(plan.snapshots, _file_id(path), key[0]):
             continue
-        for seen in islands.frames:
+        for seen in partial_log.frames:
             for topic_id, epoch, base_seq, count in record_ranges(seen.frame):
                 if (topic_id, epoch) == key:
                     yield base_seq, base_seq + count - 1
@@ -363,12 +366,12 @@ def _unread(plan: RepairPlan) -> Iterator[tuple[Key, SalvagedSlice]]:
     """Yield complete frames of damaged segments, of cold copies, and of log files that are not replayed."""
     for report in plan.found.files:
         is_segment = report.path.startswith(("topics/", "packs/"))
-        is_unread = report.path in plan.quarantined or report.more.get("is_copy")
-        if is_segment and is_unread and not report.more.get("is_foreign"):
+        is_unread = report.path in plan.quarantined or report.extra.get("is_copy")
+        if is_segment and is_unread and not report.extra.get("is_foreign"):
             yield from _in_segment(plan, report.path)
     for report in plan.found.files:
         is_unread = report.served != report.stored or report.path in plan.quarantined
-        if report.kind == "wal" and is_unread and not report.more.get("is_foreign"):
+        if report.kind == "wal" and is_unread and not report.extra.get("is_foreign"):
             yield from _in_log(plan.root / report.path)
 
 
@@ -390,21 +393,21 @@ def _in_segment(plan: RepairPlan, stem: str) -> Iterator[tuple[Key, SalvagedSlic
 
 def _in_log(path: Path) -> Iterator[tuple[Key, SalvagedSlice]]:
     try:
-        islands = read_partial_log(path.read_bytes())
+        partial_log = read_partial_log(path.read_bytes())
     except (VerifyError, OSError):
         return
-    for seen in islands.frames:
+    for seen in partial_log.frames:
         for topic_id, epoch, base_seq, count in record_ranges(seen.frame):
             last = base_seq + count - 1
             piece = SalvagedSlice(
-                base_seq, last, str(path), seen.offset, seen.frame.total, islands.header.salt
+                base_seq, last, str(path), seen.offset, seen.frame.total, partial_log.header.salt
             )  # fmt: skip
             yield (topic_id, epoch), piece
 
 
-def _spots(plan: RepairPlan) -> Iterator[DamagedSpan]:
-    for islands in plan.repaired_logs.values():
-        yield from islands.damaged_spans
+def _damaged_spans(plan: RepairPlan) -> Iterator[DamagedSpan]:
+    for partial_log in plan.repaired_logs.values():
+        yield from partial_log.damaged_spans
 
 
 def _place_announcements(plan: RepairPlan) -> None:
@@ -413,34 +416,34 @@ def _place_announcements(plan: RepairPlan) -> None:
     It is the last span before the topic's next record in the log. Ranges without a next record go to the last
     span of all."""
     left = {key: subtract_ranges(ranges, _in_snapshot(plan, key)) for key, ranges in plan.lost.items()}
-    for spot in _spots(plan):
-        said = {key: _within(ranges, left.get(key, [])) for key, ranges in spot.known.items()}
-        spot.lost = {key: ranges for key, ranges in said.items() if ranges}
-        for key, ranges in spot.lost.items():
+    for damaged_span in _damaged_spans(plan):
+        announced = {key: _within(ranges, left.get(key, [])) for key, ranges in damaged_span.known.items()}
+        damaged_span.lost = {key: ranges for key, ranges in announced.items() if ranges}
+        for key, ranges in damaged_span.lost.items():
             left[key] = subtract_ranges(left[key], ranges)
-    spots: list[tuple[int, DamagedSpan]] = []
+    spans_by_file: list[tuple[int, DamagedSpan]] = []
     reports = {report.path: report for report in in_replay_order(plan.found.files)}
     for path in sorted({*reports, *plan.repaired_logs}, key=_file_id):
-        islands = plan.repaired_logs.get(path)
-        if islands is None:
+        partial_log = plan.repaired_logs.get(path)
+        if partial_log is None:
             for key, ranges in reports[path].served.items():
-                _announce(plan, left, key, ranges[-1][0], spots)
+                _announce(plan, left, key, ranges[-1][0], spans_by_file)
             continue
-        coming = list(islands.damaged_spans)
-        for seen in islands.frames:
+        coming = list(partial_log.damaged_spans)
+        for seen in partial_log.frames:
             while coming and coming[0].start < seen.offset:
-                spots.append((_file_id(path), coming.pop(0)))
+                spans_by_file.append((_file_id(path), coming.pop(0)))
             for topic_id, epoch, base_seq, _ in record_ranges(seen.frame):
-                _announce(plan, left, (topic_id, epoch), base_seq, spots)
-        spots += [(_file_id(path), spot) for spot in coming]
+                _announce(plan, left, (topic_id, epoch), base_seq, spans_by_file)
+        spans_by_file += [(_file_id(path), damaged_span) for damaged_span in coming]
     for key in left:
-        _announce(plan, left, key, 1 << 63, spots)
+        _announce(plan, left, key, 1 << 63, spans_by_file)
 
 
 def _in_snapshot(plan: RepairPlan, key: Key) -> list[Range]:
     """Return the seqs that the snapshot of a topic accounts for."""
     last_word = authoritative_snapshot(plan.snapshots, key[0])
-    rows = last_word.more["topics"] if last_word is not None else ()
+    rows = last_word.extra["topics"] if last_word is not None else ()
     return [(1, row.head) for row in rows if (row.topic_id, row.epoch) == key and row.head]
 
 
@@ -450,15 +453,15 @@ def _within(ranges: Sequence[Range], wanted: list[Range]) -> list[Range]:
 
 
 def _announce(
-    plan: RepairPlan, left: Lost, key: Key, before: int, spots: list[tuple[int, DamagedSpan]]
+    plan: RepairPlan, left: Lost, key: Key, before: int, spans_by_file: list[tuple[int, DamagedSpan]]
 ) -> None:
     """Assign ranges that end below `before` to a span that an engine reads before that record."""
     ready = [span for span in left.get(key, ()) if span[1] < before]
     if not ready:
         return
-    for file_id, spot in reversed(spots):
+    for file_id, damaged_span in reversed(spans_by_file):
         if not is_absorbed(plan.snapshots, file_id, key[0]):
-            spot.lost[key] = merge_ranges([*spot.lost.get(key, []), *ready])
+            damaged_span.lost[key] = merge_ranges([*damaged_span.lost.get(key, []), *ready])
             left[key] = [span for span in left[key] if span[1] >= before]
             return
 
@@ -479,7 +482,7 @@ def _facts(plan: RepairPlan) -> dict[str, Any]:
                 "first": first,
                 "last": last,
                 "records": last - first + 1,
-                **({"is_bound": True} if last - first + 1 >= _most_behind(plan, key[0]) > 0 else {}),
+                **({"is_bound": True} if last - first + 1 >= _max_unknown_records(plan, key[0]) > 0 else {}),
             }
             for key, ranges in plan.lost.items()
             for first, last in ranges
@@ -546,18 +549,18 @@ def _copy_logs(disk: Disk, plan: RepairPlan, target: Path) -> None:
         if path in plan.quarantined or (path in plan.repaired_logs and report is not None):
             copy_file(disk, plan.root / path, target / QUARANTINE_DIR / path)
         if path in plan.repaired_logs:
-            data = _mended_bytes(plan, path, plan.repaired_logs[path])
+            data = _repaired_bytes(plan, path, plan.repaired_logs[path])
             is_new = report is None or path in plan.quarantined or path in plan.resealed
-            before: dict[int, int] = {} if is_new or report is None else report.more["ends"]
+            before: dict[int, int] = {} if is_new or report is None else report.extra["ends"]
             for offset, seal in _seals_of(data):
                 if before.get(offset) != seal:
                     seals[_file_id(path), offset] = seal
-        elif path in plan.quarantined or report is None or not report.more.get("file_id"):
+        elif path in plan.quarantined or report is None or not report.extra.get("file_id"):
             continue
         else:
             data = (plan.root / path).read_bytes()
-        if report is not None and report.more.get("file_id") and path not in plan.quarantined:
-            prev = (report.more["prev"][0], report.more["prev"][1])
+        if report is not None and report.extra.get("file_id") and path not in plan.quarantined:
+            prev = (report.extra["prev"][0], report.extra["prev"][1])
             if prev in seals:
                 data = with_prev_seal(data, seals[prev])
         write_synced(disk, target / path, data)
@@ -580,13 +583,13 @@ def _make_registers(disk: Disk, plan: RepairPlan, target: Path) -> None:
         path = target / META_DIR / register_name(shard)
         if path.exists():
             continue
-        last = max(files.values(), key=lambda report: int(report.more["file_id"]))
+        last = max(files.values(), key=lambda report: int(report.extra["file_id"]))
         shards, size = int(last.header["shards"]), int(last.header["file_bytes"])
         entry = RegisterEntry(
             shard, 1, bytes.fromhex(last.header["engine_id"]), *ids_upper_bound(known, size, shards), size,
             shards,
-            int(last.more["file_id"]),
-            tuple(sorted((n, int(each.more["file_id"])) for n, each in files.items() if n != shards)),
+            int(last.extra["file_id"]),
+            tuple(sorted((n, int(each.extra["file_id"])) for n, each in files.items() if n != shards)),
         )  # fmt: skip
         write_synced(disk, path, encode_register(entry))
 
@@ -594,7 +597,7 @@ def _make_registers(disk: Disk, plan: RepairPlan, target: Path) -> None:
 def _copy_segment(disk: Disk, plan: RepairPlan, report: FileReport, target: Path) -> None:
     stem, source = report.path, plan.root
     is_rebuilt = stem in plan.rebuilt
-    has_bad_marks = bool(is_rebuilt and report.more.get("has_bad_marks"))
+    has_bad_marks = bool(is_rebuilt and report.extra.get("has_bad_marks"))
     for suffix in _PARTS:
         path = stem + suffix
         if not (source / path).exists():
@@ -605,7 +608,7 @@ def _copy_segment(disk: Disk, plan: RepairPlan, report: FileReport, target: Path
         else:
             copy_file(disk, source / path, target / path)
     if is_rebuilt:
-        is_cold = report.more["tier"] == "cold"
+        is_cold = report.extra["tier"] == "cold"
         rebuild_index(disk, str(target), stem, source_dir=str(plan.cold) if is_cold else None).close()
     if has_bad_marks:
         dead = {(each.topic_id, each.epoch): each.removed for each in plan.found.histories.live_topics()}
@@ -614,13 +617,13 @@ def _copy_segment(disk: Disk, plan: RepairPlan, report: FileReport, target: Path
 
 def _write_salvaged(disk: Disk, plan: RepairPlan, target: Path) -> None:
     """Write one segment for each shard with salvaged records, with a number as from the compactor."""
-    known = [int(each.more["number"]) for each in plan.found.files if each.kind == "segment"]
+    known = [int(each.extra["number"]) for each in plan.found.files if each.kind == "segment"]
     known += [
         number
         for each in plan.found.files if each.kind == "snapshot"
-        for _, number, _ in each.more["facts"].segments
+        for _, number, _ in each.extra["facts"].segments
     ]  # fmt: skip
-    numbers = NumberAllocator(MAKER_COMPACTOR, [*known, *plan.dropped])
+    numbers = NumberAllocator(CREATOR_COMPACTOR, [*known, *plan.dropped])
     headers = [each.header for each in plan.found.files]
     newest = max(
         (each for each in headers if "shards" in each and "incarnation" in each),
@@ -646,20 +649,20 @@ def _shard_of(topic_id: int, shards: int) -> int:
 def _rewrite_snapshots(disk: Disk, plan: RepairPlan, target: Path) -> None:
     """Rewrite snapshots: announce lost records, and list only existing segments in their actual tier."""
     cold = {
-        int(each.more["number"])
+        int(each.extra["number"])
         for each in plan.found.files
-        if each.kind == "segment" and each.more["tier"] == "cold" and each.more["has_data"]
+        if each.kind == "segment" and each.extra["tier"] == "cold" and each.extra["has_data"]
     }
     for report in plan.found.files:
         if report.kind != "snapshot" or report.path in plan.quarantined:
             continue
         lost = {
             row.topic_id: _within(plan.lost[row.topic_id, row.epoch], [(1, row.head)])
-            for row in report.more["topics"]
+            for row in report.extra["topics"]
             if (row.topic_id, row.epoch) in plan.lost and row.head
         }
         lost = {topic_id: ranges for topic_id, ranges in lost.items() if ranges}
-        listed = {number: tier for _, number, tier in report.more["facts"].segments}
+        listed = {number: tier for _, number, tier in report.extra["facts"].segments}
         moved = {number for number in cold if listed.get(number) == HOT}
         if lost or moved or listed.keys() & plan.dropped:
             data = (target / report.path).read_bytes()

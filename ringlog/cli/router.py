@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from ringlog.cli.confirm import ask, must_ask
+from ringlog.cli.confirm import needs_confirmation, require_confirmation
 from ringlog.cli.option_parsing import tags_of
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
@@ -137,8 +137,8 @@ def delete(
     --------
     ringlog router delete orders-hot --yes
     """
-    if must_ask(yes=yes):
-        ask(f"Delete router {router}?")
+    if needs_confirmation(yes=yes):
+        require_confirmation(f"Delete router {router}?")
     with options.connect() as client:
         deleted = client.routers.delete(router)
     options.printer().item({"router": router, "deleted": deleted})

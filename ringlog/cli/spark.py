@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from ringlog.cli.confirm import ask, must_ask
+from ringlog.cli.confirm import needs_confirmation, require_confirmation
 from ringlog.cli.option_parsing import human_bytes
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
@@ -239,8 +239,8 @@ def compact(
     ringlog spark compact ./ringlog-data --topic orders --older-than 30d --apply --yes
     """
     before_us = None if older_than is None else _moment(older_than, options)
-    if apply and must_ask(yes=yes):
-        ask(f"Delete the matching records of the topics in {path}?")
+    if apply and needs_confirmation(yes=yes):
+        require_confirmation(f"Delete the matching records of the topics in {path}?")
     with _at_work(options, master) as (spark, shown):
         from ringlog.spark.jobs import compact as job
 

@@ -67,12 +67,12 @@ def status(
         return _readiness(options, printer)
     if watch:
         _watch(options, printer)
-    found = _look(options)
+    found = _fetch_status(options)
     show(found, printer, _consumers(options, found))
     return CliExit.DONE
 
 
-def _look(options: Options) -> EngineStatusReply:
+def _fetch_status(options: Options) -> EngineStatusReply:
     from ringlog.supervision import control_client
 
     return control_client.fetch_status(run_dir_of(options), options.timeout_s)
@@ -103,7 +103,7 @@ def run_dir_of(options: Options) -> str:
 
 
 def _readiness(options: Options, printer: Printer) -> int:
-    found = _look(options)
+    found = _fetch_status(options)
     state = readiness(found)
     printer.item({"state": state, "problems": problems(found)})
     return CliExit.DONE if state == READY else CliExit.FAILED
@@ -125,35 +125,35 @@ def readiness(found: EngineStatusReply) -> str:
 def problems(found: EngineStatusReply) -> list[str]:
     """Return problems for the operator: recovering shards, a full disk, read-only directories, lagging
     consumers, and damage that the scrub found."""
-    said = [
+    texts = [
         f"{each.name} replays its log, {each.progress:.1%} done"
         for each in found.processes
         if each.state == RECOVERING
     ]
-    said += [
+    texts += [
         f"{each.name} is read-only: its data directory is not writable"
         for each in found.processes
         if each.state == READ_ONLY
     ]
     if found.disk_missing_bytes:
-        said.append(
+        texts.append(
             f"no disk space: writes are refused until {human_bytes(found.disk_missing_bytes)} more are free"
         )
     if found.delivery is not None and found.delivery.lag_s * 1_000 >= LAG_ANNOUNCED_MS:
-        said.append(f"a consumer lags by {human_seconds(found.delivery.lag_s)}")
+        texts.append(f"a consumer lags by {human_seconds(found.delivery.lag_s)}")
     if found.findings or found.quarantined:
-        said.append(
+        texts.append(
             f"the scrub found {found.findings} faults, {found.quarantined} segments are damaged: see the "
             "log, and ringlog verify"
         )
-    return said
+    return texts
 
 
 def _watch(options: Options, printer: Printer) -> None:
     """Print once per second. An engine that does not reply is shown as such; the command continues."""
     while True:
         try:
-            found = _look(options)
+            found = _fetch_status(options)
             consumers = _consumers(options, found)
             printer.clear_screen()
             show(found, printer, consumers)
@@ -216,19 +216,19 @@ def _by_name(value: Any) -> Any:
     return [_by_name(each) for each in value] if isinstance(value, list) else value
 
 
-def pressure_row(said: PressureStatus) -> dict[str, Any]:
+def pressure_row(status: PressureStatus) -> dict[str, Any]:
     """Return the table row of one governor."""
-    is_shard = said.of != "instance"
+    is_shard = status.of != "instance"
     return {
-        "pressure of": said.of,
-        "pressure": f"{said.pressure:.0%}",
-        "step": said.step,
-        "busy": f"{said.busy:.0%}",
-        "ring fill": f"{said.fill:.0%}" if is_shard else None,
-        "delivery": None if is_shard else f"{said.delivery:.0%}",
-        "latency": None if is_shard else f"{said.latency_s * 1000:.1f} ms",
-        "throttled": said.throttled,
-        "waited": human_seconds(said.waited_s),
+        "pressure of": status.of,
+        "pressure": f"{status.pressure:.0%}",
+        "step": status.step,
+        "busy": f"{status.busy:.0%}",
+        "ring fill": f"{status.fill:.0%}" if is_shard else None,
+        "delivery": None if is_shard else f"{status.delivery:.0%}",
+        "latency": None if is_shard else f"{status.latency_s * 1000:.1f} ms",
+        "throttled": status.throttled,
+        "waited": human_seconds(status.waited_s),
     }
 
 

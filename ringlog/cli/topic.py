@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from ringlog.cli.confirm import ask, counted, must_ask
+from ringlog.cli.confirm import counted, needs_confirmation, require_confirmation
 from ringlog.cli.option_parsing import human_bytes, parse_bytes, parse_milliseconds, rfc3339
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
@@ -197,11 +197,11 @@ def delete(
     ringlog topic delete orders --yes
     ringlog topic delete orders --if-empty --yes
     """
-    asks = must_ask(yes=yes)
+    asks = needs_confirmation(yes=yes)
     with options.connect() as client:
         if asks:
             count = client.topics.state(topic, touch=False).count
-            ask(f"Delete topic {topic} and its {counted(count, 'record')}?")
+            require_confirmation(f"Delete topic {topic} and its {counted(count, 'record')}?")
         removal = client.topics.delete(topic, if_empty=if_empty)
     options.printer().item(facts_of(removal))
     return CliExit.DONE if removal else CliExit.NOT_FOUND

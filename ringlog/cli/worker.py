@@ -131,14 +131,14 @@ async def _work(wanted: WorkerOptions, level: str, format: str, options: Options
         await queue.stats()  # Check that the queue exists and is accessible before processes start.
         running = Worker(queue, wanted, setup, options.clock)
         signals = _obey_signals(running, options.clock)
-        is_whole = await running.run()
+        is_complete = await running.run()
     ended: dict[str, Any] = {
         event.replace(" ", "_"): count for event, count in sorted(running.job_counts.items())
     }
     options.printer().item({"queue": wanted.queue, "target": wanted.target, **ended})
     if len(signals) > 1:
         return CliExit.INTERRUPTED
-    return CliExit.DONE if is_whole else CliExit.FAILED
+    return CliExit.DONE if is_complete else CliExit.FAILED
 
 
 def _obey_signals(running: Any, clock: Clock) -> list[signal.Signals]:

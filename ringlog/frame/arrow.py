@@ -23,7 +23,7 @@ from ringlog.frame.columns import (
     check_record_count,
     encode_values,
 )
-from ringlog.frame.header import append_header
+from ringlog.frame.header import append_header_template
 from ringlog.frame.layout import EVENT_TS_NONE, NULLABLE, PRODUCER_COLUMNS, TIME_COLUMNS, Column
 from ringlog.frame.view import FrameView
 
@@ -85,7 +85,7 @@ def producer_arrays(view: FrameView, columns: int) -> dict[Column, Any]:
     return {column: _arrow_column(arrow, view, body, column, True) for column in _in(columns & view.columns)}
 
 
-def encode_arrow(source: Any, header: bytes = append_header()) -> EncodedRecords:
+def encode_arrow(source: Any, header: bytes = append_header_template()) -> EncodedRecords:
     """Encode an Arrow array of payloads, or a RecordBatch or Table with the field names of to_arrow.
 
     Payloads may be (large_)binary or (large_)string. A null means that the record has no value. Slices are

@@ -267,7 +267,7 @@ def headers_at(words: U64, offsets: I64) -> U64:
     return found
 
 
-def put_headers(words: U64, batch: FrameBatch) -> None:
+def write_headers(words: U64, batch: FrameBatch) -> None:
     """Write the batch's headers to their offsets. `words` must be writable and private to the caller."""
     words[(batch.offsets >> 3)[:, None] + _HEADER_INDEX] = batch.words
 

@@ -18,7 +18,7 @@ from ringlog.frame import layout
 from ringlog.frame.columns import COLUMN_NAMES, EncodedRecords, encode_values
 from ringlog.frame.compress import compress
 from ringlog.frame.control import check_control
-from ringlog.frame.header import append_header, pack_header
+from ringlog.frame.header import append_header_template, pack_header
 from ringlog.frame.kernel import kernel
 from ringlog.frame.layout import FrameType
 from ringlog.limits import BATCH_RECORDS_MAX
@@ -116,7 +116,7 @@ def encode_frames(
             records=records,
             max=BATCH_RECORDS_MAX,
         )
-    header = append_header(
+    header = append_header_template(
         topic_id, producer_id, first_producer_seq, epoch, flags_of(durability, payload_kind)
     )
     buffer, offsets = encode_values(_values(payloads, columns), header, records=records)
@@ -126,7 +126,7 @@ def encode_frames(
 def encode_single_frame(
     payloads: Sequence[bytes | None], columns: Mapping[str, Any], header: bytes
 ) -> bytearray:
-    """Build one frame of all records, as encode_frames, with a header from `append_header`."""
+    """Build one frame of all records, as encode_frames, with a header from `append_header_template`."""
     return encode_values(_values(payloads, columns), header)[0]
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ringlog.errors import BatchTooLarge, InvalidRequest, PayloadTooLarge, RecordTooLarge, UsageError
 from ringlog.frame.body import with_nulls
-from ringlog.frame.header import FrameHeader, append_header, unpack_header
+from ringlog.frame.header import FrameHeader, append_header_template, unpack_header
 from ringlog.frame.kernel import LIMITS, kernel
 from ringlog.frame.layout import EVENT_TS_NONE, HEADER_BYTES, Column
 from ringlog.limits import (
@@ -151,7 +151,7 @@ def encode_records(
     values = (
         payloads, keys, tags, nodes, headers, metas, event_ts, expires_at, not_before, priorities,
     )  # fmt: skip
-    return EncodedRecords(encode_values(values, append_header())[0])
+    return EncodedRecords(encode_values(values, append_header_template())[0])
 
 
 def encode_values(
@@ -174,11 +174,11 @@ def encode_values(
     if found is None:
         values += (None,) * (len(COLUMN_NAMES) - len(values))
         values = tuple(
-            [None if each is None else _ready(bit, each, count) for bit, each in enumerate(values)]
+            [None if each is None else _to_kernel_input(bit, each, count) for bit, each in enumerate(values)]
         )
         found = kernel.encode(values, count, records, header, FRAME_BYTES_MAX, LIMITS)
     if found is None:
-        values, size = _checked(values, count)
+        values, size = _diagnose(values, count)
         found = kernel.encode(values, count, records, header, FRAME_BYTES_MAX, LIMITS)
         if found is None:
             raise PayloadTooLarge(
@@ -205,7 +205,7 @@ def buffer_values(name: str, data: Any, offsets: Any) -> BufferColumn:
     return BufferColumn(view, bounds)
 
 
-def fixed_input(column: Column, values: Any, count: int) -> NDArray[Any]:
+def to_fixed_column(column: Column, values: Any, count: int) -> NDArray[Any]:
     """Convert integers or None to a fixed column. Raise UsageError for types, InvalidRequest for range."""
     name = column.name.lower()
     absent = EVENT_TS_NONE if column == Column.EVENT_TS else 0
@@ -234,12 +234,12 @@ def fixed_input(column: Column, values: Any, count: int) -> NDArray[Any]:
     return found.astype(np.uint8 if column == Column.PRIORITY else "<i8", copy=False)
 
 
-def _ready(bit: int, values: Any, count: int) -> Any:
+def _to_kernel_input(bit: int, values: Any, count: int) -> Any:
     """Convert a column to a form that the kernel accepts. Only the values of fixed columns are validated."""
     if isinstance(values, list | BufferColumn | BufferHeaders):
         return values
     if bit >= Column.EVENT_TS:
-        return np.ascontiguousarray(fixed_input(Column(bit), values, count)).data
+        return np.ascontiguousarray(to_fixed_column(Column(bit), values, count)).data
     try:
         return list(values)
     except TypeError as e:
@@ -249,7 +249,7 @@ def _ready(bit: int, values: Any, count: int) -> Any:
 # -- diagnosis ----------------------------------------------------------------------------------------
 
 
-def _checked(values: Values, count: int) -> tuple[Values, int]:
+def _diagnose(values: Values, count: int) -> tuple[Values, int]:
     """Return (values, their total bytes). Values become bytes objects. Raise for invalid values."""
     check_record_count(count)
     found = list(values)
@@ -264,7 +264,7 @@ def _checked(values: Values, count: int) -> tuple[Values, int]:
                 _check_most(InvalidRequest, f"{column.name.lower()} too long", sizes[column], most)
     for column in (Column.EVENT_TS, Column.EXPIRES_AT, Column.NOT_BEFORE, Column.PRIORITY):
         if isinstance(values[column], list):
-            found[column] = _ready(column, fixed_input(column, values[column], count), count)
+            found[column] = _to_kernel_input(column, to_fixed_column(column, values[column], count), count)
     accounted = sizes[Column.PAYLOAD]
     _check_most(RecordTooLarge, "record too large", accounted + sizes.get(Column.META, 0), RECORD_BYTES_MAX)
     if values[Column.HEADERS] is not None:

@@ -65,7 +65,7 @@ def pack_header(header: FrameHeader) -> bytes:
 
 
 @lru_cache(_HEADERS_MAX)
-def append_header(
+def append_header_template(
     topic_id: int = 0, producer_id: int = 0, producer_seq: int = 0, epoch: int = 0, flags: int = 0
 ) -> bytes:
     """Return a header template for append frames. The kernel fills in the rest. Raises as pack_header."""

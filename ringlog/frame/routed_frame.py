@@ -78,9 +78,9 @@ def routed_bytes(rows: int, columns_bytes: int) -> int:
     return layout.HEADER_BYTES + 8 * (PREFIX_WORDS + ROW_WORDS * rows) + columns_bytes
 
 
-def routed_frame(carried: RoutedContent, rows: Sequence[CopyRow]) -> bytearray:
+def routed_frame(content: RoutedContent, rows: Sequence[CopyRow]) -> bytearray:
     """Build the frame without a seal. Raise UsageError if it would be too large or has no copy."""
-    total = routed_bytes(len(rows), len(carried.columns))
+    total = routed_bytes(len(rows), len(content.columns))
     if not rows or total > FRAME_BYTES_MAX:
         raise UsageError(
             f"routed frame must have >= 1 copy and <= {FRAME_BYTES_MAX} bytes, got {len(rows)} and {total}",
@@ -91,10 +91,10 @@ def routed_frame(carried: RoutedContent, rows: Sequence[CopyRow]) -> bytearray:
     frame = bytearray(total)
     words = np.frombuffer(frame, dtype="<u8")
     prefix = words[layout.HEADER_WORDS : layout.HEADER_WORDS + PREFIX_WORDS]
-    prefix[:] = (len(rows), carried.head, carried.tail, carried.body_xxh3, carried.records)
+    prefix[:] = (len(rows), content.head, content.tail, content.body_xxh3, content.records)
     table_stop = layout.HEADER_WORDS + PREFIX_WORDS + ROW_WORDS * len(rows)
     words[layout.HEADER_WORDS + PREFIX_WORDS : table_stop] = np.array(rows, dtype=np.uint64).ravel()
-    frame[8 * table_stop :] = carried.columns
+    frame[8 * table_stop :] = content.columns
     words[layout.W_HEAD] = (
         (total - layout.LEN_FIELD_BYTES)
         | FrameType.ROUTED << layout.TYPE_SHIFT
@@ -193,14 +193,15 @@ def topics_of(buffer: Any, batch: FrameBatch, row: int) -> U64:
     return _table(memoryview(buffer).cast("B")[start + layout.HEADER_BYTES : start + total])[1][:, R_TOPIC]
 
 
-def is_valid_routed_frame(buffer: Any, batch: FrameBatch, row: int, *, has_sums: bool = True) -> bool:
+def is_valid_routed_frame(buffer: Any, batch: FrameBatch, row: int, *, is_verified: bool = True) -> bool:
     """Return whether the copies in this routed frame are valid appends.
 
-    `has_sums` states that the caller has verified the checksums. If it is False, the body's is verified here.
+    `is_verified` states that the caller has verified the checksums. If it is False, the body's is verified
+    here.
     """
     start, total = int(batch.offsets[row]), int(batch.total_bytes[row])
     body = memoryview(buffer).cast("B")[start + layout.HEADER_BYTES : start + total]
-    if not has_sums and _hash(body) != int(batch.words[row, layout.W_BODY_XXH3]):
+    if not is_verified and _hash(body) != int(batch.words[row, layout.W_BODY_XXH3]):
         return False
     try:
         append_headers(body)

@@ -211,7 +211,7 @@ class FrameView:
         )  # fmt: skip
 
     @property
-    def full_frame(self) -> FrameView:
+    def whole_frame_view(self) -> FrameView:
         """View of all records of the frame."""
         return FrameView(
             self.header, self._body, self._layout, self.offset, 0, self.header.records, self._columns

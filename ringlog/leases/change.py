@@ -146,14 +146,12 @@ _WIDTHS = {Op.CLAIMED: CLAIM_ROW, Op.STOLEN: CLAIM_ROW} | dict.fromkeys(
 
 def require_valid_change(change: LeaseChange) -> None:
     """Raise CorruptData for a change that no version can have written."""
-    width, rows, aside = _WIDTHS.get(change.op, 1), change.rows, change.exhausted
-    is_valid = not len(rows) % width and not len(aside) % SPAN_ROW and change.until_ms < 1 << 62
+    width, rows, exhausted = _WIDTHS.get(change.op, 1), change.rows, change.exhausted
+    is_valid = not len(rows) % width and not len(exhausted) % SPAN_ROW and change.until_ms < 1 << 62
     if width > 1:
         spans = [*zip(rows[::width], rows[1::width], strict=False)]
-        spans += zip(aside[::SPAN_ROW], aside[1::SPAN_ROW], strict=False)
-        is_valid &= all(
-            0 < count <= JOBS_PER_REQUEST_MAX and first < 1 << 62 for first, count in spans
-        )
+        spans += zip(exhausted[::SPAN_ROW], exhausted[1::SPAN_ROW], strict=False)
+        is_valid &= all(0 < count <= JOBS_PER_REQUEST_MAX and first < 1 << 62 for first, count in spans)
     if width == CLAIM_ROW:
         is_valid &= all(deliveries < 1 << 31 for deliveries in rows[2::CLAIM_ROW])
         is_valid &= all(token < 1 << 63 for token in rows[3::CLAIM_ROW])
@@ -184,7 +182,7 @@ class _LegacyQueueChange(msgspec.Struct, array_like=True, frozen=True):
 
 
 _decode = msgspec.msgpack.Decoder(LeaseChange).decode
-_decode_jobs = msgspec.msgpack.Decoder(_LegacyQueueChange).decode
+_decode_legacy = msgspec.msgpack.Decoder(_LegacyQueueChange).decode
 
 
 def decode_change(data: Any) -> LeaseChange:
@@ -193,7 +191,7 @@ def decode_change(data: Any) -> LeaseChange:
         change = _decode(data)
     except msgspec.ValidationError as e:
         try:
-            change = LeaseChange(**structs.asdict(_decode_jobs(data)))
+            change = LeaseChange(**structs.asdict(_decode_legacy(data)))
         except msgspec.ValidationError:
             raise e from None
     if not change.group and change.op == Op.REDELIVERED:

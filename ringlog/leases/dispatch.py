@@ -62,14 +62,14 @@ class Dispatch(LeaseTable):
         """Every seq below this one was delivered, or is not alive any more."""
         return min(self.cursor, self.ready_index.lowest_number) if self.ready_index else self.cursor
 
-    def create_ready_index(self, passed: BitMap64 | None = None) -> None:
+    def create_ready_index(self, skipped: BitMap64 | None = None) -> None:
         """Create the ready index: records may have a time or priority.
 
-        The cursor skips the seqs of `passed`.
+        The cursor skips the seqs of `skipped`.
         """
         self.ready_index = ReadyIndex()
-        if passed:
-            self.ready_index.skipped_by_cursor |= passed
+        if skipped:
+            self.ready_index.skipped_by_cursor |= skipped
 
     def drop_ready_index(self) -> None:
         """Drop the ready index and all known attributes."""
@@ -97,13 +97,13 @@ class Dispatch(LeaseTable):
 
     def collect(
         self, live: LiveSeqs, most: int, now_ms: int, deliveries_max: int, order: DispatchOrder,
-        beside: int = 0, *,
-        fresh_max: int = 1 << 62,
+        already_collected: int = 0, *,
+        new_max: int = 1 << 62,
     ) -> list[SeqRun]:  # fmt: skip
         """Collect up to `most` ready seqs, ascending, which the caller must lease now.
 
-        `beside` is the number of seqs that were collected before and have no row yet. At most `fresh_max`
-        seqs are new. Records that were exhausted instead are in `newly_exhausted`."""
+        `already_collected` is the number of seqs that were collected before and have no row yet. At most
+        `new_max` seqs are new. Records that were exhausted instead are in `newly_exhausted`."""
         self.apply_expirations(now_ms)
         if len(self.enqueue_times) > QUEUE_AGES_MAX // 2:
             self.enqueue_times.forget(live.front)
@@ -113,8 +113,8 @@ class Dispatch(LeaseTable):
         if found:
             most -= count_of(found)
         if self.pending_limit:
-            most = min(most, self.pending_limit - runs.jobs - beside)
-        fresh = self._take_fresh(live, max(min(most, fresh_max), 0), now_ms, order)
+            most = min(most, self.pending_limit - runs.jobs - already_collected)
+        fresh = self._take_fresh(live, max(min(most, new_max), 0), now_ms, order)
         self._note_waits(fresh, now_ms)
         found += fresh
         found.sort()
@@ -178,9 +178,9 @@ class Dispatch(LeaseTable):
 
     def _take_at_cursor(self, live: LiveSeqs, most: int) -> list[SeqRun]:
         found: list[SeqRun] = []
-        at, passed = max(self.cursor, live.front), self.ready_index.skipped_by_cursor
+        at, skipped = max(self.cursor, live.front), self.ready_index.skipped_by_cursor
         while most and at <= live.head:
-            at, stop = next_alive(live, at, passed)
+            at, stop = next_alive(live, at, skipped)
             stop = min(stop, at + most)
             if stop > at:
                 found.append((at, stop, 0))
@@ -210,16 +210,18 @@ class Dispatch(LeaseTable):
             self.ready_index.invalidate_priorities(self.cursor)
 
     def add_delivery_attributes(
-        self, marks: DeliveryAttributes, live: LiveSeqs, marked_to: int, now_ms: int
+        self, attributes: DeliveryAttributes, live: LiveSeqs, attributes_to: int, now_ms: int
     ) -> None:
-        """Add the `not_before` times and priorities of the records up to `marked_to`."""
-        self.attributes_loaded_to = marked_to
+        """Add the `not_before` times and priorities of the records up to `attributes_to`."""
+        self.attributes_loaded_to = attributes_to
         self.version += 1
         if not self.has_ready_index:
-            if not len(marks.seqs):
+            if not len(attributes.seqs):
                 return
             self.create_ready_index()
-        self.ready_index.add_delivery_attributes(marks, live, self.cursor, now_ms + self.wall_clock_offset_ms)
+        self.ready_index.add_delivery_attributes(
+            attributes, live, self.cursor, now_ms + self.wall_clock_offset_ms
+        )
 
     def apply_removal(self, floor: int, seqs: BitMap64 | None = None, *, on_request: bool = False) -> None:
         """As in the table. Seqs that were never delivered are removed as well."""
@@ -229,14 +231,14 @@ class Dispatch(LeaseTable):
 
     def add_run(
         self, first: int, stop: int, state: int, *, at: int, token: int, node: str, deliveries: int,
-        life: ProcessId, begun: int = 0, given: int = 0,
+        process_id: ProcessId, begun: int = 0, given: int = 0,
     ) -> None:  # fmt: skip
         """As in the table. The cursor skips these seqs."""
         if self.has_ready_index:
             self.ready_index.skipped_by_cursor.add_range(first, stop)
         super().add_run(
-            first, stop, state, at=at, token=token, node=node, deliveries=deliveries, life=life, begun=begun,
-            given=given,
+            first, stop, state, at=at, token=token, node=node, deliveries=deliveries, process_id=process_id,
+            begun=begun, given=given,
         )  # fmt: skip
 
     # -- counting -------------------------------------------------------------------------------------

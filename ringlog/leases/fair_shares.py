@@ -13,21 +13,21 @@ from collections.abc import Sequence
 from ringlog.leases.spans import SeqRun
 
 
-def fair_shares(wants: Sequence[int], supply: int) -> list[int]:
+def fair_shares(requested: Sequence[int], supply: int) -> list[int]:
     """Return the size of each share: max-min fair, with the remainder for the claims that arrived first."""
-    shares = [0] * len(wants)
-    by_want = sorted(range(len(wants)), key=wants.__getitem__)
-    for place, n in enumerate(by_want):
-        level, rest = divmod(supply, len(wants) - place)
-        if wants[n] > level:
+    shares = [0] * len(requested)
+    ascending = sorted(range(len(requested)), key=requested.__getitem__)
+    for place, n in enumerate(ascending):
+        level, remainder = divmod(supply, len(requested) - place)
+        if requested[n] > level:
             # Every other claim wants more than its share.
-            for each in by_want[place:]:
+            for each in ascending[place:]:
                 shares[each] = level
-            for each in sorted(by_want[place:])[:rest]:
+            for each in sorted(ascending[place:])[:remainder]:
                 shares[each] += 1
             break
-        shares[n] = wants[n]
-        supply -= wants[n]
+        shares[n] = requested[n]
+        supply -= requested[n]
     return shares
 
 

@@ -85,7 +85,7 @@ _STOLEN: Final = Op.STOLEN
 _PENDING = (LEASED, DELAYED, RETURNED, EXHAUSTED)
 _EVENTS = {Op.ACKED: ACK, Op.REJECTED: REJECT, Op.EXTENDED: EXTEND, Op.UNDONE: NACK}
 """Effect of an operation on each of its leases. RELEASED, which is not listed, causes NACK or DELAY."""
-_WRITTEN_ROWS = 4_096
+_SNAPSHOT_ROWS = 4_096
 """Runs in one part of the snapshot that is logged when leases become durable."""
 _NONE: I64 = np.zeros(0, np.int64)
 
@@ -112,19 +112,19 @@ class ConsumerGroup(Dispatch):
 
     def __init__(
         self,
-        made: GroupConfig = DEFAULT_GROUP,
+        config: GroupConfig = DEFAULT_GROUP,
         *,
         number: int = 0,
         cursor: int = 1,
         tokens: LeaseTokens | None = None,
     ) -> None:
-        self.is_default_group = not made.name
+        self.is_default_group = not config.name
         super().__init__(Holders(keeps_idle=not self.is_default_group), cursor)
         self.delivered_ahead: BitMap64 | None = None
         """Named group: positions from `lowest_undelivered` on that were delivered before lower ones. It has
         no deleted positions."""
         self.number = number
-        self.config = made
+        self.config = config
         self.tokens = tokens or LeaseTokens(0)
         """Source of the tokens of new leases. A replayed group receives its shard's in `finish_recovery`."""
         self.is_logged = not self.is_default_group
@@ -144,9 +144,9 @@ class ConsumerGroup(Dispatch):
         if self.is_default_group:
             self.create_ready_index()
         else:
-            self.pending_limit = made.pending_max or GROUP_PENDING_MAX
-            self.deliveries_max = made.deliveries_max
-            self.backoff = RedeliveryBackoff(made.backoff_ms, max(made.backoff_max_ms, made.backoff_ms))
+            self.pending_limit = config.pending_max or GROUP_PENDING_MAX
+            self.deliveries_max = config.deliveries_max
+            self.backoff = RedeliveryBackoff(config.backoff_ms, max(config.backoff_max_ms, config.backoff_ms))
             self.has_dead_letters = False
 
     # -- state ---------------------------------------------------------------------------------------
@@ -193,23 +193,23 @@ class ConsumerGroup(Dispatch):
 
     def claim(
         self, live: LiveSeqs, node: str, most: int, lease_ms: int, now_ms: int, *, deliveries_max: int = 0,
-        order: DispatchOrder = SEQ_ORDER, fresh_max: int = 1 << 62, min_idle_ms: int = 0, call: int = 0,
-        life: ProcessId = NO_PROCESS,
+        order: DispatchOrder = SEQ_ORDER, new_max: int = 1 << 62, min_idle_ms: int = 0, call: int = 0,
+        process_id: ProcessId = NO_PROCESS,
     ) -> LeaseChange | None:  # fmt: skip
         """Lease up to `most` seqs to `node`. The rows of the change ascend.
 
-        Returned seqs come first, lowest first. Then at most `fresh_max` new seqs follow, lowest first or by
+        Returned seqs come first, lowest first. Then at most `new_max` new seqs follow, lowest first or by
         `order`. With `min_idle_ms`, seqs that another member holds and left idle for that time are last.
 
         With `deliveries_max`, seqs with that many deliveries are exhausted instead: see `take_returned`.
         """
         if not self.is_default_group:
-            most = self._room_of(node, most, now_ms)
-        found = self.collect(live, most, now_ms, deliveries_max, order, fresh_max=fresh_max)
+            most = self._claim_limit(node, most, now_ms)
+        found = self.collect(live, most, now_ms, deliveries_max, order, new_max=new_max)
         if min_idle_ms and (left := most - count_of(found)) > 0:
             found += self._idle(node, now_ms - min_idle_ms, left)
             found.sort()
-        return self._lease(_CLAIMED, found, node, lease_ms, now_ms, call, life)
+        return self._lease(_CLAIMED, found, node, lease_ms, now_ms, call, process_id)
 
     def claim_fair_shares(
         self, live: LiveSeqs, requests: Sequence[ClaimRequest], most: int, now_ms: int, *,
@@ -218,25 +218,29 @@ class ConsumerGroup(Dispatch):
         """Claim for requests that arrived together: fair shares of up to `most` jobs, one change for each.
 
         The first change also contains the seqs that were exhausted."""
-        wants = fair_shares([request.most for request in requests], most)
+        requested = fair_shares([request.most for request in requests], most)
         parts: list[list[SeqRun]] = [[] for _ in requests]
-        rest: list[SeqRun] = []
+        collected: list[SeqRun] = []
         for by_number in (False, True):
-            places = [n for n, request in enumerate(requests) if request.by_number is by_number]
-            if places:
-                asked = sum(wants[n] for n in places)
+            indexes = [n for n, request in enumerate(requests) if request.by_number is by_number]
+            if indexes:
+                requested_total = sum(requested[n] for n in indexes)
                 chosen = order._replace(by_number=by_number)
-                beside = count_of(run for run in rest if not run[2])
-                found = self.collect(live, asked, now_ms, deliveries_max, chosen, beside)
-                rest += found
-                if count_of(found) == asked:
-                    for n, part in zip(places, split_runs(found, [wants[n] for n in places]), strict=True):
+                already_collected = count_of(run for run in collected if not run[2])
+                found = self.collect(live, requested_total, now_ms, deliveries_max, chosen, already_collected)
+                collected += found
+                if count_of(found) == requested_total:
+                    for n, part in zip(
+                        indexes, split_runs(found, [requested[n] for n in indexes]), strict=True
+                    ):
                         parts[n] = part
-        if count_of(rest) < sum(wants):
+        if count_of(collected) < sum(requested):
             # All ready jobs are taken, so only the shares remain to be decided.
-            shares = fair_shares(wants, count_of(rest))
-            places = sorted(range(len(requests)), key=lambda n: not requests[n].by_number)
-            for n, part in zip(places, split_runs(sorted(rest), [shares[n] for n in places]), strict=True):
+            shares = fair_shares(requested, count_of(collected))
+            indexes = sorted(range(len(requests)), key=lambda n: not requests[n].by_number)
+            for n, part in zip(
+                indexes, split_runs(sorted(collected), [shares[n] for n in indexes]), strict=True
+            ):
                 parts[n] = part
         return [
             self._lease(_CLAIMED, part, each.node, each.lease_ms, now_ms, each.call, each.process_id)
@@ -245,22 +249,22 @@ class ConsumerGroup(Dispatch):
 
     def steal(
         self, seqs: I64, node: str, lease_ms: int, now_ms: int, *, min_idle_ms: int = 0, call: int = 0,
-        life: ProcessId = NO_PROCESS,
+        process_id: ProcessId = NO_PROCESS,
     ) -> LeaseChange | None:  # fmt: skip
         """Lease the pending ones of these ascending positions to `node`, if they were idle for `min_idle_ms`.
 
         The ack of the previous holder reports them as skipped."""
         self.apply_expirations(now_ms)
-        room = len(seqs) if self.is_default_group else self._room_of(node, len(seqs), now_ms)
+        room = len(seqs) if self.is_default_group else self._claim_limit(node, len(seqs), now_ms)
         runs, found = self.runs, list[SeqRun]()
         for first, stop in spans_of(seqs):
             for row in runs.within(first, stop):
                 if runs.given[row] <= now_ms - min_idle_ms and runs.state[row] != EXHAUSTED:
                     low, high = max(first, runs.first[row]), min(stop, runs.stop[row])
                     found.append((low, high, self.deliveries_of(row)))
-        return self._lease(_STOLEN, truncate_runs(found, room), node, lease_ms, now_ms, call, life)
+        return self._lease(_STOLEN, truncate_runs(found, room), node, lease_ms, now_ms, call, process_id)
 
-    def _room_of(self, node: str, most: int, now_ms: int) -> int:
+    def _claim_limit(self, node: str, most: int, now_ms: int) -> int:
         """Return how many records this member may get. Raises Throttled if there are too many members."""
         self.holders.require_room(node, now_ms)
         self.holders.touch_member(node, now_ms)
@@ -288,12 +292,13 @@ class ConsumerGroup(Dispatch):
         return truncate_runs([(runs.first[row], runs.stop[row], runs.deliveries[row]) for row in rows], most)
 
     def _lease(
-        self, op: Op, found: list[SeqRun], node: str, lease_ms: int, now_ms: int, call: int, life: ProcessId
-    ) -> LeaseChange | None:
-        aside: list[int] = []
+        self, op: Op, found: list[SeqRun], node: str, lease_ms: int, now_ms: int, call: int,
+        process_id: ProcessId,
+    ) -> LeaseChange | None:  # fmt: skip
+        exhausted_spans: list[int] = []
         if self.newly_exhausted:
-            aside, self.newly_exhausted = flatten_spans(self.newly_exhausted), []
-        if not found and not aside:
+            exhausted_spans, self.newly_exhausted = flatten_spans(self.newly_exhausted), []
+        if not found and not exhausted_spans:
             return None
         rows: list[int] = []
         for first, stop, deliveries in (
@@ -301,7 +306,9 @@ class ConsumerGroup(Dispatch):
         ):
             rows += (first, stop - first, deliveries + 1, self.tokens.allocate(stop - first))
         until_ms = now_ms + lease_ms if rows else 0
-        return self._change(op, now_ms, node, until_ms, rows, call, life=life, aside=aside)
+        return self._change(
+            op, now_ms, node, until_ms, rows, call, process_id=process_id, exhausted_spans=exhausted_spans
+        )
 
     # -- settlement ----------------------------------------------------------------------------------
 
@@ -338,16 +345,16 @@ class ConsumerGroup(Dispatch):
 
     def ack(self, found: LeaseMatch, node: str, now_ms: int, *, call: int = 0) -> LeaseChange | None:
         """Settle these positions."""
-        return self._settled(Op.ACKED, found, node, now_ms, 0, call)
+        return self._settle(Op.ACKED, found, node, now_ms, 0, call)
 
     def nack(
         self, found: LeaseMatch, node: str, delay_ms: int, now_ms: int, *, call: int = 0, reason: str = ""
     ) -> LeaseChange | None:
         """Return these seqs, ready now or after the delay. With a reason they failed."""
         until_ms = now_ms + delay_ms if delay_ms else 0
-        return self._settled(Op.RELEASED, found, node, now_ms, until_ms, call, reason)
+        return self._settle(Op.RELEASED, found, node, now_ms, until_ms, call, reason)
 
-    def nack_resting(
+    def nack_with_backoff(
         self, found: LeaseMatch, node: str, now_ms: int, *, call: int = 0, reason: str = ""
     ) -> list[LeaseChange]:
         """Return these seqs, each with the backoff of its number of deliveries.
@@ -355,42 +362,44 @@ class ConsumerGroup(Dispatch):
         The last change answers a repeat of the request."""
         parts: dict[int, list[int]] = {}
         for row in self.rows_of(found.leased):
-            rest_ms = self.backoff.delay_after(self.deliveries_of(row))
-            parts.setdefault(rest_ms, []).extend(range(self.runs.first[row], self.runs.stop[row]))
+            delay_ms = self.backoff.delay_after(self.deliveries_of(row))
+            parts.setdefault(delay_ms, []).extend(range(self.runs.first[row], self.runs.stop[row]))
         changes = []
-        for n, (rest_ms, seqs) in enumerate(sorted(parts.items()), 1):
+        for n, (delay_ms, seqs) in enumerate(sorted(parts.items()), 1):
             is_last = n == len(parts)
             part = found._replace(leased=np.array(sorted(seqs), dtype=np.int64))
             if not is_last:
                 part = LeaseMatch(part.leased, _NONE, _NONE)
-            change = self.nack(part, node, rest_ms, now_ms, call=call if is_last else 0, reason=reason)
+            change = self.nack(part, node, delay_ms, now_ms, call=call if is_last else 0, reason=reason)
             changes += [change] if change is not None else []
         return changes
 
     def undo(self, found: LeaseMatch, node: str, now_ms: int, *, call: int = 0) -> LeaseChange | None:
         """Return seqs that were not started: they are ready at once, and the delivery does not count."""
-        return self._settled(Op.UNDONE, found, node, now_ms, 0, call)
+        return self._settle(Op.UNDONE, found, node, now_ms, 0, call)
 
     def extend(
         self, found: LeaseMatch, node: str, lease_ms: int, now_ms: int, *, call: int = 0
     ) -> LeaseChange | None:
         """Set a new deadline, which may be earlier than the old one."""
-        return self._settled(Op.EXTENDED, found, node, now_ms, now_ms + lease_ms, call)
+        return self._settle(Op.EXTENDED, found, node, now_ms, now_ms + lease_ms, call)
 
     def reject(
         self, found: LeaseMatch, node: str, reason: str, now_ms: int, *, call: int = 0
     ) -> LeaseChange | None:
         """Exhaust these seqs, whatever their number of deliveries."""
-        return self._settled(Op.REJECTED, found, node, now_ms, 0, call, reason)
+        return self._settle(Op.REJECTED, found, node, now_ms, 0, call, reason)
 
-    def release(self, life: ProcessId, now_ms: int) -> list[LeaseChange]:
+    def release(self, process_id: ProcessId, now_ms: int) -> list[LeaseChange]:
         """Return all seqs of a process that exited. They are ready at once, and the deliveries count."""
-        link = self.forget_process(life)
-        if not link:
+        process_number = self.forget_process(process_id)
+        if not process_number:
             return []
         self.apply_expirations(now_ms)
         runs = self.runs
-        spans: list[Span] = sorted((runs.first[row], runs.stop[row]) for row in runs.rows_leased_by(link))
+        spans: list[Span] = sorted(
+            (runs.first[row], runs.stop[row]) for row in runs.rows_leased_by(process_number)
+        )
         return [
             self._change(Op.RELEASED, now_ms, "", 0, flatten_spans(spans[at : at + RUNS_PER_CHANGE_MAX]), 0)
             for at in range(0, len(spans), RUNS_PER_CHANGE_MAX)
@@ -405,7 +414,7 @@ class ConsumerGroup(Dispatch):
         self.holders.leave(node)
         return change
 
-    def _settled(
+    def _settle(
         self, op: Op, found: LeaseMatch, node: str, now_ms: int, until_ms: int, call: int, reason: str = ""
     ) -> LeaseChange | None:
         if not len(found.leased):
@@ -460,13 +469,13 @@ class ConsumerGroup(Dispatch):
 
     def _change(
         self, op: Op, now_ms: int, node: str, until_ms: int, rows: list[int], call: int,
-        skipped: list[int] | None = None, reason: str = "", *, life: ProcessId = NO_PROCESS,
-        aside: list[int] | None = None, saved: bytes | None = None,
+        skipped: list[int] | None = None, reason: str = "", *, process_id: ProcessId = NO_PROCESS,
+        exhausted_spans: list[int] | None = None, saved: bytes | None = None,
     ) -> LeaseChange:  # fmt: skip
         change = LeaseChange(
             self.number, self.last_change_number + 1, op, now_ms,
             0 if self.is_default_group else self.lowest_undelivered, node,
-            until_ms, rows, call, skipped or [], None, reason, life, aside or [], saved,
+            until_ms, rows, call, skipped or [], None, reason, process_id, exhausted_spans or [], saved,
         )  # fmt: skip
         self.apply(change)
         return change
@@ -505,7 +514,10 @@ class ConsumerGroup(Dispatch):
                     self.apply_event(row, EXHAUST)
         if not rows:
             return
-        holder, link = self.holders.touch_member(change.node, at_ms), self.link_of_process(change.process_id)
+        holder, process_number = (
+            self.holders.touch_member(change.node, at_ms),
+            self.number_of_process(change.process_id),
+        )
         for at in range(0, len(rows), CLAIM_ROW):
             first, stop = rows[at], rows[at] + rows[at + 1]
             if stop > change.cursor and not self.is_default_group:
@@ -517,8 +529,8 @@ class ConsumerGroup(Dispatch):
                 for row in self.isolate_rows(first, stop):
                     self.drop(row)  # Delivered again; the reason of its last failure is kept.
             self.lease(
-                first, stop, change.until_ms, rows[at + 3], holder, rows[at + 2], link=link, begun=begun,
-                given=at_ms,
+                first, stop, change.until_ms, rows[at + 3], holder, rows[at + 2],
+                process_number=process_number, begun=begun, given=at_ms,
             )  # fmt: skip
 
     def _apply_settled(self, change: LeaseChange) -> None:
@@ -551,7 +563,7 @@ class ConsumerGroup(Dispatch):
             first, count = rows[at : at + SPAN_ROW]
             for low, high in blocks_of(first, first + count):
                 row = self.runs.add(low, high, RETURNED, begun=change.at_ms, given=change.at_ms)
-                self.enter(row, RETURNED)
+                self.add_row(row, RETURNED)
 
     def _apply_seek(self, cursor: int) -> None:
         for row in self.runs.rows():
@@ -631,7 +643,7 @@ class ConsumerGroup(Dispatch):
         """Return the complete state as changes, for the log, when leases become durable."""
         changes = [
             self._change(Op.SNAPSHOT, now_ms, "", 0, [], 0, saved=part)
-            for part in encode_runs(self, _WRITTEN_ROWS)
+            for part in encode_runs(self, _SNAPSHOT_ROWS)
         ]
         return [*changes, self.count_dead_lettered(0, now_ms)] if self.dead_lettered else changes
 
@@ -736,9 +748,9 @@ class ConsumerGroup(Dispatch):
             )  # fmt: skip
 
 
-def created(number: int, made: GroupConfig, cursor: int, now_ms: int) -> LeaseChange:
+def created(number: int, config: GroupConfig, cursor: int, now_ms: int) -> LeaseChange:
     """Return the change that creates a group."""
-    return LeaseChange(number, 1, Op.CREATED, now_ms, cursor, config=made)
+    return LeaseChange(number, 1, Op.CREATED, now_ms, cursor, config=config)
 
 
 def create_group(change: LeaseChange, tokens: LeaseTokens | None = None) -> ConsumerGroup:

@@ -84,12 +84,12 @@ class ReadyIndex:
     # -- jobs enter and leave -------------------------------------------------------------------------
 
     def add_delivery_attributes(
-        self, marks: DeliveryAttributes, live: LiveSeqs, cursor: int, wall_ms: int
+        self, attributes: DeliveryAttributes, live: LiveSeqs, cursor: int, wall_ms: int
     ) -> None:
         """Add the attributes of published jobs. A job is added again only after `invalidate_priorities`."""
-        again, self._awaiting_reload = self._awaiting_reload, None
-        fresh = self._fresh(marks.seqs, live, cursor, again)
-        seqs, at_ms, levels = marks.seqs[fresh], marks.at_ms[fresh], marks.levels[fresh]
+        reloading, self._awaiting_reload = self._awaiting_reload, None
+        fresh = self._undelivered(attributes.seqs, live, cursor, reloading)
+        seqs, at_ms, levels = attributes.seqs[fresh], attributes.at_ms[fresh], attributes.levels[fresh]
         later = at_ms > wall_ms
         waiting = bitmap_of(seqs[later])
         self.delayed |= waiting
@@ -100,19 +100,21 @@ class ReadyIndex:
             if level:
                 _join(self._later, level, bitmap_of(seqs[of_level & later]))
                 self._ready(level, bitmap_of(seqs[of_level & ~later]), cursor)
-        if again:
+        if reloading:
             # A job without attributes, or with attributes that have no effect any more, is ready.
-            self._ready(0, again - self.delayed - _union(self.levels), cursor)
+            self._ready(0, reloading - self.delayed - _union(self.levels), cursor)
 
-    def _fresh(self, seqs: I64, live: LiveSeqs, cursor: int, again: BitMap64 | None) -> NDArray[np.bool_]:
+    def _undelivered(
+        self, seqs: I64, live: LiveSeqs, cursor: int, reloading: BitMap64 | None
+    ) -> NDArray[np.bool_]:
         """Return which of these jobs are alive and were never delivered."""
         fresh = seqs >= live.front
         for first, last in live.lost:
             fresh &= (seqs < first) | (seqs > last)
-        if again is None:
+        if reloading is None:
             fresh &= seqs >= cursor
         else:
-            fresh &= (seqs >= cursor) | np.isin(seqs, _numbers(again))
+            fresh &= (seqs >= cursor) | np.isin(seqs, _numbers(reloading))
         kept = bitmap_of(seqs[fresh])
         kept -= self.skipped_by_cursor
         if live.dead is not None:

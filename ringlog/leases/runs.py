@@ -56,7 +56,7 @@ class LeaseRuns:
         self.token = array("Q")
         """Token of the first job; the others follow."""
         self.holder = array("I")
-        self.link = array("I")
+        self.process_number = array("I")
         """For a leased run: number of the process that claimed it; 0 = no process is observed."""
         self.deliveries = array("I")
         self.begun = array("Q")
@@ -111,28 +111,28 @@ class LeaseRuns:
         """Return the rows of the runs with a seq below `floor`, ascending. Blocks above it cost nothing."""
         found: list[int] = []
         order = self._order
-        passed: list[int] = []
+        popped: list[int] = []
         while order and order[0] << BLOCK_SHIFT < floor:
             number = heappop(order)
             block = self._blocks.get(number)
-            if block is None or (passed and passed[-1] == number):
+            if block is None or (popped and popped[-1] == number):
                 continue
-            passed.append(number)
+            popped.append(number)
             found += block[1][: bisect_left(block[0], floor)]
-        for number in passed:
+        for number in popped:
             heappush(order, number)
         return found
 
     def add(
         self, first: int, stop: int, state: int, *, at: int = 0, token: int = 0, holder: int = 0,
-        deliveries: int = 0, link: int = 0, begun: int = 0, given: int = 0,
+        deliveries: int = 0, process_number: int = 0, begun: int = 0, given: int = 0,
     ) -> int:  # fmt: skip
         """Add a run inside one block, where there is none. Return its row."""
         if self._free:
             row = self._free.pop()
             self.first[row], self.stop[row], self.at[row], self.token[row] = first, stop, at, token
             self.holder[row], self.deliveries[row], self.state[row] = holder, deliveries, state
-            self.link[row], self.begun[row], self.given[row] = link, begun, given
+            self.process_number[row], self.begun[row], self.given[row] = process_number, begun, given
         else:
             row = len(self.state)
             self.first.append(first)
@@ -140,7 +140,7 @@ class LeaseRuns:
             self.at.append(at)
             self.token.append(token)
             self.holder.append(holder)
-            self.link.append(link)
+            self.process_number.append(process_number)
             self.deliveries.append(deliveries)
             self.begun.append(begun)
             self.given.append(given)
@@ -183,14 +183,16 @@ class LeaseRuns:
         self.jobs -= stop - at
         return self.add(
             at, stop, self.state[row], at=self.at[row], token=self.token[row] + at - first,
-            holder=self.holder[row], deliveries=self.deliveries[row], link=self.link[row],
+            holder=self.holder[row], deliveries=self.deliveries[row], process_number=self.process_number[row],
             begun=self.begun[row], given=self.given[row],
         )  # fmt: skip
 
-    def rows_leased_by(self, link: int) -> list[int]:
-        """Return the rows of the leased runs that were claimed through this link."""
-        links, states = np.frombuffer(self.link, np.uint32), np.frombuffer(self.state, np.uint8)
-        return np.flatnonzero((links == link) & (states == LEASED)).tolist() if len(links) else []
+    def rows_leased_by(self, process_number: int) -> list[int]:
+        """Return the rows of the leased runs that the process with this number claimed."""
+        numbers, states = np.frombuffer(self.process_number, np.uint32), np.frombuffer(self.state, np.uint8)
+        return (
+            np.flatnonzero((numbers == process_number) & (states == LEASED)).tolist() if len(numbers) else []
+        )
 
     def rows(self) -> list[int]:
         """Return all rows in use, ascending by first seq."""

@@ -43,7 +43,7 @@ class _SavedGroup(msgspec.Struct, array_like=True, frozen=True):
     wide: bytes
     """8 bytes each, little-endian, column by column: first, at, token, begun, given."""
     counts: bytes
-    """4 bytes each, little-endian, like `holders`, `deliveries` and `links`."""
+    """4 bytes each, little-endian, like `holders`, `deliveries` and `process_numbers`."""
     holders: bytes
     deliveries: bytes
     states: bytes
@@ -52,9 +52,9 @@ class _SavedGroup(msgspec.Struct, array_like=True, frozen=True):
     """(position, reason of its rejection), in the format from before `failures`."""
     failures: list[SavedFailure] = []
     """At most GROUP_REASONS_SAVED_MAX."""
-    links: bytes = b""
-    """Indexes into `lives`, from 1 on, 0 = none; empty = 0 for all runs."""
-    lives: list[tuple[U64, U64]] = []
+    process_numbers: bytes = b""
+    """Indexes into `process_ids`, from 1 on, 0 = none; empty = 0 for all runs."""
+    process_ids: list[tuple[U64, U64]] = []
     """The processes that claimed."""
     at_ms: U64 = 0
     delivered_ahead: bytes = b""
@@ -72,8 +72,8 @@ class _SavedQueueLeases(msgspec.Struct, array_like=True, frozen=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_group = msgspec.msgpack.Decoder(_SavedGroup).decode
-_decode_own = msgspec.msgpack.Decoder(_SavedQueueLeases).decode
-_DAMAGE = (msgspec.MsgspecError, ValueError, IndexError, OverflowError, InvariantViolation)
+_decode_queue = msgspec.msgpack.Decoder(_SavedQueueLeases).decode
+_DECODE_ERRORS = (msgspec.MsgspecError, ValueError, IndexError, OverflowError, InvariantViolation)
 """Exceptions for bytes that no version wrote."""
 
 
@@ -84,7 +84,7 @@ def encode_group(group: ConsumerGroup) -> bytes:
     columns["state"][columns["state"] == EXHAUSTED] = RETURNED
     leased = columns["state"] == LEASED
     held, columns["holder"][leased] = np.unique(columns["holder"][leased], return_inverse=True)
-    columns["link"], lives = index_processes(columns["link"], group)
+    columns["process_number"], process_ids = index_processes(columns["process_number"], group)
     of_number = {each.number: each for each in group.holders}
     return _encode(
         _SavedGroup(
@@ -95,7 +95,7 @@ def encode_group(group: ConsumerGroup) -> bytes:
             packed(columns, ("holder",), "<u4"), packed(columns, ("deliveries",), "<u4"),
             packed(columns, ("state",), "u1"), list(group.recent_calls), [],
             [(seq, *each) for seq, each in group.failures][-GROUP_REASONS_SAVED_MAX:],
-            packed(columns, ("link",), "<u4") if lives else b"", lives, group.at_ms,
+            packed(columns, ("process_number",), "<u4") if process_ids else b"", process_ids, group.at_ms,
             group.delivered_ahead.serialize() if group.delivered_ahead else b"",
         )
     )  # fmt: skip
@@ -116,12 +116,12 @@ def decode_group(data: bytes) -> ConsumerGroup:
         first, at, token, begun, given = unpacked(saved.wide, len(_WIDE), "<u8")
         narrow = saved.counts + saved.holders + saved.deliveries
         count, holder, deliveries = unpacked(narrow, 3, "<u4")
-        links = unpacked(saved.links, 1, "<u4")[0] if saved.links else []
+        process_numbers = unpacked(saved.process_numbers, 1, "<u4")[0] if saved.process_numbers else []
         if EXHAUSTED in saved.states:
             raise ValueError("snapshot of a group must not contain exhausted runs")
         add_runs(
             group, saved.states, first, at, token, count, holder, [name for name, _ in saved.members],
-            deliveries, links, saved.lives, begun, given,
+            deliveries, process_numbers, saved.process_ids, begun, given,
         )  # fmt: skip
         group.recent_calls.restore_changes(saved.calls)
         failures = [*((seq, why, 0, 0) for seq, why in saved.reasons), *saved.failures]
@@ -129,7 +129,7 @@ def decode_group(data: bytes) -> ConsumerGroup:
             raise ValueError("failure reason of a position that is not pending")
         add_failures(group.failures, failures)
         group.check()
-    except _DAMAGE as e:
+    except _DECODE_ERRORS as e:
         raise CorruptData("state of a consumer group cannot be decoded", reason=str(e)) from None
     return group
 
@@ -145,14 +145,14 @@ def decode_queue_leases(data: bytes) -> ConsumerGroup:
     """Decode the durable leases of a queue. Raises CorruptData for bytes that no version can have written."""
     group = new_durable_group()
     try:
-        saved = _decode_own(data)
+        saved = _decode_queue(data)
         group.last_change_number, group.at_ms = saved.changes, saved.at_ms
         group.dead_lettered = saved.dead_lettered
         if saved.runs:
             decode_runs_into(group, saved.runs, saved.at_ms)
         group.recent_calls.restore_changes(map(decode_change, saved.calls))
         group.check()
-    except _DAMAGE as e:
+    except _DECODE_ERRORS as e:
         raise CorruptData("leases of a queue cannot be decoded", reason=str(e)) from None
     return group
 

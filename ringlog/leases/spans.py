@@ -19,9 +19,9 @@ SeqRun = tuple[int, int, int]
 
 def keep_first(chosen: NDArray[np.bool_], ascending: I64) -> None:
     """Clear the second entry of a seq that occurs twice: it counts once."""
-    places = np.flatnonzero(chosen)
-    again = np.flatnonzero(ascending[places[1:]] == ascending[places[:-1]]) + 1
-    chosen[places[again]] = False
+    indexes = np.flatnonzero(chosen)
+    duplicates = np.flatnonzero(ascending[indexes[1:]] == ascending[indexes[:-1]]) + 1
+    chosen[indexes[duplicates]] = False
 
 
 def spans_of(seqs: I64) -> list[Span]:
@@ -38,13 +38,13 @@ def spans_of(seqs: I64) -> list[Span]:
 
 def merge_adjacent(found: list[SeqRun]) -> list[SeqRun]:
     """Merge adjacent runs with the same number of deliveries."""
-    found_together: list[SeqRun] = []
+    merged: list[SeqRun] = []
     for first, stop, deliveries in found:
-        if found_together and found_together[-1][1:] == (first, deliveries):
-            found_together[-1] = found_together[-1][0], stop, deliveries
+        if merged and merged[-1][1:] == (first, deliveries):
+            merged[-1] = merged[-1][0], stop, deliveries
         else:
-            found_together.append((first, stop, deliveries))
-    return found_together
+            merged.append((first, stop, deliveries))
+    return merged
 
 
 def blocks_of(first: int, stop: int) -> list[Span]:

@@ -115,10 +115,10 @@ class LeaseTable:
         """Reasons of nacks and rejections, until the records are done."""
         self.backoff = NO_BACKOFF
         """Delay of records whose lease expired."""
-        self.process_by_link: dict[int, ProcessId] = {}
-        """The processes that claimed, by the link number in their runs; some hold no lease any more."""
-        self._links: dict[ProcessId, int] = {}
-        self._links_made = 0
+        self.process_by_number: dict[int, ProcessId] = {}
+        """The processes that claimed, by the process number in their runs; some hold no lease any more."""
+        self._number_by_process: dict[ProcessId, int] = {}
+        self._last_process_number = 0
         self.newly_exhausted: list[Span] = []
         """Spans that claims exhausted since the list was last emptied."""
         self.has_dead_letters = True
@@ -167,7 +167,7 @@ class LeaseTable:
         while heap and heap[0] >> _ROW_BITS <= now_ms:
             entry = heappop(heap)
             row = entry & _ROW_MASK
-            if self._instant(row) != entry >> _ROW_BITS:
+            if self._due_ms(row) != entry >> _ROW_BITS:
                 continue
             if self.backoff.base_ms and runs.state[row] == LEASED:
                 until_ms = runs.at[row] + self.backoff.delay_after(self.deliveries_of(row))
@@ -179,11 +179,11 @@ class LeaseTable:
     def next_due_ms(self) -> int | None:
         """Return the time at which the next lease or delay ends; None if there is none."""
         heap = self._deadlines
-        while heap and self._instant(heap[0] & _ROW_MASK) != heap[0] >> _ROW_BITS:
+        while heap and self._due_ms(heap[0] & _ROW_MASK) != heap[0] >> _ROW_BITS:
             heappop(heap)
         return heap[0] >> _ROW_BITS if heap else None
 
-    def _instant(self, row: int) -> int:
+    def _due_ms(self, row: int) -> int:
         """Return the time at which the state of this run ends; -1 = never.
 
         A lease is still held in the millisecond of its deadline. A delay has ended in the millisecond of its
@@ -222,20 +222,20 @@ class LeaseTable:
         self._index(row, to)
 
     def lease(
-        self, first: int, stop: int, at: int, token: int, holder: int, deliveries: int, *, link: int = 0,
-        begun: int = 0, given: int = 0,
+        self, first: int, stop: int, at: int, token: int, holder: int, deliveries: int, *,
+        process_number: int = 0, begun: int = 0, given: int = 0,
     ) -> None:  # fmt: skip
         """Lease seqs without a row."""
         for low, high in blocks_of(first, stop):
             row = self.runs.add(
                 low, high, LEASED, at=at, token=token + low - first, holder=holder, deliveries=deliveries,
-                link=link, begun=begun, given=given,
+                process_number=process_number, begun=begun, given=given,
             )  # fmt: skip
-            self.enter(row, LEASED)
+            self.add_row(row, LEASED)
 
     def add_run(
         self, first: int, stop: int, state: int, *, at: int, token: int, node: str, deliveries: int,
-        life: ProcessId, begun: int = 0, given: int = 0,
+        process_id: ProcessId, begun: int = 0, given: int = 0,
     ) -> None:  # fmt: skip
         """Set the state of these seqs to that of a log or a snapshot, and replace what was known."""
         for row in self.isolate_rows(first, stop):
@@ -243,7 +243,7 @@ class LeaseTable:
         if state == LEASED:
             self.lease(
                 first, stop, at, token, self.holders.get_or_add(node), deliveries,
-                link=self.link_of_process(life),
+                process_number=self.number_of_process(process_id),
                 begun=begun, given=given,
             )  # fmt: skip
             return
@@ -252,34 +252,34 @@ class LeaseTable:
                 low, high, state, at=at, token=token + low - first, deliveries=deliveries, begun=begun,
                 given=given,
             )  # fmt: skip
-            self.enter(row, state)
+            self.add_row(row, state)
 
-    def link_of_process(self, life: ProcessId) -> int:
+    def number_of_process(self, process_id: ProcessId) -> int:
         """Return the number of a process for its runs; 0 = the process is not observed."""
-        if not life[0]:
+        if not process_id[0]:
             return 0
-        link = self._links.get(life, 0)
-        if not link:
-            if len(self._links) >= LINKS_MAX:
+        process_number = self._number_by_process.get(process_id, 0)
+        if not process_number:
+            if len(self._number_by_process) >= LINKS_MAX:
                 self.forget_idle_processes()
-            self._links_made += 1
-            link = self._links[life] = self._links_made
-            self.process_by_link[link] = life
-        return link
+            self._last_process_number += 1
+            process_number = self._number_by_process[process_id] = self._last_process_number
+            self.process_by_number[process_number] = process_id
+        return process_number
 
     def forget_idle_processes(self) -> None:
         """Forget the processes that hold no lease."""
         runs = self.runs
-        held = {runs.link[row] for row in runs.rows() if runs.state[row] == LEASED}
-        self.process_by_link = {link: life for link, life in self.process_by_link.items() if link in held}
-        self._links = {life: link for link, life in self.process_by_link.items()}
+        held = {runs.process_number[row] for row in runs.rows() if runs.state[row] == LEASED}
+        self.process_by_number = {n: each for n, each in self.process_by_number.items() if n in held}
+        self._number_by_process = {each: n for n, each in self.process_by_number.items()}
 
-    def forget_process(self, life: ProcessId) -> int:
-        """Forget a process that exited. Return the link number of its runs; 0 = it never had any."""
-        link = self._links.pop(life, 0)
-        if link:
-            del self.process_by_link[link]
-        return link
+    def forget_process(self, process_id: ProcessId) -> int:
+        """Forget a process that exited. Return the process number of its runs; 0 = it never had any."""
+        process_number = self._number_by_process.pop(process_id, 0)
+        if process_number:
+            del self.process_by_number[process_number]
+        return process_number
 
     def drop(self, row: int) -> None:
         """Remove the row of a run that is done, or that is delivered under another row."""
@@ -290,7 +290,7 @@ class LeaseTable:
             self.holders.drop(runs.holder[row], size)
         runs.drop(row)
 
-    def enter(self, row: int, state: int) -> None:
+    def add_row(self, row: int, state: int) -> None:
         """Count and index a new row in this state."""
         runs = self.runs
         if state in {RETURNED, EXHAUSTED}:
@@ -318,22 +318,24 @@ class LeaseTable:
         """Add a run to the heap by time, or to the heap of its state."""
         if state in {LEASED, DELAYED, GONE}:
             heap, of = self._deadlines, self._runs_of
-            heappush(heap, self._instant(row) << _ROW_BITS | row)
+            heappush(heap, self._due_ms(row) << _ROW_BITS | row)
             if len(heap) > _STALE_MAX + 2 * (of[LEASED] + of[DELAYED] + of[GONE]):
-                heap[:] = {each for each in heap if self._instant(each & _ROW_MASK) == each >> _ROW_BITS}
+                heap[:] = {each for each in heap if self._due_ms(each & _ROW_MASK) == each >> _ROW_BITS}
                 heapify(heap)
         elif state == RETURNED:
             heappush(self._returned, self.runs.first[row])
             if len(self._returned) > 2 * self._runs_of[RETURNED] + _STALE_MAX:
-                self._returned = sorted({first for first in self._returned if self._begins(first, RETURNED)})
+                self._returned = sorted(
+                    {first for first in self._returned if self._run_starts(first, RETURNED)}
+                )
         else:
             heappush(self._exhausted, self.runs.first[row])
             if len(self._exhausted) > 2 * self._runs_of[EXHAUSTED] + _STALE_MAX:
                 self._exhausted = sorted(
-                    {first for first in self._exhausted if self._begins(first, EXHAUSTED)}
+                    {first for first in self._exhausted if self._run_starts(first, EXHAUSTED)}
                 )
 
-    def _begins(self, first: int, state: int) -> bool:
+    def _run_starts(self, first: int, state: int) -> bool:
         """Return True if a run in this state starts at `first`."""
         row = self.runs.find(first)
         return row >= 0 and self.runs.state[row] == state and self.runs.first[row] == first
@@ -389,18 +391,18 @@ class LeaseTable:
         runs, heap, left = self.runs, self._returned, DEAD_LETTERS_PER_CLAIM_MAX
         while most > 0 and heap:
             first = heap[0]
-            if not self._begins(first, RETURNED) or (rows and runs.first[rows[-1]] == first):
+            if not self._run_starts(first, RETURNED) or (rows and runs.first[rows[-1]] == first):
                 heappop(heap)  # The run does not exist any more, or the entry is a duplicate.
                 continue
             row = runs.find(first)
-            is_spent = 0 < deliveries_max <= self.deliveries_of(row)
-            if is_spent and not left:
+            is_exhausted = 0 < deliveries_max <= self.deliveries_of(row)
+            if is_exhausted and not left:
                 break
             heappop(heap)
-            room = left if is_spent else most
+            room = left if is_exhausted else most
             if runs.stop[row] - first > room:
                 self.split(row, first + room)
-            if is_spent:
+            if is_exhausted:
                 self.newly_exhausted.append((first, runs.stop[row]))
                 left -= runs.stop[row] - first
                 self.apply_event(row, EXHAUST)
@@ -411,7 +413,7 @@ class LeaseTable:
 
     def lowest_returned(self) -> list[int]:
         """Return a list with the lowest returned and ready seq; empty if there is none."""
-        while self._returned and not self._begins(self._returned[0], RETURNED):
+        while self._returned and not self._run_starts(self._returned[0], RETURNED):
             heappop(self._returned)
         return self._returned[:1]
 
@@ -522,7 +524,7 @@ class LeaseTable:
         kept: list[int] = []
         while most and self._exhausted:
             first = heappop(self._exhausted)
-            if not self._begins(first, EXHAUSTED) or (kept and kept[-1] == first):
+            if not self._run_starts(first, EXHAUSTED) or (kept and kept[-1] == first):
                 continue
             kept.append(first)
             row = self.runs.find(first)

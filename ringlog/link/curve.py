@@ -48,9 +48,9 @@ def read_key_file(path: str, *, needs_secret: bool) -> CurveKey:
 
     Raises ConfigError, which names the file and the fault, and never a key.
     """
-    facts = _facts(path, is_private=needs_secret)
-    public = facts.get("public_key")
-    secret = facts.get("secret_key", "")
+    fields = _read_fields(path, is_private=needs_secret)
+    public = fields.get("public_key")
+    secret = fields.get("secret_key", "")
     if not is_public_key(public):
         raise ConfigError("public_key must be 40 characters of Z85: create the key file again", file=path)
     if needs_secret:
@@ -79,7 +79,7 @@ def _number_of(group: str) -> int:
     return number
 
 
-def _facts(path: str, *, is_private: bool) -> dict[str, object]:
+def _read_fields(path: str, *, is_private: bool) -> dict[str, object]:
     try:
         return tomllib.loads(_read(path, _FILE_BYTES_MAX, is_private=is_private))
     except tomllib.TOMLDecodeError:
@@ -95,22 +95,22 @@ def _read(path: str, bytes_max: int, *, is_private: bool) -> str:
         fd = os.open(path, os.O_RDONLY | _NO_LINK_NO_WAIT)
     except OSError as e:
         raise ConfigError("key file cannot be opened", file=path, reason=e.strerror) from None
-    facts = os.fstat(fd)
-    if not stat.S_ISREG(facts.st_mode):
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
         os.close(fd)
         raise ConfigError("key file is not a regular file", file=path)
     with open(fd, "rb") as file:
         if not hasattr(os, "geteuid"):
             is_private = False  # Windows: access control lists decide which user may read it.
-        if is_private and facts.st_mode & 0o077:
+        if is_private and status.st_mode & 0o077:
             raise ConfigError(
                 "key file must not be accessible to other users: chmod 600", file=path,
-                mode=oct(facts.st_mode & 0o777), needs="0o600",
+                mode=oct(status.st_mode & 0o777), needs="0o600",
             )  # fmt: skip
-        if is_private and facts.st_uid != os.geteuid():
+        if is_private and status.st_uid != os.geteuid():
             raise ConfigError(
-                f"key file must belong to user {os.geteuid()}, and belongs to user {facts.st_uid}", file=path,
-                uid=facts.st_uid,
+                f"key file must belong to user {os.geteuid()}, and belongs to user {status.st_uid}",
+                file=path, uid=status.st_uid,
             )  # fmt: skip
         data = file.read(bytes_max + 1)
     if len(data) > bytes_max:

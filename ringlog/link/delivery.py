@@ -54,7 +54,7 @@ from ringlog.placement import scheduler_of
 KEEPALIVE_NS = LINK_SILENCE_MS * MS // 3
 RETRY_PAUSE_NS = 100 * MS
 """Pause before the next request to a scheduler that refused."""
-_LATER = (NotReady, NotConnected, ShuttingDown)
+_TEMPORARY = (NotReady, NotConnected, ShuttingDown)
 UNBOUNDED = (1 << 63) - 1
 RETURNS_PER_MESSAGE_MAX = 256
 NAMES_SCHEDULER = 0
@@ -167,23 +167,23 @@ def _no_schedulers_error() -> InvalidRequest:
 class Delivery:
     """All subscriptions of one host. Implements link.protocol.SchedulerListener."""
 
-    def __init__(self, host: DeliveryHost, give_back_ns: int = RETURN_DELAY_NS) -> None:
-        """`give_back_ns`: longest delay of returned grants if no reader requests more."""
+    def __init__(self, host: DeliveryHost, return_delay_ns: int = RETURN_DELAY_NS) -> None:
+        """`return_delay_ns`: longest delay of returned grants if no reader requests more."""
         self._host = host
-        self._give_back_ns = give_back_ns
+        self._return_delay_ns = return_delay_ns
         self._subscriptions: dict[int, ClientSubscription] = {}
         self._numbers = 0
         self._alive: Timer | None = None
-        self._taken: dict[int, list[int]] = {}
+        self._unsent_returns: dict[int, list[int]] = {}
         """Words of rows of Taken that were not sent yet, by scheduler."""
-        self._over: deque[tuple[ClientSubscription, ReadGrant, int, bool]] = deque()
+        self._returned: deque[tuple[ClientSubscription, ReadGrant, int, bool]] = deque()
         """Returned grants that are not processed yet: at most one for each feed. See
         `return_grant_unlocked`."""
-        self._giving_back: Timer | None = None
-        self._over_since_ns = 0
+        self._return_timer: Timer | None = None
+        self._returned_since_ns = 0
         """Time at which the first returned grant that was not sent was noted."""
-        self._sought: deque[tuple[ClientSubscription, int]] = deque()
-        self._is_seeking = False
+        self._to_locate: deque[tuple[ClientSubscription, int]] = deque()
+        self._is_locating = False
 
     # -- calls of a watch -------------------------------------------------------------------------------
 
@@ -194,10 +194,10 @@ class Delivery:
                 f"credit must be from 1 to {CREDIT_MAX}, got {credit}", found=credit, min=1, max=CREDIT_MAX
             )
         self._numbers += 1
-        made = ClientSubscription(self._numbers, credit, strong, names)
-        self._subscriptions[made.number] = made
+        subscription = ClientSubscription(self._numbers, credit, strong, names)
+        self._subscriptions[subscription.number] = subscription
         self._schedule_keepalive()
-        return made
+        return subscription
 
     def add_feeds(
         self, subscription: ClientSubscription, wanted: Iterable[tuple[TopicInfo, int]]
@@ -220,11 +220,11 @@ class Delivery:
         ready = subscription.ready
         while ready:
             try:
-                turn = ready.popleft()
+                grant = ready.popleft()
             except IndexError:
                 return None  # The subscription was closed at this moment.
-            if turn.feed in subscription.feeds:
-                return turn
+            if grant.feed in subscription.feeds:
+                return grant
         return None
 
     def self_grant(self, subscription: ClientSubscription, feed: int, *, after_ns: int = 0) -> None:
@@ -240,62 +240,64 @@ class Delivery:
             )
 
     def return_grant(
-        self, subscription: ClientSubscription, turn: ReadGrant, after: int, *, is_consumed: bool
+        self, subscription: ClientSubscription, grant: ReadGrant, after: int, *, is_consumed: bool
     ) -> None:
         """Return a grant: the feed was read up to `after`."""
-        self._over.append((subscription, turn, after, is_consumed))
+        self._returned.append((subscription, grant, after, is_consumed))
         self.collect_returns()
 
     def return_grant_unlocked(
-        self, subscription: ClientSubscription, turn: ReadGrant, after: int, *, is_consumed: bool
+        self, subscription: ClientSubscription, grant: ReadGrant, after: int, *, is_consumed: bool
     ) -> bool:
         """Return a grant without the lock.
 
         Two lock operations for each grant would be a large part of its cost. Return False if the caller must
         call `collect_returns` with the lock, because no timer will do it soon.
         """
-        self._over.append((subscription, turn, after, is_consumed))
-        # `send_returns` clears its timer before it reads `_over`. If the timer is still set here, this entry
-        # is read.
-        return self._giving_back is not None and len(self._over) < RETURNS_PER_MESSAGE_MAX
+        self._returned.append((subscription, grant, after, is_consumed))
+        # `send_returns` clears its timer before it reads `_returned`. If the timer is still set here, this
+        # entry is read.
+        return self._return_timer is not None and len(self._returned) < RETURNS_PER_MESSAGE_MAX
 
     def collect_returns(self) -> None:
         """Process returned grants, and arrange that they are sent soon."""
         self._apply_returns()
-        if any(len(words) >= RETURNS_PER_MESSAGE_MAX * TAKEN_WORDS for words in self._taken.values()):
+        if any(
+            len(words) >= RETURNS_PER_MESSAGE_MAX * TAKEN_WORDS for words in self._unsent_returns.values()
+        ):
             self.send_returns()
-        elif self._taken and self._giving_back is None:
-            self._over_since_ns = now_ns = self._now_ns()
-            self._giving_back = self._host.timers.call_at(now_ns + self._give_back_ns, self.send_returns)
+        elif self._unsent_returns and self._return_timer is None:
+            self._returned_since_ns = now_ns = self._now_ns()
+            self._return_timer = self._host.timers.call_at(now_ns + self._return_delay_ns, self.send_returns)
 
     @property
     def is_return_overdue(self) -> bool:
         """Returned grants have waited long enough. Readers that do not wait check this without the lock."""
-        return self._giving_back is not None and self._now_ns() - self._over_since_ns >= RETURN_DELAY_NS
+        return self._return_timer is not None and self._now_ns() - self._returned_since_ns >= RETURN_DELAY_NS
 
     def _apply_returns(self) -> None:
-        over = self._over
-        while over:
-            subscription, turn, after, is_consumed = over.popleft()
-            state = subscription.feeds.get(turn.feed)
+        returned = self._returned
+        while returned:
+            subscription, read_grant, after, is_consumed = returned.popleft()
+            state = subscription.feeds.get(read_grant.feed)
             if state is None:
                 continue
             state.after = max(state.after, after)
-            if state.grant is turn:
+            if state.grant is read_grant:
                 state.grant = None
                 if state.error is not None:
-                    self._report_error(subscription, turn.feed, state, state.error)
-            rows = self._taken.setdefault(state.scheduler, [])
-            rows += (subscription.number, turn.feed, state.after, int(is_consumed))
+                    self._report_error(subscription, read_grant.feed, state, state.error)
+            rows = self._unsent_returns.setdefault(state.scheduler, [])
+            rows += (subscription.number, read_grant.feed, state.after, int(is_consumed))
 
     def send_returns(self) -> None:
         """Send all returned grants now."""
-        timer, self._giving_back = self._giving_back, None
+        timer, self._return_timer = self._return_timer, None
         if timer is not None:
             timer.cancel()
         self._apply_returns()
-        taken, self._taken = self._taken, {}
-        for number, words in taken.items():
+        returns, self._unsent_returns = self._unsent_returns, {}
+        for number, words in returns.items():
             rows = np.array(words, dtype=np.uint64)
             peer = self._host.links.scheduler(number)
             peer.send_oneway(
@@ -313,7 +315,7 @@ class Delivery:
 
         Send all returned grants first.
         """
-        if self._taken or self._over:
+        if self._unsent_returns or self._returned:
             self.send_returns()
         pending: Pending[None] = Pending()
         if any(subscription.has_work for subscription in subscriptions):
@@ -333,12 +335,12 @@ class Delivery:
         subscription.ready.clear()
         self._wake(subscription)
         if not self._subscriptions:
-            for timer in (self._alive, self._giving_back):
+            for timer in (self._alive, self._return_timer):
                 if timer is not None:
                     timer.cancel()
-            self._alive = self._giving_back = None
-            self._taken.clear()
-            self._over.clear()
+            self._alive = self._return_timer = None
+            self._unsent_returns.clear()
+            self._returned.clear()
 
     # -- messages of schedulers --------------------------------------------------------------------------
 
@@ -366,11 +368,11 @@ class Delivery:
             if number in subscription.schedulers:
                 run_steps(self._send_again_steps(subscription, number))
 
-    def scheduler_message(self, number: int, said: PeerReply) -> None:
+    def scheduler_message(self, number: int, push: PeerReply) -> None:
         """Handle an unsolicited message: grants, changed topic names, or lost subscriptions."""
-        message = said.message
+        message = push.message
         if isinstance(message, Turns):
-            self._turns(said.attachment)
+            self._accept_grant_message(push.attachment)
         elif isinstance(message, TopicsChanged):
             for subscription in self._subscriptions.values():
                 self._names_may_have_changed(subscription)
@@ -384,7 +386,7 @@ class Delivery:
             subscription.names_changed = True
             self._wake(subscription)
 
-    def _turns(self, attachment: Any) -> None:
+    def _accept_grant_message(self, attachment: Any) -> None:
         if attachment is None or len(attachment) % (8 * TURN_WORDS):
             return
         self._accept_grants(np.frombuffer(attachment, dtype=np.uint64).reshape(-1, TURN_WORDS).tolist())
@@ -405,7 +407,7 @@ class Delivery:
     def _accept_grants(self, rows: list[list[int]]) -> None:
         now_ns, subscriptions = self._now_ns(), self._subscriptions
         words: list[int] = []
-        place: LocationHint | None = None
+        location: LocationHint | None = None
         for number, feed, until, *hint in rows:
             subscription = subscriptions.get(number)
             if subscription is None or (state := subscription.feeds.get(feed)) is None:
@@ -418,12 +420,12 @@ class Delivery:
                 continue
             if hint != words:
                 # Many watches of one topic have grants with the same location.
-                words, place = hint, LocationHint(*hint) if hint[2] else None
-            self._offer(subscription, state, ReadGrant(feed, until, place, now_ns))
+                words, location = hint, LocationHint(*hint) if hint[2] else None
+            self._offer(subscription, state, ReadGrant(feed, until, location, now_ns))
 
-    def _offer(self, subscription: ClientSubscription, state: _FeedState, turn: ReadGrant) -> None:
-        state.grant = turn
-        subscription.ready.append(turn)
+    def _offer(self, subscription: ClientSubscription, state: _FeedState, read_grant: ReadGrant) -> None:
+        state.grant = read_grant
+        subscription.ready.append(read_grant)
         self._wake(subscription)
 
     @staticmethod
@@ -471,9 +473,9 @@ class Delivery:
 
     def _is_followed(self, number: int, feeds: list[int], subscription: ClientSubscription) -> bool:
         """Return True if this scheduler serves other feeds of this client than these."""
-        fresh = set(feeds)
+        new_feeds = set(feeds)
         return any(
-            state.scheduler == number and not (each is subscription and feed in fresh)
+            state.scheduler == number and not (each is subscription and feed in new_feeds)
             for each in self._subscriptions.values()
             for feed, state in each.feeds.items()
         )
@@ -495,20 +497,20 @@ class Delivery:
 
         With `is_known` the scheduler accepted them before; then a request that timed out is repeated, too."""
         host = self._host
-        later = (*_LATER, RequestTimeout) if is_known else _LATER
+        retriable = (*_TEMPORARY, RequestTimeout) if is_known else _TEMPORARY
         names = subscription.names and number == NAMES_SCHEDULER
         for first in range(0, len(feeds) or int(names), FEEDS_PER_MESSAGE_MAX):
             part = feeds[first : first + FEEDS_PER_MESSAGE_MAX]
             while subscription.failure is None and number in subscription.schedulers:
-                told = self._feed_requests(subscription, number, part)
-                if not told and not names:
+                part_feeds = self._feed_requests(subscription, number, part)
+                if not part_feeds and not names:
                     break
                 request = Subscribe(
-                    subscription.number, told, subscription.credit, subscription.strong, names
+                    subscription.number, part_feeds, subscription.credit, subscription.strong, names
                 )
                 try:
                     reply = yield host.links.scheduler(number).request(request, host.deadline_ns())
-                except later:
+                except retriable:
                     if subscription.number not in self._subscriptions:
                         return
                     yield host.pause(RETRY_PAUSE_NS / 1e9)
@@ -536,34 +538,34 @@ class Delivery:
         if state.is_relocating:
             return
         state.is_relocating = True
-        self._sought.append((subscription, feed))
-        if not self._is_seeking:
-            self._is_seeking = True
+        self._to_locate.append((subscription, feed))
+        if not self._is_locating:
+            self._is_locating = True
             run_steps(self._relocate_steps())
 
     def _relocate_steps(self) -> Steps[None]:
         """Locate topics, some at a time, and send moved feeds to their schedulers."""
         host = self._host
-        while self._sought:
-            asked = []
-            for _ in range(min(len(self._sought), RELOCATIONS_AT_ONCE)):
-                subscription, feed = self._sought.popleft()
+        while self._to_locate:
+            lookups = []
+            for _ in range(min(len(self._to_locate), RELOCATIONS_AT_ONCE)):
+                subscription, feed = self._to_locate.popleft()
                 state = subscription.feeds.get(feed)
                 if state is None:
                     continue
-                asked.append((subscription, feed, state, run_steps(self._ask_place(state))))
+                lookups.append((subscription, feed, state, run_steps(self._ask_location(state))))
             moved: dict[tuple[ClientSubscription, int], list[int]] = {}
-            again = []
-            for subscription, feed, state, asking in asked:
+            to_retry = []
+            for subscription, feed, state, lookup in lookups:
                 try:
-                    info = yield asking
-                except (*_LATER, ConnectionTrouble) as e:
+                    info = yield lookup
+                except (*_TEMPORARY, ConnectionTrouble) as e:
                     if is_shard_failed(e):
                         state.is_relocating = False
                         self._report_error(subscription, feed, state, e)
                         continue
                     # A timeout does not come from the shard: no process would report the move later.
-                    again.append((subscription, feed))
+                    to_retry.append((subscription, feed))
                     continue
                 except RinglogError:
                     info = state.info
@@ -574,10 +576,10 @@ class Delivery:
                     moved.setdefault((subscription, state.scheduler), []).append(feed)
             for (subscription, number), feeds in moved.items():
                 yield run_steps(self._send_steps(subscription, number, feeds, is_known=True))
-            if again:
-                self._sought.extend(again)
+            if to_retry:
+                self._to_locate.extend(to_retry)
                 yield host.pause(RETRY_PAUSE_NS / 1e9)
-        self._is_seeking = False
+        self._is_locating = False
 
     def _report_error(
         self, subscription: ClientSubscription, feed: int, state: _FeedState, error: RinglogError
@@ -585,10 +587,10 @@ class Delivery:
         """Report an error to the reader of a feed, after the grant that it processes now."""
         state.error = error if state.grant is not None else None
         if state.grant is None:
-            turn = ReadGrant(feed, UNBOUNDED, None, self._now_ns(), is_self_granted=True, error=error)
-            self._offer(subscription, state, turn)
+            read_grant = ReadGrant(feed, UNBOUNDED, None, self._now_ns(), is_self_granted=True, error=error)
+            self._offer(subscription, state, read_grant)
 
-    def _ask_place(self, state: _FeedState) -> Steps[TopicInfo]:
+    def _ask_location(self, state: _FeedState) -> Steps[TopicInfo]:
         """Query the home shard of the name, and then the shard that it names."""
         links, request = self._host.links, TopicResolve(state.topic)
         shard = links.home_shard(state.topic)

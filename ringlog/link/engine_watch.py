@@ -38,7 +38,7 @@ class EngineWatch:
         """Poll now and continue until `stop`."""
         if self._timer is None:
             self._pause_ns = POLL_NS_MIN
-            self._look()
+            self._poll()
 
     def stop(self) -> None:
         """Stop polling, because the engine is connected."""
@@ -46,8 +46,8 @@ class EngineWatch:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
-        self._timer = self._timers.call_at(self._clock.monotonic_ns() + self._pause_ns, self._look)
+    def _poll(self) -> None:
+        self._timer = self._timers.call_at(self._clock.monotonic_ns() + self._pause_ns, self._poll)
         self._pause_ns = min(self._pause_ns * 2, POLL_NS_MAX)
         try:
             found = read_engine_file(self._run_dir)

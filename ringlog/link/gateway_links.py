@@ -39,7 +39,7 @@ class _Part:
     """Frames of one run that were sent in one message."""
 
     count: int
-    answer: Pending[PeerReply] | None = None
+    reply: Pending[PeerReply] | None = None
 
 
 class GatewayLinks:
@@ -54,19 +54,23 @@ class GatewayLinks:
         fds: FdSet,
         curve: Curve | None = None,
         on_change: Callable[[], None] = lambda: None,
-        hears: SchedulerListener | None = None,
+        listener: SchedulerListener | None = None,
     ) -> None:
         self.transport: Transport = "ipc" if address.is_local else "tcp"
         self._address = address
         self._on_change = on_change
-        self._scheduler_listener = hears
+        self._scheduler_listener = listener
         self._context: zmq.Context[Any] = zmq.Context()
         self._peer = Peer(
             "the gateway", context=self._context, timers=timers, clock=clock, fds=fds, curve=curve,
-            on_change=self._peer_changed, on_push=self._said,
+            on_change=self._peer_changed, on_push=self._on_push,
         )  # fmt: skip
         self._watch = EngineWatch(
-            address.run_dir, clock=clock, timers=timers, on_engine=self._adopt, on_mismatch=self._not_admitted
+            address.run_dir,
+            clock=clock,
+            timers=timers,
+            on_engine=self._switch_engine,
+            on_mismatch=self._fail_connect,
         )
         self._connecting: Pending[None] = Pending()
         self._outbox: deque[OutboundFrames] = deque()
@@ -142,9 +146,9 @@ class GatewayLinks:
         """Return the connection to the gateway."""
         return self._peer
 
-    def _said(self, _: Peer, said: PeerReply) -> None:
+    def _on_push(self, _: Peer, push: PeerReply) -> None:
         if self._scheduler_listener is not None:
-            self._scheduler_listener.scheduler_message(0, said)
+            self._scheduler_listener.scheduler_message(0, push)
 
     def request_grants(self, number: int) -> None:
         """Without effect: grants of a gateway come as messages."""
@@ -202,7 +206,7 @@ class GatewayLinks:
             if self._scheduler_listener is not None:
                 self._scheduler_listener.scheduler_connected(0)
         elif peer.is_refused:
-            self._not_admitted(
+            self._fail_connect(
                 AuthFailed(
                     "the engine does not know this public key: add it to the engine's keys file",
                     address=str(self._address),
@@ -212,7 +216,7 @@ class GatewayLinks:
             self._watch.start()
         self._on_change()
 
-    def _not_admitted(self, error: RinglogError) -> None:
+    def _fail_connect(self, error: RinglogError) -> None:
         """Fail the waiting `connect`.
 
         The client keeps trying: a key may be added, or the engine may be restarted.
@@ -221,7 +225,7 @@ class GatewayLinks:
             refused, self._connecting = self._connecting, Pending()
             refused.fail(error)
 
-    def _adopt(self, engine: EngineInfo) -> None:
+    def _switch_engine(self, engine: EngineInfo) -> None:
         if engine.gateway_ipc:
             endpoint = engine.gateway_ipc
             self._peer.set_endpoint(endpoint if "://" in endpoint else f"ipc://{endpoint}")
@@ -256,38 +260,38 @@ class GatewayLinks:
         part = _Part(stop - start)
         self._parts.setdefault(run, deque()).append(part)
         request = Append(run.topic, part.count, disable_backpressure=run.disable_backpressure)
-        answer = self._peer.request(request, run.deadline_ns, data, is_patient=False)
-        answer.when_done(lambda done: self._answered(run, part, len(data), done))
+        reply = self._peer.request(request, run.deadline_ns, data, is_patient=False)
+        reply.when_done(lambda done: self._answered(run, part, len(data), done))
 
-    def _answered(self, run: OutboundFrames, part: _Part, size: int, answer: Pending[PeerReply]) -> None:
+    def _answered(self, run: OutboundFrames, part: _Part, size: int, reply: Pending[PeerReply]) -> None:
         self._window_bytes -= size
         self._window_appends -= 1
-        part.answer = answer
+        part.reply = reply
         # A refusal by the gateway may overtake replies to earlier messages. A run accepts results only in
         # order.
         parts = self._parts[run]
-        while parts and parts[0].answer is not None:
+        while parts and parts[0].reply is not None:
             first = parts.popleft()
             if not parts:
                 del self._parts[run]
-            assert first.answer is not None
-            self._hand_over(run, first.count, first.answer)
+            assert first.reply is not None
+            self._settle_part(run, first.count, first.reply)
         self._send()
 
     @staticmethod
-    def _hand_over(run: OutboundFrames, count: int, answer: Pending[PeerReply]) -> None:
-        if answer.error is None:
-            entries = np.frombuffer(answer.result().message.entries, dtype=np.uint64).reshape(-1, WORDS)
+    def _settle_part(run: OutboundFrames, count: int, reply: Pending[PeerReply]) -> None:
+        if reply.error is None:
+            entries = np.frombuffer(reply.result().message.entries, dtype=np.uint64).reshape(-1, WORDS)
             if len(entries) != count:
                 raise InvariantViolation(
                     f"the reply to an append has {len(entries)} settle entries, expected {count}", sent=count,
                     found=len(entries),
                 )  # fmt: skip
             run.take_entries(entries)
-        elif isinstance(answer.error, RinglogError):
-            run.fail_next(count, answer.error)
+        elif isinstance(reply.error, RinglogError):
+            run.fail_next(count, reply.error)
         else:
-            raise InvariantViolation("a request failed with an error outside RinglogError") from answer.error
+            raise InvariantViolation("a request failed with an error outside RinglogError") from reply.error
 
 
 def curve_of(server_key: str, secret_key: str) -> Curve:

@@ -83,30 +83,30 @@ class LocalLinks:
         fds: FdSet,
         on_displaced: Callable[[OutboundFrames], None] | None = None,
         on_change: Callable[[], None] = lambda: None,
-        hears: SchedulerListener | None = None,
-        on_beyond: Callable[[EngineInfo], None] | None = None,
+        listener: SchedulerListener | None = None,
+        on_shm_unreachable: Callable[[EngineInfo], None] | None = None,
     ) -> None:
         self._client_id = client_id
         self._clock, self._timers, self._fds = clock, timers, fds
         self._on_displaced = on_displaced
         self._on_change = on_change
-        self._scheduler_listener = hears
-        self._on_beyond = on_beyond
+        self._scheduler_listener = listener
+        self._on_shm_unreachable = on_shm_unreachable
         """Called with the first engine found, if this process cannot see its shared memory."""
         self._context: zmq.Context[Any] = zmq.Context()
         self._supervisor = self._peer("the supervisor", self._supervisor_changed)
         self._relocator = self._peer("the relocator")
         self._watch = EngineWatch(
-            run_dir, clock=clock, timers=timers, on_engine=self._adopt, on_mismatch=self._mismatched
+            run_dir, clock=clock, timers=timers, on_engine=self._switch_engine, on_mismatch=self._mismatched
         )
         self._links: list[ShardConnections] = []
         self._schedulers: dict[int, Peer] = {}
-        self._turns: dict[int, GrantLink] = {}
+        self._grant_links: dict[int, GrantLink] = {}
         self._board: Board | None = None
-        self._board_trouble = ""
+        self._board_error = ""
         self._connecting: Pending[None] = Pending()
         self._tables: dict[int, TopicTable] = {}
-        self._shards = self._dealt = 0
+        self._shards = self._scheduler_count = 0
         """Number of shards and of schedulers of the engine that is in use."""
 
     # -- facts --------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class LocalLinks:
     @property
     def unreachable_reason(self) -> str:
         """Why the engine cannot be reached, as far as that is known."""
-        return self._watch.read_error or self._board_trouble or self._supervisor.unreachable_reason
+        return self._watch.read_error or self._board_error or self._supervisor.unreachable_reason
 
     @property
     def generation(self) -> int:
@@ -178,7 +178,7 @@ class LocalLinks:
     def peek_sequence(self, shard: int, slot: int) -> int:
         """As topic_sequence, from any thread. Returns -1 also if the table is not open yet."""
         table = self._tables.get(shard)
-        found = -1 if table is None else table.peek(slot)
+        found = -1 if table is None else table.sequence_or_minus_one(slot)
         return -1 if found & 1 else found
 
     def watermarks(self, shard: int) -> ShardWatermarks:
@@ -227,7 +227,7 @@ class LocalLinks:
         """Use this engine, of which the caller is a part. The engine works before it writes engine.json."""
         self._watch.engine = engine
         self._watch.starts_seen += 1
-        self._adopt(engine)
+        self._switch_engine(engine)
 
     def home_shard(self, topic: str) -> int:
         """Return the shard that resolves this name."""
@@ -261,7 +261,12 @@ class LocalLinks:
             page = self.board.process(shard_slot(shard))
             link.calls.request_ring(control, self.engine.shm_dir, lambda: bool(page.get(ProcessField.ASLEEP)))
         return control.request(
-            message, deadline_ns, attachment, is_patient=is_patient, by_lane=by_ring, is_awaited=is_awaited
+            message,
+            deadline_ns,
+            attachment,
+            is_patient=is_patient,
+            by_fast_path=by_ring,
+            is_awaited=is_awaited,
         )
 
     def ask_relocator(self, message: Message, deadline_ns: int) -> Pending[PeerReply]:
@@ -300,26 +305,28 @@ class LocalLinks:
         new one."""
         peer = self.scheduler(number)
         if peer.is_up:
-            self._turns[number].request_ring(peer, self.engine.shm_dir)
+            self._grant_links[number].request_ring(peer, self.engine.shm_dir)
 
     def _scheduler_peer(self, number: int) -> Peer:
-        hears = self._scheduler_listener
-        assert hears is not None, "who asks a scheduler hears what it says"
-        turns = self._turns[number] = GrantLink(number, clock=self._clock, fds=self._fds, hears=hears)
+        listener = self._scheduler_listener
+        assert listener is not None, "who asks a scheduler hears what it says"
+        grant_link = self._grant_links[number] = GrantLink(
+            number, clock=self._clock, fds=self._fds, listener=listener
+        )
 
         def changed(peer: Peer) -> None:
             if peer.is_up:
-                turns.request_ring(peer, self.engine.shm_dir)
-                hears.scheduler_connected(number)
+                grant_link.request_ring(peer, self.engine.shm_dir)
+                listener.scheduler_connected(number)
             else:
-                turns.drop_ring()
+                grant_link.drop_ring()
 
-        def said(_: Peer, said: PeerReply) -> None:
-            hears.scheduler_message(number, said)
+        def receive(_: Peer, push: PeerReply) -> None:
+            listener.scheduler_message(number, push)
 
         return Peer(
             f"scheduler {number}", context=self._context, timers=self._timers, clock=self._clock,
-            fds=self._fds, on_change=changed, on_push=said,
+            fds=self._fds, on_change=changed, on_push=receive,
         )  # fmt: skip
 
     def submit(self, shard: int, run: OutboundFrames) -> None:
@@ -345,8 +352,8 @@ class LocalLinks:
         for link in self._links:
             happened |= link.channel.pump()
             happened |= link.calls.pump()
-        for turns in self._turns.values():
-            happened |= turns.pump()
+        for grant_link in self._grant_links.values():
+            happened |= grant_link.pump()
         return happened
 
     def on_readable(self, fd: int) -> None:
@@ -357,9 +364,9 @@ class LocalLinks:
         if self._relocator.fd == fd:
             self._relocator.pump()
             return
-        for number, turns in self._turns.items():
-            if turns.fd == fd:
-                turns.on_bell()
+        for number, grant_link in self._grant_links.items():
+            if grant_link.fd == fd:
+                grant_link.on_bell()
                 return
             if self._schedulers[number].fd == fd:
                 self._schedulers[number].pump()
@@ -437,7 +444,7 @@ class LocalLinks:
             self._supervisor.close(why)
             self._relocator.close(why)
             for number, peer in self._schedulers.items():
-                self._turns[number].drop_ring()
+                self._grant_links[number].drop_ring()
                 peer.close(why)
         finally:
             # This also closes sockets that an interrupted call left half created, to which there is no other
@@ -454,8 +461,8 @@ class LocalLinks:
             link.channel.close_ring()
             link.publication.close_ring()
             link.calls.close_after_fork()
-        for turns in self._turns.values():
-            turns.close_after_fork()
+        for grant_link in self._grant_links.values():
+            grant_link.close_after_fork()
 
     # -- start and end of the engine -------------------------------------------------------------------
 
@@ -491,42 +498,42 @@ class LocalLinks:
             refused, self._connecting = self._connecting, Pending()
             refused.fail(error)
 
-    def _adopt(self, engine: EngineInfo) -> None:
+    def _switch_engine(self, engine: EngineInfo) -> None:
         """Move all connections to a new start of the engine."""
         before, self._board = self._board, None
         tables, self._tables = self._tables, {}
         for table in tables.values():
             table.close()  # Threads that read its words directly detect that they belong to an earlier start.
         # The number of shards decides which shard has a topic. Open requests may belong to other shards now.
-        elsewhere = [] if engine.shards == self._shards else self._take_back()
+        withdrawn = [] if engine.shards == self._shards else self._withdraw_requests()
         self._shards = engine.shards
         try:
             self._board = Board.open(engine.shm_dir, writable=False)
         except BoardError as e:
-            self._board_trouble = _board_trouble(e)
+            self._board_error = _board_error(e)
             # The board does not exist yet, or the engine has exited already and a new engine.json may follow.
             self._timers.call_at(
-                self._clock.monotonic_ns() + OPEN_BOARD_RETRY_NS, lambda: self._adopt_again(engine)
+                self._clock.monotonic_ns() + OPEN_BOARD_RETRY_NS, lambda: self._retry_switch(engine)
             )
             self._move(engine, is_there=False)
         else:
-            self._board_trouble = ""
+            self._board_error = ""
             self._move(engine, is_there=True)
         if before is not None:
             before.close()  # Only now: the connections read its words until they were moved.
         self._on_change()
-        for asked in elsewhere:
-            asked.fail_with(
+        for pending in withdrawn:
+            pending.fail_with(
                 ShardsChanged(
                     "the engine was restarted with a different number of shards: repeat the request",
-                    request=asked.kind, shards=engine.shards,
-                    outcome="unknown" if asked.was_sent else "not_applied",
+                    request=pending.kind, shards=engine.shards,
+                    outcome="unknown" if pending.was_sent else "not_applied",
                 )
             )  # fmt: skip
 
-    def _take_back(self) -> list[PendingRequest]:
+    def _withdraw_requests(self) -> list[PendingRequest]:
         """Remove and return all open requests to shards."""
-        return [asked for link in self._links for asked in link.control.withdraw_requests()]
+        return [pending for link in self._links for pending in link.control.withdraw_requests()]
 
     def _move(self, engine: EngineInfo, *, is_there: bool) -> None:
         # Create them first: the supervisor may reply at once, and its caller may then send a request to a
@@ -534,27 +541,27 @@ class LocalLinks:
         while len(self._links) < engine.shards:
             self._links.append(self._new_link())
         self._supervisor.set_endpoint(socket_of(engine.shm_dir, SUPERVISOR) if is_there else "")
-        is_asked = self._relocator.open_requests and is_there
-        self._relocator.set_endpoint(socket_of(engine.shm_dir, RELOCATOR) if is_asked else "")
-        if engine.schedulers != self._dealt:
+        is_needed = self._relocator.open_requests and is_there
+        self._relocator.set_endpoint(socket_of(engine.shm_dir, RELOCATOR) if is_needed else "")
+        if engine.schedulers != self._scheduler_count:
             # Before the connections exist: each scheduler receives its feeds when it is connected.
-            self._dealt = engine.schedulers
-            self._deal_anew(engine.schedulers)
+            self._scheduler_count = engine.schedulers
+            self._reassign_schedulers(engine.schedulers)
         for number, peer in self._schedulers.items():
-            has_it = is_there and number < engine.schedulers
-            self._turns[number].drop_ring()
-            peer.set_endpoint(scheduler_socket(engine.shm_dir, number) if has_it else "")
+            is_used = is_there and number < engine.schedulers
+            self._grant_links[number].drop_ring()
+            peer.set_endpoint(scheduler_socket(engine.shm_dir, number) if is_used else "")
         for shard, link in enumerate(self._links):
-            place = self._place(engine, shard) if is_there and shard < engine.shards else None
+            location = self._ring_location(engine, shard) if is_there and shard < engine.shards else None
             link.calls.drop_ring()
-            if link.control.open_requests or place is None:
-                link.control.set_endpoint(shard_socket(engine.shm_dir, shard) if place else "")
+            if link.control.open_requests or location is None:
+                link.control.set_endpoint(shard_socket(engine.shm_dir, shard) if location else "")
             else:
                 link.control.set_endpoint("")  # The next request connects again.
-            link.channel.move(place)
-            link.publication.move(place)
+            link.channel.move(location)
+            link.publication.move(location)
 
-    def _deal_anew(self, schedulers: int) -> None:
+    def _reassign_schedulers(self, schedulers: int) -> None:
         """Handle a new number of schedulers: it decides which scheduler serves a topic.
 
         The listener assigns its feeds again. Open Subscribe requests fail, and so do all requests to removed
@@ -564,25 +571,25 @@ class LocalLinks:
             self._scheduler_listener.schedulers_changed(schedulers)
         for number, peer in list(self._schedulers.items()):
             # Scheduler 0 manages the routers, whatever the number of schedulers.
-            for asked in peer.withdraw_requests("Subscribe" if number < schedulers else ""):
-                asked.fail_with(
+            for pending in peer.withdraw_requests("Subscribe" if number < schedulers else ""):
+                pending.fail_with(
                     NotReady(
                         "the engine was restarted with a different number of schedulers: repeat the request",
-                        request=asked.kind, schedulers=schedulers,
-                        outcome="unknown" if asked.was_sent else "not_applied",
+                        request=pending.kind, schedulers=schedulers,
+                        outcome="unknown" if pending.was_sent else "not_applied",
                     )
                 )  # fmt: skip
 
-    def _adopt_again(self, engine: EngineInfo) -> None:
+    def _retry_switch(self, engine: EngineInfo) -> None:
         if self._watch.engine is not engine or self._board is not None:
             return
         is_first = not self._connecting.is_done
-        if is_first and self._on_beyond is not None and is_shared_memory_unreachable(engine):
-            self._on_beyond(engine)
+        if is_first and self._on_shm_unreachable is not None and is_shared_memory_unreachable(engine):
+            self._on_shm_unreachable(engine)
         else:
-            self._adopt(engine)
+            self._switch_engine(engine)
 
-    def _place(self, engine: EngineInfo, shard: int) -> RingLocation:
+    def _ring_location(self, engine: EngineInfo, shard: int) -> RingLocation:
         process = self.board.process(shard_slot(shard))
         return RingLocation(
             engine.shm_dir,
@@ -624,7 +631,7 @@ def cold_unavailable(why: str) -> ColdUnavailable:
     )  # fmt: skip
 
 
-def _board_trouble(error: BoardError) -> str:
+def _board_error(error: BoardError) -> str:
     """Return what to do about a board that cannot be opened; "" if it does not exist yet."""
     code = error.detail.get("errno", 0)
     if code in {errno.EMFILE, errno.ENFILE}:

@@ -54,7 +54,7 @@ SILENCE_NS = 5_000 * MS
 """If requests are open and nothing arrives for this time, the Peer replaces the connection."""
 LINE_BYTES_PER_S = 128 << 10
 """Lowest supported bandwidth, about 1 Mbit/s. Larger requests get more time accordingly."""
-_LIFE = (
+_MONITOR_EVENTS = (
     zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )  # fmt: skip
@@ -112,8 +112,8 @@ class PendingRequest(Pending[PeerReply]):
     )  # fmt: skip
 
     def __init__(
-        self, peer: Peer, corr: int, kind: str, data: bytes, attachment: Any, is_patient: bool, by_lane: bool,
-        deadline_ns: int,
+        self, peer: Peer, corr: int, kind: str, data: bytes, attachment: Any, is_patient: bool,
+        by_fast_path: bool, deadline_ns: int,
     ) -> None:  # fmt: skip
         self.is_done = False
         self._value = self._error = self._callbacks = None
@@ -122,7 +122,7 @@ class PendingRequest(Pending[PeerReply]):
         self.data = data
         self.attachment = attachment
         self.is_patient = is_patient
-        self.by_fast_path = by_lane
+        self.by_fast_path = by_fast_path
         self.deadline_ns = deadline_ns
         self.on_refused: Callable[[RinglogError], bool] | None = None
         """Called with a refusal. If it returns True, it settles this request later."""
@@ -173,7 +173,7 @@ class Peer:
         self.resent = 0
         self.fd = -1
         self.fast_path: FastPath | None = None
-        """Used for requests with `by_lane`."""
+        """Used for requests with `by_fast_path`."""
         self.fast_path_requests = 0
         """Number of requests that were sent through it and have no reply."""
         self._context, self._timers, self._clock, self._fds = context, timers, clock, fds
@@ -211,35 +211,35 @@ class Peer:
         attachment: Any = None,
         *,
         is_patient: bool = True,
-        by_lane: bool = False,
+        by_fast_path: bool = False,
         is_awaited: bool = False,
     ) -> PendingRequest:
         """Send a request.
 
         The result is a PeerReply; it fails with a Refused, RequestTimeout or NotConnected.
 
-        With `by_lane` it goes through the fast path, if there is one, and may overtake requests on the
+        With `by_fast_path` it goes through the fast path, if there is one, and may overtake requests on the
         socket. With `is_awaited` the caller spins for the reply and calls `start_timer` before it sleeps.
         Until then the request has no timeout."""
         self._corr += 1
         corr = self._corr
-        asked = PendingRequest(
-            self, corr, type(message).__name__, encode(message, corr), attachment, is_patient, by_lane,
+        pending = PendingRequest(
+            self, corr, type(message).__name__, encode(message, corr), attachment, is_patient, by_fast_path,
             deadline_ns,
         )  # fmt: skip
-        self._requests[corr] = asked
+        self._requests[corr] = pending
         if not is_awaited:
-            asked.timer = self._timers.call_at(deadline_ns, lambda: self._expire(corr))
-        if self.is_up and not self._send(asked):
+            pending.timer = self._timers.call_at(deadline_ns, lambda: self._expire(corr))
+        if self.is_up and not self._send(pending):
             self.pump()
-        return asked
+        return pending
 
-    def start_request_timer(self, asked: PendingRequest) -> None:
+    def start_request_timer(self, pending: PendingRequest) -> None:
         """Start the timeout of this request."""
-        corr = asked.corr
+        corr = pending.corr
         if corr in self._requests:
-            asked.timer = self._timers.call_at(asked.deadline_ns, lambda: self._expire(corr))
-            if self.is_up and asked.was_sent:
+            pending.timer = self._timers.call_at(pending.deadline_ns, lambda: self._expire(corr))
+            if self.is_up and pending.was_sent:
                 self._watch_for_silence()
 
     def close_fast_path(self, *, is_up: bool) -> None:
@@ -248,14 +248,14 @@ class Peer:
         If the connection `is_up`, its unanswered requests are sent through the socket.
         """
         self.fast_path, self.fast_path_requests = None, 0
-        for asked in list(self._requests.values()):
-            if not asked.is_on_fast_path:
+        for pending in list(self._requests.values()):
+            if not pending.is_on_fast_path:
                 continue
-            asked.is_on_fast_path = False
-            if is_up and asked.retry is None:
+            pending.is_on_fast_path = False
+            if is_up and pending.retry is None:
                 self.resent += 1
-                asked.is_repeat = True
-                self._send(asked)
+                pending.is_repeat = True
+                self._send(pending)
         if is_up:
             self.pump()
 
@@ -298,20 +298,20 @@ class Peer:
 
         The caller fails them (PendingRequest.fail_with).
         """
-        taken = [asked for asked in self._requests.values() if not kind or asked.kind == kind]
-        for asked in taken:
-            del self._requests[asked.corr]
-            self._finish(asked)
-        return taken
+        withdrawn = [pending for pending in self._requests.values() if not kind or pending.kind == kind]
+        for pending in withdrawn:
+            del self._requests[pending.corr]
+            self._finish(pending)
+        return withdrawn
 
     def close(self, why: RinglogError | None = None) -> None:
         """Close the connection. Open requests fail, with `why` if it is given."""
         self._endpoint = ""
         self._drop()
         requests, self._requests = self._requests, {}
-        for asked in requests.values():
-            self._finish(asked)
-            asked.fail(why or self._no_answer(asked))
+        for pending in requests.values():
+            self._finish(pending)
+            pending.fail(why or self._no_answer(pending))
 
     # -- the connection -----------------------------------------------------------------------------
 
@@ -337,7 +337,7 @@ class Peer:
             socket.setsockopt(zmq.CURVE_PUBLICKEY, self._curve.public_key.encode())
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._curve.secret_key.encode())
         if self._endpoint.startswith("tcp"):
-            self._monitor = socket.get_monitor_socket(_LIFE)
+            self._monitor = socket.get_monitor_socket(_MONITOR_EVENTS)
         socket.connect(self._endpoint)
         self._socket = socket
         self.fd = socket.getsockopt(zmq.FD)
@@ -369,7 +369,11 @@ class Peer:
             self._connect_ns = min(self._connect_ns * 2, CONNECT_NS_MAX)
             self._drop()
             self._connect()
-        elif self._requests and now - self.last_heard_ns >= self._patience_ns() and self._may_distrust():
+        elif (
+            self._requests
+            and now - self.last_heard_ns >= self._silence_limit_ns()
+            and self._may_replace_connection()
+        ):
             self._went_down()
         elif self.is_up and self._requests:
             self._watch_for_silence()
@@ -382,12 +386,14 @@ class Peer:
         if self._monitor is None:
             return False
         while self._monitor.poll(0):
-            told = recv_monitor_message(self._monitor)
-            event = told["event"]
+            monitor_event = recv_monitor_message(self._monitor)
+            event = monitor_event["event"]
             if event != zmq.EVENT_CONNECTED:
                 # The connection ended. This socket does not reconnect and sends no more events.
                 self._stop_monitor()
-                self.is_refused = event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and told["value"] == _NOT_ADMITTED
+                self.is_refused = (
+                    event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and monitor_event["value"] == _NOT_ADMITTED
+                )
                 if self.is_refused and self._on_change is not None:
                     self._on_change(self)
                 return False
@@ -407,15 +413,17 @@ class Peer:
                 self._clock.monotonic_ns() + SILENCE_NS, self._check_connection
             )
 
-    def _patience_ns(self) -> int:
+    def _silence_limit_ns(self) -> int:
         """Return the silence after which nothing can be in flight any more, even at the lowest bandwidth."""
-        sent = sum(len(asked.attachment) for asked in self._requests.values() if asked.attachment is not None)
+        sent = sum(
+            len(pending.attachment) for pending in self._requests.values() if pending.attachment is not None
+        )
         return SILENCE_NS + sent * 1_000 * MS // LINE_BYTES_PER_S
 
-    def _may_distrust(self) -> bool:
+    def _may_replace_connection(self) -> bool:
         # Two copies of a delete on two connections could straddle the creation of a new topic of the same
         # name. A waiting read is silent by design. Both wait for the end of the connection.
-        return not any(asked.kind in {"TopicDelete", "Read"} for asked in self._requests.values())
+        return not any(pending.kind in {"TopicDelete", "Read"} for pending in self._requests.values())
 
     def _came_up(self) -> None:
         self.is_up, self.is_refused = True, False
@@ -426,11 +434,11 @@ class Peer:
         if self._check is not None:
             self._check.cancel()
             self._check = None
-        for asked in list(self._requests.values()):
-            if asked.retry is None:
-                self.resent += asked.was_sent
-                asked.is_repeat |= asked.was_sent
-                self._send(asked)
+        for pending in list(self._requests.values()):
+            if pending.retry is None:
+                self.resent += pending.was_sent
+                pending.is_repeat |= pending.was_sent
+                self._send(pending)
         if self._on_change is not None:
             self._on_change(self)
         # Sending may have consumed the wake-up of a reply, or of an immediate end of the connection.
@@ -448,31 +456,31 @@ class Peer:
     def _events(self) -> int:
         return int(self._socket.getsockopt(zmq.EVENTS)) if self._socket is not None else 0
 
-    def _send(self, asked: PendingRequest) -> bool:
+    def _send(self, pending: PendingRequest) -> bool:
         """Send a request.
 
         Return True if it went through the fast path, so that the caller need not pump the socket.
         """
         assert self._socket is not None
-        if asked.by_fast_path and self.fast_path is not None and self.fast_path.send(asked.data):
-            asked.was_sent = True
-            if not asked.is_on_fast_path:
-                asked.is_on_fast_path = True
+        if pending.by_fast_path and self.fast_path is not None and self.fast_path.send(pending.data):
+            pending.was_sent = True
+            if not pending.is_on_fast_path:
+                pending.is_on_fast_path = True
                 self.fast_path_requests += 1
-            if asked.timer is not None:
+            if pending.timer is not None:
                 self._watch_for_silence()
             return True
         try:
-            if asked.attachment is None:
-                self._socket.send(asked.data, zmq.NOBLOCK)
+            if pending.attachment is None:
+                self._socket.send(pending.data, zmq.NOBLOCK)
             else:
-                self._socket.send(asked.data, zmq.NOBLOCK | zmq.SNDMORE)
-                is_small = len(asked.attachment) <= SOCKET_COPY_BYTES_MAX
-                self._socket.send(asked.attachment, zmq.NOBLOCK, copy=is_small)
+                self._socket.send(pending.data, zmq.NOBLOCK | zmq.SNDMORE)
+                is_small = len(pending.attachment) <= SOCKET_COPY_BYTES_MAX
+                self._socket.send(pending.attachment, zmq.NOBLOCK, copy=is_small)
         except zmq.Again:
             # The connection has just ended. `pump` detects it, and the next connection sends the request.
             return False
-        asked.was_sent = True
+        pending.was_sent = True
         self._watch_for_silence()
         return False
 
@@ -509,65 +517,65 @@ class Peer:
         if not envelope.corr and self._on_push is not None:
             self._on_push(self, PeerReply(envelope.message, attachment))
             return
-        asked = self._requests.get(envelope.corr)
-        if asked is None:
+        pending = self._requests.get(envelope.corr)
+        if pending is None:
             return  # The request has its reply already, or was given up.
         message = envelope.message
         if isinstance(message, ErrorReply):
             is_final = message.detail.get("reason") in FINAL_REASONS
-            if asked.is_patient and message.status in _NOT_READY_STATUSES and not is_final:
-                self._retry_later(envelope.corr, asked, message)
+            if pending.is_patient and message.status in _NOT_READY_STATUSES and not is_final:
+                self._retry_later(envelope.corr, pending, message)
                 return
             del self._requests[envelope.corr]
-            self._finish(asked)
-            asked.fail_with(_refused(message, is_repeat=asked.is_repeat))
+            self._finish(pending)
+            pending.fail_with(_refused(message, is_repeat=pending.is_repeat))
             return
         del self._requests[envelope.corr]
-        self._finish(asked)
-        asked.resolve(PeerReply(message, attachment))
+        self._finish(pending)
+        pending.resolve(PeerReply(message, attachment))
 
-    def _retry_later(self, corr: int, asked: PendingRequest, message: ErrorReply) -> None:
+    def _retry_later(self, corr: int, pending: PendingRequest, message: ErrorReply) -> None:
         wait_ms = int(message.detail.get("retry_after_ms", RETRY_MS)) or RETRY_MS
         wait_ns = int(min(wait_ms, 1_000) * MS * random.uniform(0.5, 1.0))
 
-        def again() -> None:
-            asked.retry = None
-            if corr in self._requests and self.is_up and not self._send(asked):
+        def resend() -> None:
+            pending.retry = None
+            if corr in self._requests and self.is_up and not self._send(pending):
                 self.pump()
 
-        asked.retry = self._timers.call_at(self._clock.monotonic_ns() + wait_ns, again)
+        pending.retry = self._timers.call_at(self._clock.monotonic_ns() + wait_ns, resend)
 
     def _fail_all(self, error: RinglogError) -> None:
-        asked_all, self._requests = self._requests, {}
-        for asked in asked_all.values():
-            self._finish(asked)
-            asked.fail_with(error)
+        all_pending, self._requests = self._requests, {}
+        for pending in all_pending.values():
+            self._finish(pending)
+            pending.fail_with(error)
 
     def _expire(self, corr: int) -> None:
-        asked = self._requests.pop(corr, None)
-        if asked is not None:
-            self._finish(asked)
-            asked.fail(self._no_answer(asked))
+        pending = self._requests.pop(corr, None)
+        if pending is not None:
+            self._finish(pending)
+            pending.fail(self._no_answer(pending))
 
-    def _finish(self, asked: PendingRequest) -> None:
-        if asked.is_on_fast_path:
-            asked.is_on_fast_path = False
+    def _finish(self, pending: PendingRequest) -> None:
+        if pending.is_on_fast_path:
+            pending.is_on_fast_path = False
             self.fast_path_requests -= 1
-        if asked.timer is not None:
-            asked.timer.cancel()
-        if asked.retry is not None:
-            asked.retry.cancel()
+        if pending.timer is not None:
+            pending.timer.cancel()
+        if pending.retry is not None:
+            pending.retry.cancel()
         if not self._requests and self.is_up and self._check is not None:
             # No request is open: without a timer an idle client sleeps without wake-ups.
             self._check.cancel()
             self._check = None
 
-    def _no_answer(self, asked: PendingRequest) -> RinglogError:
-        if asked.was_sent:
-            return RequestTimeout(f"{self.name} did not answer", outcome="unknown", request=asked.kind)
+    def _no_answer(self, pending: PendingRequest) -> RinglogError:
+        if pending.was_sent:
+            return RequestTimeout(f"{self.name} did not answer", outcome="unknown", request=pending.kind)
         return NotConnected(
             explain_unreachable(f"{self.name} could not be reached", self.unreachable_reason),
-            request=asked.kind,
+            request=pending.kind,
         )
 
 

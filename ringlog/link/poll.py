@@ -66,30 +66,30 @@ class SocketBell:
     """An EventBell for systems without eventfd."""
 
     def __init__(self) -> None:
-        self._theirs, self._ours = socket.socketpair()
-        self._theirs.setblocking(False)
-        self._ours.setblocking(False)
+        self._sender, self._receiver = socket.socketpair()
+        self._sender.setblocking(False)
+        self._receiver.setblocking(False)
 
     def fileno(self) -> int:
         """See EventBell."""
-        return self._ours.fileno()
+        return self._receiver.fileno()
 
     def ring(self) -> None:
         """See EventBell."""
         with contextlib.suppress(BlockingIOError):  # The socket is full: the receiver is woken anyway.
-            self._theirs.send(b"!")
+            self._sender.send(b"!")
 
     def drain(self) -> int:
         """See EventBell."""
         try:
-            return len(self._ours.recv(4096))
+            return len(self._receiver.recv(4096))
         except BlockingIOError:
             return 0
 
     def close(self) -> None:
         """See EventBell."""
-        self._ours.close()
-        self._theirs.close()
+        self._receiver.close()
+        self._sender.close()
 
 
 def new_bell() -> EventBell | SocketBell:

@@ -44,7 +44,7 @@ class SchedulerListener(Protocol):
         """A connection to this scheduler was made. The scheduler knows no subscription of this client."""
         ...
 
-    def scheduler_message(self, number: int, said: PeerReply) -> None:
+    def scheduler_message(self, number: int, push: PeerReply) -> None:
         """An unsolicited message arrived."""
         ...
 

@@ -40,7 +40,7 @@ class PublicationWatch:
     def __init__(self, client_id: str, *, clock: Clock, timers: Timers, fds: FdSet) -> None:
         self._client_id = client_id
         self._clock, self._timers, self._fds = clock, timers, fds
-        self._place: RingLocation | None = None
+        self._location: RingLocation | None = None
         self._ring: ClientRing | None = None
         self._opening: Pending[PeerReply] | None = None
         self._open_again_ns = 0
@@ -60,30 +60,30 @@ class PublicationWatch:
             self._open()
         else:
             self._ring.set_wakeups(WakeupFlags.PUBLICATION)
-        self._look()  # Only after the request for wake-ups: earlier publications ring no bell.
+        self._check_waiters()  # Only after the request for wake-ups: earlier publications ring no bell.
         return waiter.pending
 
     def on_bell(self, fd: int) -> None:
         """Check the waiting readers if this descriptor is ours."""
         if self._ring is not None and self._ring.fd == fd:
             self._ring.drain_bell()
-            self._look()
+            self._check_waiters()
 
-    def move(self, place: RingLocation | None) -> None:
+    def move(self, location: RingLocation | None) -> None:
         """Use the ring of another start of the engine.
 
         Waiting readers continue with its marks, which differ.
         """
         self.close_ring()
-        self._place = place
+        self._location = location
         if self._waiters:
             self._open()
-            self._look()
+            self._check_waiters()
 
     def close_ring(self) -> None:
         """Close the ring. Waiting readers continue with the backup timer."""
         ring, self._ring = self._ring, None
-        self._opening, self._place = None, None
+        self._opening, self._location = None, None
         if ring is not None:
             ring.close()
 
@@ -93,7 +93,7 @@ class PublicationWatch:
         for waiter in waiters:
             waiter.pending.fail(why)
 
-    def _look(self) -> None:
+    def _check_waiters(self) -> None:
         """Resolve the readers whose marks changed or whose deadline passed. Set the timer for the others."""
         now = self._clock.monotonic_ns()
         waiters, self._waiters = self._waiters, []
@@ -110,13 +110,13 @@ class PublicationWatch:
             self._timer = None
         if self._waiters:
             next_ns = min(now + BACKUP_NS, *(waiter.deadline_ns for waiter in self._waiters))
-            self._timer = self._timers.call_at(next_ns, self._look_again)
+            self._timer = self._timers.call_at(next_ns, self._check_again)
         elif self._ring is not None:
             self._ring.set_wakeups(0)
         for waiter, is_news in ready:
             waiter.pending.resolve(is_news)
 
-    def _look_again(self) -> None:
+    def _check_again(self) -> None:
         self._timer = None
         ring = self._ring
         if ring is not None and (ring.producer.is_consumer_closed or ring.producer.is_removed):
@@ -124,30 +124,30 @@ class PublicationWatch:
             ring.close()
         if self._ring is None:
             self._open()
-        self._look()
+        self._check_waiters()
 
     def _open(self) -> None:
-        place, now = self._place, self._clock.monotonic_ns()
-        if place is None or self._opening is not None or now < self._open_again_ns:
+        location, now = self._location, self._clock.monotonic_ns()
+        if location is None or self._opening is not None or now < self._open_again_ns:
             return
         self._open_again_ns = now + OPEN_RETRY_NS
         request = RingOpen(
-            f"{self._client_id}.reads", os.getpid(), place.shard, RING_BYTES_MIN, own_process_id()[1]
+            f"{self._client_id}.reads", os.getpid(), location.shard, RING_BYTES_MIN, own_process_id()[1]
         )
-        self._opening = opening = place.supervisor.request(request, now + OPEN_REQUEST_NS)
-        opening.when_done(lambda done: self._opened(place, done))
+        self._opening = opening = location.supervisor.request(request, now + OPEN_REQUEST_NS)
+        opening.when_done(lambda done: self._opened(location, done))
 
-    def _opened(self, place: RingLocation, opening: Pending[PeerReply]) -> None:
+    def _opened(self, location: RingLocation, opening: Pending[PeerReply]) -> None:
         if self._opening is opening:
             self._opening = None
-        if self._place is not place:
+        if self._location is not location:
             # The reply is from an earlier start of the engine. The next start deletes any ring that it left.
             return
         try:
-            self._ring = ClientRing(place, opening.result().message, self._fds)
+            self._ring = ClientRing(location, opening.result().message, self._fds)
         except RinglogError as e:
             if e.detail.get("reason") in FINAL_REASONS:
                 self.fail_all(e)
             return  # The backup timer polls the board and tries again.
         self._ring.set_wakeups(WakeupFlags.PUBLICATION if self._waiters else 0)
-        self._look()
+        self._check_waiters()

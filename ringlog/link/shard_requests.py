@@ -82,7 +82,7 @@ class Requester:
             received = self._wait_for_reply(socket, deadline_ns)
         except zmq.Again:
             self._drop()
-            raise self._gone() from None
+            raise self._unavailable_error() from None
         except (NotReady, RequestTimeout, ShuttingDown):
             # A late reply must not be mistaken for the reply to the next request.
             self._drop()
@@ -108,9 +108,9 @@ class Requester:
         assert self._socket is not None
         deadline_ns = self._after(CONNECT_S)
         while not self._socket.poll(_SLICE_MS, zmq.POLLOUT):
-            self._look_up()
+            self._check_stop()
             if self._clock.monotonic_ns() >= deadline_ns:
-                raise self._gone()
+                raise self._unavailable_error()
         return self._socket
 
     def _connect(self) -> None:
@@ -125,9 +125,9 @@ class Requester:
     def _wait_for_reply(self, socket: zmq.Socket[bytes], deadline_ns: int) -> list[zmq.Frame]:
         while True:
             while not socket.poll(_SLICE_MS):
-                self._look_up()
+                self._check_stop()
                 if not self._events(socket) & (zmq.POLLOUT | zmq.POLLIN):
-                    raise self._gone()
+                    raise self._unavailable_error()
                 if self._clock.monotonic_ns() >= deadline_ns:
                     raise RequestTimeout(f"{self.name} did not answer", outcome="unknown")
             parts = socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -137,7 +137,7 @@ class Requester:
     def _after(self, seconds: float) -> int:
         return self._clock.monotonic_ns() + round(seconds * _NS_PER_S)
 
-    def _look_up(self) -> None:
+    def _check_stop(self) -> None:
         if self._beat is not None:
             self._beat()
         if self._stop is not None and self._stop.is_set():
@@ -156,7 +156,7 @@ class Requester:
             )  # fmt: skip
         return RequesterReply(message, parts[1].buffer if len(parts) > 1 else memoryview(b""))
 
-    def _gone(self) -> NotReady:
+    def _unavailable_error(self) -> NotReady:
         return NotReady(
             f"{self.name} does not run or is restarting", outcome="unknown", endpoint=self._endpoint
         )

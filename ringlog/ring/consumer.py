@@ -34,10 +34,10 @@ class RingConsumer:
         self._settle_head = memory.load(RingWord.SETTLE_HEAD)
         self._read = self._head_seen = self._tail
         if self._tail & 7:
-            raise self._nonsense(self._tail)
+            raise self._corrupt_header(self._tail)
         self._load_head()
         self._require_settle_tail()
-        self._pass_settled()
+        self._skip_settled()
 
     @classmethod
     def attach(cls, path: str, *, shard: int | None = None, engine_id: str | None = None) -> RingConsumer:
@@ -102,7 +102,7 @@ class RingConsumer:
             )
         self._read += nbytes
 
-    def skip_lap(self) -> None:
+    def skip_padding(self) -> None:
         """Move the read position to the start of the data area, because the scan found padding."""
         index = self._read % self.capacity
         target = self._read - index + self.capacity
@@ -182,7 +182,7 @@ class RingConsumer:
 
     # -- internals ------------------------------------------------------------------------------------
 
-    def _pass_settled(self) -> None:
+    def _skip_settled(self) -> None:
         """Skip frames whose settlement is written but not in the tail, because the predecessor died (R8).
 
         The successor must not accept a frame that was refused: the producer may have sent it again under
@@ -205,11 +205,11 @@ class RingConsumer:
         """Load the head and check it against the positions known to this consumer."""
         head = self._memory.load(RingWord.HEAD)
         if head < self._head_seen or head - self._tail > self.capacity or head & 7:
-            raise self._nonsense(head)
+            raise self._corrupt_header(head)
         self._head_seen = head
         return head
 
-    def _nonsense(self, head: int) -> RingError:
+    def _corrupt_header(self, head: int) -> RingError:
         return RingError(
             "corrupt ring header", path=self.path, head=head, head_before=self._head_seen,
             tail=self._tail, read=self._read, capacity=self.capacity,

@@ -184,7 +184,7 @@ class RingProducer:
         if len(fresh):
             last = int(fresh[-1, 0])
             if last >= self._head or len(fresh) > self._in_flight:
-                raise self._nonsense(settle_head=head, settled_position=last)
+                raise self._corrupt_header(settle_head=head, settled_position=last)
             self._settled_below = last + 1
             self._in_flight -= len(fresh)
         self._settle_tail = head
@@ -269,7 +269,7 @@ class RingProducer:
         head = self._memory.load(RingWord.SETTLE_HEAD)
         count = head - self._settle_tail
         if not 0 <= count <= self.settle_entries:
-            raise self._nonsense(settle_head=head)
+            raise self._corrupt_header(settle_head=head)
         slots = self.identity.settle_slots
         slot = self._settle_tail % slots
         raw = self._memory.read_entries(slot, min(count, slots - slot))
@@ -290,9 +290,9 @@ class RingProducer:
     def _require_tail(self, tail: int) -> None:
         is_ordered = self._tail_seen <= tail <= self._head <= tail + self.capacity
         if not is_ordered or tail & 7 or self._head & 7:
-            raise self._nonsense(tail=tail)
+            raise self._corrupt_header(tail=tail)
 
-    def _nonsense(self, **words: Any) -> RingError:
+    def _corrupt_header(self, **words: Any) -> RingError:
         return RingError("corrupt ring header", path=self.path, head=self._head, **words)
 
     def _require_sizes(self, sizes: list[int]) -> None:
@@ -339,7 +339,7 @@ class RingProducer:
             self._lock_fd = -1
 
 
-def _let_go_after_fork() -> None:
+def _disable_after_fork() -> None:
     # Only one process may write into a ring. A child's copy of the descriptor would also keep the lock
     # after the death of the parent.
     for producer in list(_live):
@@ -348,7 +348,7 @@ def _let_go_after_fork() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go_after_fork)
+    os.register_at_fork(after_in_child=_disable_after_fork)
 
 
 def _entries_of(raw: bytearray) -> NDArray[np.uint64]:

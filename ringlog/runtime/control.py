@@ -35,9 +35,9 @@ class ActorControlSocket(RouterSocket):
         self.guard(now_ns)
 
     @property
-    def turns(self) -> int:
+    def passes(self) -> int:
         """Number of passes so far."""
-        return self._heartbeat.turns
+        return self._heartbeat.passes
 
     def receive_requests(self, most: int) -> Iterator[tuple[bytes, Envelope, bytearray | None]]:
         """Yield requests like `receive`, except the requests that are answered here."""
@@ -52,7 +52,7 @@ class ActorControlSocket(RouterSocket):
     def _answer(self, message: m.Message) -> m.Message | None:
         boot = self._boot
         if isinstance(message, m.Ping):
-            return m.Pong(boot.incarnation, self.turns)
+            return m.Pong(boot.incarnation, self.passes)
         if isinstance(message, m.Hello):
             return m.Welcome(PROTOCOL, __version__, boot.engine_id, boot.shards, -1, boot.incarnation)
         return None

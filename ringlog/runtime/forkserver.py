@@ -38,9 +38,9 @@ from ringlog.runtime.process import main
 NAME = "forkserver"
 _MESSAGE_BYTES_MAX = 4_097
 """Largest message of the supervisor: one letter, and at most a path."""
-ADOPTED_S = 5.0
+ADOPTION_TIMEOUT_S = 5.0
 """Time (s) after which a child exits if its first parent has not exited."""
-_LOOK_S = 0.000_2
+_POLL_S = 0.000_2
 
 
 def fork_forkserver(kinds: Sequence[str], environ: Mapping[str, str], root: str) -> tuple[int, socket.socket]:
@@ -77,8 +77,8 @@ def fork_forkserver(kinds: Sequence[str], environ: Mapping[str, str], root: str)
         os._exit(ExitCode.OK)
 
 
-def _close_inherited_descriptors(line: int) -> None:
-    """Close all descriptors except `line` and the standard three, and enter a new process group.
+def _close_inherited_descriptors(supervisor_fd: int) -> None:
+    """Close all descriptors except `supervisor_fd` and the standard three, and enter a new process group.
 
     The process then looks like a spawned one.
     """
@@ -88,25 +88,25 @@ def _close_inherited_descriptors(line: int) -> None:
     # The output of libraries belongs to the log. Standard output belongs to the operator.
     os.dup2(2, 1)
     for fd in map(int, os.listdir("/proc/self/fd")):
-        if fd > 2 and fd != line:
+        if fd > 2 and fd != supervisor_fd:
             with contextlib.suppress(OSError):
                 os.close(fd)
 
 
-def run(line: socket.socket, kinds: Sequence[str], supervisor: int) -> None:
+def run(supervisor_socket: socket.socket, kinds: Sequence[str], supervisor: int) -> None:
     """Serve until the supervisor exits or closes the socket. In a forked child, run the actor: no return."""
     hardening.harden(may_profile=False)
     hardening.set_process_title(NAME)
     if not hardening.die_with_parent(supervisor, signal.SIGKILL):
         return
-    with line:
-        order = serve(line, kinds)
-    if order is not None:
-        run_actor(order)
+    with supervisor_socket:
+        request = serve(supervisor_socket, kinds)
+    if request is not None:
+        run_actor(request)
 
 
-def serve(line: socket.socket, kinds: Sequence[str]) -> ForkRequest | None:
-    """Import the actors of these kinds, report readiness on `line`, and fork a child for each request.
+def serve(supervisor_socket: socket.socket, kinds: Sequence[str]) -> ForkRequest | None:
+    """Import the actors of these kinds, report readiness, and fork a child for each request.
 
     Returns None in the fork server, when the supervisor closes the socket. Returns the fork request in each
     child.
@@ -119,9 +119,9 @@ def serve(line: socket.socket, kinds: Sequence[str]) -> ForkRequest | None:
     # Exempt all objects from garbage collection: the collector must not write into shared pages.
     gc.collect()
     gc.freeze()
-    line.sendall(b"r")
+    supervisor_socket.sendall(b"r")
     while True:
-        message, descriptors, _, _ = socket.recv_fds(line, _MESSAGE_BYTES_MAX, 1)
+        message, descriptors, _, _ = socket.recv_fds(supervisor_socket, _MESSAGE_BYTES_MAX, 1)
         if not message:
             return None
         if message[:1] == b"l":
@@ -129,23 +129,23 @@ def serve(line: socket.socket, kinds: Sequence[str]) -> ForkRequest | None:
             continue  # The received descriptor stays open, in each child as well.
         if not descriptors:
             continue  # This process has no free descriptor. The supervisor sees its end of the socket closed.
-        with socket.socket(fileno=descriptors[0]) as told:
+        with socket.socket(fileno=descriptors[0]) as child_socket:
             try:
                 pid = os.fork()
             except OSError:
                 continue  # The supervisor sees its end of the socket closed.
             if not pid:
-                line.close()
-                return _double_fork(told)
+                supervisor_socket.close()
+                return _double_fork(child_socket)
         os.waitpid(pid, 0)
 
 
-def run_actor(order: ForkRequest) -> NoReturn:
+def run_actor(request: ForkRequest) -> NoReturn:
     """Run the actor of this fork request. Never returns."""
     os.setpgid(0, 0)
-    _use_environment(order.environ)
-    module = _module(order.kind)
-    sys.argv[:] = [str(module.__file__), order.boot]
+    _use_environment(request.environ)
+    module = _module(request.kind)
+    sys.argv[:] = [str(module.__file__), request.boot]
     main(module.build)
 
 
@@ -163,7 +163,7 @@ def _module(kind: str) -> ModuleType:
     return importlib.import_module(f"actors.{kind}.__main__")
 
 
-def _double_fork(told: socket.socket) -> ForkRequest:
+def _double_fork(child_socket: socket.socket) -> ForkRequest:
     """In the child: fork the grandchild and exit. In the grandchild: wait for adoption, then get a request.
 
     The grandchild exits with ORPHANED if no request arrives.
@@ -172,16 +172,16 @@ def _double_fork(told: socket.socket) -> ForkRequest:
     try:
         if os.fork():
             os._exit(0)
-        deadline = clock.monotonic_ns() + round(ADOPTED_S * 1e9)
+        deadline = clock.monotonic_ns() + round(ADOPTION_TIMEOUT_S * 1e9)
         while os.getppid() == parent:
             if clock.monotonic_ns() > deadline:
                 os._exit(ExitCode.ORPHANED)
-            clock.sleep(_LOOK_S)
-        told.sendall(str(os.getpid()).encode())
-        order = told.recv(FORK_REQUEST_BYTES_MAX)
+            clock.sleep(_POLL_S)
+        child_socket.sendall(str(os.getpid()).encode())
+        request = child_socket.recv(FORK_REQUEST_BYTES_MAX)
     except OSError:
         os._exit(ExitCode.ORPHANED)
-    if not order:
+    if not request:
         # Nobody waits for us any more: another one may be what we were meant to be.
         os._exit(ExitCode.ORPHANED)
-    return msgspec.msgpack.decode(order, type=ForkRequest)
+    return msgspec.msgpack.decode(request, type=ForkRequest)

@@ -70,7 +70,7 @@ def run_process(build: Build, arguments: list[str]) -> int:
     last_signal = signal.SIGKILL if boot.is_expendable else signal.SIGTERM
     if not hardening.die_with_parent(boot.supervisor_pid, last_signal):
         return ExitCode.ORPHANED
-    stopping = _Stopping(boot.supervisor_pid)
+    stopping = _StopHandler(boot.supervisor_pid)
     stop = StopFlag(logs.reopen, stopping.begin)
     try:
         return _run(build, boot, stop, stopping)
@@ -85,7 +85,7 @@ def _show_stacks(_number: int, _frame: FrameType | None) -> None:
     faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
 
 
-class _Stopping:
+class _StopHandler:
     """Action of the first signal to stop, at any point of the actor's work."""
 
     def __init__(self, supervisor_pid: int) -> None:
@@ -134,7 +134,7 @@ def _confine(boot: ActorBoot) -> None:
     )
 
 
-def _run(build: Build, boot: ActorBoot, stop: StopFlag, stopping: _Stopping) -> int:
+def _run(build: Build, boot: ActorBoot, stop: StopFlag, stopping: _StopHandler) -> int:
     slot: ProcessSlot | None = None
     is_built = False
     try:
@@ -149,7 +149,7 @@ def _run(build: Build, boot: ActorBoot, stop: StopFlag, stopping: _Stopping) -> 
         code = run_duty_cycle(actor, slot, stop)
     except Exception as e:  # noqa: BLE001  the one of this process: it ends here
         code = exit_code_for(e, is_built=is_built)
-        _tell(e, code)
+        _log_failure(e, code)
     if slot is not None:
         slot.set(ProcessField.STATE, ProcessState.STOPPED if code == ExitCode.OK else ProcessState.FAILED)
     logs.log_event(log, logging.INFO, "actor ends", code=code.name)
@@ -177,7 +177,7 @@ def exit_code_for(error: Exception, *, is_built: bool) -> ExitCode:
     return ExitCode.CRASH if is_built else ExitCode.CANNOT_BOOT
 
 
-def _tell(error: Exception, code: ExitCode) -> None:
+def _log_failure(error: Exception, code: ExitCode) -> None:
     """Log why the process ends: the facts in one line, the core's last events, then the traceback."""
     detail: Mapping[str, Any] = error.detail if isinstance(error, RinglogError) else {}
     logs.log_event(
@@ -189,6 +189,6 @@ def _tell(error: Exception, code: ExitCode) -> None:
         reason=error.message if isinstance(error, RinglogError) else str(error)[:_REASON_CHARS_MAX],
         detail={name: value for name, value in detail.items() if name != "story"},
     )
-    for told in detail.get("story", ()):
-        logs.log_event(log, logging.CRITICAL, "last event", told=repr(told)[:_STORY_CHARS_MAX])
+    for event in detail.get("story", ()):
+        logs.log_event(log, logging.CRITICAL, "last event", told=repr(event)[:_STORY_CHARS_MAX])
     log.critical("traceback", exc_info=error)

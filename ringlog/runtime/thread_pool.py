@@ -17,9 +17,9 @@ from ringlog.errors import RinglogError
 
 
 class TaskResult(NamedTuple):
-    """A finished job: its ticket, and its result or error."""
+    """A finished job: its id, and its result or error."""
 
-    ticket: int
+    job_id: int
     result: Any = None
     error: RinglogError | None = None
 
@@ -36,10 +36,10 @@ class ThreadPool:
         for n in range(threads):
             threading.Thread(target=self._work, name=f"{name}-{n}", daemon=True).start()
 
-    def submit(self, ticket: int, job: Callable[[], Any]) -> bool:
+    def submit(self, job_id: int, job: Callable[[], Any]) -> bool:
         """Queue a job. Returns False if the queue is full."""
         try:
-            self._jobs.put_nowait((ticket, job))
+            self._jobs.put_nowait((job_id, job))
         except queue.Full:
             return False
         return True
@@ -59,11 +59,11 @@ class ThreadPool:
 
     def _work(self) -> None:
         while True:
-            ticket, job = self._jobs.get()
+            job_id, job = self._jobs.get()
             try:
-                self._done.append(TaskResult(ticket, job()))
+                self._done.append(TaskResult(job_id, job()))
             except RinglogError as e:
-                self._done.append(TaskResult(ticket, None, e))
+                self._done.append(TaskResult(job_id, None, e))
             except BaseException as e:
                 self._failure = e
                 self._wake()

@@ -39,7 +39,7 @@ class Coalescer:
         self._pending: list[BlockSlice] = []
         self._count = 0
         self._bytes = 0
-        self._held: list[BlockSlice] = []  # dead records that may turn out to be a small hole
+        self._deferred: list[BlockSlice] = []  # dead records that may turn out to be a small hole
         self.placeholders: list[I64] = []
 
     def frames(self, runs: Iterable[tuple[Any, FrameBatch]]) -> Iterator[list[BlockSlice]]:
@@ -60,7 +60,7 @@ class Coalescer:
         self._last_seq = int(seqs[-1])
 
     def _add_block(self, block: Block) -> Iterator[list[BlockSlice]]:
-        """Cut a block where records must not share a frame. Dead records at an edge are held back."""
+        """Cut a block where records must not share a frame. Dead records at an edge are deferred."""
         alive = self._alive(block.seqs)
         cuts = (block.seqs[1:] != block.seqs[:-1] + 1) | (block.flags[1:] != block.flags[:-1])
         if not alive.all():
@@ -69,12 +69,12 @@ class Coalescer:
         ends = np.cumsum(block.weights())
         bounds = [0, *(np.flatnonzero(cuts) + 1).tolist(), len(block)]
         for start, stop in pairwise(bounds):
-            stretch = BlockSlice(block, start, stop)
+            block_slice = BlockSlice(block, start, stop)
             if alive[start]:
-                yield from self._release_held(stretch)
-                yield from self._fill(stretch, ends)
+                yield from self._release_deferred(block_slice)
+                yield from self._fill(block_slice, ends)
             else:
-                self._hold(stretch)
+                self._defer(block_slice)
 
     def _alive(self, seqs: I64) -> Mask:
         alive: Mask = seqs >= self._earliest_seq
@@ -99,39 +99,41 @@ class Coalescer:
             self.placeholders.append(block.seqs[kept])
         return alive | kept
 
-    def _hold(self, stretch: BlockSlice) -> None:
-        held = sum(each.stop - each.start for each in self._held) + stretch.stop - stretch.start
-        follows = self._held[-1].last_seq + 1 == stretch.first_seq if self._held else self._pending
-        if held >= HOLE_MIN or not follows:
-            self._held = []
+    def _defer(self, block_slice: BlockSlice) -> None:
+        count = sum(each.stop - each.start for each in self._deferred) + block_slice.stop - block_slice.start
+        follows = (
+            self._deferred[-1].last_seq + 1 == block_slice.first_seq if self._deferred else self._pending
+        )
+        if count >= HOLE_MIN or not follows:
+            self._deferred = []
             # These records are omitted, so the next live record begins a new frame.
             return
-        self._held.append(stretch)
+        self._deferred.append(block_slice)
 
-    def _release_held(self, following: BlockSlice) -> Iterator[list[BlockSlice]]:
-        """Add the held records to the frame if they fill the gap before `following`."""
-        held, self._held = self._held, []
-        if not held or not self._pending:
+    def _release_deferred(self, following: BlockSlice) -> Iterator[list[BlockSlice]]:
+        """Add the deferred records to the frame if they fill the gap before `following`."""
+        deferred, self._deferred = self._deferred, []
+        if not deferred or not self._pending:
             return
-        seqs = [self._pending[-1].last_seq, *(each.last_seq for each in held)]
-        firsts = [*(each.first_seq for each in held), following.first_seq]
+        seqs = [self._pending[-1].last_seq, *(each.last_seq for each in deferred)]
+        firsts = [*(each.first_seq for each in deferred), following.first_seq]
         flags = self._flags(self._pending[-1])
-        alike = all(self._flags(each) == flags for each in (*held, following))
+        alike = all(self._flags(each) == flags for each in (*deferred, following))
         if alike and all(a + 1 == b for a, b in zip(seqs, firsts, strict=True)):
-            for each in held:
+            for each in deferred:
                 self.placeholders.append(each.block.seqs[each.start : each.stop])
                 yield from self._fill(each, np.cumsum(each.block.weights()))
 
     @staticmethod
-    def _flags(stretch: BlockSlice) -> int:
-        return int(stretch.block.flags[stretch.start])
+    def _flags(block_slice: BlockSlice) -> int:
+        return int(block_slice.block.flags[block_slice.start])
 
-    def _fill(self, stretch: BlockSlice, ends: I64) -> Iterator[list[BlockSlice]]:
+    def _fill(self, block_slice: BlockSlice, ends: I64) -> Iterator[list[BlockSlice]]:
         """Add records to the pending frame. Yield the frame whenever it is full."""
-        block, start, stop = stretch
+        block, start, stop = block_slice
         if self._pending:
             last = self._pending[-1]
-            if last.last_seq + 1 != stretch.first_seq or self._flags(last) != self._flags(stretch):
+            if last.last_seq + 1 != block_slice.first_seq or self._flags(last) != self._flags(block_slice):
                 yield self._taken()
         while start < stop:
             before = int(ends[start - 1]) if start else 0

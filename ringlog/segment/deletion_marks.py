@@ -113,7 +113,7 @@ class DeletionMarks:
             pieces = [self._header.encode(), bytes(self._header.records)]
             write_temporary(self._disk, self._data_dir, self._header.number, DEL, pieces)
             publish_parts(self._disk, self._data_dir, self._stem, [DEL])
-        self._adopt_handle(self._disk.open_marks(self._path))
+        self._adopt_handle(self._disk.open_for_overwrite(self._path))
         self._writable = True
 
     def _adopt_handle(self, fd: int) -> None:

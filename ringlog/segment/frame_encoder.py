@@ -81,21 +81,21 @@ class SealedFrame:
 
 
 def seal_frame(
-    stretches: list[BlockSlice], *, topic_id: int, epoch: int, salt: int, packing: CompressionPolicy
+    slices: list[BlockSlice], *, topic_id: int, epoch: int, salt: int, compression: CompressionPolicy
 ) -> SealedFrame:
     """Encode records with consecutive seqs and equal flags as one frame. At least one record is required."""
-    body = _Body(stretches)
-    flags = int(stretches[0].block.flags[stretches[0].start])
+    body = _Body(slices)
+    flags = int(slices[0].block.flags[slices[0].start])
     codec, stored = Codec.NONE, body.pieces
-    if packing.codec != Codec.NONE and body.size >= packing.min_bytes:
-        codec, stored = _packed(body, packing)
+    if compression.codec != Codec.NONE and body.size >= compression.min_bytes:
+        codec, stored = _packed(body, compression)
     stored_bytes = sum(len(piece) for piece in stored)
     hasher = xxhash.xxh3_64()
     for piece in stored:
         hasher.update(piece)
     header = FrameHeader(
         layout.FRAME_LEN_MIN + stored_bytes, FrameType.APPEND, layout.VERSION, body.bitmap, topic_id,
-        stretches[0].first_seq, int(body.stamps[0]), len(body.stamps), epoch, 0, 0, body.size, codec,
+        slices[0].first_seq, int(body.stamps[0]), len(body.stamps), epoch, 0, 0, body.size, codec,
         flags & 0xFF, flags >> 8, hasher.intdigest(), 0,
     )  # fmt: skip
     return SealedFrame(
@@ -131,9 +131,9 @@ def _sealed_header(header: FrameHeader, salt: int) -> bytes:
     return head + xxhash.xxh3_64_intdigest(head, salt).to_bytes(8, "little")
 
 
-def _packed(body: _Body, packing: CompressionPolicy) -> tuple[Codec, list[Any]]:
-    used, stored = compress(b"".join(body.pieces), packing.codec)
-    if used == Codec.NONE or len(stored) > body.size * (1 - packing.saving):
+def _packed(body: _Body, compression: CompressionPolicy) -> tuple[Codec, list[Any]]:
+    used, stored = compress(b"".join(body.pieces), compression.codec)
+    if used == Codec.NONE or len(stored) > body.size * (1 - compression.saving):
         return Codec.NONE, body.pieces
     return used, [stored]
 
@@ -141,8 +141,8 @@ def _packed(body: _Body, packing: CompressionPolicy) -> tuple[Codec, list[Any]]:
 class _Body:
     """The columns of a new frame as pieces of bytes."""
 
-    def __init__(self, stretches: list[BlockSlice]) -> None:
-        self._stretches = stretches
+    def __init__(self, slices: list[BlockSlice]) -> None:
+        self._slices = slices
         self._nulls: dict[Column, NDArray[np.bool_]] = {}
         """Validity of columns with nulls."""
         self.pieces: list[Any] = []
@@ -153,9 +153,9 @@ class _Body:
         self.not_before: I64 | None = None
         self.priorities: NDArray[np.uint8] | None = None
         self.tags: list[bytes] | None = None
-        self.stamps: I64 = _concatenated([each.block.times[each.start : each.stop] for each in stretches])
+        self.stamps: I64 = _concatenated([each.block.times[each.start : each.stop] for each in slices])
         self.sizes: I64 = np.zeros(len(self.stamps), dtype=np.int64)
-        blocks = [each.block for each in stretches]
+        blocks = [each.block for each in slices]
         spans = {column for block in blocks for column in block.spans}
         fixed = {column for block in blocks for column in block.fixed}
         for column in Column:
@@ -166,15 +166,15 @@ class _Body:
             elif column == Column.HEADERS and any(block.headers is not None for block in blocks):
                 self._add_headers()
         if (self.stamps != self.stamps[0]).any():
-            self._lay(Column.COMMIT_TS, [self.stamps.tobytes()], self.stamps.nbytes)
+            self._append_column(Column.COMMIT_TS, [self.stamps.tobytes()], self.stamps.nbytes)
         for column, valid in self._nulls.items():
             bits = np.packbits(valid, bitorder="little")
-            self._lay(layout.VALID_SHIFT + column, [bits.tobytes()], bits.nbytes)
+            self._append_column(layout.VALID_SHIFT + column, [bits.tobytes()], bits.nbytes)
 
     def _add_bytes(self, column: Column) -> None:
         lengths, data, valid = [], [], []
         tags: list[bytes] = []
-        for block, start, stop in self._stretches:
+        for block, start, stop in self._slices:
             values = block.spans.get(column)
             found_valid = block.valid.get(column)
             valid.append(
@@ -203,12 +203,12 @@ class _Body:
             self.tags = tags
         if column in (Column.PAYLOAD, Column.META):
             self.sizes += whole
-        self._lay_values(column, whole, data)
+        self._append_values(column, whole, data)
 
     def _add_fixed(self, column: Column) -> None:
         dtype = "u1" if column == Column.PRIORITY else "<i8"
         parts = []
-        for block, start, stop in self._stretches:
+        for block, start, stop in self._slices:
             found = block.fixed.get(column)
             parts.append(
                 np.full(stop - start, absent_value(column), dtype=dtype)
@@ -224,13 +224,13 @@ class _Body:
             self.not_before = values
         elif column == Column.PRIORITY:
             self.priorities = values
-        self._lay(column, [values.tobytes()], values.nbytes)
+        self._append_column(column, [values.tobytes()], values.nbytes)
 
     def _add_headers(self) -> None:
         counts: list[I64] = []
         keys: tuple[list[I64], list[Any]] = ([], [])
         values: tuple[list[I64], list[Any]] = ([], [])
-        for block, start, stop in self._stretches:
+        for block, start, stop in self._slices:
             rows = block.headers
             if rows is None:
                 counts.append(np.zeros(stop - start, dtype=np.int64))
@@ -241,21 +241,21 @@ class _Body:
             for part, (lengths, data) in ((rows.keys.at(entries), keys), (rows.values.at(entries), values)):
                 lengths.append(part.lengths)
                 data += copy_values(block.buffer, part)
-        self._lay_offsets(_concatenated(counts))
-        self._lay_values(Column.HEADERS, _concatenated(keys[0]), keys[1])
-        self._lay_values(Column.HEADERS, _concatenated(values[0]), values[1])
+        self._append_offsets(_concatenated(counts))
+        self._append_values(Column.HEADERS, _concatenated(keys[0]), keys[1])
+        self._append_values(Column.HEADERS, _concatenated(values[0]), values[1])
 
-    def _lay_values(self, column: Column, lengths: I64, data: list[Any]) -> None:
-        size = self._lay_offsets(lengths)
-        self._lay(column, data, size)
+    def _append_values(self, column: Column, lengths: I64, data: list[Any]) -> None:
+        size = self._append_offsets(lengths)
+        self._append_column(column, data, size)
 
-    def _lay_offsets(self, lengths: I64) -> int:
+    def _append_offsets(self, lengths: I64) -> int:
         offsets = np.zeros(len(lengths) + 1, dtype="<i4")
         np.cumsum(lengths, out=offsets[1:])
-        self._lay(Column.PAYLOAD, [offsets.tobytes()], offsets.nbytes)
+        self._append_column(Column.PAYLOAD, [offsets.tobytes()], offsets.nbytes)
         return int(offsets[-1])
 
-    def _lay(self, column: int, parts: list[Any], size: int) -> None:
+    def _append_column(self, column: int, parts: list[Any], size: int) -> None:
         self.bitmap |= 1 << column
         self.pieces += parts
         if size & 7:

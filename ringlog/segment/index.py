@@ -252,12 +252,12 @@ def read_tables(header: IndexHeader, data: bytes, file_bytes: int, path: str) ->
         raise CorruptData("index tables: checksum mismatch", file=path, offset=IDX_HEADER_BYTES)
     topics = np.frombuffer(data, TOPIC_DTYPE, header.topics)
     entries = np.frombuffer(data, ENTRY_DTYPE, header.frames, topics.nbytes)
-    if not (len(topics) and _agree(header, topics, entries, file_bytes)):
+    if not (len(topics) and _is_consistent(header, topics, entries, file_bytes)):
         raise CorruptData("index tables are inconsistent", file=path, offset=IDX_HEADER_BYTES)
     return topics, entries
 
 
-def _agree(header: IndexHeader, topics: Table, entries: Table, file_bytes: int) -> bool:
+def _is_consistent(header: IndexHeader, topics: Table, entries: Table, file_bytes: int) -> bool:
     """Return whether the tables are consistent, so that readers need no further bounds checks."""
     counts, base = entries["count"], entries["base_seq"]
     offsets, lengths, places = entries["offset"], entries["length"], entries["columns_at"]

@@ -45,8 +45,8 @@ DELETED = 0xD5
 FLAG_TAGS = 1
 """The segment has a tags part."""
 
-MAKER_COMPACTOR, MAKER_RECLAIMER = 1, 2
-MAKER_SHIFT = 48
+CREATOR_COMPACTOR, CREATOR_RECLAIMER = 1, 2
+CREATOR_SHIFT = 48
 NUMBER_MAX = (1 << 64) - 1
 RECORDS_MAX = (1 << 32) - 1
 """Record ordinals within a segment have 32 bits."""
@@ -112,12 +112,12 @@ def split_part(path: str) -> tuple[str, str] | None:
 
 
 class NumberAllocator:
-    """Assigns segment numbers of one kind of creator: `maker << 48 | n`, above all numbers it used before."""
+    """Assigns segment numbers of one kind of creator: `creator << 48 | n`, above all that it used before."""
 
-    def __init__(self, maker: int, known: Iterable[int] = ()) -> None:
+    def __init__(self, creator: int, known: Iterable[int] = ()) -> None:
         """`known` are the numbers on disk and in snapshots, of all kinds of creators."""
-        own = [number for number in known if number >> MAKER_SHIFT == maker]
-        self._last = max(own, default=maker << MAKER_SHIFT)
+        own = [number for number in known if number >> CREATOR_SHIFT == creator]
+        self._last = max(own, default=creator << CREATOR_SHIFT)
 
     def allocate(self) -> int:
         """Return the next number."""

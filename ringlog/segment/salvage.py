@@ -137,9 +137,9 @@ def _cut(
     if (piece.first, piece.last) == (base, base + count - 1):
         return data, batch
     (block,) = blocks_of(data, batch)
-    stretch = BlockSlice(block, piece.first - base, piece.last - base + 1)
+    block_slice = BlockSlice(block, piece.first - base, piece.last - base + 1)
     sealed = seal_frame(
-        [stretch], topic_id=topic_id, epoch=epoch, salt=piece.salt, packing=CompressionPolicy()
+        [block_slice], topic_id=topic_id, epoch=epoch, salt=piece.salt, compression=CompressionPolicy()
     )
     made = b"".join(bytes(each) for each in sealed.pieces)
     return made, frames.scan(memoryview(made))

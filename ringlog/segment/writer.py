@@ -61,14 +61,14 @@ class SegmentWriter:
         compression: str = "none",
         compression_min_bytes: int = 1_024,
         compression_saving: float = 0.05,
-        rest: Callable[[], None] = lambda: None,
+        yield_cpu: Callable[[], None] = lambda: None,
     ) -> None:
-        """`compression` is none, lz4 or zstd. `rest` is called after every write. Raises DiskError."""
-        self._yield_cpu = rest
+        """`compression` is none, lz4 or zstd. `yield_cpu` is called after every write. Raises DiskError."""
+        self._yield_cpu = yield_cpu
         self._disk, self._data_dir = disk, data_dir
         self._number, self._salt = number, salt
         self._shard, self._shards, self._engine_id, self._created_us = shard, shards, engine_id, created_us
-        self._packing = CompressionPolicy(
+        self._compression_policy = CompressionPolicy(
             Codec[compression.upper()], compression_min_bytes, compression_saving
         )
         self._index = IndexBuilder()
@@ -124,17 +124,17 @@ class SegmentWriter:
                 f"topic_id must be > {self._last_topic}, got {topic_id}", topic_id=topic_id
             )
         self._last_topic = topic_id
-        rest = iter(runs)
-        ahead = list(islice(rest, 2))
-        packing = replace(self._packing, codec=codec) if codec else self._packing
-        if len(ahead) == 1 and self._is_kept_unchanged(ahead[0][1], earliest_seq, dead, packing):
+        remaining = iter(runs)
+        ahead = list(islice(remaining, 2))
+        compression = replace(self._compression_policy, codec=codec) if codec else self._compression_policy
+        if len(ahead) == 1 and self._is_kept_unchanged(ahead[0][1], earliest_seq, dead, compression):
             self._add_single_frame(ahead[0][0], ahead[0][1], topic_id, epoch)
             return self._written + self._waiting_bytes
         coalescer = Coalescer(earliest_seq=earliest_seq, dead=dead)
         start = self._index.records
-        for stretches in coalescer.frames(chain(ahead, rest)):
+        for slices in coalescer.frames(chain(ahead, remaining)):
             self._add_frame(
-                seal_frame(stretches, topic_id=topic_id, epoch=epoch, salt=self._salt, packing=packing)
+                seal_frame(slices, topic_id=topic_id, epoch=epoch, salt=self._salt, compression=compression)
             )
         if self._index.topic_frames:
             self._record_blanks(coalescer, start)
@@ -144,7 +144,7 @@ class SegmentWriter:
 
     @staticmethod
     def _is_kept_unchanged(
-        batch: FrameBatch, earliest_seq: int, dead: BitMap64 | None, packing: CompressionPolicy
+        batch: FrameBatch, earliest_seq: int, dead: BitMap64 | None, compression: CompressionPolicy
     ) -> bool:
         """Return whether this is a single live frame that coalescing and compression would not change.
 
@@ -157,7 +157,7 @@ class SegmentWriter:
             count <= SEALED_FRAME_RECORDS
             and first >= earliest_seq
             and not (dead and dead.range_cardinality(first, first + count))
-            and (packing.codec == Codec.NONE or int(batch.total_bytes[0]) < packing.min_bytes)
+            and (compression.codec == Codec.NONE or int(batch.total_bytes[0]) < compression.min_bytes)
         )
 
     def _add_single_frame(self, buffer: Any, batch: FrameBatch, topic_id: int, epoch: int) -> None:

@@ -20,24 +20,24 @@ class StreamAdmissionStep:
     bytes: int
 
 
-def rotate_topics(topics: Sequence[str], turn: int) -> list[str]:
-    """Return the sorted topics, rotated so that topic number `turn` modulo their count is first."""
+def rotate_topics(topics: Sequence[str], rotation: int) -> list[str]:
+    """Return the sorted topics, rotated so that topic number `rotation` modulo their count is first."""
     ordered = sorted(topics)
-    start = turn % len(ordered) if ordered else 0
+    start = rotation % len(ordered) if ordered else 0
     return ordered[start:] + ordered[:start]
 
 
-def admit_offsets(waiting: Mapping[str, int], most: int, turn: int) -> dict[str, int]:
+def admit_offsets(pending: Mapping[str, int], most: int, rotation: int) -> dict[str, int]:
     """Split `most` (1 or more) over the topics in proportion to their pending positions.
 
     The shares add up to `most`, or to all pending positions if these are fewer. No share exceeds the topic's
     pending positions. Topics without pending positions are omitted from the result; pass them anyway, because
     the rotation covers all topics.
     """
-    lags = {topic: lag for topic, lag in waiting.items() if lag > 0}
+    lags = {topic: lag for topic, lag in pending.items() if lag > 0}
     if sum(lags.values()) <= most:
         return lags
-    order = [topic for topic in rotate_topics(list(waiting), turn) if topic in lags]
+    order = [topic for topic in rotate_topics(list(pending), rotation) if topic in lags]
     shares = dict.fromkeys(lags, 0)
     shares[order[0]] = 1
     total = sum(lags.values()) - 1
@@ -52,26 +52,28 @@ def admit_offsets(waiting: Mapping[str, int], most: int, turn: int) -> dict[str,
     return shares
 
 
-def admit_bytes(steps: Mapping[str, Sequence[StreamAdmissionStep]], most: int, turn: int) -> dict[str, int]:
+def admit_bytes(
+    steps: Mapping[str, Sequence[StreamAdmissionStep]], most: int, rotation: int
+) -> dict[str, int]:
     """Choose whole steps of about `most` bytes in total; return {topic: last position to read}.
 
     The total exceeds `most` only if the first step alone is larger: a batch always makes progress. Topics
     without a step are omitted.
     """
-    waiting = {topic: found for topic, found in steps.items() if found}
-    if not waiting:
+    pending = {topic: found for topic, found in steps.items() if found}
+    if not pending:
         return {}
-    order = [topic for topic in rotate_topics(list(steps), turn) if topic in waiting]
-    taken = dict.fromkeys(waiting, 0)
+    order = [topic for topic in rotate_topics(list(steps), rotation) if topic in pending]
+    taken = dict.fromkeys(pending, 0)
     taken[order[0]] = 1
-    left = most - waiting[order[0]][0].bytes
-    sizes = {topic: sum(step.bytes for step in found[taken[topic] :]) for topic, found in waiting.items()}
-    shares = admit_offsets(sizes, left, turn) if left > 0 else {}
+    left = most - pending[order[0]][0].bytes
+    sizes = {topic: sum(step.bytes for step in found[taken[topic] :]) for topic, found in pending.items()}
+    shares = admit_offsets(sizes, left, rotation) if left > 0 else {}
     for topic in order:
-        left -= _take(waiting[topic], taken, topic, min(shares.get(topic, 0), left))
+        left -= _take(pending[topic], taken, topic, min(shares.get(topic, 0), left))
     for topic in order:  # Distribute what remains because shares do not match step sizes.
-        left -= _take(waiting[topic], taken, topic, left)
-    return {topic: waiting[topic][count - 1].until for topic, count in taken.items() if count}
+        left -= _take(pending[topic], taken, topic, left)
+    return {topic: pending[topic][count - 1].until for topic, count in taken.items() if count}
 
 
 def _take(found: Sequence[StreamAdmissionStep], taken: dict[str, int], topic: str, most: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from ringlog.errors import TopicNotFound
-from ringlog.spark.catalog import Catalog, GapRow, TopicAt
+from ringlog.spark.catalog import Catalog, GapRow, TopicState
 from ringlog.spark.errors import OptionError
 from ringlog.spark.options import EARLIEST, LATEST, SourceOptions, bound_of, cursor_of
 from ringlog.spark.plan import Bounds
@@ -27,7 +27,7 @@ def resolve_bounds(catalog: Catalog, options: SourceOptions) -> list[Bounds]:
     return found
 
 
-def start_of(catalog: Catalog, options: SourceOptions, at: TopicAt) -> int:
+def start_of(catalog: Catalog, options: SourceOptions, at: TopicState) -> int:
     """Return the position before the first one to read in a new topic. Times take precedence over offsets."""
     ts_us = options.starting_ts.of(at.topic)
     if ts_us is not None:
@@ -47,7 +47,7 @@ def start_of(catalog: Catalog, options: SourceOptions, at: TopicAt) -> int:
     return cursor_of(offset)
 
 
-def end_of(catalog: Catalog, options: SourceOptions, at: TopicAt) -> int:
+def end_of(catalog: Catalog, options: SourceOptions, at: TopicState) -> int:
     """Return the last position to read, at most the published head."""
     ts_us = options.ending_ts.of(at.topic)
     if ts_us is not None:
@@ -80,7 +80,7 @@ def gaps_of(catalog: Catalog, bounds: Bounds) -> list[GapRow]:
         return [GapRow(bounds.topic, bounds.epoch, bounds.after + 1, bounds.until, DELETED, 0, 0)]
 
 
-def _start_at_time(catalog: Catalog, options: SourceOptions, at: TopicAt, ts_us: int) -> int:
+def _start_at_time(catalog: Catalog, options: SourceOptions, at: TopicState, ts_us: int) -> int:
     position = catalog.position_at(at.topic, ts_us)
     if position is not None:
         return min(max(position, at.earliest - 1), at.head)

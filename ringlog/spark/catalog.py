@@ -39,7 +39,7 @@ It affects only the size of tasks.
 
 
 @dataclass(frozen=True, slots=True)
-class TopicAt:
+class TopicState:
     """A topic at one instant.
 
     `head` is the published head; `earliest` is head + 1 if no record is retained.
@@ -79,7 +79,7 @@ class Catalog:
     def __init__(self, client: Client, log_id: str, disk: Disk | None = None) -> None:
         self._client = client
         self._disk: Disk = disk or RealDisk()
-        self._ledgers: dict[int, StoredRecordIndex] = {}
+        self._record_indexes: dict[int, StoredRecordIndex] = {}
         self._generation = -1
         self.log_id = log_id
         """Identity of the data directory. It does not change when the engine restarts."""
@@ -92,9 +92,9 @@ class Catalog:
 
     def close(self) -> None:
         """Close the files. The shared client stays open."""
-        for ledger in self._ledgers.values():
-            ledger.close()
-        self._ledgers.clear()
+        for record_index in self._record_indexes.values():
+            record_index.close()
+        self._record_indexes.clear()
 
     def __enter__(self) -> Catalog:
         return self
@@ -106,7 +106,7 @@ class Catalog:
 
     # -- topics -------------------------------------------------------------------------------------
 
-    def topics(self, options: SourceOptions, *, missing_ok: bool = False) -> list[TopicAt]:
+    def topics(self, options: SourceOptions, *, missing_ok: bool = False) -> list[TopicState]:
         """Return the subscribed topics in their current state, in byte order of their names.
 
         Raises TopicNotFound for a named topic that does not exist; with `missing_ok` it is omitted. Raises
@@ -129,16 +129,16 @@ class Catalog:
                     raise
         return found
 
-    def topic(self, name: str) -> TopicAt:
+    def topic(self, name: str) -> TopicState:
         """Return the current state of one topic; raise TopicNotFound."""
         connection = self._client.connection
-        info: Any = self._ask(connection.resolve(name))
+        info: Any = self._request(connection.resolve(name))
         for _ in range(TRIES_MAX):
             facts = connection.facts(info)
             if facts is not None:
-                return TopicAt(name, facts.topic_id, facts.epoch, facts.earliest_seq, facts.head_seq)
+                return TopicState(name, facts.topic_id, facts.epoch, facts.earliest_seq, facts.head_seq)
             # The topic was deleted or recreated, or the engine is starting: query the shard.
-            info = self._ask(connection.locate(name, 0))
+            info = self._request(connection.locate(name, 0))
         raise NotReady("the topic changed too often during the request; retry", topic=name)
 
     def position_at(self, topic: str, ts_us: int) -> int | None:
@@ -211,21 +211,21 @@ class Catalog:
             located, extents = self._extents(topic, after)
             try:
                 sealed = stored_ranges_in_segments(
-                    self._ledger(located.shard), located.topic_id, extents, after, until, tags
+                    self._record_index(located.shard), located.topic_id, extents, after, until, tags
                 )
             except DiskError as e:
                 if e.errno != errno.ENOENT:
                     raise
                 continue  # Moved or removed meanwhile: locate it again.
             last = max([after, *(each.last_seq for each in extents if each.segment)])
-            return sealed + list(self._log_stretch(located, last, until))
+            return sealed + list(self._log_range(located, last, until))
         raise NotReady("the topic changed too often during planning; retry", topic=topic)
 
     def segments(self, topic: str, after: int = 0) -> list[Extent]:
         """Return the segments, hot and cold, that contain records after position `after`."""
         return [each for each in self._extents(topic, after)[1] if each.segment]
 
-    def _log_stretch(self, located: Located, after: int, until: int) -> Iterator[StoredRange]:
+    def _log_range(self, located: Located, after: int, until: int) -> Iterator[StoredRange]:
         if after >= until:
             return
         facts = self._client.connection.facts(located)
@@ -245,26 +245,26 @@ class Catalog:
         raise NotReady("the topic has more segments than can be listed", topic=topic)
 
     def _located(self, topic: str, after: int) -> Located:
-        located: Located = self._ask(self._client.connection.locate(topic, after))
+        located: Located = self._request(self._client.connection.locate(topic, after))
         return located
 
-    def _ledger(self, shard: int) -> StoredRecordIndex:
+    def _record_index(self, shard: int) -> StoredRecordIndex:
         connection = self._client.connection
         if self._generation != connection.generation:
             self.close()
             self._generation = connection.generation
-        ledger = self._ledgers.get(shard)
-        if ledger is None:
+        record_index = self._record_indexes.get(shard)
+        if record_index is None:
 
             def marks(is_volatile: bool) -> LogHighWatermark:
                 found = connection.marks(shard)
                 return LogHighWatermark(*(found.volatile if is_volatile else found.wal))
 
-            ledger = StoredRecordIndex(self._disk, connection.data_dir, connection.shm_dir, marks)
-            self._ledgers[shard] = ledger
-        return ledger
+            record_index = StoredRecordIndex(self._disk, connection.data_dir, connection.shm_dir, marks)
+            self._record_indexes[shard] = record_index
+        return record_index
 
-    def _ask(self, pending: Pending[Any]) -> Any:
+    def _request(self, pending: Pending[Any]) -> Any:
         def steps() -> Steps[Any]:
             return (yield pending)
 

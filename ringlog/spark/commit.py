@@ -58,12 +58,12 @@ log = logging.getLogger("ringlog.spark")
 class WriterKey:
     """Identity of a writer: `text` names it permanently.
 
-    A `fresh` key is random, for one write, then discarded.
+    A key with `is_one_time` is random, for one write, then discarded.
     """
 
     text: str
-    fresh: bool = False
-    before: str = ""
+    is_one_time: bool = False
+    legacy_text: str = ""
     """Key under which an earlier version knew this writer and others.
 
     Batches under that key are not repeated.
@@ -71,13 +71,13 @@ class WriterKey:
 
     @property
     def producer_id(self) -> int:
-        """Producer id of the writer's frames. The engine may forget the producer of a fresh key."""
-        return producer_of(self.text, self.fresh)
+        """Producer id of the writer's frames. The engine may forget the producer of a one-time key."""
+        return producer_of(self.text, self.is_one_time)
 
 
-def producer_of(key: str, fresh: bool) -> int:
+def producer_of(key: str, is_one_time: bool) -> int:
     """Return the producer id of a writer's key. One id per query keeps the engine's producer table small."""
-    return named_producer_id(f"spark/{key}") | (SESSION_BIT if fresh else 0)
+    return named_producer_id(f"spark/{key}") | (SESSION_BIT if is_one_time else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class BatchCommitReport:
     frames: int = 0
     repeats: int = 0
     """Frames that the engine already had."""
-    moved: int = 0
+    renumbered: int = 0
     """Frames that received another number."""
 
 
@@ -130,7 +130,7 @@ class Committer:
         names = [file.name for file in ordered]
         with self.staging.lock_writer(key.text) as locked:
             plan = locked.plan()
-            if plan is None and key.before and self._is_written_before(key.before, batch, ordered):
+            if plan is None and key.legacy_text and self._is_written_before(key.legacy_text, batch, ordered):
                 locked.delete_files(names)
                 return BatchCommitReport("repeated", batch)
             if plan is not None and plan.batch < batch and not plan.done:
@@ -146,13 +146,13 @@ class Committer:
             self._clean()
         return BatchCommitReport("written", batch, plan.rows, plan.frames, end.repeats, len(end.plan.moved))
 
-    def _is_written_before(self, before: str, batch: int, files: Sequence[StagedFile]) -> bool:
-        """Return whether an earlier version wrote this batch under the key `before`, and finish its plan.
+    def _is_written_before(self, legacy_key: str, batch: int, files: Sequence[StagedFile]) -> bool:
+        """Return whether an earlier version wrote this batch under the key `legacy_key`, and finish its plan.
 
         That version kept only the topics of its last batch. For a batch with other topics, assume that it was
         not written.
         """
-        with self.staging.lock_writer(before) as locked:
+        with self.staging.lock_writer(legacy_key) as locked:
             plan = locked.plan()
             topics = {topic for file in files for topic in file.topics}
             if plan is None or plan.batch < batch or not topics & set(plan.topics):
@@ -213,7 +213,7 @@ class Committer:
     ) -> SinkCommitPlan:
         first = 1 if before is None else before.next
         plan = SinkCommitPlan(
-            key.text, batch, first, first + sum(file.frames for file in files), files, fresh=key.fresh
+            key.text, batch, first, first + sum(file.frames for file in files), files, fresh=key.is_one_time
         )
         for topic, settled in self._settled(plan).items():
             if settled >= first:
@@ -283,7 +283,7 @@ class _AppendOutcome:
 
 
 @dataclass(slots=True)
-class _Table:
+class _FrameTable:
     """Position of each frame in one staged file: (frames,) offsets and sizes in bytes, topics by index."""
 
     file: StagedFile
@@ -325,18 +325,18 @@ class Appender:
                 )
             if highest:
                 self._skip_settled(tables, highest)
-            self._rounds(tables)
+            self._send_rounds(tables)
         finally:
             for producer in self._producers.values():
                 producer.close()
         return _AppendOutcome(self._plan, self._repeats)
 
-    def _rounds(self, tables: Sequence[_Table]) -> None:
+    def _send_rounds(self, tables: Sequence[_FrameTable]) -> None:
         clock = self._committer.staging.clock
         patient_until = clock.monotonic_ns() + int(REFUSAL_TIMEOUT_S * 1e9)
         while True:
             before = int(self._settled.sum())
-            reason = self._round(tables)
+            reason = self._send_round(tables)
             if reason is None:
                 return
             if int(self._settled.sum()) > before:
@@ -346,7 +346,7 @@ class Appender:
             self._renumber()
             clock.sleep(PAUSE_S)
 
-    def _round(self, tables: Sequence[_Table]) -> RinglogError | None:
+    def _send_round(self, tables: Sequence[_FrameTable]) -> RinglogError | None:
         """Send the unsettled frames in order of numbers; return the refusal that ended the round, or None."""
         self._refused.clear()
         reason: RinglogError | None = None
@@ -410,7 +410,7 @@ class Appender:
         self._locked.save_plan(plan)
         self._plan = plan
 
-    def _skip_settled(self, tables: Sequence[_Table], highest: Mapping[str, int]) -> None:
+    def _skip_settled(self, tables: Sequence[_FrameTable], highest: Mapping[str, int]) -> None:
         """Mark frames as settled that are FRAMES_IN_FLIGHT below the topic's highest settled number."""
         sure = {topic: number - FRAMES_IN_FLIGHT for topic, number in highest.items()}
         numbers = np.arange(self._plan.first, self._plan.first + self._plan.frames)
@@ -423,9 +423,9 @@ class Appender:
 
     # -- reading the files --------------------------------------------------------------------------
 
-    def _tables(self) -> list[_Table]:
+    def _tables(self) -> list[_FrameTable]:
         """Verify each file completely before any frame is sent."""
-        found: list[_Table] = []
+        found: list[_FrameTable] = []
         first = 0
         for file in self._plan.files:
             with _opened(self._disk, self._path(file)) as fd:
@@ -436,7 +436,7 @@ class Appender:
     def _path(self, file: StagedFile) -> str:
         return os.path.join(self._locked.staging.directory, file.name)
 
-    def _unsettled(self, tables: Sequence[_Table]) -> Iterator[tuple[int, str, bytearray]]:
+    def _unsettled(self, tables: Sequence[_FrameTable]) -> Iterator[tuple[int, str, bytearray]]:
         """Yield (index, topic, private copy) of each unsettled frame, in order of numbers."""
         moved = self._plan.moved
         for table in tables:
@@ -450,7 +450,7 @@ class Appender:
                 table = next(each for each in reversed(tables) if each.first <= index)
                 yield from self._frames(table, np.array([index - table.first]))
 
-    def _frames(self, table: _Table, rows: NDArray[np.int64]) -> Iterator[tuple[int, str, bytearray]]:
+    def _frames(self, table: _FrameTable, rows: NDArray[np.int64]) -> Iterator[tuple[int, str, bytearray]]:
         if not len(rows):
             return
         with _opened(self._disk, self._path(table.file)) as fd:
@@ -475,7 +475,7 @@ class _opened:  # noqa: N801  used as a function
         self._disk.close(self._fd)
 
 
-def frame_table(disk: Disk, fd: int, path: str, file: StagedFile, first: int) -> _Table:
+def frame_table(disk: Disk, fd: int, path: str, file: StagedFile, first: int) -> _FrameTable:
     """Read a staged file, compare it with its task's description, and locate its frames.
 
     Raises CorruptData.
@@ -504,7 +504,7 @@ def frame_table(disk: Disk, fd: int, path: str, file: StagedFile, first: int) ->
         topics.append(found.words[:, layout.W_TOPIC].astype(np.int64))
         rows += int((found.words[:, layout.W_COUNT_EPOCH] & np.uint64(0xFFFFFFFF)).sum())
         at, want = at + found.stop, READ_BYTES
-    table = _Table(file, first, *(np.concatenate(each) for each in (offsets, sizes, topics)))
+    table = _FrameTable(file, first, *(np.concatenate(each) for each in (offsets, sizes, topics)))
     is_right = digest.intdigest() == file.digest and rows == file.rows and len(table.offsets) == file.frames
     if not is_right or disk.size(fd) != file.size or int(table.topics.max()) >= len(file.topics):
         raise CorruptData("a staged file differs from what its task wrote", file=path, bytes=disk.size(fd))

@@ -31,11 +31,11 @@ class CheckpointRefused(UsageError):
     code = "checkpoint"
 
 
-def encode(log_id: str, places: Mapping[str, Cursor] | None) -> dict[str, Any]:
+def encode(log_id: str, positions: Mapping[str, Cursor] | None) -> dict[str, Any]:
     """Encode positions, or BEGINNING, as an offset. Equal positions of one log give equal JSON text."""
-    if places is BEGINNING:
+    if positions is BEGINNING:
         return {"log": log_id, "v": VERSION}
-    topics = {topic: [place.epoch, place.seq] for topic, place in sorted(places.items())}
+    topics = {topic: [cursor.epoch, cursor.seq] for topic, cursor in sorted(positions.items())}
     return {"log": log_id, "topics": topics, "v": VERSION}
 
 
@@ -62,10 +62,10 @@ def decode(offset: Mapping[str, Any], log_id: str) -> TopicCursors | None:
     topics = offset["topics"]
     if not isinstance(topics, Mapping):
         raise CheckpointRefused("not an offset of this source", found=str(offset)[:200])
-    return {str(topic): _place(topic, found) for topic, found in sorted(topics.items())}
+    return {str(topic): _cursor(topic, found) for topic, found in sorted(topics.items())}
 
 
-def _place(topic: str, found: Any) -> Cursor:
+def _cursor(topic: str, found: Any) -> Cursor:
     if isinstance(found, list | tuple) and len(found) == 2 and all(map(_is_whole, found)):
         epoch, seq = found
         if epoch > 0 and 0 <= seq <= SEQ_MAX:

@@ -41,7 +41,7 @@ TOPIC_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{TOPIC_NAME_BYTES_MAX -
 
 
 @dataclass(frozen=True, slots=True)
-class Offsets:
+class TopicOffsets:
     """Offsets in the numbering of Kafka: by topic name, and `default` for all other topics.
 
     EARLIEST and LATEST are valid offsets. A starting offset is the first seq to read. An ending offset is the
@@ -62,7 +62,7 @@ class Offsets:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class TopicTimes:
     """Commit times in microseconds since the epoch: by topic, and `default` (or None) for others."""
 
     default: int | None = None
@@ -187,14 +187,14 @@ def comma_list(name: str, text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(values))
 
 
-def offsets(name: str, text: str, *, default: int, allowed: Mapping[str, int]) -> Offsets:
+def offsets(name: str, text: str, *, default: int, allowed: Mapping[str, int]) -> TopicOffsets:
     """Parse a word of `allowed`, or JSON {topic: offset}.
 
     In the JSON, -2 and -1 are valid if `allowed` contains them. Topics that the JSON omits get `default`.
     """
     stripped = text.strip()
     if not stripped.startswith("{"):
-        return Offsets(allowed[choice(name, stripped, allowed)])
+        return TopicOffsets(allowed[choice(name, stripped, allowed)])
     found: list[tuple[str, int]] = []
     for topic, value in _topic_map(name, stripped):
         if isinstance(value, bool) or not isinstance(value, int):
@@ -212,7 +212,7 @@ def offsets(name: str, text: str, *, default: int, allowed: Mapping[str, int]) -
                 f"{name}: an offset must be from 1 to {SEQ_MAX}", option=name, topic=topic, found=value
             )
         found.append((topic, value))
-    return Offsets(default, tuple(found))
+    return TopicOffsets(default, tuple(found))
 
 
 def time_us(name: str, value: Any) -> int:
@@ -233,13 +233,13 @@ def time_us(name: str, value: Any) -> int:
     return max((moment - _EPOCH) // timedelta(microseconds=1), 0)
 
 
-def times_by_topic(name: str, text: str) -> Times:
+def times_by_topic(name: str, text: str) -> TopicTimes:
     """Parse JSON {topic: time}."""
     if not text.strip().startswith("{"):
         raise OptionError(
             f'{name} must be JSON, such as {{"orders": 1767225600000}}', option=name, found=text
         )
-    return Times(None, tuple((topic, time_us(name, value)) for topic, value in _topic_map(name, text)))
+    return TopicTimes(None, tuple((topic, time_us(name, value)) for topic, value in _topic_map(name, text)))
 
 
 def directory(name: str, text: str) -> str:

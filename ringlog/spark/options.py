@@ -20,9 +20,9 @@ from ringlog.spark.errors import OptionError
 from ringlog.spark.option_values import (
     EARLIEST,
     LATEST,
-    Offsets,
     RawOptions,
-    Times,
+    TopicOffsets,
+    TopicTimes,
     boolean,
     bound_of,
     byte_count,
@@ -47,7 +47,7 @@ from ringlog.spark.option_values import (
 from ringlog.types import Durability
 
 __all__ = [
-    "EARLIEST", "LATEST", "Offsets", "SinkOptions", "SourceOptions", "Times", "as_text", "bound_of",
+    "EARLIEST", "LATEST", "SinkOptions", "SourceOptions", "TopicOffsets", "TopicTimes", "as_text", "bound_of",
     "cursor_of", "schema_options", "sink_options", "source_options",
 ]  # fmt: skip
 
@@ -108,11 +108,11 @@ class SourceOptions:
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     """Python regular expression that must match the whole topic name."""
-    starting: Offsets = field(default_factory=lambda: Offsets(EARLIEST))
-    ending: Offsets = field(default_factory=lambda: Offsets(LATEST))
-    starting_ts: Times = field(default_factory=Times)
+    starting: TopicOffsets = field(default_factory=lambda: TopicOffsets(EARLIEST))
+    ending: TopicOffsets = field(default_factory=lambda: TopicOffsets(LATEST))
+    starting_ts: TopicTimes = field(default_factory=TopicTimes)
     """Takes precedence over `starting` for topics that have a time."""
-    ending_ts: Times = field(default_factory=Times)
+    ending_ts: TopicTimes = field(default_factory=TopicTimes)
     latest_if_too_new: bool = False
     """True for startingOffsetsByTimestampStrategy=latest."""
     max_offsets: int | None = None
@@ -355,12 +355,12 @@ def _offsets_of(given: RawOptions, streaming: bool) -> dict[str, Any]:
         "startingOffsets",
         # A topic that the JSON omits starts at its earliest record, like a new topic in the Kafka source.
         lambda n, t: offsets(n, t, default=EARLIEST, allowed=start),
-        Offsets(default),
+        TopicOffsets(default),
     )
     ending = given.parse_option(
         "endingOffsets",
         lambda n, t: offsets(n, t, default=LATEST, allowed={"latest": LATEST}),
-        Offsets(LATEST),
+        TopicOffsets(LATEST),
     )
     return {
         "starting": starting,
@@ -370,7 +370,7 @@ def _offsets_of(given: RawOptions, streaming: bool) -> dict[str, Any]:
     }
 
 
-def _times_of(given: RawOptions, for_all: str, by_topic: str) -> Times:
+def _times_of(given: RawOptions, for_all: str, by_topic: str) -> TopicTimes:
     """Return one time for all topics, or one time per named topic.
 
     Topics without a time use their offsets.
@@ -378,8 +378,8 @@ def _times_of(given: RawOptions, for_all: str, by_topic: str) -> Times:
     if for_all in given and by_topic in given:
         raise OptionError(f"set at most one of {for_all} and {by_topic}", option=by_topic)
     if for_all in given:
-        return Times(given.parse_option(for_all, time_us, None))
-    times: Times = given.parse_option(by_topic, times_by_topic, Times())
+        return TopicTimes(given.parse_option(for_all, time_us, None))
+    times: TopicTimes = given.parse_option(by_topic, times_by_topic, TopicTimes())
     return times
 
 

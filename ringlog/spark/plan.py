@@ -64,12 +64,12 @@ def plan_slices(
     If the total is less than `min_partitions` * `max_bytes`, partitions are smaller. The ranges of a topic
     must be in ascending order and within its bounds.
     """
-    listed = [(bounds, list(stretches)) for bounds, stretches in topics]
-    total = sum(each.bytes for _, stretches in listed for each in stretches)
+    listed = [(bounds, list(stored_ranges)) for bounds, stored_ranges in topics]
+    total = sum(each.bytes for _, stored_ranges in listed for each in stored_ranges)
     target = max(min(max_bytes, -(-total // min_partitions)), 1)
     packer = _Packer(target)
-    for bounds, stretches in listed:
-        for is_cold, group in groupby(stretches, key=lambda each: each.tier == COLD):
+    for bounds, stored_ranges in listed:
+        for is_cold, group in groupby(stored_ranges, key=lambda each: each.tier == COLD):
             packer.add_tier_group(bounds, list(group), is_cold)
     return packer.finish()
 
@@ -95,8 +95,8 @@ class _Packer:
         if other and (other >= self._target or self._of_tier[is_cold] + size >= self._target):
             self._close()
         self._of_tier[is_cold] += size
-        for stretch in group:
-            for part in self._parts(stretch):
+        for stored_range in group:
+            for part in self._parts(stored_range):
                 if self._bytes and self._bytes + part.bytes > self._target:
                     self._close()
                     # The last part counts with the size of its whole group: a range of the other tier then
@@ -109,28 +109,28 @@ class _Packer:
         self._close()
         return self._done
 
-    def _add(self, bounds: Bounds, stretch: StoredRange) -> None:
-        own = replace(bounds, after=stretch.first_seq - 1, until=stretch.last_seq)
+    def _add(self, bounds: Bounds, stored_range: StoredRange) -> None:
+        own = replace(bounds, after=stored_range.first_seq - 1, until=stored_range.last_seq)
         last = self._slices[-1] if self._slices else None
-        if last is not None and _follows(last, own, stretch.tier):
+        if last is not None and _follows(last, own, stored_range.tier):
             joined = replace(last.bounds, until=own.until)
-            self._slices[-1] = Slice(joined, last.bytes + stretch.bytes, last.tier)
+            self._slices[-1] = Slice(joined, last.bytes + stored_range.bytes, last.tier)
         else:
-            self._slices.append(Slice(own, stretch.bytes, stretch.tier))
-        self._bytes += stretch.bytes
+            self._slices.append(Slice(own, stored_range.bytes, stored_range.tier))
+        self._bytes += stored_range.bytes
 
-    def _parts(self, stretch: StoredRange) -> Iterator[StoredRange]:
+    def _parts(self, stored_range: StoredRange) -> Iterator[StoredRange]:
         """Yield the range itself, or a range of the log cut into equal parts that fit."""
-        positions = stretch.last_seq - stretch.first_seq + 1
-        count = min(-(-stretch.bytes // self._target), positions) if stretch.tier == WAL else 1
+        positions = stored_range.last_seq - stored_range.first_seq + 1
+        count = min(-(-stored_range.bytes // self._target), positions) if stored_range.tier == WAL else 1
         if count <= 1:
-            yield stretch
+            yield stored_range
             return
-        cuts = [stretch.first_seq + positions * part // count for part in range(count + 1)]
+        cuts = [stored_range.first_seq + positions * part // count for part in range(count + 1)]
         for part in range(count):
             first, stop = cuts[part], cuts[part + 1]
-            size = stretch.bytes * (part + 1) // count - stretch.bytes * part // count
-            yield StoredRange(first, stop - 1, size, stop - first, stretch.tier)
+            size = stored_range.bytes * (part + 1) // count - stored_range.bytes * part // count
+            yield StoredRange(first, stop - 1, size, stop - first, stored_range.tier)
 
     def _close(self) -> None:
         if self._slices:

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 
 from ringlog.errors import InvalidRequest
 from ringlog.frame import encode_arrow
-from ringlog.frame.header import append_header
+from ringlog.frame.header import append_header_template
 from ringlog.limits import BATCH_RECORDS_MAX
 from ringlog.spark.errors import SchemaError
 from ringlog.spark.option_values import near_names
@@ -55,7 +55,7 @@ ROW_COLUMN_TYPES: dict[str, tuple[type[DataType], ...]] = {
 }  # fmt: skip
 """Columns that can be written, and their permitted types."""
 ENGINE_COLUMNS = ("seq", "ts", "epoch")
-HINTS = {
+REMEDIES = {
     **dict.fromkeys(ENGINE_COLUMNS, "the engine assigns it: leave it out with df.drop(…)"),
     "offset": "the engine assigns it (seq): leave it out with df.drop(…)",
     "timestamp": "the commit time is the engine's; a time of your own is event_ts",
@@ -83,7 +83,7 @@ def check_columns(struct: StructType, options: SinkOptions) -> None:
 def _check_column(name: str, kind: DataType) -> None:
     allowed = ROW_COLUMN_TYPES.get(name)
     if allowed is None:
-        hint = HINTS.get(name) or near_names(name, ROW_COLUMN_TYPES)
+        hint = REMEDIES.get(name) or near_names(name, ROW_COLUMN_TYPES)
         raise SchemaError(
             "unknown column", column=name, hint=hint, known=list(ROW_COLUMN_TYPES)
         )
@@ -153,13 +153,13 @@ class FrameMaker:
             if rows.num_rows >= self._records or size >= self._bytes:
                 yield from self._cut(topic, rows, sizes)
                 continue
-            held = self._held.setdefault(topic, _BufferedRows())
-            held.batches.append(rows)
-            held.rows += rows.num_rows
-            held.size += size
+            buffered = self._held.setdefault(topic, _BufferedRows())
+            buffered.batches.append(rows)
+            buffered.rows += rows.num_rows
+            buffered.size += size
             self._held_bytes += size
-            if held.rows >= self._records or held.size >= self._bytes:
-                yield from self._emit(topic, held, is_last=False)
+            if buffered.rows >= self._records or buffered.size >= self._bytes:
+                yield from self._emit(topic, buffered, is_last=False)
         if self._held_bytes > BUFFERED_BYTES_MAX:
             yield from self.flush()
 
@@ -168,17 +168,17 @@ class FrameMaker:
 
         No row waits, and no value is copied.
         """
-        held = self._held.get(topic)
-        if held is not None:
-            yield from self._emit(topic, held, is_last=True)
+        buffered = self._held.get(topic)
+        if buffered is not None:
+            yield from self._emit(topic, buffered, is_last=True)
         parts = max(-(-len(sizes) // self._records), -(-int(sizes.sum()) // self._bytes))
         cuts = frame_cuts(sizes, -(-len(sizes) // parts), self._bytes)
         yield from self._frames(topic, rows, cuts)
 
     def flush(self) -> Iterator[SinkFrame]:
         """Yield frames of all waiting rows."""
-        for topic, held in list(self._held.items()):
-            yield from self._emit(topic, held, is_last=True)
+        for topic, buffered in list(self._held.items()):
+            yield from self._emit(topic, buffered, is_last=True)
 
     def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Yield the rows of each topic in order, with their columns renamed to those of a frame."""
@@ -204,20 +204,20 @@ class FrameMaker:
             return
         which = coded.indices.to_numpy()
         order = np.argsort(which, kind="stable")
-        dealt = rows.take(pa.array(order))
+        grouped = rows.take(pa.array(order))
         stops = np.cumsum(np.bincount(which, minlength=len(distinct))).tolist()
         for topic, start, stop in zip(distinct, [0, *stops[:-1]], stops, strict=True):
-            yield topic, dealt.slice(start, stop - start)
+            yield topic, grouped.slice(start, stop - start)
 
-    def _emit(self, topic: str, held: _BufferedRows, *, is_last: bool) -> Iterator[SinkFrame]:
+    def _emit(self, topic: str, buffered: _BufferedRows, *, is_last: bool) -> Iterator[SinkFrame]:
         import pyarrow as pa
 
-        rows = held.batches[0] if len(held.batches) == 1 else pa.concat_batches(held.batches)
+        rows = buffered.batches[0] if len(buffered.batches) == 1 else pa.concat_batches(buffered.batches)
         cuts = frame_cuts(row_bytes(rows), self._records, self._bytes)
         if not is_last and cuts[-1] == rows.num_rows and len(cuts) > 1:
             cuts.pop()  # The last frame may not be full: its rows wait for more.
         yield from self._frames(topic, rows, cuts)
-        self._held_bytes -= held.size
+        self._held_bytes -= buffered.size
         left = rows.slice(cuts[-1])
         if not left.num_rows:
             del self._held[topic]
@@ -230,7 +230,7 @@ class FrameMaker:
         """Yield a frame for the rows up to each cut. Rows after the last cut are not encoded."""
         for start, stop in zip([0, *cuts[:-1]], cuts, strict=True):
             try:
-                header = append_header(self._number_of(topic), flags=int(self._durability))
+                header = append_header_template(self._number_of(topic), flags=int(self._durability))
                 whole = encode_arrow(rows.slice(start, stop - start), header).buffer
             except InvalidRequest as e:
                 e.detail.setdefault("topic", topic)

@@ -41,7 +41,7 @@ class _Frames:
 
 
 def stored_ranges_in_segments(
-    ledger: StoredRecordIndex,
+    record_index: StoredRecordIndex,
     topic_id: int,
     extents: Sequence[Extent],
     after: int,
@@ -53,7 +53,9 @@ def stored_ranges_in_segments(
     Raises DiskError.
     """
     parts = [
-        _frames_of(ledger, topic_id, each, max(after + 1, each.first_seq), min(until, each.last_seq), tags)
+        _frames_of(
+            record_index, topic_id, each, max(after + 1, each.first_seq), min(until, each.last_seq), tags
+        )
         for each in extents
         if each.segment and each.first_seq <= until and each.last_seq > after
     ]
@@ -72,11 +74,11 @@ def stored_ranges_in_segments(
 
 
 def _frames_of(
-    ledger: StoredRecordIndex, topic_id: int, extent: Extent, low: int, high: int, tags: Tags
+    record_index: StoredRecordIndex, topic_id: int, extent: Extent, low: int, high: int, tags: Tags
 ) -> _Frames:
     tier = COLD if extent.tier == TIER_COLD else HOT
     try:
-        segment = ledger.segment(extent.path)
+        segment = record_index.segment(extent.path)
         row = segment.row(topic_id)
     except CorruptData:
         size = max(extent.stop - extent.start, 1)

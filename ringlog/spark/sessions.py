@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringlog.spark.errors import OptionError
 from ringlog.spark.jvm_jar import reader_jar, with_jar
-from ringlog.spark.spark_home import light_home
+from ringlog.spark.spark_home import bytecode_spark_home
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,7 +75,7 @@ def session(
     builder = named.master(master or MASTER) if remote is None else named.remote(remote)
     for name, value in settings.items():
         builder = builder.config(name, value)
-    with light_home(os.environ, remote or master or MASTER):
+    with bytecode_spark_home(os.environ, remote or master or MASTER):
         spark = builder.getOrCreate()
     register(spark)
     return spark

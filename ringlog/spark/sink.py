@@ -163,7 +163,7 @@ def txn_key(app_id: str, topic: str | None) -> WriterKey:
     Each topic is a separate output; so are rows with a topic column.
     """
     # A line break is a safe separator, because topic names cannot contain one.
-    return WriterKey(f"txn/{app_id}\n{topic or ''}", before=f"txn/{app_id}")
+    return WriterKey(f"txn/{app_id}\n{topic or ''}", legacy_text=f"txn/{app_id}")
 
 
 class BatchWriter(_StagingWriter, DataSourceArrowWriter):
@@ -183,7 +183,7 @@ class BatchWriter(_StagingWriter, DataSourceArrowWriter):
         super().__init__(options, schema, overwrite, place=place)
         self.batch = 0
         if options.txn_app_id is None:
-            self.key = WriterKey(f"write/{random.getrandbits(128):032x}", fresh=True)
+            self.key = WriterKey(f"write/{random.getrandbits(128):032x}", is_one_time=True)
         else:
             self.key = txn_key(options.txn_app_id, options.topic)
             self.batch = options.txn_version or 0

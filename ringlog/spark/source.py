@@ -48,12 +48,12 @@ class RinglogDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch; raise OptionError or SchemaError."""
-        wish, given = self._wish()
+        pieces_schema, given = self._requested_pieces()
         options = source_options(given, streaming=False)
-        if wish is not None:
+        if pieces_schema is not None:
             from ringlog.spark.jvm_frames import JvmFrameReader
 
-            return JvmFrameReader(options, _asked(wish, options))
+            return JvmFrameReader(options, _requested_schema(pieces_schema, options))
         if options.view != "records":
             from ringlog.spark.views import ViewReader
 
@@ -64,17 +64,17 @@ class RinglogDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark calls it so.
         """Return the reader of a stream; raise OptionError or SchemaError."""
-        wish, given = self._wish()
+        pieces_schema, given = self._requested_pieces()
         options = source_options(given, streaming=True)
-        if wish is not None:
+        if pieces_schema is not None:
             from ringlog.spark.jvm_frames import JvmFrameStreamReader
 
-            return JvmFrameStreamReader(options, _asked(wish, options))
+            return JvmFrameStreamReader(options, _requested_schema(pieces_schema, options))
         from ringlog.spark.stream import StreamReader
 
         return StreamReader(options, schema)
 
-    def _wish(self) -> tuple[str | None, dict[str, str]]:
+    def _requested_pieces(self) -> tuple[str | None, dict[str, str]]:
         """Return (schema for a read of pieces or None for a read of records, all other options)."""
         given = dict(self.options)
         return given.pop(PIECES_OF, None), given
@@ -92,12 +92,12 @@ class RinglogDataSource(DataSource):
         return StreamWriter(sink_options(self.options), schema, overwrite)
 
 
-def _asked(wish: str, options: SourceOptions) -> StructType:
-    """Return the columns that a read of pieces must cover: those in `wish`, or all columns if it is empty."""
+def _requested_schema(pieces_schema: str, options: SourceOptions) -> StructType:
+    """Return the columns that a read of pieces must cover: `pieces_schema`, or all columns if it is empty."""
     import json
 
     from pyspark.sql.types import StructType
 
     from ringlog.spark.schema import record_schema
 
-    return StructType.fromJson(json.loads(wish)) if wish else record_schema(options)
+    return StructType.fromJson(json.loads(pieces_schema)) if pieces_schema else record_schema(options)

@@ -23,7 +23,7 @@ LINKED = ("bin", "conf", "jars", "sbin")
 
 
 @contextmanager
-def light_home(environ: MutableMapping[str, str], master: str) -> Iterator[None]:
+def bytecode_spark_home(environ: MutableMapping[str, str], master: str) -> Iterator[None]:
     """Within the block, start JVMs with such a home, if `master` runs in this process (`local[...]`).
 
     Does nothing if SPARK_HOME is set, if pyspark is not installed in a place that every Python process

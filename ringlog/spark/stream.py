@@ -33,7 +33,7 @@ from ringlog.limits import KIB
 from ringlog.spark.admission import StreamAdmissionStep, admit_bytes, admit_offsets
 from ringlog.spark.batch import plan_partitions
 from ringlog.spark.bounds import check_gaps, start_of
-from ringlog.spark.catalog import Catalog, GapRow, TopicAt
+from ringlog.spark.catalog import Catalog, GapRow, TopicState
 from ringlog.spark.errors import DataLoss
 from ringlog.spark.gap_files import write_gaps
 from ringlog.spark.offsets import BEGINNING, TopicCursors, decode, encode
@@ -79,8 +79,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_schema(schema, options)
         self._options = options
         self._schema = schema
-        self._frozen: dict[str, TopicAt] | None = None
-        self._turn: int | None = None
+        self._frozen: dict[str, TopicState] | None = None
+        self._rotation: int | None = None
         self.committed: dict[str, Any] | None = None
         """Last offset that Spark committed. Used for metrics only: no component waits for it."""
 
@@ -108,22 +108,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         recreated and failOnDataLoss is on.
         """
         with Catalog.open(self._options.path) as catalog:
-            places = decode(start, catalog.log_id)
-            now = self._topics(catalog, places or {})
+            positions = decode(start, catalog.log_id)
+            now = self._topics(catalog, positions or {})
             is_once = isinstance(limit, ReadAllAvailable)
-            begun = self._begin(catalog, now) if places is BEGINNING else places
-            standing = compare_positions(begun, now, subscribed=self._subscribed(begun), frozen=self._frozen)
+            start_positions = self._start_positions(catalog, now) if positions is BEGINNING else positions
+            standing = compare_positions(
+                start_positions, now, subscribed=self._subscribed(start_positions), frozen=self._frozen
+            )
             self._check(standing.breaks)
-            if places is BEGINNING and not is_once:
-                return encode(catalog.log_id, begun)
-            waiting = standing.waiting
+            if positions is BEGINNING and not is_once:
+                return encode(catalog.log_id, start_positions)
+            pending = standing.pending
             if not is_once:
                 # A new or changed starting point is logged by Spark before records after it are read.
-                waiting = {
-                    topic: each for topic, each in waiting.items() if _is_same_life(places, standing, topic)
+                pending = {
+                    topic: each
+                    for topic, each in pending.items()
+                    if _is_same_life(positions, standing, topic)
                 }
-            until = self._admit(catalog, waiting, limit, start)
-            following = encode(catalog.log_id, advance(standing.places, until))
+            until = self._admit(catalog, pending, limit, start)
+            following = encode(catalog.log_id, advance(standing.positions, until))
         return start if following == start else following
 
     def reportLatestOffset(self) -> dict[str, Any]:
@@ -160,9 +164,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             gaps = self._check_heads(catalog, bounds) + check_gaps(catalog, bounds, options)
             if options.gaps_path is not None:
                 write_gaps(RealDisk(), options.gaps_path, start, end, [*found, *gaps])
-            gone = {gap.topic for gap in gaps if gap.reason in {DELETED, RECREATED}}
-            there = [each for each in bounds if each.topic not in gone]
-            return plan_partitions(catalog, there, options)
+            removed_topics = {gap.topic for gap in gaps if gap.reason in {DELETED, RECREATED}}
+            existing = [each for each in bounds if each.topic not in removed_topics]
+            return plan_partitions(catalog, existing, options)
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """Yield the records of a partition; see read_slices. Runs in a Spark task."""
@@ -171,7 +175,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- internals ----------------------------------------------------------------------------------
 
-    def _begin(self, catalog: Catalog, now: Mapping[str, TopicAt]) -> TopicCursors:
+    def _start_positions(self, catalog: Catalog, now: Mapping[str, TopicState]) -> TopicCursors:
         """Return the start position of each existing topic, from startingOffsets or the starting time."""
         seen = now if self._frozen is None else {name: at for name, at in now.items() if name in self._frozen}
         return {name: Cursor(at.epoch, start_of(catalog, self._options, at)) for name, at in seen.items()}
@@ -179,14 +183,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _subscribed(self, names: Sequence[str] | Mapping[str, Any]) -> set[str]:
         return {name for name in names if self._options.matches(name)}
 
-    def _topics(self, catalog: Catalog, places: Mapping[str, Cursor]) -> dict[str, TopicAt]:
+    def _topics(self, catalog: Catalog, positions: Mapping[str, Cursor]) -> dict[str, TopicState]:
         """Return the subscribed topics that exist. Known topics are resolved one by one.
 
         A topic listing that runs while topics are created and deleted may miss one. Only the topic's shard
         knows whether the topic is deleted.
         """
         found = {at.topic: at for at in catalog.topics(self._options, missing_ok=True)}
-        for name in self._subscribed(places):
+        for name in self._subscribed(positions):
             if name not in found:
                 try:
                     found[name] = catalog.topic(name)
@@ -197,7 +201,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check(self, breaks: Sequence[TopicBreak]) -> None:
         for each in breaks:
             if self._options.fail_on_data_loss:
-                raise _broken_off(each)
+                raise _break_error(each)
             log.warning("topic %s was %s after position %d", each.topic, each.reason, each.seq)
 
     def _check_heads(self, catalog: Catalog, bounds: list[Bounds]) -> list[GapRow]:
@@ -219,36 +223,36 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _admit(
         self,
         catalog: Catalog,
-        waiting: Mapping[str, StreamPendingRange],
+        pending: Mapping[str, StreamPendingRange],
         limit: ReadLimit,
         start: Mapping[str, Any],
     ) -> dict[str, int]:
         """Return {topic: last position to read}, within the limit."""
         if isinstance(limit, ReadAllAvailable):
-            return {topic: each.until for topic, each in waiting.items()}
-        turn = self._next_turn(start)
+            return {topic: each.until for topic, each in pending.items()}
+        rotation = self._next_rotation(start)
         if isinstance(limit, ReadMaxRows):
             shares = admit_offsets(
-                {topic: len(each) for topic, each in waiting.items()}, limit.max_rows, turn
+                {topic: len(each) for topic, each in pending.items()}, limit.max_rows, rotation
             )
-            return {topic: waiting[topic].after + count for topic, count in shares.items()}
+            return {topic: pending[topic].after + count for topic, count in shares.items()}
         if isinstance(limit, ReadMaxBytes):
-            steps = {topic: _steps(catalog, topic, each, limit.max_bytes) for topic, each in waiting.items()}
-            return admit_bytes(steps, limit.max_bytes, turn)
+            steps = {topic: _steps(catalog, topic, each, limit.max_bytes) for topic, each in pending.items()}
+            return admit_bytes(steps, limit.max_bytes, rotation)
         raise UsageError(
             "unsupported read limit: use maxOffsetsPerTrigger or maxBytesPerTrigger",
             found=type(limit).__name__,
         )
 
-    def _next_turn(self, start: Mapping[str, Any]) -> int:
-        """Return the next turn number.
+    def _next_rotation(self, start: Mapping[str, Any]) -> int:
+        """Return the next rotation number.
 
         The first one is a hash, so a query that fails after each batch is fair too.
         """
-        if self._turn is None:
-            self._turn = zlib.crc32(json.dumps(start, sort_keys=True).encode())
-        self._turn += 1
-        return self._turn
+        if self._rotation is None:
+            self._rotation = zlib.crc32(json.dumps(start, sort_keys=True).encode())
+        self._rotation += 1
+        return self._rotation
 
     def _bounds(self, catalog: Catalog, before: TopicCursors | None, after: TopicCursors) -> list[Bounds]:
         """Return the positions between two offsets, for epochs on both sides or that start there."""
@@ -258,7 +262,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 at = catalog.topic(topic)
             except TopicNotFound:
-                at = TopicAt(topic, 0, end.epoch, 1, end.seq)  # check_gaps reports it as a gap.
+                at = TopicState(topic, 0, end.epoch, 1, end.seq)  # check_gaps reports it as a gap.
             if known is not None and known.epoch == end.epoch:
                 first = known.seq
             elif at.epoch != end.epoch:
@@ -275,46 +279,47 @@ def breaks_between(before: TopicCursors, after: TopicCursors, subscribed: Any) -
 
     An offset below the previous one also means that the topic was recreated.
     """
-    for topic, place in before.items():
+    for topic, cursor in before.items():
         end = after.get(topic)
         if end is None:
             if subscribed([topic]):
-                yield TopicBreak(topic, place.epoch, place.seq, DELETED)
-        elif end.epoch != place.epoch or end.seq < place.seq:
-            yield TopicBreak(topic, place.epoch, place.seq, RECREATED)
+                yield TopicBreak(topic, cursor.epoch, cursor.seq, DELETED)
+        elif end.epoch != cursor.epoch or end.seq < cursor.seq:
+            yield TopicBreak(topic, cursor.epoch, cursor.seq, RECREATED)
 
 
-def _is_same_life(places: TopicCursors | None, standing: SparkStreamState, topic: str) -> bool:
-    known = (places or {}).get(topic)
-    now = standing.places[topic]
+def _is_same_life(positions: TopicCursors | None, standing: SparkStreamState, topic: str) -> bool:
+    known = (positions or {}).get(topic)
+    now = standing.positions[topic]
     return known is not None and known.epoch == now.epoch and known.seq <= now.seq
 
 
-def _steps(catalog: Catalog, topic: str, waiting: StreamPendingRange, most: int) -> list[StreamAdmissionStep]:
+def _steps(catalog: Catalog, topic: str, pending: StreamPendingRange, most: int) -> list[StreamAdmissionStep]:
     """Return the pending frames as admission steps, as far as `most` bytes can reach."""
     reach = max(most // POSITION_BYTES_MIN, SCAN_POSITIONS_MIN)
-    until = min(waiting.until, waiting.after + reach)
+    until = min(pending.until, pending.after + reach)
     found: list[StreamAdmissionStep] = []
-    for stretch in catalog.stored_ranges(topic, waiting.after, until):
-        found += _steps_of(stretch, most)
+    for stored_range in catalog.stored_ranges(topic, pending.after, until):
+        found += _steps_of(stored_range, most)
     if found and found[-1].until < until:
         found[-1] = replace(found[-1], until=until)  # Positions after the last frame are deleted.
     return found or [StreamAdmissionStep(until, 0)]
 
 
-def _steps_of(stretch: StoredRange, most: int) -> Iterator[StreamAdmissionStep]:
-    positions = stretch.last_seq - stretch.first_seq + 1
+def _steps_of(stored_range: StoredRange, most: int) -> Iterator[StreamAdmissionStep]:
+    positions = stored_range.last_seq - stored_range.first_seq + 1
     size = max(min(LOG_STEP_BYTES, most // 4), 1)
-    parts = min(max(-(-stretch.bytes // size), 1), positions) if stretch.tier == WAL else 1
+    parts = min(max(-(-stored_range.bytes // size), 1), positions) if stored_range.tier == WAL else 1
     for part in range(1, parts + 1):
-        until = stretch.first_seq - 1 + positions * part // parts
-        yield StreamAdmissionStep(until, stretch.bytes * part // parts - stretch.bytes * (part - 1) // parts)
+        until = stored_range.first_seq - 1 + positions * part // parts
+        share = stored_range.bytes * part // parts - stored_range.bytes * (part - 1) // parts
+        yield StreamAdmissionStep(until, share)
 
 
-def _broken_off(found: TopicBreak) -> DataLoss:
-    told = "was deleted" if found.reason == DELETED else "was recreated, or lost its end in a restart"
+def _break_error(found: TopicBreak) -> DataLoss:
+    event = "was deleted" if found.reason == DELETED else "was recreated, or lost its end in a restart"
     return DataLoss(
-        f"topic {found.topic!r} {told}: records after position {found.seq} cannot be read. Set "
+        f"topic {found.topic!r} {event}: records after position {found.seq} cannot be read. Set "
         "failOnDataLoss=false to continue with the existing records, or use a new checkpoint",
         topic=found.topic,
         epoch=found.epoch,

@@ -12,12 +12,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from ringlog.client.read.pages import Cursor
-from ringlog.spark.catalog import TopicAt
+from ringlog.spark.catalog import TopicState
 from ringlog.spark.offsets import TopicCursors
 from ringlog.spark.slice_reader import DELETED
 from ringlog.topic.tombstone import RECREATED
 
-TopicsNow = Mapping[str, TopicAt]
+TopicsNow = Mapping[str, TopicState]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +44,21 @@ class StreamPendingRange:
 
 @dataclass(slots=True)
 class SparkStreamState:
-    """`places`: start positions; `waiting`: pending positions; `breaks`: deleted or recreated topics."""
+    """`positions`: start positions; `pending`: ranges to read; `breaks`: deleted or recreated topics."""
 
-    places: TopicCursors = field(default_factory=dict)
-    waiting: dict[str, StreamPendingRange] = field(default_factory=dict)
+    positions: TopicCursors = field(default_factory=dict)
+    pending: dict[str, StreamPendingRange] = field(default_factory=dict)
     breaks: list[TopicBreak] = field(default_factory=list)
 
 
 def compare_positions(
-    places: Mapping[str, Cursor],
+    positions: Mapping[str, Cursor],
     now: TopicsNow,
     *,
     subscribed: Collection[str],
     frozen: TopicsNow | None = None,
 ) -> SparkStreamState:
-    """Compare the stream's positions `places` with its topics.
+    """Compare the `positions` of a stream with its topics.
 
     Args:
         places: last processed position of each topic.
@@ -69,38 +69,42 @@ def compare_positions(
             ignored.
     """
     found = SparkStreamState()
-    for topic in sorted({*places, *now}):
-        at, place = now.get(topic), places.get(topic)
+    for topic in sorted({*positions, *now}):
+        at, cursor = now.get(topic), positions.get(topic)
         if at is None:
-            if place is not None and topic in subscribed:
-                found.breaks.append(TopicBreak(topic, place.epoch, place.seq, DELETED))
+            if cursor is not None and topic in subscribed:
+                found.breaks.append(TopicBreak(topic, cursor.epoch, cursor.seq, DELETED))
             continue
         limit = at if frozen is None else frozen.get(topic)
         if limit is None or limit.epoch != at.epoch:
-            if place is not None:
-                found.places[topic] = place  # The epoch is newer than the frozen one: left to the next run.
+            if cursor is not None:
+                # The epoch is newer than the frozen one: left to the next run.
+                found.positions[topic] = cursor
             continue
-        _compare_topic(found, topic, place, at, min(at.head, limit.head))
+        _compare_topic(found, topic, cursor, at, min(at.head, limit.head))
     return found
 
 
-def _compare_topic(found: SparkStreamState, topic: str, place: Cursor | None, at: TopicAt, head: int) -> None:
-    if place is not None and (place.epoch != at.epoch or place.seq > at.head):
+def _compare_topic(
+    found: SparkStreamState, topic: str, cursor: Cursor | None, at: TopicState, head: int
+) -> None:
+    if cursor is not None and (cursor.epoch != at.epoch or cursor.seq > at.head):
         # A head below the stream's position also means another life, even under the same epoch.
-        found.breaks.append(TopicBreak(topic, place.epoch, place.seq, RECREATED))
-        place = None
-    if place is None:
-        place = Cursor(at.epoch, at.earliest - 1)
-    after = max(place.seq, min(at.earliest - 1, head))
-    if after >= head > place.seq:
-        place = Cursor(at.epoch, head)  # All pending records are removed; gap checks report them.
-    found.places[topic] = place
+        found.breaks.append(TopicBreak(topic, cursor.epoch, cursor.seq, RECREATED))
+        cursor = None
+    if cursor is None:
+        cursor = Cursor(at.epoch, at.earliest - 1)
+    after = max(cursor.seq, min(at.earliest - 1, head))
+    if after >= head > cursor.seq:
+        cursor = Cursor(at.epoch, head)  # All pending records are removed; gap checks report them.
+    found.positions[topic] = cursor
     if after < head:
-        found.waiting[topic] = StreamPendingRange(after, head)
+        found.pending[topic] = StreamPendingRange(after, head)
 
 
-def advance(places: Mapping[str, Cursor], until: Mapping[str, int]) -> TopicCursors:
+def advance(positions: Mapping[str, Cursor], until: Mapping[str, int]) -> TopicCursors:
     """Return the positions with some of them moved forward to `until`. No position moves back."""
     return {
-        topic: Cursor(place.epoch, max(place.seq, until.get(topic, 0))) for topic, place in places.items()
+        topic: Cursor(cursor.epoch, max(cursor.seq, until.get(topic, 0)))
+        for topic, cursor in positions.items()
     }

@@ -157,7 +157,7 @@ class ViewReader(DataSourceReader):
                     return found
         places = list(locate_topics(client, names))
         most = options.max_partition_bytes if self._view in {"audit", "gaps"} else None
-        return found + _packed(roots, places, most, options.min_partitions, self._view)
+        return found + _pack_partitions(roots, places, most, options.min_partitions, self._view)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition, in batches of Spark's schema."""
@@ -175,10 +175,10 @@ class ViewReader(DataSourceReader):
         freeze_imports("view")
 
     def _rows(self, partition: ViewPartition) -> Iterator[Columns]:
-        for place in partition.segments:
-            yield from self._of_segment(partition.roots, place, TRIES_MAX)
-        for stretch in partition.logs:
-            yield from self._of_log(partition.roots, stretch, TRIES_MAX)
+        for segment in partition.segments:
+            yield from self._of_segment(partition.roots, segment, TRIES_MAX)
+        for log_file in partition.logs:
+            yield from self._of_log(partition.roots, log_file, TRIES_MAX)
 
     def _of_segment(self, roots: Roots, place: SegmentLocation, tries: int) -> Iterator[Columns]:
         client = client_of(roots.url)
@@ -187,31 +187,31 @@ class ViewReader(DataSourceReader):
             "tags": lambda: [tag_rows(roots, place)],
             "frames": lambda: sealed_frame_rows(roots, place),
             "audit": lambda: audit_segment(roots, place, client),
-            "gaps": lambda: _corrupt(audit_segment(roots, place, client)),
+            "gaps": lambda: _damage_as_gaps(audit_segment(roots, place, client)),
         }
         try:
             yield from makers[self._view]()
         except StaleFileLocation as e:
-            yield from self._moved(roots, place.topics, (place.stem, place.tier), tries, str(e))
+            yield from self._relocated_rows(roots, place.topics, (place.stem, place.tier), tries, str(e))
 
     def _of_log(self, roots: Roots, place: LogFileLocation, tries: int) -> Iterator[Columns]:
         makers: dict[str, Callable[[], Iterable[Columns]]] = {
             "frames": lambda: log_frame_rows(roots, place),
             "audit": lambda: audit_log(roots, place),
-            "gaps": lambda: _corrupt(audit_log(roots, place)),
+            "gaps": lambda: _damage_as_gaps(audit_log(roots, place)),
         }
         try:
             yield from makers[self._view]()
         except StaleFileLocation as e:
-            yield from self._moved(roots, place.topics, (place.path, 0), tries, str(e))
+            yield from self._relocated_rows(roots, place.topics, (place.path, 0), tries, str(e))
 
-    def _moved(
+    def _relocated_rows(
         self, roots: Roots, topics: dict[int, tuple[str, int]], was: tuple[str, int], tries: int, path: str
     ) -> Iterator[Columns]:
         """Yield rows for a missing file, from newer segments or from the same one in another tier.
 
-        If the engine still refers to the missing file, that is damage: `audit` and `gaps` report it. The other
-        views raise NotReady. No view leaves rows out silently.
+        If the engine still refers to the missing file, that is damage: `audit` and `gaps` report it. The
+        other views raise NotReady. No view leaves rows out silently.
         """
         client = client_of(roots.url)
         places = [
@@ -240,7 +240,7 @@ class ViewReader(DataSourceReader):
             "file": path, "tier": "hot", "records": 0, "offset": 0, "bytes": 0, "kind": "part",
             "fault": ["file is missing"],
         }  # fmt: skip
-        yield from _corrupt([rows]) if self._view == "gaps" else [rows]
+        yield from _damage_as_gaps([rows]) if self._view == "gaps" else [rows]
 
 
 def _number_of(stem: str) -> int:
@@ -256,7 +256,7 @@ def _places_or_none(client: Client, topic: str) -> list[TopicLocations]:
         return []
 
 
-def _packed(
+def _pack_partitions(
     roots: Roots, places: list[TopicLocations], bytes_max: int | None, least: int, view: str
 ) -> list[ViewPartition]:
     """Group adjacent files into partitions of about `bytes_max` bytes, or of FILES_PER_PARTITION indexes."""
@@ -320,7 +320,7 @@ def _gap_row(gap: GapRow) -> tuple[Any, ...]:
     return (*astuple(gap), gap.missed_estimate)
 
 
-def _corrupt(found: Iterable[Columns]) -> Iterator[Columns]:
+def _damage_as_gaps(found: Iterable[Columns]) -> Iterator[Columns]:
     """Convert faults of an audit to rows of the gaps view, with the reason corrupt."""
     for columns in found:
         faults = columns["fault"]

@@ -77,7 +77,7 @@ class Disk(Protocol):
         """
         ...
 
-    def open_cut(self, path: str) -> int:
+    def open_for_truncate(self, path: str) -> int:
         """Open an existing file, with the checks of open_read, to cut its unused end.
 
         The file can be read, shortened and synced. An operation that would add to it raises
@@ -85,7 +85,7 @@ class Disk(Protocol):
         """
         ...
 
-    def open_marks(self, path: str) -> int:
+    def open_for_overwrite(self, path: str) -> int:
         """Open an existing file, with the checks of open_read, to overwrite bytes in place.
 
         Only two kinds of file change after their creation: the deletion marks of a segment, and the register
@@ -256,13 +256,13 @@ class RealDisk:
     def open_read(self, path: str) -> int:
         return self._open_existing("open_read", path, os.O_RDONLY)
 
-    def open_cut(self, path: str) -> int:
-        fd = self._open_existing("open_cut", path, os.O_RDWR)
+    def open_for_truncate(self, path: str) -> int:
+        fd = self._open_existing("open_for_truncate", path, os.O_RDWR)
         self._files[fd].is_truncate_only = True
         return fd
 
-    def open_marks(self, path: str) -> int:
-        return self._open_existing("open_marks", path, os.O_RDWR)
+    def open_for_overwrite(self, path: str) -> int:
+        return self._open_existing("open_for_overwrite", path, os.O_RDWR)
 
     def _open_existing(self, call: str, path: str, access: int) -> int:
         try:
@@ -307,7 +307,7 @@ class RealDisk:
     def _growable(self, fd: int, call: str) -> _HandleState:
         file = self._changeable(fd, call)
         if file.is_truncate_only:
-            raise _adds(file.path, call)
+            raise _must_not_grow(file.path, call)
         return file
 
     # -- contents -------------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ class RealDisk:
     def truncate(self, fd: int, length: int) -> None:
         file = self._changeable(fd, "truncate")
         if file.is_truncate_only and length > file.length:
-            raise _adds(file.path, "truncate")
+            raise _must_not_grow(file.path, "truncate")
         try:
             os.ftruncate(fd, length)
         except OSError as e:
@@ -511,8 +511,10 @@ class RealDisk:
         self.close(fd)
 
 
-def _adds(path: str, call: str) -> InvariantViolation:
-    return InvariantViolation("file was opened with open_cut and must not grow", call=call, path=path)
+def _must_not_grow(path: str, call: str) -> InvariantViolation:
+    return InvariantViolation(
+        "file was opened with open_for_truncate and must not grow", call=call, path=path
+    )
 
 
 def _sync_range(fd: int, offset: int, length: int, flags: int) -> None:

@@ -205,7 +205,7 @@ class LogRegister:
         self._disk.make_dir(meta)
         self._disk.sync_dir(self._data_dir)
         replace_file(self._disk, meta, register_name(self._shard), encode_register(entry))
-        self._fd = self._disk.open_marks(f"{meta}/{register_name(self._shard)}")
+        self._fd = self._disk.open_for_overwrite(f"{meta}/{register_name(self._shard)}")
 
     def _overwrite(self, entry: RegisterEntry) -> None:
         self._disk.write_at(self._fd, [entry.encode()], entry.number % 2 * ENTRY_BYTES)

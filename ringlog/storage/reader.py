@@ -159,14 +159,14 @@ class FrameRun:
         firsts = self.batch.words[:, layout.W_BASE_SEQ].tolist()
         return list(zip(firsts, _last_seqs(self.batch).tolist(), strict=True))
 
-    def after(self, seq: int) -> FrameRun:
+    def frames_after(self, seq: int) -> FrameRun:
         """Return the frames with records after `seq`. The first may begin at or before it."""
         if self.first_seq > seq:
             return self
         row = int(np.searchsorted(_last_seqs(self.batch), seq, side="right"))
         return self._with(self.batch.take(slice(row, None)))
 
-    def within(self, after: int, until: int) -> FrameRun:
+    def frames_in_range(self, after: int, until: int) -> FrameRun:
         """Return the frames with records after `after` and up to `until`.
 
         The first frame may begin before this range, and may even end before it. The last may end after it.
@@ -194,13 +194,13 @@ class TopicReader:
         *,
         data_dir: str,
         shm_dir: str,
-        marks: HighWatermarkReader,
+        read_watermark: HighWatermarkReader,
         disk: Disk,
         is_mapped: bool = False,
         checks_bodies: bool = True,
         window_bytes: int = WINDOW_BYTES,
         cold_dir: str = "",
-        shelf: SegmentCache | None = None,
+        segment_cache: SegmentCache | None = None,
         log_map: LogMap | None = None,
         windows_per_call: int = WINDOWS_PER_CALL_MAX,
     ) -> None:
@@ -211,15 +211,15 @@ class TopicReader:
             cursor: Last seq that was processed.
             data_dir: Root of paths in extents.
             shm_dir: Root of paths in extents of the volatile log.
-            marks: Reads the shard's published mark.
+            read_watermark: Reads the shard's published mark.
             disk: Opens the files.
             is_mapped: Map files instead of reading them with pread.
             checks_bodies: False if a later reader of the frames verifies the body checksums.
             window_bytes: Bytes per read.
             cold_dir: Root of cold segments, if this process can open them. Without it next_run returns
                 Pause.COLD for them.
-            shelf: Indexes of segments, for starting inside a segment. Without it a segment is read from its
-                start.
+            segment_cache: Indexes of segments, for starting inside a segment. Without it a segment is read
+                from its start.
             log_map: Positions of frames that other readers found in the log. Without it the reader scans the
                 frames of all topics.
             windows_per_call: Windows without a frame of the topic after which next_run returns.
@@ -228,17 +228,17 @@ class TopicReader:
         """Last seq that was returned, or skipped because it is below the retained records."""
         self._roots = (data_dir, shm_dir)
         self._cold_dir = cold_dir
-        self._segment_cache = shelf
+        self._segment_cache = segment_cache
         self._log_map = log_map
         self._is_sparse = False  # Whole windows of the log contain no frame of the topic.
-        self._marks = marks
+        self._read_watermark = read_watermark
         self._disk = disk
         self._open: type[PreadFile] | type[MappedFile] = MappedFile if is_mapped else PreadFile
         self._checks_bodies = checks_bodies
         self._window_bytes = window_bytes
         self._windows_per_call = windows_per_call
         self._file: WindowFile | None = None
-        self._hole_seen = False  # A gap is damage only if it is still there with a new Located.
+        self._gap_rechecked = False  # A gap is damage only if it is still there with a new Located.
         self._cold_missing = ""  # Likewise, a missing cold file is an error only the second time.
         self._located = located
         self._deleted = _bitmap(located.deleted)
@@ -295,7 +295,7 @@ class TopicReader:
             self._seek(extent)
         return extent.path, self._offset
 
-    def is_sealed(self, seq: int) -> bool:
+    def is_in_segment(self, seq: int) -> bool:
         """Return whether the known segments reach up to this seq."""
         return bool(self._segment_last_seqs) and seq <= self._segment_last_seqs[-1]
 
@@ -339,7 +339,7 @@ class TopicReader:
         is_here = self._extent < len(extents) and extents[self._extent].file_id == file_id
         if is_here and not extents[self._extent].segment and self._offset <= stop:
             self.cursor, self._offset = last_seq, stop
-            self._hole_seen = False
+            self._gap_rechecked = False
         elif last_seq > self.cursor:
             self.skip_to(last_seq)
 
@@ -372,7 +372,7 @@ class TopicReader:
         ) != (first_seq, last_seq, stop - offset):  # fmt: skip
             return None
         self.cursor, self._offset = last_seq, stop
-        self._hole_seen = False
+        self._gap_rechecked = False
         return view
 
     def _open_at_hint(self, extent: ExtentFacts, offset: int, stop: int) -> FrameView | None:
@@ -480,7 +480,7 @@ class TopicReader:
         """Return the offset up to which the extent is readable, or None if a new Located is needed."""
         if extent.segment:
             return extent.stop
-        mark = self._marks(extent.path.startswith(VOLATILE_PREFIX))
+        mark = self._read_watermark(extent.path.startswith(VOLATILE_PREFIX))
         if mark.file_id == extent.file_id:
             return min(extent.stop, mark.offset) if extent.stop else mark.offset
         if mark.file_id < extent.file_id:
@@ -619,7 +619,7 @@ class TopicReader:
             self._raise_corrupt(extent, reason, at, seq=first, first_seq=first, last_seq=last)
         if bad is not None:
             fresh = self._stop_before(window, fresh, bad)
-        self._hole_seen = False
+        self._gap_rechecked = False
         self.cursor = int(_last_seqs(fresh)[-1])
         is_file = extent.segment and not isinstance(self._file, RemoteFile)
         file = self._path(extent) if is_file else ""
@@ -654,11 +654,11 @@ class TopicReader:
     def _recheck_hole(self, extent: ExtentFacts, window: Window, fresh: FrameBatch) -> Pause:
         """Request a new Located for the first gap: retention may have advanced. Raise on the second."""
         at = window.origin + int(fresh.stored_offsets[0])
-        if self._hole_seen:
+        if self._gap_rechecked:
             expected, found = self.cursor + 1, int(fresh.words[0, layout.W_BASE_SEQ])
             reason = f"records are missing: expected seq {expected}, found seq {found}"
             self._raise_corrupt(extent, reason, at, seq=expected, found_seq=found)
-        self._hole_seen = True
+        self._gap_rechecked = True
         self._offset = at
         return Pause.MOVED
 

@@ -84,10 +84,10 @@ def seqs_of(bitmap: BitMap64) -> U64:
 class StoredRecordIndex:
     """Caches segment indexes and WAL tails within bounds. For one thread."""
 
-    def __init__(self, disk: Disk, data_dir: str, shm_dir: str, marks: HighWatermarkReader) -> None:
+    def __init__(self, disk: Disk, data_dir: str, shm_dir: str, read_watermark: HighWatermarkReader) -> None:
         self._disk = disk
         self._roots = (data_dir, shm_dir)
-        self._marks = marks
+        self._read_watermark = read_watermark
         self._tails: OrderedDict[tuple[int, int], TopicTail] = OrderedDict()
         self._incarnation = 0
         self._segments: OrderedDict[str, Segment] = OrderedDict()
@@ -139,8 +139,8 @@ class StoredRecordIndex:
         self._drop_stale_tails(located)
         key = (located.topic_id, located.epoch)
         tail = self._tails.get(key)
-        is_apart = tail is not None and not tail.after <= after <= tail.last_seq
-        if tail is None or is_apart or (with_tags and tail.tags is None):
+        is_disjoint = tail is not None and not tail.after <= after <= tail.last_seq
+        if tail is None or is_disjoint or (with_tags and tail.tags is None):
             tail = self._tails[key] = TopicTail(*key, after, with_tags=with_tags)
         self._tails.move_to_end(key)
         return tail
@@ -158,7 +158,7 @@ class StoredRecordIndex:
         self._shrink()
 
     def _visible(self, extent: ExtentFacts) -> int:
-        mark = self._marks(extent.path.startswith(VOLATILE_PREFIX))
+        mark = self._read_watermark(extent.path.startswith(VOLATILE_PREFIX))
         if mark.file_id != extent.file_id:
             return int(extent.stop) if mark.file_id > extent.file_id else 0
         return min(int(extent.stop) or mark.offset, mark.offset)
@@ -181,9 +181,9 @@ class TopicRecordIndex:
     """Queries for one topic under one Located."""
 
     def __init__(
-        self, ledger: StoredRecordIndex, located: LocatedFacts, staged: Sequence[RecordFacts] = ()
+        self, index: StoredRecordIndex, located: LocatedFacts, staged: Sequence[RecordFacts] = ()
     ) -> None:
-        self._index = ledger
+        self._index = index
         self._located = located
         self._staged = staged
         self._sealed = [extent for extent in located.extents if extent.segment]

@@ -397,7 +397,9 @@ def frames_after_damage(scan: FileScan) -> Iterator[WalScanChunk]:
 def _identified(buffer: bytes, batch: FrameBatch, salt: int) -> FrameBatch:
     """Replace readable routed frames by their copies. The contents of other routed frames are unknown."""
     rows = np.flatnonzero(frames.types_of(batch.words) == layout.FrameType.ROUTED)
-    unread = [row for row in rows.tolist() if not is_valid_routed_frame(buffer, batch, row, has_sums=False)]
+    unread = [
+        row for row in rows.tolist() if not is_valid_routed_frame(buffer, batch, row, is_verified=False)
+    ]
     known = batch.take(np.setdiff1d(np.arange(len(batch)), unread)) if unread else batch
     return resolve_copies(buffer, known, salt, is_verified=True)
 

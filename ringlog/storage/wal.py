@@ -31,7 +31,7 @@ SYNC_CHUNK_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class StreamIdentity:
+class ShardLogIdentity:
     """Shard, incarnation and engine to which the files belong."""
 
     data_dir: str
@@ -56,7 +56,7 @@ class PreparedFile:
 class WalWriter:
     """The current log file of one shard. All methods except `prepare` and `sync` belong to one thread."""
 
-    def __init__(self, disk: Disk, identity: StreamIdentity, file_bytes: int) -> None:
+    def __init__(self, disk: Disk, identity: ShardLogIdentity, file_bytes: int) -> None:
         self._disk = disk
         self._identity = identity
         self._file_bytes = file_bytes

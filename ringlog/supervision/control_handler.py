@@ -104,7 +104,7 @@ class ControlHandler:
 
     def _status(self) -> EngineStatusReply:
         now = self._clock.monotonic_ns()
-        wards = self._children.states
+        children = self._children.states
         return EngineStatusReply(
             engine_id=self._info.engine_id,
             version=self._info.version,
@@ -114,43 +114,44 @@ class ControlHandler:
             shards=self._info.shards,
             rings=len(self._rings),
             disk_free_bytes=_free_bytes(self._info.data_dir),
-            processes=[self._process(ward, now) for ward in wards],
-            recovery_s=max((ward.slot.get(ProcessField.RECOVERY_NS) for ward in wards), default=0) / NS_PER_S,
-            pressure=pressure_status(wards, now),
-            delivery=delivery_status(wards, now),
-            routers=sum(ward.slot.get(SchedulerField.ROUTERS) for ward in wards),
-            router_lag=sum(ward.slot.get(SchedulerField.ROUTER_LAG) for ward in wards),
-            queues=queues_status(wards),
-            groups=groups_status(wards),
-            disk_missing_bytes=max((self._missing_on_disk(ward) for ward in wards), default=0),
-            findings=sum(ward.slot.get(ProcessField.FINDINGS) for ward in wards),
-            quarantined=sum(ward.slot.get(ProcessField.QUARANTINED) for ward in wards),
+            processes=[self._process(child, now) for child in children],
+            recovery_s=max((child.slot.get(ProcessField.RECOVERY_NS) for child in children), default=0)
+            / NS_PER_S,
+            pressure=pressure_status(children, now),
+            delivery=delivery_status(children, now),
+            routers=sum(child.slot.get(SchedulerField.ROUTERS) for child in children),
+            router_lag=sum(child.slot.get(SchedulerField.ROUTER_LAG) for child in children),
+            queues=queues_status(children),
+            groups=groups_status(children),
+            disk_missing_bytes=max((self._missing_on_disk(child) for child in children), default=0),
+            findings=sum(child.slot.get(ProcessField.FINDINGS) for child in children),
+            quarantined=sum(child.slot.get(ProcessField.QUARANTINED) for child in children),
         )
 
-    def _missing_on_disk(self, ward: ChildState) -> int:
+    def _missing_on_disk(self, child: ChildState) -> int:
         """Return the bytes that must become free before shards accept records, by the reclaimer's report."""
-        is_low = ward.process is not None and ward.slot.get(ProcessField.DISK_LOW)
-        return max(self._min_free_bytes - ward.slot.get(ProcessField.DISK_FREE), 1) if is_low else 0
+        is_low = child.process is not None and child.slot.get(ProcessField.DISK_LOW)
+        return max(self._min_free_bytes - child.slot.get(ProcessField.DISK_FREE), 1) if is_low else 0
 
-    def _process(self, ward: ChildState, now: int) -> ProcessStatus:
-        slot, is_alive = ward.slot, ward.process is not None
-        alive_ns = now - ward.started_ns if is_alive else 0
+    def _process(self, child: ChildState, now: int) -> ProcessStatus:
+        slot, is_alive = child.slot, child.process is not None
+        alive_ns = now - child.started_ns if is_alive else 0
         beat_ns = slot.get(ProcessField.HEARTBEAT_NS)
         state = slot.state.name.lower()
         if slot.get(ProcessField.READ_ONLY) and slot.state == ProcessState.READY:
             state = "read_only"
         return ProcessStatus(
-            name=ward.spec.name,
-            kind=ward.spec.kind,
-            pid=ward.process.pid if ward.process is not None else 0,
-            state="given_up" if ward.give_up_reason else state,
-            incarnation=ward.incarnation,
-            restarts=ward.restarts,
+            name=child.spec.name,
+            kind=child.spec.kind,
+            pid=child.process.pid if child.process is not None else 0,
+            state="given_up" if child.give_up_reason else state,
+            incarnation=child.incarnation,
+            restarts=child.restarts,
             uptime_s=alive_ns / NS_PER_S,
             heartbeat_age_s=max(now - beat_ns, 0) / NS_PER_S if is_alive and beat_ns else 0.0,
             busy_ratio=min(slot.get(ProcessField.BUSY_NS) / alive_ns, 1.0) if alive_ns > 0 else 0.0,
-            resident_bytes=self._children.resident_bytes(ward),
-            last_exit=ward.give_up_reason or (str(ward.last_exit) if ward.last_exit else ""),
+            resident_bytes=self._children.resident_bytes(child),
+            last_exit=child.give_up_reason or (str(child.last_exit) if child.last_exit else ""),
             progress=slot.get(ProcessField.PROGRESS) / 1_000
             if slot.state == ProcessState.RECOVERING
             else 1.0,

@@ -25,11 +25,13 @@ class EngineDrain:
         # A child that is down or given up at the start of the drain did not end in good order. Exception: it
         # received a signal to stop, because some service managers signal every process of a service.
         self._is_degraded = any(
-            ward.starts and ward.process is None and (ward.give_up_reason or not self._exited_cleanly(ward))
-            for ward in children.states
+            child.starts
+            and child.process is None
+            and (child.give_up_reason or not self._exited_cleanly(child))
+            for child in children.states
         )
         children.stop_restarting()
-        orders = {ward.spec.stop_order for ward in children.states}
+        orders = {child.spec.stop_order for child in children.states}
         self._stages = [self._of(order) for order in sorted(orders)]
         self._stage = -1
         self._deadline_ns: int | None = None
@@ -56,19 +58,19 @@ class EngineDrain:
 
     def force(self) -> None:
         """Kill all children at once. The engine calls this on the second signal to stop."""
-        for ward in self._children.states:
-            self._children.kill(ward, "second stop signal")
+        for child in self._children.states:
+            self._children.kill(child, "second stop signal")
 
     def is_orderly(self) -> bool:
         """Return whether every started child ended by itself and cleanly. Call it after the drain."""
         return not self._is_degraded and all(self._exited_cleanly(w) for stage in self._stages for w in stage)
 
     @staticmethod
-    def _exited_cleanly(ward: ChildState) -> bool:
-        exit = ward.last_exit
+    def _exited_cleanly(child: ChildState) -> bool:
+        exit = child.last_exit
         if exit is None:
             return False
-        if ward.spec.kind in BACKGROUND and exit.status == -signal.SIGKILL and exit.reason:
+        if child.spec.kind in BACKGROUND and exit.status == -signal.SIGKILL and exit.reason:
             # The supervisor killed it on purpose. No state is lost: its successor repeats unfinished work.
             return True
         # A child that was never ready has no work to finish.
@@ -76,26 +78,26 @@ class EngineDrain:
         return exit.is_orderly or (was_stopped and not exit.was_ready)
 
     def _is_stage_over(self) -> bool:
-        return self._stage < 0 or all(ward.process is None for ward in self._stages[self._stage])
+        return self._stage < 0 or all(child.process is None for child in self._stages[self._stage])
 
     def _begin(self, stage: int) -> None:
         self._stage = stage
         now_ns = self._clock.monotonic_ns()
         self._deadline_ns = now_ns + self._drain_ns
         self._lowered_deadline_ns = now_ns + min(self._drain_ns, round(BACKGROUND_DRAIN_S * NS_PER_S))
-        for ward in self._stages[stage]:
-            if ward.process is not None:
-                ward.process.send_signal(signal.SIGTERM)
+        for child in self._stages[stage]:
+            if child.process is not None:
+                child.process.send_signal(signal.SIGTERM)
 
     def _kill_lowered(self) -> None:
         """Kill the low-priority children: on a busy host they may never get a CPU to end by themselves."""
-        for ward in self._stages[self._stage]:
-            if ward.spec.kind in LOW_PRIORITY:
-                self._children.kill(ward, "low-priority process did not exit in time")
+        for child in self._stages[self._stage]:
+            if child.spec.kind in LOW_PRIORITY:
+                self._children.kill(child, "low-priority process did not exit in time")
 
     def _kill_stage(self) -> None:
         # After SIGKILL the supervisor can only wait for the death.
         self._deadline_ns = None
-        for ward in self._stages[self._stage]:
-            self._children.kill(ward, "drain limit reached")
+        for child in self._stages[self._stage]:
+            self._children.kill(child, "drain limit reached")
         log_event(log, logging.ERROR, "drain limit reached", limit_s=self._drain_ns / NS_PER_S)

@@ -102,7 +102,7 @@ class EnginePhase(Enum):
 
 def run_engine(
     config: Config,
-    forks: ForkServer,
+    fork_server: ForkServer,
     *,
     environ: Mapping[str, str],
     on_ready: Callable[[EngineInfo], None] | None = None,
@@ -111,7 +111,7 @@ def run_engine(
 ) -> int:
     """Run the engine in the main thread: start, serve until a stop is requested, stop.
 
-    Children are forked from `forks`. `on_ready` is called once, when the engine is ready.
+    Children are forked from `fork_server`. `on_ready` is called once, when the engine is ready.
 
     Returns 0 after an orderly stop, 1 after a degraded one. Raises StartRefused if the engine must not start;
     then no process, lock or shared memory remains.
@@ -122,14 +122,22 @@ def run_engine(
         signals = SignalInbox(_SIGNALS)
         undo.callback(signals.close)
         tree = build_tree(config)
-        ground = EngineResources(
+        resources = EngineResources(
             config, tree, disk=disk or RealDisk(), clock=clock, is_cancelled=signals.has_signals
         )
-        undo.callback(ground.close)
+        undo.callback(resources.close)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         undo.callback(context.destroy, linger=_LINGER_MS)
         engine = Engine(
-            config, tree, ground, context, signals, forks, environ=environ, clock=clock, on_ready=on_ready
+            config,
+            tree,
+            resources,
+            context,
+            signals,
+            fork_server,
+            environ=environ,
+            clock=clock,
+            on_ready=on_ready,
         )
         undo.callback(engine.close)
         return engine.run()
@@ -142,10 +150,10 @@ class Engine:
         self,
         config: Config,
         tree: Tree,
-        ground: EngineResources,
+        resources: EngineResources,
         context: zmq.Context[zmq.Socket[bytes]],
         signals: SignalInbox,
-        forks: ForkServer,
+        fork_server: ForkServer,
         *,
         environ: Mapping[str, str],
         clock: Clock,
@@ -154,17 +162,17 @@ class Engine:
         """Create all parts. No process is started before `run`."""
         self.config = config
         self.phase = EnginePhase.STARTING
-        self._resources, self._context, self._signals, self._clock = ground, context, signals, clock
+        self._resources, self._context, self._signals, self._clock = resources, context, signals, clock
         self._on_ready = on_ready
         self._started_ns = clock.monotonic_ns()
         self._plain = configuration.to_plain(config)
         self._boot_id = hardening.boot_id()
-        self._time_base_us = ground.time_base_us(self._boot_id, clock)
+        self._time_base_us = resources.time_base_us(self._boot_id, clock)
         self._notifier = SystemdNotifier(environ)
         self._slot = self._init_board_slot()
         self._rings = RingManager(
-            ground.shm_dir,
-            engine_id=ground.identity.engine_id,
+            resources.shm_dir,
+            engine_id=resources.identity.engine_id,
             shards=config.wal.shards,
             settings=config.run,
             clock=clock,
@@ -172,17 +180,17 @@ class Engine:
         self._topics = ConfiguredTopics(config.topics, config.wal.shards)
         self._children = Children(
             tree,
-            board=ground.board,
-            numbers=ground.identity,
+            board=resources.board,
+            numbers=resources.identity,
             make_boot=self._make_boot,
             environ=child_environment(environ),
-            life_line=ground.liveness_fd,
-            forks=forks,
+            liveness_fd=resources.liveness_fd,
+            fork_server=fork_server,
             clock=clock,
             test_stop_points=environ.get(STOP_POINTS_VARIABLE, ""),
-            more_environ=dict.fromkeys((RECLAIMER, RELOCATOR), object_store_environment(environ)),
+            environ_by_kind=dict.fromkeys((RECLAIMER, RELOCATOR), object_store_environment(environ)),
         )
-        self._control = SupervisorControlSocket(context, socket_of(ground.shm_dir, SUPERVISOR))
+        self._control = SupervisorControlSocket(context, socket_of(resources.shm_dir, SUPERVISOR))
         self._failed_shard_sockets: dict[int, SupervisorControlSocket] = {}
         """Sockets at the addresses of shards that were given up. Requests there fail with `shard_failed`."""
         self._control_handler = ControlHandler(
@@ -216,10 +224,10 @@ class Engine:
         )
         shards = self._children.of_kind(WAL_SHARD)
         self._children.fork_server.start(self._resources.data_dir, self._resources.liveness_fd)
-        for ward in shards:
-            self._children.request_start(ward)
+        for child in shards:
+            self._children.request_start(child)
         while self.phase != EnginePhase.STOPPED:
-            self._turn()
+            self._run_pass()
         if self._failure:
             raise StartRefused(self._failure)
         is_orderly = self._drain is not None and self._drain.is_orderly()
@@ -228,14 +236,14 @@ class Engine:
 
     def close(self) -> None:
         """Release everything. Children that are still alive after a failure of the supervisor are killed."""
-        for ward in self._children.states:
-            self._children.kill(ward, "supervisor failed")
-            self._children.reap(ward)
+        for child in self._children.states:
+            self._children.kill(child, "supervisor failed")
+            self._children.reap(child)
         self._children.fork_server.stop()
         self._rings.close_all()
         self._control.close()
-        for desk in self._failed_shard_sockets.values():
-            desk.close()
+        for control_socket in self._failed_shard_sockets.values():
+            control_socket.close()
 
     # -- start ----------------------------------------------------------------------------------------
 
@@ -250,19 +258,19 @@ class Engine:
     def _make_boot(
         self, spec: ChildSpec, incarnation: int, test_stop_points: str, read_only_ms: int
     ) -> ActorBoot:
-        ground = self._resources
+        resources = self._resources
         return ActorBoot(
             kind=spec.kind,
             name=spec.name,
-            engine_id=ground.identity.engine_id,
+            engine_id=resources.identity.engine_id,
             incarnation=incarnation,
-            boot_incarnation=ground.boot_incarnation,
+            boot_incarnation=resources.boot_incarnation,
             boot_id=self._boot_id,
             time_base_us=self._time_base_us,
             slot=spec.slot,
-            data_dir=ground.data_dir,
-            shm_dir=ground.shm_dir,
-            gateway_socket=run_dir.gateway_socket(ground.run_dir, ground.shm_dir),
+            data_dir=resources.data_dir,
+            shm_dir=resources.shm_dir,
+            gateway_socket=run_dir.gateway_socket(resources.run_dir, resources.shm_dir),
             supervisor_pid=os.getpid(),
             shard=spec.shard,
             shards=self.config.wal.shards,
@@ -275,14 +283,14 @@ class Engine:
 
     def engine_info(self) -> EngineInfo:
         """Return the content of engine.json."""
-        ground, native = self._resources, self.config.native
+        resources, native = self._resources, self.config.native
         is_tcp = self.config.gateway.enabled and native.endpoint != IPC
-        gateway_ipc = run_dir.announced_gateway(ground.run_dir, ground.shm_dir)
+        gateway_ipc = run_dir.announced_gateway(resources.run_dir, resources.shm_dir)
         return EngineInfo(
-            engine_id=ground.identity.engine_id,
-            start_id=ground.start_id,
-            shm_dir=ground.shm_dir,
-            data_dir=ground.data_dir,
+            engine_id=resources.identity.engine_id,
+            start_id=resources.start_id,
+            shm_dir=resources.shm_dir,
+            data_dir=resources.data_dir,
             shards=self.config.wal.shards,
             protocol=PROTOCOL,
             version=ringlog.__version__,
@@ -296,13 +304,13 @@ class Engine:
 
     # -- one pass of the loop -------------------------------------------------------------------------
 
-    def _turn(self) -> None:
+    def _run_pass(self) -> None:
         readable = self._wait()
         changes: list[ChildChange] = []
         # Deaths first: a pid in a new message may be a dead client's pid that the kernel has reused.
-        for fd, ward in self._children.pidfds().items():
+        for fd, child in self._children.pidfds().items():
             if fd in readable:
-                changes += self._children.reap(ward)
+                changes += self._children.reap(child)
         for fd, pid in self._rings.pidfds().items():
             if fd in readable:
                 self._rings.client_died(pid)
@@ -313,18 +321,18 @@ class Engine:
         if os.getpid() == _FIRST_PID:
             self._children.reap_orphans()
         for shard, link in self._rings.links().items():
-            self._take_replies(shard, link)
+            self._handle_replies(shard, link)
         for address, envelope in self._control.receive():
             answer = partial(self._control.send, address, envelope.corr)
             self._control_handler.handle_request(envelope.message, answer)
-        for shard, desk in self._failed_shard_sockets.items():
-            for address, envelope in desk.receive():
+        for shard, control_socket in self._failed_shard_sockets.items():
+            for address, envelope in control_socket.receive():
                 failed = NotReady("the shard failed", reason="shard_failed", shard=shard)
-                desk.send(address, envelope.corr, error_reply(failed))
+                control_socket.send(address, envelope.corr, error_reply(failed))
         self._rings.poll_producer_locks()
         now_ns = self._clock.monotonic_ns()
-        for desk in (self._control, *self._failed_shard_sockets.values()):
-            desk.guard(now_ns)
+        for control_socket in (self._control, *self._failed_shard_sockets.values()):
+            control_socket.guard(now_ns)
         self._slot.add(ProcessField.TURNS, 1)
         self._slot.set(ProcessField.HEARTBEAT_NS, now_ns)
         self._advance()
@@ -333,8 +341,8 @@ class Engine:
         """Poll all descriptors and return the readable ones. The caller reads sockets in any case."""
         poller = zmq.Poller()
         poller.register(self._signals.fileno(), zmq.POLLIN)
-        for desk in (self._control, *self._failed_shard_sockets.values()):
-            poller.register(desk.socket, zmq.POLLIN)
+        for control_socket in (self._control, *self._failed_shard_sockets.values()):
+            poller.register(control_socket.socket, zmq.POLLIN)
         for link in self._rings.links().values():
             poller.register(link.socket, zmq.POLLIN)
         for fd in (*self._children.pidfds(), *self._rings.pidfds(), self._children.fork_server.fileno()):
@@ -350,28 +358,28 @@ class Engine:
         left_ns = deadline - self._clock.monotonic_ns()
         return min(tick, max(0, -(-left_ns // NS_PER_MS)))
 
-    def _take_replies(self, shard: int, link: ShardControlLink) -> None:
+    def _handle_replies(self, shard: int, link: ShardControlLink) -> None:
         for envelope in link.receive():
             self._rings.handle_reply(shard, envelope.corr, envelope.message)
             self._topics.handle_reply(shard, envelope.corr, envelope.message)
 
     def _apply(self, changes: list[ChildChange]) -> None:
-        for what, ward in changes:
-            if ward.spec.kind == WAL_SHARD:
-                self._shard_changed(what, ward)
+        for event, child in changes:
+            if child.spec.kind == WAL_SHARD:
+                self._shard_changed(event, child)
 
-    def _shard_changed(self, what: str, ward: ChildState) -> None:
-        shard = ward.spec.shard
-        if what == READY:
-            link = ShardControlLink(self._context, socket_of(self._resources.shm_dir, ward.spec.name))
+    def _shard_changed(self, event: str, child: ChildState) -> None:
+        shard = child.spec.shard
+        if event == READY:
+            link = ShardControlLink(self._context, socket_of(self._resources.shm_dir, child.spec.name))
             self._rings.shard_ready(shard, link)
             self._topics.shard_ready(shard, link)
-        elif what == DOWN:
+        elif event == DOWN:
             self._rings.shard_down(shard)
-        elif what == GIVEN_UP:
-            self._rings.shard_failed(shard, ward.give_up_reason)
+        elif event == GIVEN_UP:
+            self._rings.shard_failed(shard, child.give_up_reason)
             self._failed_shard_sockets[shard] = SupervisorControlSocket(
-                self._context, socket_of(self._resources.shm_dir, ward.spec.name)
+                self._context, socket_of(self._resources.shm_dir, child.spec.name)
             )
 
     # -- phases ---------------------------------------------------------------------------------------
@@ -386,18 +394,18 @@ class Engine:
 
     def _advance_start(self) -> None:
         shards = self._children.of_kind(WAL_SHARD)
-        if not all(ward.is_settled for ward in shards):
+        if not all(child.is_settled for child in shards):
             self._report_recovery(shards)
             return
-        if not any(ward.is_ready for ward in shards):
+        if not any(child.is_ready for child in shards):
             self._failure = f"no shard could start: {shards[0].give_up_reason}"
             self.stop(self._failure)
             return
         others = [*self._children.of_kind(GATEWAY), *self._children.of_kind(SCHEDULER)]
-        for ward in others:
-            if not ward.starts and ward.start_at_ns is None:
-                self._children.request_start(ward)
-        if all(ward.is_settled for ward in others):
+        for child in others:
+            if not child.starts and child.start_at_ns is None:
+                self._children.request_start(child)
+        if all(child.is_settled for child in others):
             self._become_ready()
 
     def _become_ready(self) -> None:
@@ -413,9 +421,9 @@ class Engine:
         self._notifier.notify_ready()
         took_ms = (self._clock.monotonic_ns() - self._started_ns) // NS_PER_MS
         log_event(log, logging.INFO, "engine ready", after_ms=took_ms, shm_dir=info.shm_dir)
-        for ward in self._children.states:
-            if ward.spec.kind in BACKGROUND:
-                self._children.request_start(ward)
+        for child in self._children.states:
+            if child.spec.kind in BACKGROUND:
+                self._children.request_start(child)
         if self._on_ready is not None:
             self._on_ready(info)
 
@@ -436,7 +444,7 @@ class Engine:
         log_event(log, logging.INFO, "recovering", percent=progress)
 
     def _ping_watchdog(self) -> None:
-        if all(ward.is_ready for ward in self._children.of_kind(WAL_SHARD)):
+        if all(child.is_ready for child in self._children.of_kind(WAL_SHARD)):
             self._notifier.ping_watchdog()
 
     def state(self) -> str:
@@ -472,9 +480,9 @@ class Engine:
             self._children.signal_ready_children(signal.SIGQUIT)
 
 
-def _is_healthy(ward: ChildState) -> bool:
+def _is_healthy(child: ChildState) -> bool:
     """Return whether the child serves, or is a background process that was not given up.
 
     No client waits for a background process during a restart.
     """
-    return ward.is_ready or (ward.spec.kind in BACKGROUND and not ward.give_up_reason)
+    return child.is_ready or (child.spec.kind in BACKGROUND and not child.give_up_reason)

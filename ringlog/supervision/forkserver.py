@@ -47,7 +47,7 @@ class ForkServer:
         """`kinds` are the kinds of actors to import, `environ` is the environment of the fork server."""
         self._kinds, self._environ, self._clock = kinds, environ, clock
         self._liveness_fd, self._data_dir = -1, ""
-        self._line: socket.socket | None = None
+        self._socket: socket.socket | None = None
         self._child: ChildProcess | None = None
         self.is_ready = False
         self._pause_s = PAUSE_S
@@ -62,7 +62,7 @@ class ForkServer:
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when the fork server is ready or dies; -1 = none."""
-        return self._line.fileno() if self._line is not None else -1
+        return self._socket.fileno() if self._socket is not None else -1
 
     def pids(self) -> set[int]:
         """Return the pid of the fork server, as a set; empty if there is none."""
@@ -76,31 +76,31 @@ class ForkServer:
         """
         self._ready_by_ns = self._clock.monotonic_ns() + round(READY_S * NS_PER_S)
         try:
-            pid, self._line = fork_forkserver(self._kinds, self._environ, source_checkout())
+            pid, self._socket = fork_forkserver(self._kinds, self._environ, source_checkout())
         except OSError:
             return
         self._child = ChildProcess(pid)
         hardening.set_oom_score(pid, CHILD_OOM_SCORE)
 
-    def start(self, data_dir: str, life_line: int) -> None:
+    def start(self, data_dir: str, liveness_fd: int) -> None:
         """Send the setup to the fork server, or spawn one. Call it before the first child starts.
 
-        `data_dir` is shown in the process title. `life_line` is the descriptor of the liveness lock
+        `data_dir` is shown in the process title. `liveness_fd` is the descriptor of the liveness lock
         (run_dir.open_liveness_lock), which every forked child inherits.
         """
-        self._data_dir, self._liveness_fd = data_dir, life_line
-        if self._line is None:
+        self._data_dir, self._liveness_fd = data_dir, liveness_fd
+        if self._socket is None:
             self._start()
         else:
             self._send_setup()
 
     def _send_setup(self) -> None:
-        assert self._line is not None
+        assert self._socket is not None
         try:
             word = b"l" + os.fsencode(self._data_dir)
-            socket.send_fds(self._line, [word], [self._liveness_fd], socket.MSG_DONTWAIT)
+            socket.send_fds(self._socket, [word], [self._liveness_fd], socket.MSG_DONTWAIT)
         except OSError as e:
-            self._gone(str(e.strerror))
+            self._fail(str(e.strerror))
 
     def _start(self) -> None:
         self._start_at_ns = None
@@ -108,42 +108,42 @@ class ForkServer:
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                self._line = ours
+                self._socket = ours
                 number = theirs.fileno()
                 command = [sys.executable, "-P", "-m", "actors", str(number), ",".join(self._kinds)]
                 self._child = spawn_process(command, self._environ, self._liveness_fd, number)
             self._send_setup()
         except OSError as e:
             # No descriptor, process or memory. Children are spawned instead.
-            self._gone(str(e.strerror))
+            self._fail(str(e.strerror))
 
     def poll(self) -> None:
         """Detect that the fork server became ready or died, and start the next one when it is due."""
-        if self._line is not None:
+        if self._socket is not None:
             try:
-                said = self._line.recv(1, socket.MSG_DONTWAIT)
+                message = self._socket.recv(1, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 if self.is_starting and self._clock.monotonic_ns() > self._ready_by_ns:
-                    self._gone(f"not ready within {READY_S:g} s")
+                    self._fail(f"not ready within {READY_S:g} s")
             except OSError as e:
-                self._gone(str(e.strerror))
+                self._fail(str(e.strerror))
             else:
-                if said:
+                if message:
                     self.is_ready, self._pause_s = True, PAUSE_S
                 else:
-                    self._gone("the fork server exited")
+                    self._fail("the fork server exited")
         elif self._start_at_ns is not None and self._start_at_ns <= self._clock.monotonic_ns():
             self._start()
 
-    def fork(self, order: ForkRequest) -> ChildProcess | None:
+    def fork(self, request: ForkRequest) -> ChildProcess | None:
         """Fork a child for this request.
 
         Returns None if the fork server cannot do it: the caller spawns the child instead. Never raises: an
         error here ends the fork server, not the child.
         """
-        if self._line is None or not self.is_ready:
+        if self._socket is None or not self.is_ready:
             return None
-        message = msgspec.msgpack.encode(order)
+        message = msgspec.msgpack.encode(request)
         if len(message) > FORK_REQUEST_BYTES_MAX:
             return None
         try:
@@ -153,7 +153,7 @@ class ForkServer:
         child = None
         try:
             with theirs:
-                socket.send_fds(self._line, [b"f"], [theirs.fileno()], socket.MSG_DONTWAIT)
+                socket.send_fds(self._socket, [b"f"], [theirs.fileno()], socket.MSG_DONTWAIT)
             ours.settimeout(FORK_S)
             pid = int(ours.recv(PID_BYTES_MAX))
             # The child sends its pid after its first parent has exited. From then on only the supervisor
@@ -166,7 +166,7 @@ class ForkServer:
             if child is not None:
                 child.send_signal(signal.SIGKILL)
                 child.reap()
-            self._gone(f"no child: {e}")
+            self._fail(f"no child: {e}")
             return None
         finally:
             ours.close()
@@ -177,7 +177,7 @@ class ForkServer:
         self._end()
         self._start_at_ns = None
 
-    def _gone(self, why: str) -> None:
+    def _fail(self, why: str) -> None:
         self._end()
         log_event(
             log,
@@ -191,9 +191,9 @@ class ForkServer:
 
     def _end(self) -> None:
         self.is_ready = False
-        if self._line is not None:
-            self._line.close()
-            self._line = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
         if self._child is not None:
             self._child.send_signal(signal.SIGKILL)
             self._child.reap()

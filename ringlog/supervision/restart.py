@@ -33,7 +33,7 @@ from ringlog.supervision.tree import ChildSpec
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
-POISON_BOOTS = 2
+FAILED_BOOTS_MAX = 2
 RAPID_DEATH_NS = 5 * NS_PER_S
 """Earlier deaths within this time (ns) delay the next start. A single death is an accident: clients should
 not wait longer than the recovery takes."""
@@ -128,7 +128,7 @@ def decide(spec: ChildSpec, history: DeathHistory, exit: ChildExit, now_ns: int)
         return GiveUp("fenced: another process holds the lock of this child")
     if exit.status == ExitCode.CORRUPT:
         return GiveUp("stored data is damaged; see the log, then `ringlog verify`")
-    if history.failed_boots >= POISON_BOOTS:
+    if history.failed_boots >= FAILED_BOOTS_MAX:
         return GiveUp(f"cannot boot: failed {history.failed_boots} times in a row without ever being ready")
     deaths = len(history.deaths_ns)
     if deaths > spec.restart_max:
@@ -137,12 +137,12 @@ def decide(spec: ChildSpec, history: DeathHistory, exit: ChildExit, now_ns: int)
     return RestartAt(now_ns + delay_ms * NS_PER_MS) if delay_ms else RestartNow()
 
 
-def read_only_probe_ms(latches: int) -> int:
+def read_only_probe_ms(read_only_starts: int) -> int:
     """Return the wait in ms before a read-only shard checks whether the directory is writable again.
 
-    `latches` counts the consecutive read-only starts, from 1. The wait doubles with each.
+    `read_only_starts` counts the consecutive read-only starts, from 1. The wait doubles with each.
     """
-    doublings = min(max(latches - 1, 0), READ_ONLY_PROBE_MS_MAX.bit_length())
+    doublings = min(max(read_only_starts - 1, 0), READ_ONLY_PROBE_MS_MAX.bit_length())
     return min(READ_ONLY_PROBE_MS_MIN << doublings, READ_ONLY_PROBE_MS_MAX)
 
 

@@ -104,10 +104,10 @@ class RingManager:
         self._rings: list[dict[str, ManagedRing]] = [{} for _ in range(shards)]
         self._links: list[ShardControlLink | None] = [None] * shards
         self._failed: list[str] = [""] * shards
-        self._asked: list[dict[int, str]] = [{} for _ in range(shards)]
+        self._requests: list[dict[int, str]] = [{} for _ in range(shards)]
         self._pidfds: dict[int, int] = {}  # pid -> pidfd of clients that are watched for their death
         self._made = 0
-        self._next_look_ns = 0
+        self._next_poll_ns = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._rings))
@@ -155,9 +155,9 @@ class RingManager:
         and possibly the wrong one: the pid may have been reused before the supervisor opened it.
         """
         now = self._clock.monotonic_ns()
-        if now < self._next_look_ns:
+        if now < self._next_poll_ns:
             return
-        self._next_look_ns = now + LOCK_POLL_NS
+        self._next_poll_ns = now + LOCK_POLL_NS
         for ring in self:
             if ring.phase != RingPhase.LEAVING:
                 self._check_producer_lock(ring, now)
@@ -221,30 +221,30 @@ class RingManager:
             ) from None  # fmt: skip
         return ring
 
-    def _size_for(self, asked: int) -> int:
-        """Return the size in bytes of a ring for which a client requested `asked` bytes; 0 = a first ring."""
-        wanted = min(asked or RING_BYTES_FIRST, max(self._settings.ring_bytes, RING_BYTES_MIN))
+    def _size_for(self, requested: int) -> int:
+        """Return the size in bytes of a ring for a client that requested this size; 0 = a first ring."""
+        wanted = min(requested or RING_BYTES_FIRST, max(self._settings.ring_bytes, RING_BYTES_MIN))
         if wanted <= RING_BYTES_FIRST:
             return wanted
         facts = os.statvfs(self._shm_dir)
         room = facts.f_bavail * facts.f_frsize // RING_ROOM_FRACTION
         return max(RING_BYTES_FIRST, min(wanted, room))
 
-    def _watch(self, pid: int, born: int) -> int:
+    def _watch(self, pid: int, started: int) -> int:
         """Watch a client process for its death.
 
         Returns its pid, or 0 if only the producer's lock can show that the client has left. A client in
         another pid namespace has other pids. The same number may be another process here, whose death must
         not remove the client's rings.
         """
-        if pid <= 0 or born <= 0:
+        if pid <= 0 or started <= 0:
             return 0
         if pid not in self._pidfds:
             try:
                 self._pidfds[pid] = os.pidfd_open(pid)
             except OSError:
                 return 0
-        if process_started_ticks(pid) == born:
+        if process_started_ticks(pid) == started:
             return pid
         if not any(ring.pid == pid for ring in self):
             os.close(self._pidfds.pop(pid))
@@ -277,7 +277,7 @@ class RingManager:
     def shard_down(self, shard: int) -> None:
         """Close the link to a dead incarnation. Its rings wait for the successor."""
         link, self._links[shard] = self._links[shard], None
-        self._asked[shard].clear()
+        self._requests[shard].clear()
         if link is not None:
             link.close()
 
@@ -297,15 +297,15 @@ class RingManager:
 
     def handle_reply(self, shard: int, corr: int, message: Message) -> None:
         """Handle a shard's reply about a ring."""
-        asked = self._asked[shard].pop(corr, "")
+        name = self._requests[shard].pop(corr, "")
         if isinstance(message, RingAttached):
             self._attached(shard, message.ring)
         elif isinstance(message, RingDetached):
             ring = self._rings[shard].get(message.ring)
             if ring is not None and ring.phase == RingPhase.LEAVING:
                 self._remove(ring)
-        elif isinstance(message, ErrorReply) and asked:
-            self._refused(shard, asked, message)
+        elif isinstance(message, ErrorReply) and name:
+            self._refused(shard, name, message)
 
     def _attached(self, shard: int, name: str) -> None:
         ring = self._rings[shard].get(name)
@@ -320,10 +320,10 @@ class RingManager:
         ring = self._rings[shard].get(name)
         if ring is not None:
             self._answer(ring, error)
-            self._tell_producer(ring)
+            self._notify_producer(ring)
             self._remove(ring)
 
-    def _tell_producer(self, ring: ManagedRing) -> None:
+    def _notify_producer(self, ring: ManagedRing) -> None:
         """Mark the ring closed. A producer that attached already would otherwise push forever, unread."""
         mark_consumer_closed(self._path(ring.name))
         bell = BellRinger(self._path(ring.bell))
@@ -354,7 +354,7 @@ class RingManager:
     def _ask(self, ring: ManagedRing, link: ShardControlLink, message: Message) -> None:
         corr = link.send(message)
         if corr:
-            self._asked[ring.shard][corr] = ring.name
+            self._requests[ring.shard][corr] = ring.name
         else:
             # The high-water mark exceeds two messages for each of the most rings. This shard has therefore
             # not read for long. The supervisor will detect that it is stuck and restart it, and its successor

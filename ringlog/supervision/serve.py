@@ -65,15 +65,17 @@ def serve(
         os.umask(hardening.UMASK)  # Before any file is created. A check of settings creates none.
         _prepare_process(config)
         environ = os.environ if environ is None else environ
-        forks = ForkServer(build_tree(config).kinds, environ=child_environment(environ), clock=SystemClock())
-        forks.fork_forkserver()
+        fork_server = ForkServer(
+            build_tree(config).kinds, environ=child_environment(environ), clock=SystemClock()
+        )
+        fork_server.fork_forkserver()
         try:
             _open_log(loaded)
             return run_engine(
-                config, forks, environ=environ, on_ready=lambda info: _print_banner(info, loaded)
+                config, fork_server, environ=environ, on_ready=lambda info: _print_banner(info, loaded)
             )
         finally:
-            forks.stop()
+            fork_server.stop()
     except ConfigError as e:
         _print_error(e)
         return EXIT_USAGE

@@ -64,19 +64,19 @@ class CpuStarvation:
         """Forget all samples. The caller calls this when the child shows progress."""
         self._since = None
 
-    def is_starved(self, sight: CpuSample | None, now_ns: int) -> bool:
+    def is_starved(self, sample: CpuSample | None, now_ns: int) -> bool:
         """Return whether the child waits for a CPU.
 
         The result is True until a whole window is measured, and after that while the child's share of one CPU
-        is below SHARE_MIN. `sight` None (the process has exited) gives False. `now_ns` is monotonic.
+        is below SHARE_MIN. `sample` None (the process has exited) gives False. `now_ns` is monotonic.
         """
-        if sight is None or not sight.wants_cpu:
+        if sample is None or not sample.wants_cpu:
             return False
         if self._since is None:
-            self._since = now_ns, sight.used_ns
+            self._since = now_ns, sample.used_ns
             return True
         begun_ns, used_ns = self._since
         if now_ns - begun_ns < WINDOW_NS:
             return True
-        self._since = now_ns, sight.used_ns
-        return sight.used_ns - used_ns < SHARE_MIN * (now_ns - begun_ns)
+        self._since = now_ns, sample.used_ns
+        return sample.used_ns - used_ns < SHARE_MIN * (now_ns - begun_ns)

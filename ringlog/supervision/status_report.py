@@ -19,51 +19,53 @@ INSTANCE = "instance"
 _QUEUES = set(QueueField) - {QueueField.EXHAUSTED}
 
 
-def pressure_status(wards: Sequence[ChildState], now_ns: int) -> list[PressureStatus]:
+def pressure_status(children: Sequence[ChildState], now_ns: int) -> list[PressureStatus]:
     """Return the pressure of the whole engine, then of each shard. Without schedulers: of the shards only."""
-    found = [(ward.spec.name, ward.slot) for ward in wards if ward.spec.kind == WAL_SHARD]
-    schedulers = _schedulers(wards)
+    found = [(child.spec.name, child.slot) for child in children if child.spec.kind == WAL_SHARD]
+    schedulers = _schedulers(children)
     of_shards = [_pressure(name, page, now_ns) for name, page in found]
     if not schedulers:
         return of_shards
     throttled = sum(
-        ward.slot.get(GovernorField.THROTTLED) for ward in wards if ward.spec.kind in {WAL_SHARD, GATEWAY}
+        child.slot.get(GovernorField.THROTTLED)
+        for child in children
+        if child.spec.kind in {WAL_SHARD, GATEWAY}
     )
     instance = msgspec.structs.replace(_pressure(INSTANCE, schedulers[0], now_ns), throttled=throttled)
     return [instance, *of_shards]
 
 
-def delivery_status(wards: Sequence[ChildState], now_ns: int) -> DeliveryStatus | None:
+def delivery_status(children: Sequence[ChildState], now_ns: int) -> DeliveryStatus | None:
     """Return the sums over all schedulers with a fresh heartbeat. None if no scheduler is configured."""
-    schedulers = _schedulers(wards)
+    schedulers = _schedulers(children)
     if not schedulers:
         return None
-    living = [page for page in schedulers if pressure.is_heartbeat_fresh(page, now_ns)]
+    alive = [page for page in schedulers if pressure.is_heartbeat_fresh(page, now_ns)]
     return DeliveryStatus(
         ready_by_band=[
-            sum(page.get(SchedulerField.BAND_LOWEST + band) for page in living) for band in range(BANDS)
+            sum(page.get(SchedulerField.BAND_LOWEST + band) for page in alive) for band in range(BANDS)
         ],
-        standing=sum(page.get(SchedulerField.STANDING) for page in living),
-        links=sum(page.get(SchedulerField.LINKS) for page in living),
-        subscriptions=sum(page.get(SchedulerField.SUBSCRIPTIONS) for page in living),
-        feeds=sum(page.get(SchedulerField.FEEDS) for page in living),
-        turns_told=sum(page.get(SchedulerField.GRANTS_SENT) for page in living),
-        latency_s=max((page.get(SchedulerField.LATENCY_NS) for page in living), default=0) / NS_PER_S,
-        lag_s=max((page.get(SchedulerField.LAG_MS) for page in living), default=0) / 1_000,
+        standing=sum(page.get(SchedulerField.STANDING) for page in alive),
+        links=sum(page.get(SchedulerField.LINKS) for page in alive),
+        subscriptions=sum(page.get(SchedulerField.SUBSCRIPTIONS) for page in alive),
+        feeds=sum(page.get(SchedulerField.FEEDS) for page in alive),
+        turns_told=sum(page.get(SchedulerField.GRANTS_SENT) for page in alive),
+        latency_s=max((page.get(SchedulerField.LATENCY_NS) for page in alive), default=0) / NS_PER_S,
+        lag_s=max((page.get(SchedulerField.LAG_MS) for page in alive), default=0) / 1_000,
     )
 
 
-def queues_status(wards: Sequence[ChildState]) -> QueuesStatus:
+def queues_status(children: Sequence[ChildState]) -> QueuesStatus:
     """Return the queue counters, summed over all shards."""
-    pages = [ward.slot for ward in wards if ward.spec.kind == WAL_SHARD]
+    pages = [child.slot for child in children if child.spec.kind == WAL_SHARD]
     return QueuesStatus(
         **{word.name.lower(): sum(page.get(word) for page in pages) for word in QueueField if word in _QUEUES}
     )
 
 
-def groups_status(wards: Sequence[ChildState]) -> GroupsStatus:
+def groups_status(children: Sequence[ChildState]) -> GroupsStatus:
     """Return the consumer group counters, summed over all shards. `floor_age_s` is the maximum."""
-    pages = [ward.slot for ward in wards if ward.spec.kind == WAL_SHARD]
+    pages = [child.slot for child in children if child.spec.kind == WAL_SHARD]
     return GroupsStatus(
         groups=sum(page.get(ConsumerGroupField.GROUPS) for page in pages),
         lag=sum(page.get(ConsumerGroupField.LAG) for page in pages),
@@ -73,15 +75,16 @@ def groups_status(wards: Sequence[ChildState]) -> GroupsStatus:
     )
 
 
-def _schedulers(wards: Sequence[ChildState]) -> list[ProcessSlot]:
-    return [ward.slot for ward in wards if ward.spec.kind == SCHEDULER]
+def _schedulers(children: Sequence[ChildState]) -> list[ProcessSlot]:
+    return [child.slot for child in children if child.spec.kind == SCHEDULER]
 
 
 def _pressure(name: str, page: ProcessSlot, now_ns: int) -> PressureStatus:
-    said = pressure.read(page, now_ns)
+    reading = pressure.read(page, now_ns)
     is_instance = name == INSTANCE
     return PressureStatus(
-        of=name, pressure=said.pressure, step=said.step.name.lower(), busy=said.busy,
-        fill=0.0 if is_instance else said.fill, delivery=said.fill if is_instance else 0.0,
-        latency_s=said.latency_ns / NS_PER_S, throttled=said.refused, waited_s=said.waited_ns / NS_PER_S,
+        of=name, pressure=reading.pressure, step=reading.step.name.lower(), busy=reading.busy,
+        fill=0.0 if is_instance else reading.fill, delivery=reading.fill if is_instance else 0.0,
+        latency_s=reading.latency_ns / NS_PER_S, throttled=reading.refused,
+        waited_s=reading.waited_ns / NS_PER_S,
     )  # fmt: skip

@@ -22,7 +22,7 @@ class ConfiguredTopics:
     def __init__(self, tables: Mapping[str, Mapping[str, Any]], shards: int) -> None:
         self._tables = tables
         self._missing: list[set[str]] = [set() for _ in range(shards)]
-        self._asked: list[dict[int, str]] = [{} for _ in range(shards)]
+        self._requests: list[dict[int, str]] = [{} for _ in range(shards)]
         for name in tables:
             # The home shard of the name creates the topic, with an id that hashes to the same shard.
             home = xxhash.xxh3_64_intdigest(name.encode("utf-8", "surrogatepass")) % shards
@@ -33,11 +33,11 @@ class ConfiguredTopics:
         requests = {
             name: TopicPut(name, dict(self._tables[name]), mode="create") for name in self._missing[shard]
         }
-        self._asked[shard] = {link.send(request): name for name, request in sorted(requests.items())}
+        self._requests[shard] = {link.send(request): name for name, request in sorted(requests.items())}
 
     def handle_reply(self, shard: int, corr: int, message: Message) -> None:
         """Handle a shard's reply. Replies to other requests are ignored."""
-        name = self._asked[shard].pop(corr, "")
+        name = self._requests[shard].pop(corr, "")
         if not name:
             return
         if isinstance(message, ErrorReply) and message.status == Status.STORAGE_READ_ONLY:

@@ -12,7 +12,7 @@ from actors.compactor.shell import NUMBERS_SHIFT
 from ringlog.config import StorageConfig
 from ringlog.envelope import messages as m
 from ringlog.errors import error_from_status
-from ringlog.segment.layout import MAKER_COMPACTOR, MAKER_SHIFT, NumberAllocator, parse_stem
+from ringlog.segment.layout import CREATOR_COMPACTOR, CREATOR_SHIFT, NumberAllocator, parse_stem
 from ringlog.segment.segment import find_segments
 from ringlog.testing.shard_world import DATA, ENGINE_ID, World
 
@@ -41,11 +41,11 @@ def workplace(world: World, **storage: Any) -> CheckpointContext:
     """Return the context of a checkpoint in this world, as a starting compactor creates it."""
     parsed = [parse_stem(stem) for stem in find_segments(world.disk, DATA)]
     numbers = [each[2] for each in parsed if each]
-    numbers.append(MAKER_COMPACTOR << MAKER_SHIFT | world.incarnation << NUMBERS_SHIFT)
+    numbers.append(CREATOR_COMPACTOR << CREATOR_SHIFT | world.incarnation << NUMBERS_SHIFT)
     return CheckpointContext(
         disk=world.disk, data_dir=DATA, engine_id=ENGINE_ID, clock=world.clock,
         storage=StorageConfig(**storage),
-        numbers=NumberAllocator(MAKER_COMPACTOR, numbers), heartbeat=lambda: None,
+        numbers=NumberAllocator(CREATOR_COMPACTOR, numbers), heartbeat=lambda: None,
     )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ def plain_body(kind: type[msgspec.Struct], known: Mapping[str, Any]) -> list[Any
 
 def _known(name: str, hint: Any, known: Mapping[str, Any]) -> Any:
     """Return the known value of a field by its name, unless its type is compound: then build a plain one."""
-    is_compound = len(_places(hint)) > 1
+    is_compound = len(_field_paths(hint)) > 1
     return _plain(hint, known) if name not in known or is_compound else known[name]
 
 
@@ -47,9 +47,9 @@ def extreme_bodies(
 ) -> Iterator[tuple[str, list[Any]]]:
     """Yield (description, body) for each place with each extreme value; description: `2.0.1=-1`."""
     plain = plain_body(kind, known)
-    for path in paths_of(kind):
+    for field_path in paths_of(kind):
         for name, value in extremes.items():
-            yield f"{'.'.join(map(str, path))}={name}", _with(plain, path, value)
+            yield f"{'.'.join(map(str, field_path))}={name}", _with(plain, field_path, value)
 
 
 def paths_of(kind: type[msgspec.Struct]) -> list[Path]:
@@ -58,19 +58,19 @@ def paths_of(kind: type[msgspec.Struct]) -> list[Path]:
     return [
         (n, *path)
         for n, field in enumerate(msgspec.structs.fields(kind))
-        for path in _places(hints[field.name])
+        for path in _field_paths(hints[field.name])
     ]
 
 
-def _places(hint: Any) -> list[Path]:
+def _field_paths(hint: Any) -> list[Path]:
     kind = _bare(hint)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return [(), *paths_of(kind)]
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is list:
-        return [(), *((0, *path) for path in _places(parts[0]))]
+        return [(), *((0, *path) for path in _field_paths(parts[0]))]
     if origin is tuple:
-        return [(), *((n, *path) for n, part in enumerate(parts) for path in _places(part))]
+        return [(), *((n, *path) for n, part in enumerate(parts) for path in _field_paths(part))]
     return [()]
 
 

@@ -63,7 +63,7 @@ class FakeScheduler:
 class FakeDeliveryHost:
     """Implements link.delivery.Host, and the links that it needs."""
 
-    def __init__(self, schedulers: int = 1, give_back_ns: int = RETURN_DELAY_NS) -> None:
+    def __init__(self, schedulers: int = 1, return_delay_ns: int = RETURN_DELAY_NS) -> None:
         self.clock, self.timers = ManualClock(), Timers()
         self.expected: list[int] = []
         self.shard_requests: list[tuple[int, Any, Pending[PeerReply]]] = []
@@ -71,7 +71,7 @@ class FakeDeliveryHost:
         self.fake_schedulers = [FakeScheduler() for _ in range(schedulers)]
         self.links: Any = self
         self.schedulers, self.shards, self.transport = schedulers, 4, "ring"
-        self.delivery = Delivery(self, give_back_ns)
+        self.delivery = Delivery(self, return_delay_ns)
 
     def scheduler(self, number: int) -> FakeScheduler:
         """Return one of the fake schedulers."""
@@ -113,7 +113,7 @@ class FakeDeliveryHost:
         self.clock.advance(seconds)
         self.timers.fire(self.clock.monotonic_ns())
 
-    def give_grants(self, *rows: tuple[int, ...], scheduler: int = 0) -> None:
+    def deliver_grants(self, *rows: tuple[int, ...], scheduler: int = 0) -> None:
         """Deliver grants from a scheduler: rows of (subscription, feed, until), or complete rows."""
         full = [list(row) + [0] * (8 - len(row)) for row in rows]
         data = np.array(full, dtype=np.uint64).tobytes()

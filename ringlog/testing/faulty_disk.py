@@ -114,13 +114,13 @@ class FaultyDisk(WrappedDisk):
         act = super().open_read
         return self._pass("open", "open_read", path, lambda: act(path), changes=False)
 
-    def open_cut(self, path: str) -> int:
-        act = super().open_cut
-        return self._pass("open", "open_cut", path, lambda: act(path), changes=False)
+    def open_for_truncate(self, path: str) -> int:
+        act = super().open_for_truncate
+        return self._pass("open", "open_for_truncate", path, lambda: act(path), changes=False)
 
-    def open_marks(self, path: str) -> int:
-        act = super().open_marks
-        return self._pass("open", "open_marks", path, lambda: act(path), changes=False)
+    def open_for_overwrite(self, path: str) -> int:
+        act = super().open_for_overwrite
+        return self._pass("open", "open_for_overwrite", path, lambda: act(path), changes=False)
 
     def close(self, fd: int) -> None:
         if self.halted:

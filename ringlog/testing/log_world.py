@@ -31,7 +31,7 @@ from ringlog.errors import InvariantViolation, NotReady, TopicNotFound, UsageErr
 from ringlog.frame.layout import Column
 from ringlog.link.futures import Pending, Steps, resolved, run_steps
 from ringlog.link.protocol import ShardWatermarks
-from ringlog.segment.layout import DATA, MAKER_COMPACTOR
+from ringlog.segment.layout import CREATOR_COMPACTOR, DATA
 from ringlog.segment.segment import Segment
 from ringlog.segment.writer import SegmentWriter
 from ringlog.storage.disk import RealDisk
@@ -173,14 +173,14 @@ class LogWorld:
 
     def _write_segment(self, extents: Sequence[Extent], after: int, compression: str) -> None:
         self._numbers += 1
-        number = MAKER_COMPACTOR << 48 | self._numbers
+        number = CREATOR_COMPACTOR << 48 | self._numbers
         writer = SegmentWriter(
             self.disk, self.data_dir, number=number, salt=1000 + self._numbers, shard=0, shards=1,
             engine_id=b"e" * 16, created_us=TS_US, compression=compression, compression_min_bytes=64,
         )  # fmt: skip
         reader = TopicReader(
             self._located(list(extents)), after, data_dir=self.data_dir, shm_dir=self.shm_dir,
-            disk=self.disk, marks=lambda _: LogHighWatermark(*self._mark), cold_dir=self._cold_root,
+            disk=self.disk, read_watermark=lambda _: LogHighWatermark(*self._mark), cold_dir=self._cold_root,
         )  # fmt: skip
         runs = []
         while isinstance(run := reader.next_run(self.head_seq), FrameRun):

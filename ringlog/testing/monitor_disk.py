@@ -112,17 +112,17 @@ class MonitorDisk(WrappedDisk):
         self._files[path] = _Facts(self._incarnation)
         return fd
 
-    def open_cut(self, path: str) -> int:
-        fd = super().open_cut(path)
+    def open_for_truncate(self, path: str) -> int:
+        fd = super().open_for_truncate(path)
         self._cuts.add(fd)
         return fd
 
-    def open_marks(self, path: str) -> int:
+    def open_for_overwrite(self, path: str) -> int:
         if not path.endswith(DEL) and parse_register_name(path.rpartition("/")[2]) is None:
             raise SyncOrderViolation(
                 f"{path} is opened to be changed by an incarnation which did not make it"
             )
-        fd = super().open_marks(path)
+        fd = super().open_for_overwrite(path)
         # Deletion marks and the register of a log outlive the incarnation that created the file: each later
         # one writes to them. The durability of the name does not change.
         before = self._files.get(path)

@@ -135,7 +135,7 @@ class TestEngine:
             self.kill("supervisor")
             raise RequestTimeout("the engine did not stop", timeout_s=timeout, log=self._log_tail()) from None
         finally:
-            self._clear(shm_dir)
+            self._remove_leftovers(shm_dir)
             self._process = None
         return status
 
@@ -163,7 +163,7 @@ class TestEngine:
         shm_dir = self._shm_dir()
         self.crash()
         self._process = None
-        self._clear(shm_dir)
+        self._remove_leftovers(shm_dir)
 
     def kill(self, kind: str, *, shard: int = 0) -> int:
         """Kill one process with SIGKILL and return its pid.
@@ -267,7 +267,7 @@ class TestEngine:
         except (NotConnected, UsageError):  # UsageError: a test removed the disk.
             return self._shm_dir_known
 
-    def _clear(self, shm_dir: str) -> None:
+    def _remove_leftovers(self, shm_dir: str) -> None:
         """Kill all processes of this engine and remove its shared memory."""
         left = [pid for pid in _processes_of(self.data_dir) if pid != os.getpid()]
         for pid in left:

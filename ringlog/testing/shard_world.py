@@ -47,7 +47,7 @@ from ringlog.storage.disk import Disk
 from ringlog.storage.layout import WAL_FLAG_PREV_ORDERLY, WalHeader, pack_file
 from ringlog.storage.reader import LogHighWatermark
 from ringlog.storage.record_index import StoredRecordIndex
-from ringlog.storage.wal import PreparedFile, StreamIdentity, WalWriter
+from ringlog.storage.wal import PreparedFile, ShardLogIdentity, WalWriter
 from ringlog.testing.clock import ManualClock
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.topic.state import ShardTopic
@@ -68,7 +68,7 @@ class ShardRunEnded(RuntimeError):
     """The run does not exist: the shard was killed or stopped."""
 
 
-class Unanswered(AssertionError):
+class NoReply(AssertionError):
     """A running shard received a request and sent no reply."""
 
 
@@ -127,7 +127,7 @@ class ShardRun:
         self.volatile: dict[int, bytearray] = {}
         self.writer = WalWriter(
             self.disk,
-            StreamIdentity(
+            ShardLogIdentity(
                 DATA,
                 f"{DATA}/wal/shard-{shard:02d}",
                 shard,
@@ -158,7 +158,7 @@ class ShardRun:
             ev.WriteBatch: self._write_group,
             ev.WriteVolatile: self._write_volatile,
             ev.Sync: self._sync,
-            ev.QueryLedger: self._consult,
+            ev.QueryStorage: self._query_storage,
             ev.Flush: self._flush,
             ev.PrepareFile: self._prepare,
             ev.OpenFile: self._open,
@@ -180,7 +180,7 @@ class ShardRun:
         if not is_read_only:
             self.directory = make_stream(self.disk, DATA, self.shard)
         marks = world.marks[self.shard]
-        replay = Replay(core.identity, core.directory, world.is_lenient, sealed=core.checkpoint.sealed)
+        replay = Replay(core.identity, core.directory, world.is_lenient, segments=core.checkpoint.segments)
         recovery = Recovery(
             self.disk, DATA, replay, shard=self.shard, shards=world.shards, incarnation=self.incarnation,
             boot_incarnation=world.boot_incarnation, boot_id=world.boot_id, engine_id=ENGINE_ID,
@@ -192,7 +192,7 @@ class ShardRun:
         core.log_files.salts.update(recovery.salts)
         core.log_files.stops.update(recovery.stops)
         core.log_files.holes.update(recovery.holes)
-        core.log_files.foreign.update(self.found.foreign)
+        core.log_files.other_layout_files.update(self.found.other_layout_files)
         found = self.found
         if is_read_only:
             core.begin_read_only(
@@ -204,7 +204,7 @@ class ShardRun:
         core.checkpoint.restore(
             found.number, found.waiting, found.changed, found.listed, has_base=found.has_base
         )
-        effects = core.begin(found.group, found.prev, found.settled, found.damaged, found.halts)
+        effects = core.begin(found.batch, found.prev, found.settled, found.damaged, found.halts)
         while core.phase is ShardPhase.RECOVERING:
             completions = self._do(effects)
             if len(completions) == 1:
@@ -229,7 +229,7 @@ class ShardRun:
         completions: list[Any] = [self._tick()]
         for effect in effects:
             completion = self._perform[type(effect)](effect)
-            self.world.watch(self.shard, effect)
+            self.world.effect_observer(self.shard, effect)
             if completion is not None:
                 completions.append(completion)
         return completions
@@ -295,8 +295,8 @@ class ShardRun:
         self.writer.sync()
         return ev.Synced()
 
-    def _consult(self, effect: ev.QueryLedger) -> ev.LedgerQueried:
-        return ev.LedgerQueried(
+    def _query_storage(self, effect: ev.QueryStorage) -> ev.StorageQueried:
+        return ev.StorageQueried(
             [answer_question(question, self._ledger.for_topic) for question in effect.questions]
         )
 
@@ -417,7 +417,7 @@ class World:
     has_cold: bool = False
     """Whether there is a cold store, and a relocator that moves segments to it."""
     clock: ManualClock = field(default_factory=ManualClock)
-    watch: EffectObserver = lambda shard, effect: None
+    effect_observer: EffectObserver = lambda shard, effect: None
     disk_of: Callable[[int], Disk] | None = None
     """Returns the disk of an incarnation, if each incarnation has its own (for a Monitor)."""
     cold: str = ""
@@ -522,7 +522,7 @@ class World:
         self._corr += 1
         run.step(run.request(self._corr, message, attachment))
         if self._corr not in run.replies:
-            raise Unanswered(f"{type(message).__name__} got no answer")
+            raise NoReply(f"{type(message).__name__} got no answer")
         return run.replies.pop(self._corr)
 
     def request(self, message: Any, attachment: bytearray | None = None) -> Any:

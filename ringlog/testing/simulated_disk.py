@@ -85,13 +85,13 @@ class SimulatedDisk:
     def open_read(self, path: str) -> int:
         return self._open(path, self._node("open_read", path), writable=False)
 
-    def open_cut(self, path: str) -> int:
-        fd = self._open(path, self._node("open_cut", path), writable=True)
+    def open_for_truncate(self, path: str) -> int:
+        fd = self._open(path, self._node("open_for_truncate", path), writable=True)
         self._handles[fd].is_truncate_only = True
         return fd
 
-    def open_marks(self, path: str) -> int:
-        fd = self._open(path, self._node("open_marks", path), writable=True)
+    def open_for_overwrite(self, path: str) -> int:
+        fd = self._open(path, self._node("open_for_overwrite", path), writable=True)
         self._handles[fd].in_place = True
         return fd
 
@@ -126,7 +126,7 @@ class SimulatedDisk:
         if not handle.writable:
             raise disk_error(call, handle.path, errno.EBADF)
         if handle.is_truncate_only and call != "truncate":
-            raise _adds(handle.path, call)
+            raise _must_not_grow(handle.path, call)
         self._changed()
         return handle.node
 
@@ -154,7 +154,7 @@ class SimulatedDisk:
     def truncate(self, fd: int, length: int) -> None:
         handle = self._handle(fd)
         if handle.is_truncate_only and length > len(handle.node.shown):
-            raise _adds(handle.path, "truncate")
+            raise _must_not_grow(handle.path, "truncate")
         self._writable(fd, "truncate").change(length, None)
 
     def write_back(self, fd: int, offset: int, length: int) -> None:
@@ -442,8 +442,10 @@ def _split(path: str) -> tuple[str, str]:
     return posixpath.dirname(path), posixpath.basename(path)
 
 
-def _adds(path: str, call: str) -> InvariantViolation:
-    return InvariantViolation("file was opened with open_cut and must not grow", call=call, path=path)
+def _must_not_grow(path: str, call: str) -> InvariantViolation:
+    return InvariantViolation(
+        "file was opened with open_for_truncate and must not grow", call=call, path=path
+    )
 
 
 def _names_kept(directory: DirectoryNode, damage: PowerLossDamage | None, rng: random.Random) -> int:

@@ -22,11 +22,11 @@ class WrappedDisk:
     def open_read(self, path: str) -> int:
         return self._opened(self.inner.open_read(path), path)
 
-    def open_cut(self, path: str) -> int:
-        return self._opened(self.inner.open_cut(path), path)
+    def open_for_truncate(self, path: str) -> int:
+        return self._opened(self.inner.open_for_truncate(path), path)
 
-    def open_marks(self, path: str) -> int:
-        return self._opened(self.inner.open_marks(path), path)
+    def open_for_overwrite(self, path: str) -> int:
+        return self._opened(self.inner.open_for_overwrite(path), path)
 
     def close(self, fd: int) -> None:
         self.paths.pop(fd, None)

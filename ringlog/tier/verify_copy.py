@@ -78,10 +78,10 @@ def verify_data_part(
         raise CorruptData("data part has another size than its header says", file=path, bytes=size,
                           expected=header.data_bytes)  # fmt: skip
     count = records = 0
-    for stretch in verify_frames(read, path, header.salt, DATA_HEADER_BYTES, size):
-        count += len(stretch.batch)
-        records += int(frames.counts_of(stretch.batch.words).sum())
-        progress(stretch.batch.stop)
+    for window in verify_frames(read, path, header.salt, DATA_HEADER_BYTES, size):
+        count += len(window.batch)
+        records += int(frames.counts_of(window.batch.words).sum())
+        progress(window.batch.stop)
     if (count, records) != (header.frames, header.records):
         raise CorruptData("data part has other frames than its header says", file=path, frames=count,
                           records=records)  # fmt: skip

@@ -167,19 +167,19 @@ _first_of = attrgetter("first")
 class ProducerTable:
     """All producers of one topic, the one with the longest silence first."""
 
-    __slots__ = ("_by_id", "_lone", "_lone_id", "_most", "_sessions")
+    __slots__ = ("_by_id", "_most", "_sessions", "_single", "_single_id")
 
     def __init__(self, most: int = PRODUCERS_PER_TOPIC_MAX) -> None:
         self._most = most
         self._by_id: OrderedDict[int, ProducerHistory] | None = None
         """None while there is at most one producer, as in most topics."""
-        self._lone_id = 0
-        self._lone: ProducerHistory | None = None
+        self._single_id = 0
+        self._single: ProducerHistory | None = None
         self._sessions = 0
 
     def __len__(self) -> int:
         if self._by_id is None:
-            return 0 if self._lone is None else 1
+            return 0 if self._single is None else 1
         return len(self._by_id)
 
     def get(self, producer_id: int) -> ProducerHistory | None:
@@ -188,7 +188,7 @@ class ProducerTable:
 
     def _find(self, producer_id: int) -> ProducerHistory | None:
         if self._by_id is None:
-            return self._lone if producer_id == self._lone_id else None
+            return self._single if producer_id == self._single_id else None
         return self._by_id.get(producer_id)
 
     @property
@@ -216,17 +216,17 @@ class ProducerTable:
         """Add a producer that is not in the table, with its history, as the latest one."""
         self._sessions += producer_id >= SESSION_BIT
         if self._by_id is None:
-            if self._lone is None:
-                self._lone_id, self._lone = producer_id, producer
+            if self._single is None:
+                self._single_id, self._single = producer_id, producer
                 return
-            self._by_id = OrderedDict({self._lone_id: self._lone})
-            self._lone_id, self._lone = 0, None
+            self._by_id = OrderedDict({self._single_id: self._single})
+            self._single_id, self._single = 0, None
         self._by_id[producer_id] = producer
 
     def _forget_one(self) -> None:
         self._sessions -= 1
         if self._by_id is None:
-            self._lone_id, self._lone = 0, None
+            self._single_id, self._single = 0, None
             return
         oldest = next(each for each in self._by_id if each >= SESSION_BIT)
         del self._by_id[oldest]
@@ -269,5 +269,5 @@ class ProducerTable:
     def items(self) -> list[tuple[int, ProducerHistory]]:
         """Return (producer_id, history) of every producer, the one with the longest silence first."""
         if self._by_id is None:
-            return [] if self._lone is None else [(self._lone_id, self._lone)]
+            return [] if self._single is None else [(self._single_id, self._single)]
         return list(self._by_id.items())

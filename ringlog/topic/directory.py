@@ -57,7 +57,7 @@ class TopicDirectory:
         changed."""
         self.adopted: set[str] = set()
         """Names whose home is another shard, and whose topic is here, since the number of shards changed."""
-        self.foreign: dict[str, tuple[int, int]] = {}
+        self.remote_names: dict[str, tuple[int, int]] = {}
         """Names that were created under other numbers of shards -> (topic_id, epoch) of the last topic, on
         any shard."""
         self._last_id = 0

@@ -84,20 +84,20 @@ class TopicPriority:
             return self.base
         return self.base + auto_of(now_ms - self.consumed_ms)
 
-    def effective(self, now_ms: int, dirty_ms: int) -> int:
-        """Return the priority for a reader that has waited since `dirty_ms`."""
-        return self.priority(now_ms) + age_of(now_ms - dirty_ms)
+    def effective(self, now_ms: int, waiting_since_ms: int) -> int:
+        """Return the priority for a reader that has waited since `waiting_since_ms`."""
+        return self.priority(now_ms) + age_of(now_ms - waiting_since_ms)
 
-    def next_rise_ms(self, now_ms: int, dirty_ms: int) -> int | None:
-        """Return the earliest time at which a reader that waits since `dirty_ms` is in a higher band.
+    def next_rise_ms(self, now_ms: int, waiting_since_ms: int) -> int | None:
+        """Return the earliest time at which a reader that waits since `waiting_since_ms` is in a higher band.
 
         None = never. Only age raises the priority of a waiting topic. `auto` loses less in the same time, so
         at the returned time the reader is in the higher band or near it.
         """
-        age = age_of(now_ms - dirty_ms)
+        age = age_of(now_ms - waiting_since_ms)
         priority = self.priority(now_ms) + age
         band = band_of(priority)
         if band == TOP_BAND:
             return None
         reached = age + FLOORS[band] - priority
-        return dirty_ms + reached * AGE_MS_PER_POINT if reached <= AGE_MAX else None
+        return waiting_since_ms + reached * AGE_MS_PER_POINT if reached <= AGE_MAX else None

@@ -67,7 +67,7 @@ class RetentionState:
     ttl_us: int
     own_due_us: int
     """A time before which no record's own expiry is due; 0 = no record has one."""
-    held_from: int = 0
+    retained_from: int = 0
     """First position that a group still needs; 0 = none."""
     hard_records: int = 0
     hard_bytes: int = 0
@@ -78,7 +78,7 @@ class Removal:
     """What leaves a topic. A floor of 0 means no change."""
 
     __slots__ = (
-        "bytes", "cap_floor", "delete_floor", "due_us", "floor_bytes", "floor_records", "is_held",
+        "bytes", "cap_floor", "delete_floor", "due_us", "floor_bytes", "floor_records", "is_retained",
         "own_due_us", "records", "seqs", "shares", "ttl_floor",
     )  # fmt: skip
 
@@ -95,7 +95,7 @@ class Removal:
         """Those of them that leave by a floor of involuntary loss."""
         self.due_us = self.own_due_us = 0
         """Time at which the next record expires, including own expiries; 0 = never. Set by `retain` only."""
-        self.is_held = False
+        self.is_retained = False
         """A group keeps records that would have been removed otherwise. Set by `retain` only."""
         self.shares: list[tuple[int, int, int]] = []
         """The part of the removal in each volatile file: (file, records, bytes); see `attribute_to_files`."""
@@ -123,13 +123,13 @@ def retention_state(topic: ShardTopic) -> RetentionState:
         cap_bytes=config.cap_bytes if evicts else 0,
         ttl_us=config.ttl_ms * 1_000,
         own_due_us=topic.own_due_us,
-        held_from=held_from(topic)[0],
+        retained_from=retained_from(topic)[0],
         hard_records=config.hard_cap_records if evicts else 0,
         hard_bytes=config.hard_cap_bytes if evicts else 0,
     )
 
 
-def held_from(topic: ShardTopic) -> tuple[int, str]:
+def retained_from(topic: ShardTopic) -> tuple[int, str]:
     """Return the first position that a queue-mode group has not acked, and the key of the slowest group.
 
     (0, "") if caps and TTL wait for no group."""
@@ -155,9 +155,9 @@ def exceeds_cap(topic: ShardTopic, config: TopicConfig) -> bool:
     if config.discard != DISCARD_OLD:
         return False
     is_over_caps = 0 < config.cap_records < topic.staged_count or 0 < config.cap_bytes < topic.staged_bytes
-    if not is_over_caps or not topic.held_at:
+    if not is_over_caps or not topic.retained_at:
         return is_over_caps
-    first, _ = held_from(topic)
+    first, _ = retained_from(topic)
     return (
         not first
         or 0 < config.hard_cap_records < topic.staged_count
@@ -177,8 +177,8 @@ def retain(topic: RetentionState, stored: RecordIndex, now_us: int) -> Removal:
     expired = BitMap64()
     if topic.ttl_us and topic.count:
         old = min(max(stored.seek_time(now_us - topic.ttl_us), stop), topic.next_seq)
-        stop = min(old, max(topic.held_from, topic.first_seq)) if topic.held_from else old
-        found.is_held = stop < old
+        stop = min(old, max(topic.retained_from, topic.first_seq)) if topic.retained_from else old
+        found.is_retained = stop < old
     is_own_due = 0 < topic.own_due_us <= now_us
     if is_own_due or (stop > topic.first_seq and topic.dead):
         expired = stored.expired(now_us)
@@ -189,8 +189,8 @@ def retain(topic: RetentionState, stored: RecordIndex, now_us: int) -> Removal:
     gone = topic.dead | expired
     if topic.count:
         prefix = _expired_prefix(topic, stored, stop, expired, found)
-        _one_by_one(topic, stored, expired, prefix, found)
-        _by_caps(topic, stored, gone, prefix, found)
+        _remove_expired(topic, stored, expired, prefix, found)
+        _apply_caps(topic, stored, gone, prefix, found)
     found.due_us = _next_due(topic, stored, gone, max(prefix, found.cap_floor), found, now_us)
     return found
 
@@ -255,7 +255,7 @@ def _expired_prefix(
     return last + 1
 
 
-def _one_by_one(
+def _remove_expired(
     topic: RetentionState, stored: RecordIndex, expired: BitMap64, prefix: int, found: Removal
 ) -> None:
     """Remove records that expired after one that did not."""
@@ -267,18 +267,20 @@ def _one_by_one(
     found.bytes += int(sizes.sum())
 
 
-def _by_caps(topic: RetentionState, stored: RecordIndex, gone: BitMap64, prefix: int, found: Removal) -> None:
+def _apply_caps(
+    topic: RetentionState, stored: RecordIndex, gone: BitMap64, prefix: int, found: Removal
+) -> None:
     """Remove the lowest live records until both caps hold, except records that a group needs.
 
     From the first needed record on, remove records until the hard caps hold."""
     caps = topic.cap_records, topic.cap_bytes
-    if not topic.held_from:
+    if not topic.retained_from:
         _evict(topic, stored, gone, (prefix, topic.next_seq), caps, found)
     else:
-        found.is_held |= _evict(topic, stored, gone, (prefix, topic.held_from), caps, found)
+        found.is_retained |= _evict(topic, stored, gone, (prefix, topic.retained_from), caps, found)
         rest = max(prefix, found.cap_floor), topic.next_seq
         _evict(topic, stored, gone, rest, (topic.hard_records, topic.hard_bytes), found)
-    _take_back(stored, topic, found)
+    _move_to_floor(stored, topic, found)
 
 
 def _evict(
@@ -305,7 +307,7 @@ def _evict(
     return records > 0 or accounted > 0
 
 
-def _take_back(stored: RecordIndex, topic: RetentionState, found: Removal) -> None:
+def _move_to_floor(stored: RecordIndex, topic: RetentionState, found: Removal) -> None:
     """Count removed seqs below the floor of the cap as removed by the floor."""
     below = found.seqs & BitMap64(range(found.cap_floor)) if len(found.seqs) and found.cap_floor else None
     if below:
@@ -329,7 +331,7 @@ def _next_due(
                 first = int(alive.argmax())
                 at_us = int(stamps[first]) + topic.ttl_us + 1
                 # A record that waits for a group is checked again when the group advances.
-                due += [at_us] if at_us > now_us or not 0 < topic.held_from <= int(seqs[first]) else []
+                due += [at_us] if at_us > now_us or not 0 < topic.retained_from <= int(seqs[first]) else []
                 break
             at, step = at + step, max(step * 2, _STEP)
     return min(due, default=0)

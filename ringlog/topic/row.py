@@ -147,7 +147,7 @@ def _fill(topic: ShardTopic, row: _TopicRow) -> None:
     topic.count = topic.staged_count = row.count
     topic.bytes = topic.staged_bytes = row.bytes
     topic.is_reserving = bool(row.flags & IS_RESERVING)
-    topic.marked_to = row.head_seq if row.flags & HAS_MARKS else 0
+    topic.attributes_to = row.head_seq if row.flags & HAS_MARKS else 0
     topic.version = row.topic_version
     topic.cap_floor, topic.ttl_floor = row.cap_floor, row.ttl_floor
     topic.trim_floor, topic.delete_floor = row.trim_floor, row.delete_floor
@@ -175,7 +175,7 @@ def _fill(topic: ShardTopic, row: _TopicRow) -> None:
 
 
 def _flags_of(topic: ShardTopic) -> int:
-    return (IS_RESERVING if topic.is_reserving else 0) | (HAS_MARKS if topic.marked_to else 0)
+    return (IS_RESERVING if topic.is_reserving else 0) | (HAS_MARKS if topic.attributes_to else 0)
 
 
 def _pairs(flat: list[int]) -> list[tuple[int, int]]:

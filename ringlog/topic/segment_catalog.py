@@ -94,12 +94,12 @@ class SegmentCatalog:
             row = rows[0]
             topic_id = int(row["topic_id"])
             ranges = self._own.setdefault(topic_id, [])
-            held = _SegmentRange(
+            added = _SegmentRange(
                 int(row["first_seq"]), int(row["last_seq"]), ref.number, int(row["entry_start"]),
                 int(row["entry_stop"]), int(row["data_start"]), int(row["data_stop"]),
             )  # fmt: skip
-            ranges.insert(bisect_left(ranges, held), held)
-            self._span = max(self._span, held.last - held.first)
+            ranges.insert(bisect_left(ranges, added), added)
+            self._span = max(self._span, added.last - added.first)
             self._topic_of[ref.number] = topic_id
         elif len(rows):
             run = np.empty(len(rows), dtype=_RUN)
@@ -120,12 +120,12 @@ class SegmentCatalog:
         parts = [topics[~is_cut]]
         for at in np.flatnonzero(is_cut).tolist():
             row = topics[at]
-            stretches = _stretches(row, entries)
-            if len(stretches) > RANGES_PER_SEGMENT_MAX:
-                held = self._held(int(row["topic_id"]), int(row["first_seq"]) - 1)
-                if not any(each.first <= row["last_seq"] for each in held):
-                    stretches = topics[at : at + 1]
-            parts.append(stretches)
+            gapless = _gapless_rows(row, entries)
+            if len(gapless) > RANGES_PER_SEGMENT_MAX:
+                others = self._rows_above(int(row["topic_id"]), int(row["first_seq"]) - 1)
+                if not any(each.first <= row["last_seq"] for each in others):
+                    gapless = topics[at : at + 1]
+            parts.append(gapless)
         if len(parts) == 1:
             return topics
         rows = np.concatenate(parts)
@@ -171,13 +171,13 @@ class SegmentCatalog:
 
         If segments overlap, the one with the greatest number is in force.
         """
-        return [self._extent(held, first, last) for first, last, held in self._pieces(topic_id, after)]
+        return [self._extent(row, first, last) for first, last, row in self._rows_in_force(topic_id, after)]
 
     def sealed_to(self, topic_id: int) -> int:
         """Return the last position in any segment; 0 = none."""
-        return max((held.last for held in self._held(topic_id, 0)), default=0)
+        return max((row.last for row in self._rows_above(topic_id, 0)), default=0)
 
-    def tails(self, topic_ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def sealed_to_many(self, topic_ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Return (n,) `sealed_to` for each of (n,) ascending topic ids."""
         found = np.zeros(len(topic_ids), dtype=np.uint64)
         for run in self._runs:
@@ -188,18 +188,18 @@ class SegmentCatalog:
         for topic_id, ranges in self._own.items():
             at = int(np.searchsorted(topic_ids, np.uint64(topic_id)))
             if at < len(topic_ids) and int(topic_ids[at]) == topic_id:
-                found[at] = max(int(found[at]), *[held.last for held in ranges])
+                found[at] = max(int(found[at]), *[each.last for each in ranges])
         return found
 
     def covered(self, topic_id: int, after: int = 0) -> list[tuple[int, int]]:
         """Return (first, last) of the ranges above `after` that segments cover, ascending."""
-        stretches: list[tuple[int, int]] = []
-        for held in sorted(self._held(topic_id, after)):
-            if stretches and held.first <= stretches[-1][1] + 1:
-                stretches[-1] = (stretches[-1][0], max(held.last, stretches[-1][1]))
+        joined: list[tuple[int, int]] = []
+        for row in sorted(self._rows_above(topic_id, after)):
+            if joined and row.first <= joined[-1][1] + 1:
+                joined[-1] = (joined[-1][0], max(row.last, joined[-1][1]))
             else:
-                stretches.append((held.first, held.last))
-        return stretches
+                joined.append((row.first, row.last))
+        return joined
 
     def topics_of(self, number: int) -> list[int]:
         """Return the topics of this shard with records in a segment, ascending."""
@@ -208,11 +208,11 @@ class SegmentCatalog:
         found = [run["topic_id"][run["number"] == number] for run in self._runs]
         return np.unique(np.concatenate(found)).tolist() if found else []
 
-    def _held(self, topic_id: int, after: int) -> Iterator[_SegmentRange]:
+    def _rows_above(self, topic_id: int, after: int) -> Iterator[_SegmentRange]:
         """Yield the rows of a topic with positions above `after`, in any order."""
         ranges = self._own.get(topic_id, ())
         start = bisect_left(ranges, (after + 1 - self._span,)) if ranges else 0
-        yield from (held for held in ranges[start:] if held.last > after)
+        yield from (each for each in ranges[start:] if each.last > after)
         key = np.uint64(topic_id)
         for run in self._runs:
             ids = run["topic_id"]
@@ -224,14 +224,14 @@ class SegmentCatalog:
                     yield _SegmentRange(first, last, number, *places)
                 at += 1
 
-    def _pieces(self, topic_id: int, after: int) -> list[tuple[int, int, _SegmentRange]]:
+    def _rows_in_force(self, topic_id: int, after: int) -> list[tuple[int, int, _SegmentRange]]:
         """Return (first, last, row) of the rows in force, ascending and without overlap."""
-        held = sorted(self._held(topic_id, after))
-        if all(a.last < b.first for a, b in itertools.pairwise(held)):
-            return [(each.first, each.last, each) for each in held]
-        free: list[tuple[int, int]] = [(held[0].first, max(each.last for each in held))]
+        rows = sorted(self._rows_above(topic_id, after))
+        if all(a.last < b.first for a, b in itertools.pairwise(rows)):
+            return [(each.first, each.last, each) for each in rows]
+        free: list[tuple[int, int]] = [(rows[0].first, max(each.last for each in rows))]
         pieces: list[tuple[int, int, _SegmentRange]] = []
-        for each in sorted(held, key=lambda row: -row.number):
+        for each in sorted(rows, key=lambda row: -row.number):
             left: list[tuple[int, int]] = []
             for a, b in free:
                 first, last = max(a, each.first), min(b, each.last)
@@ -243,15 +243,15 @@ class SegmentCatalog:
             free = left
         return sorted(piece for piece in pieces if piece[1] > after)
 
-    def _extent(self, held: _SegmentRange, first: int, last: int) -> Extent:
-        ref = self.refs[held.number]
+    def _extent(self, row: _SegmentRange, first: int, last: int) -> Extent:
+        ref = self.refs[row.number]
         return Extent(
-            ref.stem + ".data", 0, ref.salt, held.data_start, held.data_stop, held.number, first, last,
-            held.entry_start, held.entry_stop, ref.tier,
+            ref.stem + ".data", 0, ref.salt, row.data_start, row.data_stop, row.number, first, last,
+            row.entry_start, row.entry_stop, ref.tier,
         )  # fmt: skip
 
 
-def _stretches(row: Any, entries: Rows) -> Rows:
+def _gapless_rows(row: Any, entries: Rows) -> Rows:
     """Return (m,) copies of this row, one for each range of frames without a gap."""
     start = int(row["entry_start"])
     own = entries[start : int(row["entry_stop"])]

@@ -62,7 +62,7 @@ class ShardTopic:
     own_due_us: int = 0
     """A time before which no record's own `expires_at` is due; 0 = no record has one. Not later than
     `due_us`."""
-    marked_to: int = 0
+    attributes_to: int = 0
     """Last seq that may have a `not_before` or a priority; 0 = none. Queues query the storage for them up to
     here."""
     staged_count: int = 0
@@ -71,7 +71,7 @@ class ShardTopic:
     count: int = 0
     """Number of live published records; `bytes` is their accounted size."""
     bytes: int = 0
-    held_at: int = 0
+    retained_at: int = 0
     """First seq that caps or TTL would have removed but a consumer group keeps; 0 = none."""
     is_reserving: bool = False
     """Some records have a class that a crash may lose, so seqs are reserved in advance."""

@@ -83,11 +83,11 @@ def plan_read(
     if cursor + 1 < floors.evict_floor:
         gap = Gap(cursor + 1, floors.evict_floor - 1, _eviction_reason(cursor + 1, floors))
         return _resume(gap, floors.evict_floor - 1, floors, lost)
-    due = next_lost(cursor, head, lost)
-    if due is not None and max(cursor + 1, floors.earliest_seq) >= due[0]:
-        first = max(cursor + 1, due[0])
+    next_range = next_lost(cursor, head, lost)
+    if next_range is not None and max(cursor + 1, floors.earliest_seq) >= next_range[0]:
+        first = max(cursor + 1, next_range[0])
         reason = SOURCE_TRIM if next_lost(first - 1, first, trimmed) is not None else RESTART_LOSS
-        return _resume(Gap(first, due[1], reason), due[1], floors, lost)
+        return _resume(Gap(first, next_range[1], reason), next_range[1], floors, lost)
     return _resume(None, cursor, floors, lost)
 
 

@@ -47,7 +47,7 @@ class TopicHistory:
     durability: str = ""
     is_known: bool = False
     """A snapshot row or a CREATE frame of the topic was found. Otherwise there are only records."""
-    is_gone: bool = False
+    is_deleted: bool = False
     floor: int = 1
     """One more than the highest seq that was evicted, expired, or deleted from the front."""
     head: int = 0
@@ -99,10 +99,10 @@ class TopicHistories:
         if row.dead:
             topic.removed |= BitMap64.deserialize(row.dead)
 
-    def mark_removed_topics(self, is_gone: Callable[[int], bool]) -> None:
+    def mark_removed_topics(self, is_deleted: Callable[[int], bool]) -> None:
         """Mark topics as deleted that snapshots no longer list. Call it after all log files were applied."""
         for topic in self._topics.values():
-            topic.is_gone |= is_gone(topic.topic_id)
+            topic.is_deleted |= is_deleted(topic.topic_id)
 
     def add_stored(self, report: FileReport) -> None:
         """Add the records that an engine reads from this file."""
@@ -115,12 +115,12 @@ class TopicHistories:
 
     def add_given_up(self, report: FileReport) -> None:
         """Add the records of a log file that an engine gives up, unless they are stored elsewhere."""
-        for _, topic_id, epoch, first, last in report.more["passed"]:
+        for _, topic_id, epoch, first, last in report.extra["passed"]:
             topic = self.topic(topic_id, epoch)
             topic.lost += subtract_ranges([(first, last)], merge_ranges(topic.stored))
             topic.head = max(topic.head, last)
 
-    def apply_facts(self, facts: Iterable[ControlFact]) -> list[str]:
+    def apply_control_frames(self, facts: Iterable[ControlFact]) -> list[str]:
         """Apply control frames. Returns a description of each one that cannot be applied."""
         wrong = []
         for fact in facts:
@@ -137,7 +137,7 @@ class TopicHistories:
         elif fact.type == _CONFIG:
             topic.durability = durability_of(value[1])
         elif fact.type == _DELETE:
-            topic.is_gone = True
+            topic.is_deleted = True
         elif fact.type == _EVICTED:
             topic.floor = max(topic.floor, *value[:3])
         elif fact.type == _REMOVED:
@@ -162,7 +162,7 @@ class TopicHistories:
             name = topic.name or f"topic-{topic_id:x}"
             if name not in last or last[name].epoch < topic.epoch:
                 last[name] = topic
-        return [last[name] for name in sorted(last) if last[name].is_known and not last[name].is_gone]
+        return [last[name] for name in sorted(last) if last[name].is_known and not last[name].is_deleted]
 
     def max_identities(self) -> tuple[int, int]:
         """Return the greatest topic id and the greatest epoch that occur anywhere; 0 = none."""

@@ -172,21 +172,21 @@ def combine_reports(found: Verification) -> None:
     """Add the findings of cross-checks to the reports in `found.files`, and fill topics and findings."""
     snapshots = snapshots_in_force([report for report in found.files if report.kind == "snapshot"])
     in_force = check_wal_order(found.files, snapshots)
-    segments = _existing([report for report in found.files if report.kind == "segment"], snapshots)
+    segments = _segments_in_use([report for report in found.files if report.kind == "segment"], snapshots)
     _check_identity(found.files)
     _check_counter(found.files)
     _check_listed(snapshots, segments)
     for report in snapshots:
-        for topic in report.more["topics"]:
+        for topic in report.extra["topics"]:
             if authoritative_snapshot(snapshots, topic.topic_id) is report:
                 found.histories.apply_snapshot_row(topic)
     for report in in_force:
-        for wrong in found.histories.apply_facts(report.facts):
+        for wrong in found.histories.apply_control_frames(report.control_frames):
             report.add_damage(wrong)
-    found.histories.mark_removed_topics(partial(_is_gone, snapshots))
+    found.histories.mark_removed_topics(partial(_is_deleted, snapshots))
     for report in in_force:
-        report.more["in_force"] = True
-        absorbed = partial(is_absorbed, snapshots, int(report.more["file_id"]))
+        report.extra["in_force"] = True
+        absorbed = partial(is_absorbed, snapshots, int(report.extra["file_id"]))
         report.served = {key: ranges for key, ranges in report.stored.items() if not absorbed(key[0])}
     for report in segments:
         report.served = report.stored
@@ -196,16 +196,18 @@ def combine_reports(found: Verification) -> None:
         found.histories.add_given_up(report)
     found.topics = list(found.histories.coverages())
     unreadable = [report.path for report in found.files if report.is_damaged]
-    whole = FileReport(".", "directory")
+    directory_report = FileReport(".", "directory")
     for left in found.histories.orphan_topics():
         text = f"records of topic {left.topic_id:x}, epoch {left.epoch}"
-        whole.add_remark(
+        directory_report.add_remark(
             f"{text}: the topic was deleted, and its segments are not removed yet"
-        ) if snapshots else whole.add_damage(f"{text}: the topic was never created")
+        ) if snapshots else directory_report.add_damage(f"{text}: the topic was never created")
     for topic in found.topics:
         for first, last in topic.gaps:
-            whole.add_damage(f"records {first}..{last} of {topic.topic} are missing" + _because(unreadable))
-    found.files.append(whole)
+            directory_report.add_damage(
+                f"records {first}..{last} of {topic.topic} are missing" + _because(unreadable)
+            )
+    found.files.append(directory_report)
     order = {DAMAGE: 0, UNREACHABLE: 1}
     found.findings = sorted(
         (finding for report in found.files for finding in report.findings),
@@ -213,16 +215,16 @@ def combine_reports(found: Verification) -> None:
     )
 
 
-def _is_gone(snapshots: Sequence[FileReport], topic_id: int) -> bool:
+def _is_deleted(snapshots: Sequence[FileReport], topic_id: int) -> bool:
     """Return whether a topic was deleted, according to its authoritative snapshot.
 
     The log file with the deletion may be removed before the log file with the creation. The first belongs to
     one shard, while after a change of the number of shards every shard may need the second.
     """
-    last_word = authoritative_snapshot(snapshots, topic_id)
-    if last_word is None or topic_id > last_word.more["facts"].last_id:
+    authority = authoritative_snapshot(snapshots, topic_id)
+    if authority is None or topic_id > authority.extra["facts"].last_id:
         return False
-    rows = last_word.more["topics"]
+    rows = authority.extra["topics"]
     at = bisect_left(rows, topic_id, key=lambda row: int(row.topic_id))
     return at == len(rows) or rows[at].topic_id != topic_id
 
@@ -232,8 +234,8 @@ def is_absorbed(snapshots: Sequence[FileReport], file_id: int, topic_id: int) ->
 
     An engine then does not replay the file for the topic, even while the file exists.
     """
-    last_word = authoritative_snapshot(snapshots, topic_id)
-    return last_word is not None and bool(last_word.more["facts"].absorbs(file_id))
+    authority = authoritative_snapshot(snapshots, topic_id)
+    return authority is not None and bool(authority.extra["facts"].absorbs(file_id))
 
 
 def _because(unreadable: Sequence[str]) -> str:
@@ -250,7 +252,7 @@ def _check_identity(reports: Sequence[FileReport]) -> None:
     for owner, theirs in owners.items():
         for report in theirs if owner != most else ():
             report.add_damage("belongs to another data directory")
-            report.more["is_foreign"] = True
+            report.extra["is_foreign"] = True
 
 
 def _check_counter(reports: Sequence[FileReport]) -> None:
@@ -261,7 +263,7 @@ def _check_counter(reports: Sequence[FileReport]) -> None:
             report.add_damage(f"the counter of incarnations is older than the log: {used} was used")
 
 
-def _existing(segments: Sequence[FileReport], snapshots: Sequence[FileReport]) -> list[FileReport]:
+def _segments_in_use(segments: Sequence[FileReport], snapshots: Sequence[FileReport]) -> list[FileReport]:
     """Return the segments, without remains of segments and without segments in the cold tier only.
 
     A crash can leave an index without a data part and without an entry in a snapshot. Either the segment was
@@ -273,10 +275,10 @@ def _existing(segments: Sequence[FileReport], snapshots: Sequence[FileReport]) -
     listed = {stem for report in snapshots for stem, _, _ in listed_segments(report, snapshots)}
     found = []
     for report in segments:
-        if report.more["is_copy"]:
-            name = " under the name of another segment" if report.more["is_misplaced"] else ""
+        if report.extra["is_copy"]:
+            name = " under the name of another segment" if report.extra["is_misplaced"] else ""
             _ignore(report, f"is in the cold tier only{name}: no file on the host refers to it")
-        elif report.more["tier"] == "hot" or report.path in listed:
+        elif report.extra["tier"] == "hot" or report.path in listed:
             found.append(report)
         else:
             _ignore(report, "is not a segment: its data part was not created yet, or was removed")
@@ -294,14 +296,14 @@ def _ignore(report: FileReport, why: str) -> None:
 def _check_listed(snapshots: Sequence[FileReport], segments: Sequence[FileReport]) -> None:
     """Check that segments listed by snapshots exist, or that newer segments replace them."""
     there = {report.path for report in segments}
-    only_index = {report.path: report for report in segments if report.more.get("only_index")}
-    no_data = {report.path: report for report in segments if report.more.get("no_data")}
+    only_index = {report.path: report for report in segments if report.extra.get("only_index")}
+    no_data = {report.path: report for report in segments if report.extra.get("no_data")}
     unseen = {
         report.path: report
         for report in segments
-        if report.more["tier"] == "cold" and not report.more["has_data"]
+        if report.extra["tier"] == "cold" and not report.extra["has_data"]
     }
-    newest = max((each.more["number"] for each in segments if not each.more["is_misplaced"]), default=0)
+    newest = max((each.extra["number"] for each in segments if not each.extra["is_misplaced"]), default=0)
     for report in snapshots:
         for stem, number, tier in listed_segments(report, snapshots):
             if stem not in there and number >= newest:

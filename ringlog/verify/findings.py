@@ -55,22 +55,22 @@ class FileReport:
     """The part of `stored` that an engine reads here. Nothing, for a log file that a snapshot covers."""
     marked: dict[tuple[int, int], list[Range]] = field(default_factory=dict)
     """(topic_id, epoch) -> seqs that are marked as deleted here."""
-    facts: list[ControlFact] = field(default_factory=list)
-    more: dict[str, Any] = field(default_factory=dict)
+    control_frames: list[ControlFact] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
     """Facts that only files of this kind have."""
     findings: list[FileFinding] = field(default_factory=list)
 
-    def add_damage(self, what: str, offset: int = 0) -> None:
+    def add_damage(self, text: str, offset: int = 0) -> None:
         """Add a finding of severity `damage`. `offset` is in bytes."""
-        self.findings.append(FileFinding(self.path, offset, DAMAGE, what))
+        self.findings.append(FileFinding(self.path, offset, DAMAGE, text))
 
-    def add_unreachable(self, what: str) -> None:
+    def add_unreachable(self, text: str) -> None:
         """Add a finding about data that cannot be read now."""
-        self.findings.append(FileFinding(self.path, 0, UNREACHABLE, what))
+        self.findings.append(FileFinding(self.path, 0, UNREACHABLE, text))
 
-    def add_remark(self, what: str, offset: int = 0) -> None:
+    def add_remark(self, text: str, offset: int = 0) -> None:
         """Add a finding that is no damage. `offset` is in bytes."""
-        self.findings.append(FileFinding(self.path, offset, REMARK, what))
+        self.findings.append(FileFinding(self.path, offset, REMARK, text))
 
     def add_records(self, topic_id: int, epoch: int, first: int, count: int) -> None:
         """Record that this file contains `count` records of a topic, from seq `first` on."""

@@ -19,8 +19,8 @@ Claims = dict[int, list[tuple[int, int, int]]]
 
 def in_replay_order(reports: Sequence[FileReport]) -> list[FileReport]:
     """Return the used WAL files in the order of their replay."""
-    used = [report for report in reports if report.kind == "wal" and report.more.get("file_id")]
-    return sorted(used, key=lambda report: int(report.more["file_id"]))
+    used = [report for report in reports if report.kind == "wal" and report.extra.get("file_id")]
+    return sorted(used, key=lambda report: int(report.extra["file_id"]))
 
 
 def check_wal_order(reports: Sequence[FileReport], snapshots: Sequence[FileReport] = ()) -> list[FileReport]:
@@ -29,7 +29,7 @@ def check_wal_order(reports: Sequence[FileReport], snapshots: Sequence[FileRepor
     Files that a snapshot of their shard covers may be deleted.
     """
     ordered = in_replay_order(reports)
-    by_id = {int(report.more["file_id"]): report for report in ordered}
+    by_id = {int(report.extra["file_id"]): report for report in ordered}
     claims, damaged = _claims(ordered)
     for report in ordered:
         _judge_passed(report, ordered, claims)
@@ -40,12 +40,12 @@ def check_wal_order(reports: Sequence[FileReport], snapshots: Sequence[FileRepor
     in_force = [report for report in ordered if report.header["incarnation"] in serving]
     for report in in_force:
         _judge_predecessor(report, by_id, snapshots, damaged)
-    registers = {each.more["shard"]: each for each in reports if each.kind == "register"}
+    registers = {each.extra["shard"]: each for each in reports if each.kind == "register"}
     for report in registers.values():
         _judge_register(report, ordered, snapshots, damaged)
     _require_registers(ordered, registers)
     for report in in_force:
-        _judge_end(report, claims.get(report.more["file_id"], []), damaged)
+        _judge_end(report, claims.get(report.extra["file_id"], []), damaged)
     return in_force
 
 
@@ -53,7 +53,7 @@ def _claims(ordered: Sequence[FileReport]) -> tuple[Claims, set[int]]:
     claims: Claims = {}
     damaged: set[int] = set()
     for report in ordered:
-        for mark in report.more["copied"]:
+        for mark in report.extra["copied"]:
             damaged.update(mark["damaged"])
             for file_id, stop in mark["settled"]:
                 said = (report.header["shards"], report.header["shard"], stop)
@@ -66,14 +66,14 @@ def _judge_passed(report: FileReport, ordered: Sequence[FileReport], claims: Cla
 
     Such records are a torn end, whatever their durability class.
     """
-    torn = report.more.pop("torn", None)
+    torn = report.extra.pop("torn", None)
     if torn is None:
         return
-    file_id = report.more["file_id"]
+    file_id = report.extra["file_id"]
     known = [stop for _, _, stop in claims.get(file_id, ())]
-    known += [each.more["prev"][1] for each in ordered if each.more["prev"][0] == file_id]
-    if max(known, default=0) <= torn.more["stop"]:
-        for name in ("frames", "records", "stored", "facts", "more", "findings"):
+    known += [each.extra["prev"][1] for each in ordered if each.extra["prev"][0] == file_id]
+    if max(known, default=0) <= torn.extra["stop"]:
+        for name in ("frames", "records", "stored", "control_frames", "extra", "findings"):
             setattr(report, name, getattr(torn, name))
 
 
@@ -87,8 +87,8 @@ def _serving(ordered: Sequence[FileReport], claims: Claims) -> set[int]:
     return {
         report.header["incarnation"]
         for report in ordered
-        if report.more["copied"]
-        or report.more["file_id"] in claims
+        if report.extra["copied"]
+        or report.extra["file_id"] in claims
         or report.header["incarnation"] not in first
     }
 
@@ -97,7 +97,7 @@ def _judge_predecessor(
     report: FileReport, by_id: dict[int, FileReport], snapshots: Sequence[FileReport], damaged: set[int]
 ) -> None:
     """Check that the predecessor of this file exists and ends with the frame that this file recorded."""
-    file_id, stop, seal = report.more["prev"]
+    file_id, stop, seal = report.extra["prev"]
     before = by_id.get(file_id)
     if not file_id or stop <= HEADER_BYTES:
         return
@@ -107,9 +107,9 @@ def _judge_predecessor(
                 f"the WAL file before this one is missing: {wal_file_name(file_id)}, {stop} bytes"
             )
         return
-    before.more["durable"] = max(before.more["durable"], stop)
-    found = before.more["ends"].get(stop)
-    if before.more["stop"] >= stop and found is not None and found != seal:
+    before.extra["durable"] = max(before.extra["durable"], stop)
+    found = before.extra["ends"].get(stop)
+    if before.extra["stop"] >= stop and found is not None and found != seal:
         report.add_damage(f"{before.path} does not end at {stop} with the frame that this file saw there")
 
 
@@ -117,14 +117,20 @@ def _judge_register(
     register: FileReport, ordered: Sequence[FileReport], snapshots: Sequence[FileReport], damaged: set[int]
 ) -> None:
     """Check that the files exist which the register names as the newest of its shard."""
-    there = {int(report.more["file_id"]) for report in ordered}
-    for _, file_id in register.more["newest"]:
+    there = {int(report.extra["file_id"]) for report in ordered}
+    for _, file_id in register.extra["newest"]:
         if file_id not in there | damaged and not is_covered(file_id, register, snapshots):
             register.add_damage(
-                f"the newest WAL file of shard {register.more['shard']} is missing: {wal_file_name(file_id)}"
+                f"the newest WAL file of shard {register.extra['shard']} is missing: {wal_file_name(file_id)}"
             )
-    own = [each for each in ordered if each.header["shard"] == register.more["shard"] and each.more["groups"]]
-    if own and own[-1].more["file_id"] > max((file_id for _, file_id in register.more["newest"]), default=0):
+    own = [
+        each
+        for each in ordered
+        if each.header["shard"] == register.extra["shard"] and each.extra["groups"]
+    ]
+    if own and own[-1].extra["file_id"] > max(
+        (file_id for _, file_id in register.extra["newest"]), default=0
+    ):
         register.add_remark(f"is older than the log: {own[-1].path} was written later")
 
 
@@ -132,7 +138,7 @@ def _require_registers(ordered: Sequence[FileReport], registers: dict[int, FileR
     """Require a register for each file whose header says that one exists."""
     for report in ordered:
         shard = report.header["shard"]
-        if report.header["has_register"] and report.more["groups"] and shard not in registers:
+        if report.header["has_register"] and report.extra["groups"] and shard not in registers:
             report.add_damage(f"the register of its stream is missing: meta/log-{shard:02d}")
 
 
@@ -144,7 +150,7 @@ def is_covered(file_id: int, report: FileReport, snapshots: Sequence[FileReport]
     """
     layouts: dict[int, set[int]] = {}
     for snapshot in snapshots:
-        if snapshot.more["facts"].absorbs(file_id):
+        if snapshot.extra["facts"].absorbs(file_id):
             if snapshot.header["shard"] == report.header["shard"]:
                 return True
             layouts.setdefault(snapshot.header["shards"], set()).add(snapshot.header["shard"])
@@ -152,19 +158,19 @@ def is_covered(file_id: int, report: FileReport, snapshots: Sequence[FileReport]
 
 
 def _judge_end(report: FileReport, said: list[tuple[int, int, int]], damaged: set[int]) -> None:
-    more = report.more
+    extra = report.extra
     own = (report.header["shards"], report.header["shard"])
     limits = [stop for shards, shard, stop in said if (shards, shard) == own]
-    more["limit"] = max(limits, default=0)
-    if more["file_id"] in damaged:
-        report.add_remark("was truncated at damage by an earlier start; the loss is announced", more["stop"])
+    extra["limit"] = max(limits, default=0)
+    if extra["file_id"] in damaged:
+        report.add_remark("was truncated at damage by an earlier start; the loss is announced", extra["stop"])
         return
-    needed = more["limit"] or more["durable"]
-    if more["stop"] < needed:
-        reason = more["reason"] or "frames end"
-        report.add_damage(f"{reason}, but bytes up to {needed} were durable", more["stop"])
-    elif more["reason"] and not more["limit"]:
-        report.add_remark(f"torn end, never acknowledged: {more['reason']}", more["stop"])
+    needed = extra["limit"] or extra["durable"]
+    if extra["stop"] < needed:
+        reason = extra["reason"] or "frames end"
+        report.add_damage(f"{reason}, but bytes up to {needed} were durable", extra["stop"])
+    elif extra["reason"] and not extra["limit"]:
+        report.add_remark(f"torn end, never acknowledged: {extra['reason']}", extra["stop"])
 
 
 def wal_file_name(file_id: int) -> str:
@@ -187,11 +193,11 @@ def needed_files(reports: Sequence[FileReport], snapshots: Sequence[FileReport])
     """Return file id -> what the log files in force and the registers record about that file."""
     found: dict[int, NeededLog] = {}
     for report in in_replay_order(reports):
-        if not report.more.get("in_force"):
+        if not report.extra.get("in_force"):
             continue
-        said = [(report.more["prev"][0], report.more["prev"][1])]
-        said += [(file_id, stop) for mark in report.more["copied"] for file_id, stop in mark["settled"]]
-        known = {file_id for mark in report.more["copied"] for file_id in mark["damaged"]}
+        said = [(report.extra["prev"][0], report.extra["prev"][1])]
+        said += [(file_id, stop) for mark in report.extra["copied"] for file_id, stop in mark["settled"]]
+        known = {file_id for mark in report.extra["copied"] for file_id in mark["damaged"]}
         for file_id, stop in said:
             if not file_id or stop <= HEADER_BYTES or file_id in known:
                 continue
@@ -203,8 +209,8 @@ def needed_files(reports: Sequence[FileReport], snapshots: Sequence[FileReport])
                     path if before is None else before.path, report.header["shards"], most
                 )
     for register in reports:
-        for shards, file_id in register.more.get("newest", ()) if register.kind == "register" else ():
+        for shards, file_id in register.extra.get("newest", ()) if register.kind == "register" else ():
             if file_id not in found and not is_covered(file_id, register, snapshots):
-                path = f"wal/shard-{register.more['shard']:02d}/{wal_file_name(file_id)}"
+                path = f"wal/shard-{register.extra['shard']:02d}/{wal_file_name(file_id)}"
                 found[file_id] = NeededLog(path, shards, 0, int(register.header["file_bytes"]))
     return found

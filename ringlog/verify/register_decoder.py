@@ -16,9 +16,9 @@ _PAIR_BYTES = 16
 
 
 def verify_register(path: str, data: bytes) -> FileReport:
-    """Check a register by itself. `more["newest"]` of the report has (number of shards, file id) pairs."""
+    """Check a register by itself. `extra["newest"]` of the report has (number of shards, file id) pairs."""
     report = FileReport(path, "register", bytes=len(data))
-    report.more = {"shard": -1, "newest": []}
+    report.extra = {"shard": -1, "newest": []}
     if len(data) != 2 * _ENTRY_BYTES:
         report.add_damage(f"has {len(data)} bytes, expected {2 * _ENTRY_BYTES}")
         return report
@@ -38,7 +38,7 @@ def verify_register(path: str, data: bytes) -> FileReport:
     if newest["version"] != 1:
         report.add_damage(f"has unknown version {newest['version']}")
         return report
-    report.more = {"shard": newest["shard"], "newest": newest.pop("newest")}
+    report.extra = {"shard": newest["shard"], "newest": newest.pop("newest")}
     if path != f"meta/log-{newest['shard']:02d}":
         report.add_damage(f"has the wrong name: it belongs to shard {newest['shard']}")
     report.header = newest

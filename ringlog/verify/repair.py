@@ -77,16 +77,16 @@ def read_partial_log(data: bytes, limit: int = 0, needed: int = 0) -> PartialLog
     data = data[: limit or len(data)]
     at = HEADER_BYTES
     while True:
-        frames = list(_whole(data, at, found.header.salt))
+        frames = list(_valid_frames(data, at, found.header.salt))
         found.frames += frames
         at = frames[-1].offset + frames[-1].frame.total if frames else at
-        behind = _next_whole(data, at, found.header.salt)
-        if behind is None and at >= needed:
+        next_valid = _find_next_valid(data, at, found.header.salt)
+        if next_valid is None and at >= needed:
             break
-        spot = DamagedSpan(at, needed if behind is None else behind)
-        _headers_in(spot, data, found.header.salt)
-        found.damaged_spans.append(spot)
-        at = spot.stop
+        damage = DamagedSpan(at, needed if next_valid is None else next_valid)
+        _find_lost_appends(damage, data, found.header.salt)
+        found.damaged_spans.append(damage)
+        at = damage.stop
     _restore_first_marks(found)
     return found
 
@@ -104,9 +104,9 @@ def reseal_log(data: bytes, header: DecodedWalHeader) -> bytes:
     Without the salt no seal can be verified. Frames are accepted by the checksums of their bodies and the
     chain of marks. Raises VerifyError without such a chain.
     """
-    whole = bytearray(header_bytes(header) + data[HEADER_BYTES:])
+    repaired = bytearray(header_bytes(header) + data[HEADER_BYTES:])
     at, before, marks = HEADER_BYTES, 0, 0
-    while at + _FRAME_HEADER_BYTES <= len(whole) and whole[at : at + 4] != b"\0\0\0\0":
+    while at + _FRAME_HEADER_BYTES <= len(repaired) and repaired[at : at + 4] != b"\0\0\0\0":
         try:
             frame, stored = check_frame(data, at)
         except VerifyError:
@@ -118,12 +118,12 @@ def reseal_log(data: bytes, header: DecodedWalHeader) -> bytes:
             marks += 1
         (before,) = struct.unpack_from("<Q", data, at + 72)
         sealed = xxhash.xxh3_64_intdigest(data[at : at + 72], header.salt)
-        whole[at + 72 : at + 80] = sealed.to_bytes(8, "little")
+        repaired[at + 72 : at + 80] = sealed.to_bytes(8, "little")
         at += _FRAME_HEADER_BYTES + len(stored)
     if not marks:
         raise VerifyError("neither the header nor any commit batch can be read")
-    _reseal(whole, header.salt, at)
-    return bytes(whole)
+    _reseal(repaired, header.salt, at)
+    return bytes(repaired)
 
 
 def _restore_first_marks(found: PartialLog) -> None:
@@ -133,22 +133,25 @@ def _restore_first_marks(found: PartialLog) -> None:
     """
     marks = [mark_of(seen) for seen in found.frames if seen.frame.type == _MARK]
     second = next((mark for mark in marks if mark.offset > HEADER_BYTES), None)
-    is_said = any(mark.flags & _COPIED for mark in marks[:2]) or found.header.n > 0
-    for spot in found.damaged_spans:
-        if spot.start == HEADER_BYTES:
-            size = (second.offset if second is not None and not found.header.n else spot.stop) - HEADER_BYTES
-            flags = 0 if is_said else _COPIED
-            spot.mark = DecodedMark(HEADER_BYTES, 0, HEADER_BYTES, 0, HEADER_BYTES, size, flags, [], [])
-        elif not is_said and marks and spot.start == HEADER_BYTES + marks[0].group_bytes:
-            size, seal = spot.stop - spot.start, _seal_before(found, spot.start)
-            spot.mark = DecodedMark(spot.start, 1, spot.start, seal, HEADER_BYTES, size, _COPIED, [], [])
+    has_served = any(mark.flags & _COPIED for mark in marks[:2]) or found.header.n > 0
+    for damage in found.damaged_spans:
+        if damage.start == HEADER_BYTES:
+            stop = second.offset if second is not None and not found.header.n else damage.stop
+            size = stop - HEADER_BYTES
+            flags = 0 if has_served else _COPIED
+            damage.mark = DecodedMark(HEADER_BYTES, 0, HEADER_BYTES, 0, HEADER_BYTES, size, flags, [], [])
+        elif not has_served and marks and damage.start == HEADER_BYTES + marks[0].group_bytes:
+            size, seal = damage.stop - damage.start, _seal_before(found, damage.start)
+            damage.mark = DecodedMark(
+                damage.start, 1, damage.start, seal, HEADER_BYTES, size, _COPIED, [], []
+            )
 
 
 def _seal_before(found: PartialLog, offset: int) -> int:
     return next(seen.seal for seen in found.frames if seen.offset + seen.frame.total == offset)
 
 
-def _whole(data: bytes, at: int, salt: int) -> Iterator[DecodedWalFrame]:
+def _valid_frames(data: bytes, at: int, salt: int) -> Iterator[DecodedWalFrame]:
     """Yield the consecutive frames from `at` on that verify by themselves. The chain of marks is ignored."""
     while at + _FRAME_HEADER_BYTES <= len(data) and data[at : at + 4] != b"\0\0\0\0":
         try:
@@ -159,7 +162,7 @@ def _whole(data: bytes, at: int, salt: int) -> Iterator[DecodedWalFrame]:
         at += seen.frame.total
 
 
-def _next_whole(data: bytes, start: int, salt: int) -> int | None:
+def _find_next_valid(data: bytes, start: int, salt: int) -> int | None:
     """Return the offset of the next valid frame, or None."""
     for at in range((start + 7) & ~7, (len(data) & ~7) - _FRAME_HEADER_BYTES, 8):
         if data[at + 5] in VERSIONS and data[at + 4] in TYPES and data[at : at + 4] != b"\0\0\0\0":
@@ -171,9 +174,9 @@ def _next_whole(data: bytes, start: int, salt: int) -> int | None:
     return None
 
 
-def _headers_in(spot: DamagedSpan, data: bytes, salt: int) -> None:
+def _find_lost_appends(damage: DamagedSpan, data: bytes, salt: int) -> None:
     """Collect appends with a valid header and an invalid body: the seqs of their lost records are known."""
-    at, stop = spot.start, min(spot.stop, len(data))
+    at, stop = damage.start, min(damage.stop, len(data))
     while at + _FRAME_HEADER_BYTES <= stop:
         (sealed,) = struct.unpack_from("<Q", data, at + 72)
         if xxhash.xxh3_64_intdigest(data[at : at + 72], salt) != sealed:
@@ -183,7 +186,7 @@ def _headers_in(spot: DamagedSpan, data: bytes, salt: int) -> None:
         topic_id, base_seq = struct.unpack_from("<QQ", data, at + 8)
         count, epoch = struct.unpack_from("<II", data, at + 32)
         if kind == _APPEND:
-            extend_ranges(spot.known.setdefault((topic_id, epoch), []), base_seq, base_seq + count - 1)
+            extend_ranges(damage.known.setdefault((topic_id, epoch), []), base_seq, base_seq + count - 1)
         at += frame_len + 4
 
 
@@ -192,23 +195,23 @@ def repair_log(data: bytes, found: PartialLog, limit: int = 0) -> bytes:
 
     Raises NotRepairable if a span is too small for its announcements.
     """
-    whole = bytearray(data[: limit or len(data)])
+    repaired = bytearray(data[: limit or len(data)])
     salt = found.header.salt
-    for spot in found.damaged_spans:
-        whole += bytes(max(spot.stop - len(whole), 0))
-        whole[spot.start : spot.stop] = _filling(spot, salt)
+    for damage in found.damaged_spans:
+        repaired += bytes(max(damage.stop - len(repaired), 0))
+        repaired[damage.start : damage.stop] = _filling(damage, salt)
     # After the last span or frame there are only zeros, or data that was never acknowledged.
-    ends = [spot.stop for spot in found.damaged_spans] + [
+    ends = [damage.stop for damage in found.damaged_spans] + [
         seen.offset + seen.frame.total for seen in found.frames[-1:]
     ]
-    del whole[max(ends, default=HEADER_BYTES) :]
-    _reseal(whole, salt, len(whole))
-    end = WalFrameWalk(bytes(whole), salt)
+    del repaired[max(ends, default=HEADER_BYTES) :]
+    _reseal(repaired, salt, len(repaired))
+    end = WalFrameWalk(bytes(repaired), salt)
     for _ in end.frames():
         continue
     if end.reason:
         raise NotRepairable(end.reason, offset=end.stop)
-    return bytes(whole)
+    return bytes(repaired)
 
 
 def header_bytes(header: DecodedWalHeader) -> bytes:
@@ -217,29 +220,29 @@ def header_bytes(header: DecodedWalHeader) -> bytes:
     return head + xxhash.xxh3_64_intdigest(head).to_bytes(8, "little")
 
 
-def _filling(spot: DamagedSpan, salt: int) -> bytes:
-    says = [] if spot.mark is None else [_mark_frame(spot.mark, salt)]
-    lost = [(key, span) for key, ranges in sorted(spot.lost.items()) for span in ranges]
-    says += [_lost_frame(*key, *span, 0, salt) for key, span in lost]
-    left = spot.stop - spot.start - sum(map(len, says))
+def _filling(damage: DamagedSpan, salt: int) -> bytes:
+    parts = [] if damage.mark is None else [_mark_frame(damage.mark, salt)]
+    lost = [(key, span) for key, ranges in sorted(damage.lost.items()) for span in ranges]
+    parts += [_lost_frame(*key, *span, 0, salt) for key, span in lost]
+    left = damage.stop - damage.start - sum(map(len, parts))
     if lost and 0 < left < _FRAME_HEADER_BYTES + 8:
         key, span = lost[-1]
-        says[-1] = _lost_frame(*key, *span, left, salt)
+        parts[-1] = _lost_frame(*key, *span, left, salt)
         left = 0
     if left and left < _FRAME_HEADER_BYTES + 8:
-        raise NotRepairable("damaged span is too small for the announcement of the loss", offset=spot.start)
+        raise NotRepairable("damaged span is too small for the announcement of the loss", offset=damage.start)
     while left:
         piece = left if left <= _PIECE_BYTES else min(_PIECE_BYTES, left - _FRAME_HEADER_BYTES - 8) & ~7
-        says.append(_filler(piece, salt))
+        parts.append(_filler(piece, salt))
         left -= piece
-    return b"".join(says)
+    return b"".join(parts)
 
 
-def _lost_frame(topic_id: int, epoch: int, first: int, last: int, more: int, salt: int) -> bytes:
-    """Return a LOST_RANGE frame, padded by `more` bytes."""
+def _lost_frame(topic_id: int, epoch: int, first: int, last: int, padding: int, salt: int) -> bytes:
+    """Return a LOST_RANGE frame, padded by `padding` bytes."""
     body: bytes = msgpack.packb([first, last])
-    if more:
-        size = (len(body) + 7) // 8 * 8 + more
+    if padding:
+        size = (len(body) + 7) // 8 * 8 + padding
         body = b"\x94" + body[1:] + b"\xc2\xc6"
         body += struct.pack(">I", size - len(body) - 4) + bytes(size - len(body) - 4)
     return control_frame(_LOST, topic_id, epoch, body, salt)
@@ -270,26 +273,26 @@ def control_frame(kind: int, topic_id: int, epoch: int, body: bytes, salt: int) 
     return head + xxhash.xxh3_64_intdigest(head, salt).to_bytes(8, "little") + stored
 
 
-def _reseal(whole: bytearray, salt: int, stop: int) -> None:
+def _reseal(repaired: bytearray, salt: int, stop: int) -> None:
     """Update every mark up to `stop` to the seal of the frame that now precedes it."""
     at, before = HEADER_BYTES, 0
-    while at + _FRAME_HEADER_BYTES <= stop and whole[at : at + 4] != b"\0\0\0\0":
-        frame, stored = check_frame(bytes(whole[at : at + _total(whole, at)]), 0, salt)
+    while at + _FRAME_HEADER_BYTES <= stop and repaired[at : at + 4] != b"\0\0\0\0":
+        frame, stored = check_frame(bytes(repaired[at : at + _total(repaired, at)]), 0, salt)
         if frame.type == _MARK:
-            said = mark_of(frame_at(bytes(whole[at : at + frame.total]), 0, salt)).prev_seal
-            if said != before:
-                whole[at : at + frame.total] = _mark_with(stored, said, before, salt)
-        (before,) = struct.unpack_from("<Q", whole, at + 72)
+            old_seal = mark_of(frame_at(bytes(repaired[at : at + frame.total]), 0, salt)).prev_seal
+            if old_seal != before:
+                repaired[at : at + frame.total] = _mark_with(stored, old_seal, before, salt)
+        (before,) = struct.unpack_from("<Q", repaired, at + 72)
         at += frame.total
 
 
-def _total(whole: bytearray, at: int) -> int:
-    return int.from_bytes(whole[at : at + 4], "little") + 4
+def _total(repaired: bytearray, at: int) -> int:
+    return int.from_bytes(repaired[at : at + 4], "little") + 4
 
 
-def _mark_with(stored: bytes, said: int, prev_seal: int, salt: int) -> bytes:
-    """Return a mark frame with the body `stored`, in which the seal `said` is replaced by `prev_seal`."""
-    old, new = (b"\xcf" + struct.pack(">Q", seal) for seal in (said, prev_seal))
+def _mark_with(stored: bytes, old_seal: int, prev_seal: int, salt: int) -> bytes:
+    """Return a mark frame with the body `stored`, in which `old_seal` is replaced by `prev_seal`."""
+    old, new = (b"\xcf" + struct.pack(">Q", seal) for seal in (old_seal, prev_seal))
     if stored.count(old) != 1:
         raise NotRepairable("a mark cannot be resealed in place")
     value = stored.replace(old, new)

@@ -133,25 +133,25 @@ def verify_segment(root: str, stem: str, *, is_deep: bool = False, cold_dir: str
     report = FileReport(stem, "segment")
     name = _STEM.match(stem)
     number = int(name[3], 16) if name else 0
-    report.more = {
+    report.extra = {
         "number": number, "topics": {}, "tier": "hot", "is_misplaced": False, "is_copy": False,
         "has_data": False, "is_data_sound": False,
     }  # fmt: skip
     index = _index_of(report, f"{root}/{stem}.idx")
     data = _data_of(report, root, stem, cold_dir)
-    report.more["has_data"] = data is not None
-    if data is not None and report.more["tier"] == "cold":
-        report.more["is_copy"] = not os.path.exists(f"{root}/{stem}.idx")
+    report.extra["has_data"] = data is not None
+    if data is not None and report.extra["tier"] == "cold":
+        report.extra["is_copy"] = not os.path.exists(f"{root}/{stem}.idx")
     walked = None
     if data is not None:
         before = len(report.findings)
         walked = _walk(report, data, is_deep)
-        report.more["is_data_sound"] = walked is not None and len(report.findings) == before
+        report.extra["is_data_sound"] = walked is not None and len(report.findings) == before
     elif index is not None:
         report.header = index.header
-        report.more["tier"] = "cold"
+        report.extra["tier"] = "cold"
         # The caller must judge this with the snapshots: the segment may be one that is being removed.
-        report.more["no_data"] = bool(cold_dir) and os.path.isdir(cold_dir)
+        report.extra["no_data"] = bool(cold_dir) and os.path.isdir(cold_dir)
         report.add_unreachable("the data part is in the cold tier: only index, tags and marks were verified")
     else:
         report.add_damage("data part and index are missing")
@@ -185,7 +185,7 @@ def _compare_cold(report: FileReport, root: str, stem: str, cold_dir: str) -> No
     try:
         found, _, made = read_marks(marks)
         odd = len(made) - made.count(0) - made.count(DELETED)
-        if found != report.more["number"] or odd:
+        if found != report.extra["number"] or odd:
             raise VerifyError("marks of another segment, or that are no marks")
     except VerifyError as e:
         report.add_damage(f"the cold copy of the deletion marks: {e.message}")
@@ -221,7 +221,7 @@ def _data_of(report: FileReport, root: str, stem: str, cold_dir: str) -> bytes |
     data = _bytes_of(report, f"{root}/{stem}.data")
     if data is None and cold_dir:
         data = _bytes_of(report, f"{cold_dir}/{stem}.data")
-        report.more["tier"] = "cold"
+        report.extra["tier"] = "cold"
     return data
 
 
@@ -443,16 +443,16 @@ def _times_agree(entry: IndexFrameRow, frame: DecodedFrame, is_deep: bool) -> bo
 
 def _check_place(report: FileReport, index: DecodedIndex | None) -> None:
     """Check that all parts belong to one segment, and that its name matches their headers."""
-    said = report.header.get("number", report.more["number"])
+    said = report.header.get("number", report.extra["number"])
     name = _STEM.match(report.path)
     lone = (int(name[1], 16), int(name[2])) if name and name[1] else (0, 0)
-    wrong = said != report.more["number"] or (index is not None and index.number != said)
+    wrong = said != report.extra["number"] or (index is not None and index.number != said)
     if "topic_id" in report.header:  # Only a data part has it. An index has it in its first row.
         wrong = wrong or (report.header["topic_id"], report.header["first_seq"]) != lone
     if index is not None and len(index.topics) == 1:
         wrong = wrong or (index.topics[0].topic_id, index.topics[0].first_seq) != lone
     if wrong:
-        report.more["is_misplaced"] = True
+        report.extra["is_misplaced"] = True
         report.add_damage("has the name of another segment")
     elif index is not None and f"{index.salt:016x}" != report.header.get("salt", f"{index.salt:016x}"):
         report.add_damage("data and index belong to different segments")
@@ -531,12 +531,12 @@ def _tags_of(
             report.add_damage("the tags part is missing: it can be rebuilt from the data")
         elif index is not None and index.has_tags:
             # A removal deletes the index last. The caller must judge this with the snapshots.
-            report.more["only_index"] = True
+            report.extra["only_index"] = True
             report.add_remark("neither data nor tags are there: it is being removed, or its tags are missing")
         return
     try:
         tags = read_tags(data)
-        if tags.number != report.more["number"] or tags.records != report.records:
+        if tags.number != report.extra["number"] or tags.records != report.records:
             raise VerifyError("the tags part is of another segment")
         if is_deep and walked is not None and sorted(tags.dictionary) != _tags_in(walked):
             raise VerifyError("the tags part contradicts the records")
@@ -571,13 +571,13 @@ def _marks_of(report: FileReport, path: str, number: int) -> None:
             raise VerifyError("there is not one deletion mark for each record")
     except VerifyError as e:
         report.add_damage(e.message)
-        report.more["has_bad_marks"] = True
+        report.extra["has_bad_marks"] = True
         return
-    report.more["deleted"] = marks.count(DELETED)
-    odd = len(marks) - marks.count(0) - report.more["deleted"]
+    report.extra["deleted"] = marks.count(DELETED)
+    odd = len(marks) - marks.count(0) - report.extra["deleted"]
     if odd:
         report.add_damage(f"{odd} deletion marks have an invalid value")
-        report.more["has_bad_marks"] = True
+        report.extra["has_bad_marks"] = True
     place = 0
     for key, ranges in report.stored.items():
         for first, last in ranges:

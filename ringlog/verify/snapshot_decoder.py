@@ -61,12 +61,12 @@ class SnapshotFacts:
 def verify_snapshot(path: str, data: bytes) -> FileReport:
     """Check one snapshot by itself and return the report."""
     report = FileReport(path, "snapshot", bytes=len(data))
-    report.more = {"is_valid": False, "topics": [], "facts": SnapshotFacts(0, 0, [], [])}
+    report.extra = {"is_valid": False, "topics": [], "facts": SnapshotFacts(0, 0, [], [])}
     try:
         facts, rows = _read(report, data)
-        report.more["topics"] = [decode_topic_row(topic_id, row) for topic_id, row in rows]
-        report.more["facts"] = decode_shard_facts(facts)
-        report.more["is_valid"] = True
+        report.extra["topics"] = [decode_topic_row(topic_id, row) for topic_id, row in rows]
+        report.extra["facts"] = decode_shard_facts(facts)
+        report.extra["is_valid"] = True
     except VerifyError as e:
         report.add_damage(e.message)
     return report
@@ -161,7 +161,7 @@ def snapshots_in_force(reports: Sequence[FileReport]) -> list[FileReport]:
     """Return the newest valid snapshot of each shard, under each number of shards. Greatest number first."""
     newest: dict[tuple[int, int], FileReport] = {}
     for report in reports:
-        if report.more["is_valid"]:
+        if report.extra["is_valid"]:
             owner = report.header["shards"], report.header["shard"]
             if owner not in newest or newest[owner].header["number"] < report.header["number"]:
                 newest[owner] = report
@@ -175,9 +175,9 @@ def listed_segments(report: FileReport, snapshots: Sequence[FileReport]) -> list
     that newer snapshots are authoritative for, it may list segments that were removed, even in part.
     """
     governs = partial(_governs, report, snapshots)
-    has_topics = any(governs(int(row.topic_id)) for row in report.more["topics"])
+    has_topics = any(governs(int(row.topic_id)) for row in report.extra["topics"])
     found = []
-    for stem, number, tier in report.more["facts"].segments:
+    for stem, number, tier in report.extra["facts"].segments:
         of_one = _OF_ONE.match(stem)
         if governs(int(of_one[1], 16)) if of_one else has_topics:
             found.append((stem, number, tier))

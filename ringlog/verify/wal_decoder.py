@@ -212,7 +212,7 @@ def _has_more(data: bytes, start: int) -> bool:
 
 
 def verify_wal(path: str, data: bytes, *, is_deep: bool = False) -> FileReport:
-    """Check one file by itself. `more` of the report has what other files need to judge its end."""
+    """Check one file by itself. `extra` of the report has what other files need to judge its end."""
     report = FileReport(path, "wal", bytes=len(data))
     try:
         header = read_header(data)
@@ -221,9 +221,9 @@ def verify_wal(path: str, data: bytes, *, is_deep: bool = False) -> FileReport:
         return report
     report.header = header.facts()
     durable = _fill(report, header, WalFrameWalk(data, header.salt, is_deep))
-    if any(passed[0] >= durable for passed in report.more["passed"]):
+    if any(given_up[0] >= durable for given_up in report.extra["passed"]):
         # A torn end, unless other files record that these bytes were durable.
-        torn = report.more["torn"] = FileReport(path, "wal", bytes=len(data), header=report.header)
+        torn = report.extra["torn"] = FileReport(path, "wal", bytes=len(data), header=report.header)
         _fill(torn, header, WalFrameWalk(data, header.salt, is_deep, skip_stop=durable))
     return report
 
@@ -233,12 +233,12 @@ def _fill(report: FileReport, header: DecodedWalHeader, walk: WalFrameWalk) -> i
     data = walk.data
     for seen in walk.frames():
         _add_frame(report, seen)
-    for passed in walk.damaged_appends:
-        what = f"records {passed.first}..{passed.last} of topic {passed.topic_id:x} are damaged"
-        report.add_remark(f"{what}: of class memory, an engine gives them up", passed.offset)
-    behind = trailing_marks(data, walk.stop, header.salt)
-    durable = max([walk.durable, *(mark.durable_stop for mark in behind)])
-    report.more = {
+    for given_up in walk.damaged_appends:
+        text = f"records {given_up.first}..{given_up.last} of topic {given_up.topic_id:x} are damaged"
+        report.add_remark(f"{text}: of class memory, an engine gives them up", given_up.offset)
+    later_marks = trailing_marks(data, walk.stop, header.salt)
+    durable = max([walk.durable, *(mark.durable_stop for mark in later_marks)])
+    report.extra = {
         "file_id": header.file_id,
         "prev": (header.prev_file, header.prev_stop, header.prev_seal),
         "stop": walk.stop,
@@ -247,7 +247,7 @@ def _fill(report: FileReport, header: DecodedWalHeader, walk: WalFrameWalk) -> i
         "durable": durable,
         "ends": {mark.offset: mark.prev_seal for mark in walk.marks} | {walk.stop: walk.last_seal},
         "groups": len(walk.marks),
-        "passed": [tuple(passed) for passed in walk.damaged_appends],
+        "passed": [tuple(given_up) for given_up in walk.damaged_appends],
         "copied": [mark._asdict() for mark in walk.marks[:2] if mark.flags & _COPIED],
     }
     return durable
@@ -255,7 +255,7 @@ def _fill(report: FileReport, header: DecodedWalHeader, walk: WalFrameWalk) -> i
 
 def _without_header(report: FileReport, data: bytes, error: VerifyError) -> None:
     """Report a file without a valid header: created in advance if it has no commit batch, else damaged."""
-    report.more = {"file_id": 0, "stop": 0, "copied": []}
+    report.extra = {"file_id": 0, "stop": 0, "copied": []}
     report.header = {"state": "never used"}
     if any(_is_mark_head(data, at) and _body_verifies(data, at) for at in _mark_heads(data, 0)):
         report.add_damage(f"has commit batches, but {error.message}")
@@ -272,7 +272,7 @@ def _add_frame(report: FileReport, seen: DecodedWalFrame) -> None:
         for copy in frame.copies:
             report.add_records(copy.topic_id, copy.epoch, copy.base_seq, copy.records)
     elif frame.type not in {_MARK, _KEY}:
-        report.facts.append(ControlFact(frame.topic_id, frame.epoch, frame.type, frame.control))
+        report.control_frames.append(ControlFact(frame.topic_id, frame.epoch, frame.type, frame.control))
 
 
 def trailing_marks(data: bytes, start: int, salt: int) -> list[DecodedMark]:

@@ -48,24 +48,24 @@ class Worker:
         self._settler = Settler(queue, options.backoff)
         self._free: deque[asyncio.Future[Job | None]] = deque()
         """One future for each idle lane. It resolves to the lane's next job."""
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         """Set when a lane becomes idle, a job is settled, or the worker stops."""
         self._processes: set[WorkerProcess] = set()
         self._at_work = 0
-        self._stops = asyncio.Event()
-        self._stops_now = asyncio.Event()
+        self._stop_requested = asyncio.Event()
+        self._stop_now_requested = asyncio.Event()
 
     # -- control --------------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """Claim no more jobs, wait for running jobs, then end `run`."""
-        self._stops.set()
-        self._news.set()
+        self._stop_requested.set()
+        self._changed.set()
 
     def stop_now(self) -> None:
         """Stop without waiting for running jobs: their processes are killed and the jobs are returned."""
         self.stop()
-        self._stops_now.set()
+        self._stop_now_requested.set()
 
     @property
     def job_counts(self) -> Mapping[str, int]:
@@ -92,14 +92,14 @@ class Worker:
                 await self._watch(claiming, lanes)
             finally:
                 self.stop()
-                is_whole = await self._finish(lanes)
-            return is_whole
+                is_complete = await self._finish(lanes)
+            return is_complete
         finally:
-            await self._end(lanes)
+            await self._abort(lanes)
 
     async def _watch(self, claiming: asyncio.Task[None], lanes: list[asyncio.Task[None]]) -> None:
         """Wait until a stop is requested. Raises the error of a part that failed."""
-        stopping = asyncio.create_task(self._stops.wait())
+        stopping = asyncio.create_task(self._stop_requested.wait())
         parts: list[asyncio.Task[None]] = [claiming, *lanes, self._settler.task]
         await asyncio.wait([stopping, *parts], return_when=asyncio.FIRST_COMPLETED)
         self.stop()
@@ -112,15 +112,15 @@ class Worker:
     async def _finish(self, lanes: list[asyncio.Task[None]]) -> bool:
         """Wait for running jobs up to `stop_timeout_s`, then for the engine's replies to their outcomes."""
         while self._free:
-            place = self._free.popleft()
-            if not place.done():
-                place.set_result(None)
-        at_once = asyncio.create_task(self._stops_now.wait())
+            job_future = self._free.popleft()
+            if not job_future.done():
+                job_future.set_result(None)
+        at_once = asyncio.create_task(self._stop_now_requested.wait())
         ends = asyncio.gather(*lanes, return_exceptions=True)
         both: tuple[asyncio.Future[Any], ...] = (at_once, ends)
         await asyncio.wait(both, timeout=self._options.stop_timeout_s, return_when=asyncio.FIRST_COMPLETED)
         at_once.cancel()
-        is_whole = not self._at_work
+        is_complete = not self._at_work
         for process in self._processes:
             process.kill(KillReason.STOPPED)
         await ends
@@ -128,10 +128,10 @@ class Worker:
             logs.log_event(
                 log, logging.ERROR, "outcomes of jobs not confirmed before exit", jobs=self._settler.unsettled
             )
-            is_whole = False
-        return is_whole
+            is_complete = False
+        return is_complete
 
-    async def _end(self, lanes: list[asyncio.Task[None]]) -> None:
+    async def _abort(self, lanes: list[asyncio.Task[None]]) -> None:
         for lane in lanes:
             lane.cancel()
         for process in list(self._processes):
@@ -144,7 +144,7 @@ class Worker:
     async def _first_or_stopped(self) -> list[WorkerProcess]:
         """Return the first processes; empty if a stop is requested before they are ready."""
         starting = asyncio.create_task(self._first_processes())
-        stopping = asyncio.create_task(self._stops.wait())
+        stopping = asyncio.create_task(self._stop_requested.wait())
         both: tuple[asyncio.Task[Any], ...] = (starting, stopping)
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -183,13 +183,13 @@ class Worker:
     async def _replacement(self) -> WorkerProcess | None:
         """Start a successor of a process, with retries and backoff. Returns None if the worker stops."""
         pause_ms = WORKER_RESTART_MS_MIN
-        while not self._stops.is_set():
+        while not self._stop_requested.is_set():
             try:
                 return await self._new_process()
             except (ProcessExited, RinglogError, OSError) as e:
                 logs.log_event(log, logging.ERROR, "process not started", error=str(e), again_in_ms=pause_ms)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stops.wait(), pause_ms / 1e3)
+                await asyncio.wait_for(self._stop_requested.wait(), pause_ms / 1e3)
             pause_ms = min(pause_ms * 2, WORKER_RESTART_MS_MAX)
         return None
 
@@ -210,7 +210,7 @@ class Worker:
                 await self._work(process, job)
             finally:
                 self._at_work -= 1
-                self._news.set()
+                self._changed.set()
             if process is not None and (not process.is_alive or 0 < most <= process.jobs):
                 await self._close_process(process)
                 process = await self._replacement()
@@ -226,12 +226,12 @@ class Worker:
 
     async def _next_job(self) -> Job | None:
         """Wait for the lane's next job. Returns None if the worker stops."""
-        if self._stops.is_set():
+        if self._stop_requested.is_set():
             return None
-        place: asyncio.Future[Job | None] = asyncio.get_running_loop().create_future()
-        self._free.append(place)
-        self._news.set()
-        return await place
+        job_future: asyncio.Future[Job | None] = asyncio.get_running_loop().create_future()
+        self._free.append(job_future)
+        self._changed.set()
+        return await job_future
 
     async def _work(self, process: WorkerProcess | None, job: Job) -> None:
         if process is None:
@@ -242,18 +242,18 @@ class Worker:
             outcome = await process.run(_shown(job), self._options.time_limit_s)
         except ProcessExited as died:
             ran_ms = (self._clock.monotonic_ns() - begun_ns) / 1e6
-            fate = settlement_of_exit(died, job.deliveries, ran_ms, self._options.backoff)
+            settlement = settlement_of_exit(died, job.deliveries, ran_ms, self._options.backoff)
         else:
-            fate = settlement_of_outcome(outcome, job.deliveries, self._options.backoff)
-        self._settler.settle(job, fate, process.pid)
+            settlement = settlement_of_outcome(outcome, job.deliveries, self._options.backoff)
+        self._settler.settle(job, settlement, process.pid)
 
     # -- claiming -------------------------------------------------------------------------------------
 
     async def _claim_all(self) -> None:
-        while not self._stops.is_set():
+        while not self._stop_requested.is_set():
             room = min(len(self._free), WORKER_UNSETTLED_MAX - self._settler.unsettled, CLAIM_JOBS_MAX)
             if room <= 0:
-                await self._wait_for_news()
+                await self._wait_for_change()
                 continue
             jobs = await self._claim(room)
             for job in jobs:
@@ -274,17 +274,17 @@ class Worker:
             logs.log_event(log, logging.WARNING, "engine did not reply", error=str(e))
             await asyncio.sleep(RETRY_S)
             return []
-        if not self._stops.is_set():
+        if not self._stop_requested.is_set():
             return jobs
         if jobs:
             with contextlib.suppress(RinglogError):  # On an error their leases expire.
                 await self._queue.nack(jobs, delay_ms=0)
         return []
 
-    async def _wait_for_news(self) -> None:
-        self._news.clear()
+    async def _wait_for_change(self) -> None:
+        self._changed.clear()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), WORKER_CLAIM_MS / 1e3)
+            await asyncio.wait_for(self._changed.wait(), WORKER_CLAIM_MS / 1e3)
 
 
 def _shown(job: Job) -> CurrentJob:

@@ -43,7 +43,7 @@ class WorkerProcess:
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
         self._cause: KillReason | None = None
-        self._is_ending = False
+        self._has_announced_exit = False
         self.jobs = 0
         """Number of jobs that were given to the process."""
         self._loop.add_reader(pidfd, self._on_end)
@@ -53,10 +53,10 @@ class WorkerProcess:
         """Start a process. `setup.fd` and `setup.parent_pid` are set here. Raises OSError."""
         ours, theirs = socket.socketpair()
         with theirs:
-            told = msgspec.structs.replace(setup, fd=theirs.fileno(), parent_pid=os.getpid())
+            child_setup = msgspec.structs.replace(setup, fd=theirs.fileno(), parent_pid=os.getpid())
             try:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", _MODULE, msgspec.json.encode(told).decode()],
+                    [sys.executable, "-m", _MODULE, msgspec.json.encode(child_setup).decode()],
                     stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), start_new_session=True,
                 )  # fmt: skip
             except BaseException:
@@ -80,7 +80,7 @@ class WorkerProcess:
     @property
     def is_alive(self) -> bool:
         """Whether the process accepts a job. False if it ended, was killed, or announced its end."""
-        return not (self._ended.done() or self._is_ending or self._cause)
+        return not (self._ended.done() or self._has_announced_exit or self._cause)
 
     def _on_end(self) -> None:
         self._loop.remove_reader(self._pidfd)
@@ -120,14 +120,14 @@ class WorkerProcess:
         if time_limit_s is not None:
             limit = self._loop.call_later(time_limit_s, self.kill, KillReason.TIME_LIMIT)
         try:
-            said = await self._receive()
+            message = await self._receive()
         finally:
             if limit is not None:
                 limit.cancel()
-        if not isinstance(said, wire.JobDone | wire.JobFailed | wire.JobRejected):
-            raise FrameInvalid("unexpected message from a worker process that runs a job", said=str(said))
-        self._is_ending = isinstance(said, wire.JobFailed) and said.is_last
-        return said
+        if not isinstance(message, wire.JobDone | wire.JobFailed | wire.JobRejected):
+            raise FrameInvalid("unexpected message from a worker process that runs a job", said=str(message))
+        self._has_announced_exit = isinstance(message, wire.JobFailed) and message.is_last
+        return message
 
     async def _receive(self) -> wire.ProcessMessage:
         reading = asyncio.create_task(self._read())
@@ -136,11 +136,11 @@ class WorkerProcess:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
                 await asyncio.wait((reading,), timeout=_EXIT_DRAIN_S)
-            said = reading.result() if reading.done() else None
+            message = reading.result() if reading.done() else None
         finally:
             reading.cancel()
-        if said is not None:
-            return said
+        if message is not None:
+            return message
         # The stream has ended. The process is about to exit, or it can no longer be reached and is killed.
         await asyncio.wait((self._ended,), timeout=_EXIT_DRAIN_S)
         if not self._ended.done():

@@ -29,7 +29,7 @@ LOST = "lease lost"
 """Log event of a job whose lease ended before its outcome arrived. It is or was delivered again."""
 _LEVELS = {DONE: logging.INFO, CUT_OFF: logging.INFO}
 
-End = tuple[Job, JobSettlement, int]
+SettledJob = tuple[Job, JobSettlement, int]
 """A job, its settlement, and the pid of the process that ran it."""
 
 
@@ -39,8 +39,8 @@ class Settler:
     def __init__(self, queue: Queue, backoff: WorkerBackoff) -> None:
         self._queue = queue
         self._backoff = backoff
-        self._ends: list[End] = []
-        self._news = asyncio.Event()
+        self._unsent: list[SettledJob] = []
+        self._changed = asyncio.Event()
         self._all_settled = asyncio.Event()
         self._all_settled.set()
         self.unsettled = 0
@@ -49,12 +49,12 @@ class Settler:
         self.task = asyncio.create_task(self._run())
         """Ends on cancellation, or with an error of the engine that is not retriable."""
 
-    def settle(self, job: Job, fate: JobSettlement, pid: int) -> None:
+    def settle(self, job: Job, settlement: JobSettlement, pid: int) -> None:
         """Queue the outcome of a job. It is sent soon."""
-        self._ends.append((job, fate, pid))
+        self._unsent.append((job, settlement, pid))
         self.unsettled += 1
         self._all_settled.clear()
-        self._news.set()
+        self._changed.set()
 
     async def wait_settled(self, timeout_s: float) -> bool:
         """Wait until the engine confirmed all outcomes. Returns False on a timeout or after an error."""
@@ -73,43 +73,46 @@ class Settler:
 
     async def _run(self) -> None:
         while True:
-            if not self._ends:
-                self._news.clear()
-                await self._news.wait()
+            if not self._unsent:
+                self._changed.clear()
+                await self._changed.wait()
                 continue
-            part, self._ends = self._ends[:JOBS_PER_REQUEST_MAX], self._ends[JOBS_PER_REQUEST_MAX:]
+            part, self._unsent = self._unsent[:JOBS_PER_REQUEST_MAX], self._unsent[JOBS_PER_REQUEST_MAX:]
             await self._send_settlements(part)
             self.unsettled -= len(part)
             if not self.unsettled:
                 self._all_settled.set()
 
-    async def _send_settlements(self, ends: list[End]) -> None:
+    async def _send_settlements(self, settled_jobs: list[SettledJob]) -> None:
         queue = self._queue
-        done = [end for end in ends if end[1].is_done]
-        await self._many(done, queue.ack)
-        back: dict[tuple[int, str], list[End]] = {}
-        for end in ends:
-            if end[1].is_rejected:
-                await self._reject(end)
-            elif not end[1].is_done:
-                back.setdefault((end[1].delay_ms, _failure_of(end[1])), []).append(end)
+        done = [settled_job for settled_job in settled_jobs if settled_job[1].is_done]
+        await self._settle_batch(done, queue.ack)
+        back: dict[tuple[int, str], list[SettledJob]] = {}
+        for settled_job in settled_jobs:
+            if settled_job[1].is_rejected:
+                await self._reject(settled_job)
+            elif not settled_job[1].is_done:
+                key = (settled_job[1].delay_ms, _failure_of(settled_job[1]))
+                back.setdefault(key, []).append(settled_job)
         for (delay_ms, reason), given in back.items():
-            await self._many(given, partial(queue.nack, delay_ms=delay_ms, reason=reason))
+            await self._settle_batch(given, partial(queue.nack, delay_ms=delay_ms, reason=reason))
 
-    async def _many(self, ends: list[End], tell: Callable[[list[Job]], Awaitable[Settled]]) -> None:
-        if not ends:
+    async def _settle_batch(
+        self, settled_jobs: list[SettledJob], send: Callable[[list[Job]], Awaitable[Settled]]
+    ) -> None:
+        if not settled_jobs:
             return
-        settled = await self._retry_until_answered(lambda: tell([job for job, _, _ in ends]))
+        settled = await self._retry_until_answered(lambda: send([job for job, _, _ in settled_jobs]))
         skipped = set(settled.skipped)
-        for job, fate, pid in ends:
-            self._note(job, fate, pid, is_late=job.seq in skipped)
+        for job, settlement, pid in settled_jobs:
+            self._log_settled(job, settlement, pid, is_late=job.seq in skipped)
 
-    async def _reject(self, end: End) -> None:
-        job, fate, pid = end
+    async def _reject(self, settled_job: SettledJob) -> None:
+        job, settlement, pid = settled_job
         try:
-            await self._retry_until_answered(lambda: self._queue.reject(job, fate.reason))
+            await self._retry_until_answered(lambda: self._queue.reject(job, settlement.reason))
         except LeaseLost:
-            self._note(job, fate, pid, is_late=True)
+            self._log_settled(job, settlement, pid, is_late=True)
         except InvalidRequest:
             # The queue has no dead-letter topic. The job is kept: it is retried after the longest backoff.
             logs.log_event(
@@ -119,13 +122,13 @@ class Settler:
                 queue=job.topic,
                 seq=job.seq,
             )
-            fate = JobSettlement(
-                FAILED, delay_ms=self._backoff.most_ms, reason=fate.reason, ran_ms=fate.ran_ms
+            settlement = JobSettlement(
+                FAILED, delay_ms=self._backoff.most_ms, reason=settlement.reason, ran_ms=settlement.ran_ms
             )
-            nack = partial(self._queue.nack, delay_ms=fate.delay_ms, reason=fate.reason)
-            await self._many([(job, fate, pid)], nack)
+            nack = partial(self._queue.nack, delay_ms=settlement.delay_ms, reason=settlement.reason)
+            await self._settle_batch([(job, settlement, pid)], nack)
         else:
-            self._note(job, fate, pid, is_late=False)
+            self._log_settled(job, settlement, pid, is_late=False)
 
     async def _retry_until_answered(self, ask: Callable[[], Awaitable[Settled | None]]) -> Settled:
         """Repeat a request until the engine replies. A successful `reject` returns no result."""
@@ -138,24 +141,24 @@ class Settler:
                 logs.log_event(log, logging.WARNING, "engine did not reply", error=str(e))
             await asyncio.sleep(RETRY_S)
 
-    def _note(self, job: Job, fate: JobSettlement, pid: int, *, is_late: bool) -> None:
-        event = LOST if is_late else fate.event
+    def _log_settled(self, job: Job, settlement: JobSettlement, pid: int, *, is_late: bool) -> None:
+        event = LOST if is_late else settlement.event
         self.counts[event] += 1
         facts = {
-            "queue": job.topic, "seq": job.seq, "deliveries": job.deliveries, "ran_ms": round(fate.ran_ms, 1),
-            "process": pid,
+            "queue": job.topic, "seq": job.seq, "deliveries": job.deliveries,
+            "ran_ms": round(settlement.ran_ms, 1), "process": pid,
         }  # fmt: skip
-        if fate.reason:
-            facts["reason"] = fate.reason
+        if settlement.reason:
+            facts["reason"] = settlement.reason
         if event == FAILED:
-            facts["again_in_ms"] = fate.delay_ms
+            facts["again_in_ms"] = settlement.delay_ms
         if is_late:
-            facts["was"] = fate.event
-        if fate.trace and log.isEnabledFor(logging.DEBUG):
-            facts["job_traceback"] = fate.trace
+            facts["was"] = settlement.event
+        if settlement.trace and log.isEnabledFor(logging.DEBUG):
+            facts["job_traceback"] = settlement.trace
         logs.log_event(log, _LEVELS.get(event, logging.ERROR), event, **facts)
 
 
-def _failure_of(fate: JobSettlement) -> str:
+def _failure_of(settlement: JobSettlement) -> str:
     """Return the reason for a dead letter; empty for a job that was only interrupted."""
-    return fate.reason if fate.event == FAILED else ""
+    return settlement.reason if settlement.event == FAILED else ""

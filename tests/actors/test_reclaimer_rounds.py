@@ -68,7 +68,7 @@ class World:
             disk, "/data", SETTINGS, copies=SegmentCopies(disk, "/data", store),
             rewriter=Rewriter(disk, "/data", SETTINGS, numbers, self.pace), shards=len(self.shards.refs),
             engine_id=ENGINE_ID, ask=self.shards.ask, clock=self.clock,
-            quarantined=lambda: self.quarantined, want_checkpoint=checkpoint, later=later,
+            quarantined=lambda: self.quarantined, want_checkpoint=checkpoint, submit_cold_job=later,
         )  # fmt: skip
 
     def snapshots(self, count: int = SNAPSHOTS_BEFORE_REMOVAL) -> None:

@@ -29,7 +29,11 @@ class World:
         self.current = True
         self.paced: list[int] = []
         self.scrubber = Scrubber(
-            self.disk, "/data", self.copies, pace=self.paced.append, is_current=lambda ref: self.current
+            self.disk,
+            "/data",
+            self.copies,
+            rate_limiter=self.paced.append,
+            is_current=lambda ref: self.current,
         )
 
     def rot(self, path: str, at: int) -> None:

@@ -50,7 +50,7 @@ def test_a_read_fetches_whole_blocks_and_the_next_read_comes_from_memory():
     assert reply.attachment == DATA[B + 10 : 2 * B + 10]
     (again,) = ask(core, B + 20, B + 30)
     assert again.attachment == DATA[B + 20 : B + 30]
-    assert (core.asked, core.hits) == (2, 1)
+    assert (core.requested, core.hits) == (2, 1)
 
 
 def test_a_read_at_the_end_of_a_part_gets_a_short_reply():

@@ -24,7 +24,7 @@ from actors.scheduler.forwarding.forwarding_core import (
 from actors.scheduler.forwarding.router_catalog import RouterCatalog, find_cycle
 from ringlog.envelope import messages as m
 from ringlog.errors import RouterCycle, TopicIncompatible
-from ringlog.limits import ROUTE_PASSES_MAX, ROUTE_PAUSE_MS_MAX, ROUTE_RECORDS_MAX, ROUTE_ROWS_MAX
+from ringlog.limits import FORWARD_REQUESTS_MAX, ROUTE_PAUSE_MS_MAX, ROUTE_RECORDS_MAX, ROUTE_ROWS_MAX
 from ringlog.topic.routers import Router, RouterFlag, RouterPassOutcome
 
 MS = 1_000_000
@@ -195,7 +195,7 @@ class Engine:
         self.core.check()
         out = [row.router for send in self.sent for row in send.message.rows]
         assert len(out) == len(set(out)), "a router is in two forward requests"
-        assert len(self.sent) <= ROUTE_PASSES_MAX + 3
+        assert len(self.sent) <= FORWARD_REQUESTS_MAX + 3
 
     def step(self) -> None:
         """Perform one random step."""

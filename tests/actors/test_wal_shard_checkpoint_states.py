@@ -10,7 +10,7 @@ import pytest
 
 from actors.wal_shard.recovery import recovery
 from actors.wal_shard.retention.checkpoint import ShardCheckpoint as ShardSide
-from chaos.order import Broken
+from chaos.order import GuaranteeBroken
 from chaos.states.explore import Share, explore
 
 SHARE = Share(recoveries_every=400, recovery_cuts=4, sends_again_every=5, goes_on_every=100)
@@ -51,7 +51,7 @@ def test_every_crash_state_of_long_histories_with_checkpoints():
 
 
 def caught(*steps: str) -> str:
-    with pytest.raises(Broken) as broken:
+    with pytest.raises(GuaranteeBroken) as broken:
         explore([steps], share=SHARE)
     return str(broken.value)
 

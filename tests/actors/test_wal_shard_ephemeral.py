@@ -115,7 +115,9 @@ def test_frames_of_durable_topics_evict_no_ephemeral_records(world):
     """A large durable frame must not enter the volatile log."""
     world.append("e", [b"kept"])
     seen = []
-    world.effect_observer = lambda _, effect: seen.append(effect) if isinstance(effect, ev.OpenVolatile) else None
+    world.effect_observer = lambda _, effect: (
+        seen.append(effect) if isinstance(effect, ev.OpenVolatile) else None
+    )
     for _ in range(4):
         world.append("f", [b"x" * 900_000])
         by_message(world, "f", b"y" * 900_000)

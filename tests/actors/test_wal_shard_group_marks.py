@@ -216,13 +216,14 @@ def test_a_group_with_unreadable_records_fails_and_another_group_continues(world
     write(world)
     write(world, 10)
     leases = world.run_of("t").core.requests.leases
-    learned, broken = leases.removals.query_results.notify, [leases.registry.find(m.Claim("t", "w", 1, group="g"))]
+    learned = leases.removals.query_results.notify
+    broken = [leases.registry.find(m.Claim("t", "w", 1, group="g"))]
 
     def damage(question, found):
-        is_broken = bool(broken) and question.learn.key == broken[0][1].number
+        is_broken = bool(broken) and question.record_query.key == broken[0][1].number
         learned(question, CorruptData("bytes are wrong") if is_broken else found)
 
-    monkeypatch.setattr(leases.removals, "learned", SimpleNamespace(notify=damage))
+    monkeypatch.setattr(leases.removals, "query_results", SimpleNamespace(notify=damage))
     for _ in range(2):
         with pytest.raises(Internal, match="damaged"):
             claim(world)

@@ -157,7 +157,7 @@ def test_settled_jobs_are_dropped_with_the_next_append(world: World) -> None:
 @pytest.mark.parametrize("each", [1, 3])
 def test_the_bound_drops_oldest_records(world: World, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tail = HotTail(10_000)
-    monkeypatch.setattr(world.run_of("q").core.requests.leases, "newest", tail)
+    monkeypatch.setattr(world.run_of("q").core.requests.leases, "recent_records", tail)
     monkeypatch.setattr(hot_tail, "_TIDY_AT", 7)
     world.put_topic("p", type="queue", durability="disk")
     for n in range(300):
@@ -179,7 +179,7 @@ def test_the_bound_drops_oldest_records(world: World, each: int, monkeypatch: py
 def test_memory_of_split_small_jobs_is_counted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A payload of one byte takes 5 bytes in its frame, and ten times that as an object."""
     tail = HotTail(30_000)
-    monkeypatch.setattr(world.run_of("q").core.requests.leases, "newest", tail)
+    monkeypatch.setattr(world.run_of("q").core.requests.leases, "recent_records", tail)
     for _ in range(10):
         world.append("q", [b"x"] * 200)
     assert len(tail) == 10
@@ -196,7 +196,7 @@ def test_memory_of_split_small_jobs_is_counted(world: World, monkeypatch: pytest
 
 def test_frames_larger_than_the_bound_are_not_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     tail = HotTail(1_000)
-    monkeypatch.setattr(world.run_of("q").core.requests.leases, "newest", tail)
+    monkeypatch.setattr(world.run_of("q").core.requests.leases, "recent_records", tail)
     world.append("q", [bytes(100)] * 20)
     world.append("q", [bytes(5_000)])
     assert (tail.bytes, len(tail)) == (0, 0)

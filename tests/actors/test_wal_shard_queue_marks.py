@@ -231,7 +231,7 @@ def test_a_queue_with_unreadable_records_delivers_nothing(world, monkeypatch):
     def damage(question, found):
         learned(question, CorruptData("bytes are wrong") if broken[0] else found)
 
-    monkeypatch.setattr(queues.removals, "learned", SimpleNamespace(notify=damage))
+    monkeypatch.setattr(queues.removals, "query_results", SimpleNamespace(notify=damage))
     for _ in range(2):
         with pytest.raises(Internal, match="damaged"):
             claim(world)

@@ -11,7 +11,7 @@ import pytest
 
 from actors.wal_shard.core import ShardCore
 from actors.wal_shard.recovery import recovery, replay
-from chaos.order import Broken
+from chaos.order import GuaranteeBroken
 from chaos.states.explore import Share, explore, histories
 from ringlog.storage.disk import Disk
 from ringlog.storage.wal import WalWriter
@@ -49,7 +49,7 @@ def test_crash_states_of_two_steps_recover_twice_to_the_same_state():
 
 def caught(*steps: str) -> str:
     """Return the judge's message about these histories under a mutant. Fail if there is none."""
-    with pytest.raises(Broken) as broken:
+    with pytest.raises(GuaranteeBroken) as broken:
         explore([steps], share=Share(recoveries_every=1 << 30))
     return str(broken.value)
 

@@ -110,7 +110,9 @@ def test_the_shard_wakes_up_for_the_deletion(world):
 def test_the_deletion_is_like_a_requested_one_and_contains_its_reason(world):
     """The slot is released, so that the name can be used again."""
     seen: list[ev.RetireTopic] = []
-    world.effect_observer = lambda _, effect: seen.append(effect) if isinstance(effect, ev.RetireTopic) else None
+    world.effect_observer = lambda _, effect: (
+        seen.append(effect) if isinstance(effect, ev.RetireTopic) else None
+    )
     make(world)
     world.append("t", [b"1", b"2"])
     wait(world, PERIOD_S + LATE_S)

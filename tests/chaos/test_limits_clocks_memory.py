@@ -103,7 +103,7 @@ sys.meta_path.insert(0, Finder)
 
 FOLLOW_THE_CLOCK = {"actors.wal_shard.commit.admission": [("max(now_us, topic.last_ts)", "now_us")]}
 TELL_NOBODY = {
-    "ringlog.supervision.rings": [("            self._tell_producer(ring)\n", "")],
+    "ringlog.supervision.rings": [("            self._notify_producer(ring)\n", "")],
     "ringlog.link.channel.ring_channel": [("if producer.is_removed:", "if False:")],
 }
 BELIEVE_BODIES = {

@@ -152,7 +152,7 @@ def test_a_client_without_expiring_topics_has_no_keep_alive_timer(client):
     client.append(name, b"r")
     with client.reader(name, follow=True) as reader:
         assert next(iter(reader)).data == b"r"
-        assert not client._shell.session.topic_keep_alive._used
+        assert not client._shell.session.topic_keep_alive._followed
     client.topics.delete(name)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.order import Broken
+from chaos.order import GuaranteeBroken
 from chaos.schedules.ring import FRAME_BYTES, Plan, explore
 from ringlog.ring.consumer import RingConsumer
 from ringlog.ring.layout import RingWord
@@ -145,5 +145,5 @@ MUTANTS = [
 def test_the_explorer_detects_each_planted_bug(mutant: type, changes: dict, promise: str) -> None:
     """For each planted bug, some schedule breaks the invariant that the bug affects."""
     side = "producer" if issubclass(mutant, RingProducer) else "consumer"
-    with pytest.raises(Broken, match=promise):
+    with pytest.raises(GuaranteeBroken, match=promise):
         explore(Plan(TWO_FRAMES_AND_A_PAD, frames=3), **{side: mutant, **changes})

@@ -63,7 +63,7 @@ def test_spark_agrees_with_pandas_after_a_kill_of_its_stream(tmp_path: Path) -> 
 
 
 def test_without_java_the_demo_reports_the_missing_requirement(monkeypatch, tmp_path):
-    assert spark_stage.lacking() == ""
+    assert spark_stage.missing_requirement() == ""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setattr("ringlog.spark.jre.PACKAGE", "no_such_package")
-    assert "Java 17" in spark_stage.lacking()
+    assert "Java 17" in spark_stage.missing_requirement()

@@ -21,9 +21,9 @@ def wait_dead(child: ChildProcess, seconds: float = 20.0) -> bool:
     return bool(select.select([child.pidfd], [], [], seconds)[0])
 
 
-def start(code: str, environ: dict[str, str] | None = None, life_line: int = 0) -> ChildProcess:
+def start(code: str, environ: dict[str, str] | None = None, liveness_fd: int = 0) -> ChildProcess:
     return child_process.spawn_process(
-        [sys.executable, "-c", code], environ or child_environment(os.environ), life_line
+        [sys.executable, "-c", code], environ or child_environment(os.environ), liveness_fd
     )
 
 
@@ -75,7 +75,7 @@ def test_a_child_is_seen_to_live_from_its_birth_to_its_death(tmp_path: Path) -> 
     """The liveness lock is held before the child runs any code, and until it has exited (P3)."""
     Board.create(tmp_path).close()
     line = run_dir.open_liveness_lock(str(tmp_path))
-    child = start("import os, signal; os.closerange(0, 3); signal.pause()", life_line=line)
+    child = start("import os, signal; os.closerange(0, 3); signal.pause()", liveness_fd=line)
     child.send_signal(signal.SIGSTOP)
     os.close(line)
     has_waited_for_cpu = run_dir.orphans_alive(str(tmp_path))

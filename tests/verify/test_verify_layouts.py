@@ -23,7 +23,7 @@ from ringlog.verify.snapshot_decoder import SnapshotFacts
 def snapshot(shard: int, shards: int, floor: int) -> FileReport:
     report = FileReport(f"meta/snapshot-{shard:02d}.1", "snapshot")
     report.header = {"shard": shard, "shards": shards, "number": 1}
-    report.more = {"facts": SnapshotFacts(0, floor, [], [])}
+    report.extra = {"facts": SnapshotFacts(0, floor, [], [])}
     return report
 
 

@@ -62,20 +62,20 @@ class SchedulerTopic:
         "is_strong",
         "offered_ns",
         "offered_until",
+        "priority",
         "readable_until",
         "seen_ms",
         "shard",
         "slot",
-        "standing",
         "topic_id",
         "waiting",
     )  # fmt: skip
 
     def __init__(
-        self, shard: int, slot: int, topic_id: int, *, is_strong: bool, standing: TopicPriority
+        self, shard: int, slot: int, topic_id: int, *, is_strong: bool, priority: TopicPriority
     ) -> None:
         self.shard, self.slot, self.topic_id, self.is_strong = shard, slot, topic_id, is_strong
-        self.standing = standing
+        self.priority = priority
         """Priority of the topic, shared by the eventual and the strong object."""
         self.epoch = 0
         """0 = no published state was read yet."""
@@ -107,8 +107,8 @@ class SchedulerFeed:
         "behind_since_ms",
         "catch_up_ms",
         "catch_up_seq",
-        "is_alarmed",
         "lagging_since_ms",
+        "needs_recheck",
         "number",
         "state",
         "subscription",
@@ -123,7 +123,7 @@ class SchedulerFeed:
         self.state = FeedGrantState.IDLE
         self.lagging_since_ms = 0
         """When the feed began to lag, for the grant that it waits for or has."""
-        self.is_alarmed = False
+        self.needs_recheck = False
         """The topic was deleted, recreated or given up: a recheck grant is due at any position."""
         self.behind_since_ms = -1
         """Start of the current backlog, over several grants; -1 = none when the current grant was given."""
@@ -149,7 +149,7 @@ class SchedulerFeed:
     @property
     def is_lagging(self) -> bool:
         """Whether the topic has records that the reader has no grant for, or a recheck grant is due."""
-        return self.is_alarmed or (self.after < self.topic.readable_until and not self.topic.is_lost)
+        return self.needs_recheck or (self.after < self.topic.readable_until and not self.topic.is_lost)
 
 
 class SchedulerSubscription:
@@ -219,7 +219,7 @@ class FollowedShard:
         """Least time between two wake-ups of one topic, in ns; 0 = no pressure."""
         self.is_given_up = False
         """The shard failed permanently. Feeds of its topics receive recheck grants."""
-        self.to_look: dict[SchedulerTopic, None] = {}
+        self.slots_to_read: dict[SchedulerTopic, None] = {}
         """Topics whose slots must be read again."""
 
     def follow_topic(self, topic: SchedulerTopic) -> None:
@@ -235,10 +235,10 @@ class FollowedShard:
     def unfollow_topic(self, topic: SchedulerTopic) -> None:
         """Remove a topic whose last feed has ended."""
         del (self.strong_topics if topic.is_strong else self.topics)[topic.slot, topic.topic_id]
-        self.to_look.pop(topic, None)
-        left = self.slots[topic.slot] - 1
-        if left:
-            self.slots[topic.slot] = left
+        self.slots_to_read.pop(topic, None)
+        remaining = self.slots[topic.slot] - 1
+        if remaining:
+            self.slots[topic.slot] = remaining
         else:
             del self.slots[topic.slot]
             self.is_watched[topic.slot] = False

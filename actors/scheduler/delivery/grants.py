@@ -32,10 +32,10 @@ from ringlog.topic.priority import band_of
 
 UNTIL_RECHECK = (1 << 63) - 1
 """`until` of a recheck grant. The topic was deleted or recreated, or its shard failed: resolve it again."""
-ORDER_LOOK_MS = 1_000
+PRIORITY_REREAD_MS = 1_000
 """A feed that starts to wait causes a new read of its topic's slot, at most once in this time."""
 _ROW = Struct(f"<{TURN_WORDS}Q")
-_ONE_TURN = m.Turns(1)
+_ONE_GRANT = m.Turns(1)
 
 
 class GrantDispatcher:
@@ -115,12 +115,12 @@ class GrantDispatcher:
         for subscription in shed_subscriptions:
             self.serve_subscription(subscription)
 
-    def _band(self, topic: SchedulerTopic, dirty_ms: int) -> int:
-        """Return the band of a feed that has been lagging since `dirty_ms`.
+    def _band(self, topic: SchedulerTopic, lag_start_ms: int) -> int:
+        """Return the band of a feed that has been lagging since `lag_start_ms`.
 
         Called only while the governor sheds.
         """
-        return band_of(topic.standing.effective(self.now_ms, dirty_ms))
+        return band_of(topic.priority.effective(self.now_ms, lag_start_ms))
 
     # -- grants ---------------------------------------------------------------------------------------
 
@@ -134,23 +134,23 @@ class GrantDispatcher:
         idle, topic.idle = topic.idle, {}
         until, is_lost, now_ms = topic.readable_until, topic.is_lost, self.now_ms
         band = self._band(topic, now_ms) if self.is_shedding else BANDS
-        told_after, words = -1, (until, *NO_HINT)
+        words_after, words = -1, (until, *NO_HINT)
         for feed in idle:
             after = feed.after
-            if feed.is_alarmed or is_lost or after >= until:
-                if feed.is_alarmed:
+            if feed.needs_recheck or is_lost or after >= until:
+                if feed.needs_recheck:
                     self.offer_feed(feed, now_ms)
                 else:
                     topic.idle[feed] = None
                 continue
             subscription = feed.subscription
             link = subscription.link
-            is_held = link.is_blocked or band < link.sheds_below
-            if is_held or subscription.free <= 0 or subscription.ready is not None:
+            must_wait = link.is_blocked or band < link.sheds_below
+            if must_wait or subscription.free <= 0 or subscription.ready is not None:
                 self._enqueue(feed, now_ms)
                 continue
-            if after != told_after:
-                told_after, words = after, (until, *topic.find_hint(after))
+            if after != words_after:
+                words_after, words = after, (until, *topic.find_hint(after))
             subscription.free -= 1
             feed.state, feed.lagging_since_ms = FeedGrantState.GRANTED, now_ms
             if not link.granted_feeds:
@@ -158,32 +158,32 @@ class GrantDispatcher:
             link.granted_rows += (subscription.number, feed.number, *words)
             link.granted_feeds.append(feed)
 
-    def offer_feed(self, feed: SchedulerFeed, dirty_ms: int) -> None:
+    def offer_feed(self, feed: SchedulerFeed, lag_start_ms: int) -> None:
         """Give a lagging feed a grant if it has credit and no other feed waits.
 
         Otherwise add it to the ready set.
         """
         subscription, link = feed.subscription, feed.subscription.link
         may_go = subscription.free > 0 and subscription.ready is None and not link.is_blocked
-        if may_go and not (self.is_shedding and self._band(feed.topic, dirty_ms) < link.sheds_below):
+        if may_go and not (self.is_shedding and self._band(feed.topic, lag_start_ms) < link.sheds_below):
             feed.topic.idle.pop(feed, None)
-            self._grant(feed, dirty_ms)
+            self._grant(feed, lag_start_ms)
         else:
-            self._enqueue(feed, dirty_ms)
+            self._enqueue(feed, lag_start_ms)
 
-    def _enqueue(self, feed: SchedulerFeed, dirty_ms: int) -> None:
+    def _enqueue(self, feed: SchedulerFeed, lag_start_ms: int) -> None:
         subscription, topic = feed.subscription, feed.topic
         topic.idle.pop(feed, None)
-        feed.state, feed.lagging_since_ms = FeedGrantState.READY, dirty_ms
-        if self.now_ms - topic.seen_ms >= ORDER_LOOK_MS:
+        feed.state, feed.lagging_since_ms = FeedGrantState.READY, lag_start_ms
+        if self.now_ms - topic.seen_ms >= PRIORITY_REREAD_MS:
             # The topic's priority may have been configured since its slot was last read.
             topic.seen_ms = self.now_ms
-            self._shards[topic.shard].to_look[topic] = None
+            self._shards[topic.shard].slots_to_read[topic] = None
         topic.waiting[feed] = None
         if subscription.ready is None:
             subscription.ready = ReadySet(self.ready_by_band)
             subscription.link.waiting[subscription] = None
-        subscription.ready.add(feed, topic.standing, dirty_ms, self.now_ms)
+        subscription.ready.add(feed, topic.priority, lag_start_ms, self.now_ms)
         self.ready_count += 1
         if self.is_shedding:
             self.serve_subscription(
@@ -198,17 +198,17 @@ class GrantDispatcher:
             if popped is None:
                 self.shed_subscriptions[subscription] = None
                 break
-            feed, dirty_ms = popped
-            self._left_ready(feed)
-            self._grant(feed, dirty_ms)
+            feed, lag_start_ms = popped
+            self._on_removed_from_ready(feed)
+            self._grant(feed, lag_start_ms)
 
-    def _grant(self, feed: SchedulerFeed, dirty_ms: int) -> None:
+    def _grant(self, feed: SchedulerFeed, lag_start_ms: int) -> None:
         subscription, topic = feed.subscription, feed.topic
         link = subscription.link
         subscription.free -= 1
-        feed.state, feed.lagging_since_ms = FeedGrantState.GRANTED, dirty_ms
-        if feed.is_alarmed:
-            feed.is_alarmed = False
+        feed.state, feed.lagging_since_ms = FeedGrantState.GRANTED, lag_start_ms
+        if feed.needs_recheck:
+            feed.needs_recheck = False
             words = (UNTIL_RECHECK, *NO_HINT)
         else:
             words = (topic.readable_until, *topic.find_hint(feed.after))
@@ -217,7 +217,7 @@ class GrantDispatcher:
         link.granted_rows += (subscription.number, feed.number, *words)
         link.granted_feeds.append(feed)
 
-    def _left_ready(self, feed: SchedulerFeed) -> None:
+    def _on_removed_from_ready(self, feed: SchedulerFeed) -> None:
         """Update the counts after a feed has left its ready set."""
         subscription = feed.subscription
         del feed.topic.waiting[feed]
@@ -232,7 +232,7 @@ class GrantDispatcher:
         if feed.state is FeedGrantState.READY:
             assert feed.subscription.ready is not None
             feed.subscription.ready.discard(feed)
-            self._left_ready(feed)
+            self._on_removed_from_ready(feed)
         elif feed.state is FeedGrantState.GRANTED:
             feed.subscription.free += 1
         feed.state, feed.behind_since_ms = FeedGrantState.IDLE, -1
@@ -259,16 +259,16 @@ class GrantDispatcher:
         if link not in self._granted_links:
             return
         del self._granted_links[link]
-        rows, told = link.granted_rows, link.granted_feeds
+        rows, granted = link.granted_rows, link.granted_feeds
         link.granted_rows, link.granted_feeds = [], []
-        self.granted_count += len(told)
-        if len(told) == 1:
+        self.granted_count += len(granted)
+        if len(granted) == 1:
             # Fast path: many links with one grant each is the common case.
-            self._effects.append(SendToLink(link.id, _ONE_TURN, 0, _ROW.pack(*rows), tuple(told)))
+            self._effects.append(SendToLink(link.id, _ONE_GRANT, 0, _ROW.pack(*rows), tuple(granted)))
             return
         words = np.array(rows, dtype=np.uint64)
-        for first in range(0, len(told), GRANTS_PER_MESSAGE_MAX):
-            feeds = tuple(told[first : first + GRANTS_PER_MESSAGE_MAX])
+        for first in range(0, len(granted), GRANTS_PER_MESSAGE_MAX):
+            feeds = tuple(granted[first : first + GRANTS_PER_MESSAGE_MAX])
             part = words[first * TURN_WORDS : (first + len(feeds)) * TURN_WORDS]
             self._effects.append(SendToLink(link.id, m.Turns(len(feeds)), 0, part.tobytes(), feeds))
 
@@ -288,7 +288,7 @@ class GrantDispatcher:
                 feed.subscription.free += 1
                 feed.state = FeedGrantState.IDLE
                 # A feed that is not lagging had a recheck grant, which is still due.
-                feed.is_alarmed = feed.is_alarmed or not feed.is_lagging
+                feed.needs_recheck = feed.needs_recheck or not feed.is_lagging
                 self._enqueue(feed, feed.lagging_since_ms)
 
     def retry_blocked_links(self, links: Mapping[bytes, Link]) -> None:

@@ -33,7 +33,7 @@ from ringlog.logs import log_event
 log = logging.getLogger("ringlog.scheduler")
 
 _SAMPLE_NS = GOVERNOR_SAMPLE_MS * 1_000_000
-_LAG_LOOK_NS = 1_000_000_000
+_LAG_SAMPLE_NS = 1_000_000_000
 
 
 class SchedulerLoadMonitor:
@@ -46,19 +46,19 @@ class SchedulerLoadMonitor:
         self._page, self._shards, self._schedulers = page, shards, schedulers
         self._is_first, self._is_reacting = number == 0, is_reacting
         self._own = Governor()
-        self._instance = Governor()
+        self._engine_governor = Governor()
         self.idle_ns = 0
         """Idle time in ns since the last sample. The shell adds to it when it sleeps."""
         self._sampled_ns, self._due_ns = now_ns, now_ns + _SAMPLE_NS
         self._lag_ns = 0
         self._is_lag_announced = False
-        self._standing: int | None = None
-        self._told: HistogramSnapshot = page.histogram(HistogramKind.COMMIT).snapshot()
+        self._backlog_min: int | None = None
+        self._latency_seen: HistogramSnapshot = page.histogram(HistogramKind.COMMIT).snapshot()
         self._groups = 0
         self._is_quiet = True
         self._waited_before_ns = page.get(GovernorField.WAITED_NS)
         self._last = ev.DeliveryPressureChanged((0,) * len(shards), False)
-        pressure.begin(page)
+        pressure.reset_gauges(page)
 
     @classmethod
     def from_board(cls, board: Board, number: int, shards: int, schedulers: int, now_ns: int, *,
@@ -80,7 +80,7 @@ class SchedulerLoadMonitor:
             if type(event) is ev.NewsRows:
                 rows = event.rows
                 waiting += len(rows) if len(rows) < 2 else len(np.unique(rows[:, 0]))
-        self._standing = waiting if self._standing is None else min(self._standing, waiting)
+        self._backlog_min = waiting if self._backlog_min is None else min(self._backlog_min, waiting)
         if now_ns < self._due_ns:
             return None
         self._sample(now_ns, core)
@@ -102,29 +102,29 @@ class SchedulerLoadMonitor:
         worked_ns = max(took_ns - self.idle_ns, 0)
         self.idle_ns, self._sampled_ns, self._due_ns = 0, now_ns, now_ns + _SAMPLE_NS
         # Only a backlog that was present in every pass of a full interval counts.
-        standing = (self._standing or 0) if took_ns < 2 * _SAMPLE_NS else 0
-        self._standing = None
-        told = page.histogram(HistogramKind.COMMIT).snapshot()
-        latency_ns, self._told = told.since(self._told).mean, told
+        backlog = (self._backlog_min or 0) if took_ns < 2 * _SAMPLE_NS else 0
+        self._backlog_min = None
+        latencies = page.histogram(HistogramKind.COMMIT).snapshot()
+        latency_ns, self._latency_seen = latencies.since(self._latency_seen).mean, latencies
         self._own.observe(PressureSample(busy=worked_ns / took_ns, latency_ns=latency_ns))
         page.add(ProcessField.BUSY_NS, worked_ns)
-        page.set(SchedulerField.STANDING, standing)
+        page.set(SchedulerField.STANDING, backlog)
         for band in range(BANDS):
             page.set(SchedulerField.BAND_LOWEST + band, core.grants.ready_by_band[band])
-        if now_ns - self._lag_ns >= _LAG_LOOK_NS:
+        if now_ns - self._lag_ns >= _LAG_SAMPLE_NS:
             self._lag_ns = now_ns
             furthest = core.furthest_behind()
             page.set(SchedulerField.LAG_MS, furthest.lag_ms if furthest is not None else 0)
-            self._log_lag(furthest)
+            self._log_lag_change(furthest)
         if self._is_first:
-            self._sample_instance(now_ns)
-            pressure.publish(page, self._instance, self._instance.own, now_ns)
+            self._sample_engine(now_ns)
+            pressure.publish(page, self._engine_governor, self._engine_governor.own, now_ns)
         page.set(GovernorField.BUSY, round(self._own.busy * pressure.MILLION))
         page.set(GovernorField.DELAY_NS, round(self._own.latency_ns))
         page.set(GovernorField.WAITED_NS, self._waited_before_ns + core.grants.coalesced_ns)
         page.set(GovernorField.SAMPLED_NS, now_ns)
 
-    def _log_lag(self, furthest: Lag | None) -> None:
+    def _log_lag_change(self, furthest: Lag | None) -> None:
         """Log once when a consumer lags, and once when no consumer lags any more."""
         is_late = furthest is not None and furthest.lag_ms >= LAG_ANNOUNCED_MS
         if is_late == self._is_lag_announced:
@@ -139,7 +139,7 @@ class SchedulerLoadMonitor:
         else:
             log_event(log, logging.INFO, "no consumer lags any more")
 
-    def _sample_instance(self, now_ns: int) -> None:
+    def _sample_engine(self, now_ns: int) -> None:
         others = [page for page in self._schedulers[1:] if pressure.is_heartbeat_fresh(page, now_ns)]
         busy = max((page.get(GovernorField.BUSY) / pressure.MILLION for page in others), default=0.0)
         delay_ns = max((page.get(GovernorField.DELAY_NS) for page in others), default=0)
@@ -147,7 +147,7 @@ class SchedulerLoadMonitor:
             page.get(SchedulerField.STANDING) for page in others
         )
         averages = pressure_of_averages(max(self._own.busy, busy), max(self._own.latency_ns, delay_ns))
-        self._instance.observe(
+        self._engine_governor.observe(
             PressureSample(
                 ready=ready, workers=len(self._schedulers), fill=averages,
                 shards_pressure=max(pressure.read(page, now_ns).pressure for page in self._shards),
@@ -156,12 +156,12 @@ class SchedulerLoadMonitor:
 
     def _read_pressure(self, now_ns: int) -> ev.DeliveryPressureChanged:
         """Read the pressure from the pages, so that all schedulers use the same values."""
-        instance = pressure.read(self._schedulers[0], now_ns)
+        engine = pressure.read(self._schedulers[0], now_ns)
         shards = [pressure.read(page, now_ns).pressure for page in self._shards]
         groups = sum(page.get(ProcessField.GROUPS) for page in self._shards)
-        self._is_quiet = groups == self._groups and not (instance.pressure or any(shards) or self._own.busy)
+        self._is_quiet = groups == self._groups and not (engine.pressure or any(shards) or self._own.busy)
         self._groups = groups
         if not self._is_reacting:
             return self._last
-        gaps_ns = tuple(coalesce_ns(max(instance.fill, each)) for each in shards)
-        return ev.DeliveryPressureChanged(gaps_ns, instance.step >= PressureStep.SHED)
+        gaps_ns = tuple(coalesce_ns(max(engine.fill, each)) for each in shards)
+        return ev.DeliveryPressureChanged(gaps_ns, engine.step >= PressureStep.SHED)

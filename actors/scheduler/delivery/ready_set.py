@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 from ringlog.limits import AGING_TICK_MS, BANDS
 from ringlog.topic.priority import CREDITS, TOP_BAND, TopicPriority, band_of
 
-_GONE = -1
+_NO_BAND = -1
 STALE_MIN = 64
 """Number of stale references that are always tolerated."""
 
@@ -27,14 +27,14 @@ K = TypeVar("K")
 
 
 class _ReadyEntry(Generic[K]):
-    __slots__ = ("band", "key", "number", "since_ms", "standing", "tick")
+    __slots__ = ("band", "key", "number", "priority", "since_ms", "tick")
 
-    def __init__(self, key: K, standing: TopicPriority, dirty_ms: int, number: int) -> None:
+    def __init__(self, key: K, priority: TopicPriority, lag_start_ms: int, number: int) -> None:
         self.key = key
-        self.standing = standing
-        self.since_ms = dirty_ms
+        self.priority = priority
+        self.since_ms = lag_start_ms
         self.number = number
-        self.band = _GONE
+        self.band = _NO_BAND
         self.tick = 0
         """Tick at which it is checked next; 0 = never."""
 
@@ -98,14 +98,14 @@ class ReadySet(Generic[K]):
         """Return the band of a key; raise KeyError if it does not wait."""
         return self._entries[key].band
 
-    def add(self, key: K, standing: TopicPriority, dirty_ms: int, now_ms: int) -> None:
-        """Add `key`, which has been lagging since `dirty_ms`. Do nothing if it already waits."""
+    def add(self, key: K, priority: TopicPriority, lag_start_ms: int, now_ms: int) -> None:
+        """Add `key`, which has been lagging since `lag_start_ms`. Do nothing if it already waits."""
         if key in self._entries:
             return
         if not self._entries:
             self._tick = now_ms // AGING_TICK_MS
         self._number += 1
-        entry = self._entries[key] = _ReadyEntry(key, standing, dirty_ms, self._number)
+        entry = self._entries[key] = _ReadyEntry(key, priority, lag_start_ms, self._number)
         self._place(entry, now_ms)
 
     def discard(self, key: K) -> None:
@@ -113,7 +113,7 @@ class ReadySet(Generic[K]):
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._stale += 1
-            self._left(entry)
+            self._on_removed(entry)
 
     def refresh(self, key: K, now_ms: int) -> None:
         """Move a key to the band of its changed priority. Its order by age stays."""
@@ -122,7 +122,7 @@ class ReadySet(Generic[K]):
             return
         if entry.tick:
             self._stale += 1
-        if entry.band == band_of(entry.standing.effective(now_ms, entry.since_ms)):
+        if entry.band == band_of(entry.priority.effective(now_ms, entry.since_ms)):
             self._schedule_rise(entry, now_ms)
         else:
             self._stale += 1
@@ -160,21 +160,21 @@ class ReadySet(Generic[K]):
         else:
             heapq.heappop(band.late)
         del self._entries[entry.key]
-        self._left(entry)
+        self._on_removed(entry)
         return entry.key, entry.since_ms
 
     # -- internals ------------------------------------------------------------------------------------
 
     def _place(self, entry: _ReadyEntry[K], now_ms: int) -> None:
-        if entry.band != _GONE:
+        if entry.band != _NO_BAND:
             self._counts[entry.band] -= 1
-        entry.band = band_of(entry.standing.effective(now_ms, entry.since_ms))
+        entry.band = band_of(entry.priority.effective(now_ms, entry.since_ms))
         self._counts[entry.band] += 1
         self._bands[entry.band].add(entry)
         self._schedule_rise(entry, now_ms)
 
     def _schedule_rise(self, entry: _ReadyEntry[K], now_ms: int) -> None:
-        due_ms = entry.standing.next_rise_ms(now_ms, entry.since_ms)
+        due_ms = entry.priority.next_rise_ms(now_ms, entry.since_ms)
         if due_ms is None:
             entry.tick = 0
             return
@@ -191,9 +191,9 @@ class ReadySet(Generic[K]):
         while self._ticks and self._ticks[0] <= self._tick:
             tick = heapq.heappop(self._ticks)
             for entry in self._due.pop(tick):
-                if entry.tick != tick or entry.band == _GONE:
+                if entry.tick != tick or entry.band == _NO_BAND:
                     self._stale -= 1
-                elif band_of(entry.standing.effective(now_ms, entry.since_ms)) > entry.band:
+                elif band_of(entry.priority.effective(now_ms, entry.since_ms)) > entry.band:
                     self._stale += 1
                     self._place(entry, now_ms)
                 else:
@@ -215,9 +215,9 @@ class ReadySet(Generic[K]):
             return queue[0]
         return late[0] if late else None
 
-    def _left(self, entry: _ReadyEntry[K]) -> None:
+    def _on_removed(self, entry: _ReadyEntry[K]) -> None:
         self._counts[entry.band] -= 1
-        entry.band = _GONE
+        entry.band = _NO_BAND
         if entry.tick:
             self._stale += 1
         if self._entries:

@@ -35,33 +35,36 @@ _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.encode
 
 
-def dead_letter_columns(record: Record, spent: m.ExhaustedReply, deliveries: int, record_bytes: int) -> Any:
+def dead_letter_columns(
+    record: Record, exhausted: m.ExhaustedReply, deliveries: int, record_bytes: int
+) -> Any:
     """Return the columns of a dead letter: all fields of the job, and the stamps of its origin.
 
     The job's own expiry is kept only if the request says so. `record_bytes` is the maximum size of payload
     and metadata together.
     """
-    stamps = _stamps(record.seq, spent, deliveries)
+    stamps = _stamps(record.seq, exhausted, deliveries)
     fields = _fields(record.meta_json or b"")
     headers = {name: value for name, value in record.headers.items() if name not in DEAD_LETTER_META_KEYS}
     stamped = _encode(fields | stamps)
     if _fits(record, stamped, len(fields), record_bytes):
-        return record_columns(record, stamped, headers, keeps_expiry=spent.keeps_expiry)
+        return record_columns(record, stamped, headers, keeps_expiry=exhausted.keeps_expiry)
     meta = _encode(fields) if fields else b""
     if DEAD_LETTER_META in fields and not _fits(record, meta, len(fields), record_bytes):
         meta = b""  # Metadata that was no JSON object does not fit as a field of one.
-    return record_columns(record, meta, stamped_headers(headers, stamps), keeps_expiry=spent.keeps_expiry)
+    return record_columns(record, meta, stamped_headers(headers, stamps), keeps_expiry=exhausted.keeps_expiry)
 
 
-def _stamps(seq: int, spent: m.ExhaustedReply, deliveries: int) -> dict[str, str]:
+def _stamps(seq: int, exhausted: m.ExhaustedReply, deliveries: int) -> dict[str, str]:
     stamps = {
-        DEAD_LETTER_FROM: spent.topic, DEAD_LETTER_DELIVERIES: str(deliveries), DEAD_LETTER_SRC_SEQ: str(seq),
+        DEAD_LETTER_FROM: exhausted.topic, DEAD_LETTER_DELIVERIES: str(deliveries),
+        DEAD_LETTER_SRC_SEQ: str(seq),
     }  # fmt: skip
-    if spent.group:
-        stamps |= {DEAD_LETTER_GROUP: spent.group, DEAD_LETTER_SRC_ID: str(spent.topic_id)}
-    if seq in spent.reasons:
-        stamps[DEAD_LETTER_REASON] = spent.reasons[seq]
-        at_ms, nacks = spent.failed.get(seq, (0, 0))
+    if exhausted.group:
+        stamps |= {DEAD_LETTER_GROUP: exhausted.group, DEAD_LETTER_SRC_ID: str(exhausted.topic_id)}
+    if seq in exhausted.reasons:
+        stamps[DEAD_LETTER_REASON] = exhausted.reasons[seq]
+        at_ms, nacks = exhausted.failed.get(seq, (0, 0))
         stamps |= {DEAD_LETTER_LAST_FAILURE: str(at_ms)} if at_ms else {}
         stamps |= {DEAD_LETTER_NACKS: str(nacks)} if nacks else {}
     return stamps

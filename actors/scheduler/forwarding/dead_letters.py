@@ -79,22 +79,22 @@ class DeadLetters:
 
         Start a pass when its counter on the board has changed.
         """
-        seen, asked_ns, pause_s = -1, 0, PAUSE_S_MIN
+        last_counter, scanned_ns, pause_s = -1, 0, PAUSE_S_MIN
         while not self._is_closed:
-            word = self._word(shard)
+            counter = self._exhausted_counter(shard)
             now_ns = self._clock.monotonic_ns()
-            if word == seen and now_ns - asked_ns < DEAD_LETTERS_RESCAN_S * 1e9:
+            if counter == last_counter and now_ns - scanned_ns < DEAD_LETTERS_RESCAN_S * 1e9:
                 yield self._connection.pause(DEAD_LETTERS_POLL_MS / 1_000)
                 continue
             is_done = yield from self._move_all(shard)
             if is_done:
                 # Jobs that were exhausted during the pass have changed the counter again.
-                seen, asked_ns, pause_s = word, now_ns, PAUSE_S_MIN
+                last_counter, scanned_ns, pause_s = counter, now_ns, PAUSE_S_MIN
             else:
                 yield self._connection.pause(pause_s)
                 pause_s = min(2 * pause_s, DEAD_LETTERS_PAUSE_S_MAX)
 
-    def _word(self, shard: int) -> int:
+    def _exhausted_counter(self, shard: int) -> int:
         try:
             return self._links.board.process(shard_slot(shard)).get(QueueField.EXHAUSTED)
         except (BoardError, BoardUnstable, NotConnected):
@@ -105,65 +105,67 @@ class DeadLetters:
         after, is_done = 0, True
         while True:
             try:
-                spent: m.ExhaustedReply = yield from self._connection.ask(shard, m.ListExhausted(after))
+                exhausted: m.ExhaustedReply = yield from self._connection.ask(shard, m.ListExhausted(after))
             except RinglogError:
                 return False
-            if not spent.topic:
+            if not exhausted.topic:
                 return is_done
             try:
-                yield from self._move(shard, spent)
+                yield from self._move(shard, exhausted)
             except RinglogError as e:
                 # This includes a lost reply. The next pass finds all jobs in their current state.
                 log_event(
-                    log, logging.WARNING, "dead letters not moved, will retry", topic=spent.topic,
-                    group=spent.group, target=spent.dead_letter, reason=str(e),
+                    log, logging.WARNING, "dead letters not moved, will retry", topic=exhausted.topic,
+                    group=exhausted.group, target=exhausted.dead_letter, reason=str(e),
                 )  # fmt: skip
-                after, is_done = spent.number or spent.topic_id, False
+                after, is_done = exhausted.number or exhausted.topic_id, False
 
-    def _move(self, shard: int, spent: m.ExhaustedReply) -> Steps[None]:
+    def _move(self, shard: int, exhausted: m.ExhaustedReply) -> Steps[None]:
         """Copy the jobs, and confirm those whose copies are durable.
 
         The shard then deletes the jobs of a queue. Records of a group stay in their topic and are done for
         the group. Raises RinglogError if some jobs are left.
         """
         before, error = self.moved, None
-        times = {first + n: often for first, count, often in spent.runs for n in range(count)}
-        rows = zip(spent.runs, spent.tokens, strict=True) if spent.group else ()
+        times = {first + n: often for first, count, often in exhausted.runs for n in range(count)}
+        rows = zip(exhausted.runs, exhausted.tokens, strict=True) if exhausted.group else ()
         tokens = {first + n: token + n for (first, count, _), token in rows for n in range(count)}
-        target = yield from self._target(spent.dead_letter)
-        if target.topic_id == spent.topic_id:
+        target = yield from self._target(exhausted.dead_letter)
+        if target.topic_id == exhausted.topic_id:
             raise InvalidRequest(
                 "a topic cannot be its own dead-letter topic: set dead_letter to another topic",
-                topic=spent.topic,
+                topic=exhausted.topic,
             )  # fmt: skip
-        yield from self._require_no_cycle(spent.topic, spent.dead_letter)
+        yield from self._require_no_cycle(exhausted.topic, exhausted.dead_letter)
         step = max(DEAD_LETTERS_READ_BYTES // self._record_bytes, 1)
-        stretches = [
+        ranges = [
             (at, min(step, first + count - at))
-            for first, count, _ in spent.runs
+            for first, count, _ in exhausted.runs
             for at in range(first, first + count, step)
         ]
-        for first, count in stretches:
+        for first, count in ranges:
             try:
                 # Jobs that no longer exist were deleted meanwhile, and their shard has removed them from its
                 # list.
-                for part in split_for_move((yield from self._read(spent, first, count))):
-                    done = yield from self._append(spent, target, part, times, tokens)
+                for part in split_for_move((yield from self._read(exhausted, first, count))):
+                    done = yield from self._append(exhausted, target, part, times, tokens)
                     stop_points.hit("dead_letter_after_append")
                     reply: m.ConfirmReply = yield from self._connection.ask(
-                        shard, _confirmation(spent, done, tokens)
+                        shard, _confirmation(exhausted, done, tokens)
                     )
                     self.moved += reply.moved
             except RinglogError as e:
                 error = e  # Continue with the other jobs.
         if error is not None or self.moved == before:
-            raise error or NotReady("exhausted jobs cannot be read yet, retry later", topic=spent.topic)
+            raise error or NotReady("exhausted jobs cannot be read yet, retry later", topic=exhausted.topic)
 
-    def _read(self, spent: m.ExhaustedReply, first: int, count: int) -> Steps[list[Record]]:
+    def _read(self, exhausted: m.ExhaustedReply, first: int, count: int) -> Steps[list[Record]]:
         pieces: list[RecordBatch] = []
-        source = LocalSource(self._connection.for_topic(spent.topic_id), spent.topic, clock=self._clock)
+        source = LocalSource(
+            self._connection.for_topic(exhausted.topic_id), exhausted.topic, clock=self._clock
+        )
         try:
-            yield from source.read_leased(first, first + count - 1, spent.epoch, pieces)
+            yield from source.read_leased(first, first + count - 1, exhausted.epoch, pieces)
         finally:
             source.close()
         return [record for piece in pieces for record in piece.records()]
@@ -206,16 +208,17 @@ class DeadLetters:
         return info
 
     def _append(
-        self, spent: m.ExhaustedReply, target: m.TopicInfo, records: Sequence[Record], times: dict[int, int],
-        tokens: dict[int, int],
+        self, exhausted: m.ExhaustedReply, target: m.TopicInfo, records: Sequence[Record],
+        times: dict[int, int], tokens: dict[int, int],
     ) -> Steps[list[int]]:  # fmt: skip
         """Append a copy of each record; return the seqs whose copies are durable. Raises if no copy is."""
         frames = [
             frame(
-                dead_letter_columns(record, spent, times[record.seq], self._record_bytes),
+                dead_letter_columns(record, exhausted, times[record.seq], self._record_bytes),
                 topic_id=target.topic_id,
                 producer_id=copy_producer_id(
-                    spent.topic_id, spent.epoch, record.seq, spent.number, tokens.get(record.seq, 0)
+                    exhausted.topic_id, exhausted.epoch, record.seq, exhausted.number,
+                    tokens.get(record.seq, 0),
                 ),
                 producer_seq=1, durability=Durability.EPHEMERAL,
             )
@@ -243,8 +246,8 @@ def copy_producer_id(topic_id: int, epoch: int, seq: int, group: int = 0, token:
     return SESSION_BIT | xxhash.xxh3_64_intdigest(f"dead letter {topic_id} {epoch} {seq}{of_group}".encode())
 
 
-def _confirmation(spent: m.ExhaustedReply, done: Sequence[int], tokens: dict[int, int]) -> m.Message:
+def _confirmation(exhausted: m.ExhaustedReply, done: Sequence[int], tokens: dict[int, int]) -> m.Message:
     """Return the confirmation that the copies of these jobs are durable."""
     seqs = np.array(done, dtype="<u8").tobytes()
-    given = np.array([tokens[seq] for seq in done], dtype="<u8").tobytes() if spent.group else b""
-    return m.ConfirmDeadLettered(spent.topic, spent.topic_id, seqs, spent.number, given)
+    given = np.array([tokens[seq] for seq in done], dtype="<u8").tobytes() if exhausted.group else b""
+    return m.ConfirmDeadLettered(exhausted.topic, exhausted.topic_id, seqs, exhausted.number, given)

@@ -37,61 +37,63 @@ _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.encode
 
 
-def build_forward_batch(asked: ReadForwardBatch, portion: FetchResult) -> ForwardBatch:
+def build_forward_batch(request: ReadForwardBatch, fetched: FetchResult) -> ForwardBatch:
     """Build the copies of the source after `asked.start`, as far as this fetch result reaches.
 
     The batch ends before the first record that exceeds the limits, or that differs in payload kind or hops:
     all copies of a frame share these.
     """
-    if portion.gap is not None:
-        stop = min(portion.gap.gap_to, asked.until)
+    if fetched.gap is not None:
+        stop = min(fetched.gap.gap_to, request.until)
         # Expired records are skipped silently. All other lost records are reported.
-        return ForwardBatch(stop, 0 if portion.gap.reason == TTL else max(stop - asked.start, 0))
-    until = min(portion.examined, asked.until)
-    blocks, stop = _taken(portion, asked, until)
+        return ForwardBatch(stop, 0 if fetched.gap.reason == TTL else max(stop - request.start, 0))
+    until = min(fetched.examined, request.until)
+    blocks, stop = _select_blocks(fetched, request, until)
     if not blocks:
         return ForwardBatch(stop)
     hops = int(blocks[0].flags[0]) >> _FLAGS_BITS
     if hops >= ROUTER_HOPS_MAX:
         return ForwardBatch(stop)  # Limit of hops: these records are not copied. They may be in a cycle.
-    packing = CompressionPolicy(_codec_of(portion.runs))
+    compression = CompressionPolicy(_codec_of(fetched.runs))
     frames: list[bytes] = []
     frame_of: dict[CopyTransform, int] = {}
-    for change in asked.transforms:
-        made = _frame(blocks, change, asked, packing)
+    for transform in request.transforms:
+        made = _frame(blocks, transform, request, compression)
         if made is not None:
-            frame_of[change] = len(frames)
+            frame_of[transform] = len(frames)
             frames.append(made)
     return ForwardBatch(stop, 0, hops + 1, tuple(frames), frame_of)
 
 
-def _taken(portion: FetchResult, asked: ReadForwardBatch, until: int) -> tuple[list[Block], int]:
+def _select_blocks(fetched: FetchResult, request: ReadForwardBatch, until: int) -> tuple[list[Block], int]:
     """Return the records of one pass, and the seq up to which it forwards the source."""
     blocks: list[Block] = []
     records = size = 0
-    after = portion.after
-    for run in portion.runs:
+    after = fetched.after
+    for run in fetched.runs:
         if run.last_seq <= after or after >= until:
             continue
-        run = run.after(after)
+        run = run.frames_after(after)
         for block in blocks_of(run.buffer, run.batch):
-            shown = np.flatnonzero((block.seqs > after) & (block.seqs <= until))
-            if len(portion.hidden):
-                shown = shown[~np.isin(block.seqs[shown], portion.hidden, assume_unique=True)]
-            if not len(shown):
+            visible = np.flatnonzero((block.seqs > after) & (block.seqs <= until))
+            if len(fetched.hidden):
+                visible = visible[~np.isin(block.seqs[visible], fetched.hidden, assume_unique=True)]
+            if not len(visible):
                 continue
-            weights = np.cumsum(_sizes(block)[shown])
-            room = min(asked.records - records, int(np.searchsorted(weights, asked.bytes - size, "right")))
+            weights = np.cumsum(_sizes(block)[visible])
+            room = min(
+                request.records - records, int(np.searchsorted(weights, request.bytes - size, "right"))
+            )
             room = max(room, 0 if blocks else 1)
-            kinds = _shared_flags(block)[shown]
+            kinds = _shared_flags(block)[visible]
             first = kinds[0] if not blocks else _shared_flags(blocks[0])[0]
             differs = np.flatnonzero(kinds != first)
-            room = min(room, int(differs[0]) if len(differs) else len(shown))
+            room = min(room, int(differs[0]) if len(differs) else len(visible))
             if room:
-                blocks.append(_rows(block, shown[:room]))
+                blocks.append(_rows(block, visible[:room]))
                 records, size = records + room, size + int(weights[room - 1])
-            if room < len(shown):
-                return blocks, int(block.seqs[shown[room]]) - 1
+            if room < len(visible):
+                return blocks, int(block.seqs[visible[room]]) - 1
         after = max(after, run.last_seq)
     return blocks, until
 
@@ -122,39 +124,42 @@ def _rows(block: Block, rows: I64) -> Block:
 
 
 def _frame(
-    blocks: Sequence[Block], change: CopyTransform, asked: ReadForwardBatch, packing: CompressionPolicy
+    blocks: Sequence[Block],
+    transform: CopyTransform,
+    request: ReadForwardBatch,
+    compression: CompressionPolicy,
 ) -> bytes | None:
     """Build one frame of the records that a transform leaves; return None if there are none."""
-    made = [found for block in blocks if (found := _changed(block, change, asked)) is not None]
+    made = [found for block in blocks if (found := _transformed(block, transform, request)) is not None]
     if not made:
         return None
     for block in made:
         block.flags &= np.uint16(PAYLOAD_KIND_MASK)
     rows = [Rows(block, 0, len(block)) for block in made]
-    return b"".join(seal_frame(rows, topic_id=0, epoch=0, salt=0, packing=packing).pieces)
+    return b"".join(seal_frame(rows, topic_id=0, epoch=0, salt=0, compression=compression).pieces)
 
 
-def _changed(block: Block, change: CopyTransform, asked: ReadForwardBatch) -> Block | None:
-    if change.filter:
+def _transformed(block: Block, transform: CopyTransform, request: ReadForwardBatch) -> Block | None:
+    if transform.filter:
         if Column.TAG not in block.spans:
             return None
-        is_wanted = parse_stored_match(change.filter).test
+        is_wanted = parse_stored_match(transform.filter).test
         tags = value_list(block.buffer, block.spans[Column.TAG])
         chosen = [row for row, tag in enumerate(tags) if is_wanted(tag)]
         if not chosen:
             return None
         block = _rows(block, np.array(chosen, dtype=np.int64))
     dropped = set()
-    if not change.preserve_flags & RouterFlag.PRESERVE_NODE:
+    if not transform.preserve_flags & RouterFlag.PRESERVE_NODE:
         dropped.add(Column.NODE)
-    if not change.preserve_flags & RouterFlag.PRESERVE_TAG:
+    if not transform.preserve_flags & RouterFlag.PRESERVE_TAG:
         dropped.add(Column.TAG)
     spans = {column: values for column, values in block.spans.items() if column not in dropped}
     block = replace(block, spans=spans, flags=block.flags.copy())
-    return _stamped(block, change.stamp, asked) if change.stamp else block
+    return _stamped(block, transform.stamp, request) if transform.stamp else block
 
 
-def _stamped(block: Block, router: str, asked: ReadForwardBatch) -> Block:
+def _stamped(block: Block, router: str, request: ReadForwardBatch) -> Block:
     """Return the records with a stamp of their origin in the metadata."""
     old = (
         value_list(block.buffer, block.spans[Column.META])
@@ -162,7 +167,7 @@ def _stamped(block: Block, router: str, asked: ReadForwardBatch) -> Block:
         else [b""] * len(block)
     )
     metas = [
-        stamped_meta(meta, router, asked.source, asked.key.source_id, asked.epoch, seq)
+        stamped_meta(meta, router, request.source, request.key.source_id, request.epoch, seq)
         for meta, seq in zip(old, block.seqs.tolist(), strict=True)
     ]
     lengths = np.fromiter(map(len, metas), dtype=np.int64, count=len(metas))

@@ -24,7 +24,7 @@ from actors.scheduler.forwarding.redrive import DeadLetterRedriver
 from actors.scheduler.forwarding.router_admin import RouterAdmin
 from actors.scheduler.forwarding.router_catch_up import RouterCatchUp
 from actors.scheduler.forwarding.source_keep_alive import SourceKeepAlive
-from actors.scheduler.forwarding.sources import ASK_NS, EngineConnection, SourceReaders
+from actors.scheduler.forwarding.sources import REQUEST_TIMEOUT_NS, EngineConnection, SourceReaders
 from ringlog import stop_points
 from ringlog.board.processes import scheduler_socket
 from ringlog.clock import Clock
@@ -87,7 +87,7 @@ class Forwarder:
         self._redriver = DeadLetterRedriver(self.links, self.connection, clock, record_bytes)
         self.router_admin = RouterAdmin(self, boot.incarnation, routers_max)
         self._catch_up = RouterCatchUp(self)
-        self._places: dict[SourceFlowKey, m.TopicInfo] = {}
+        self._source_locations: dict[SourceFlowKey, m.TopicInfo] = {}
         self._source_keep_alive = SourceKeepAlive(self.connection, self.forwarding.flows.__contains__)
         self.is_loaded = False
         self._events: list[Any] = []
@@ -135,7 +135,7 @@ class Forwarder:
         """Process timers and replies; return events for the scheduler's core."""
         self.timers.fire(now_ns)
         self.links.pump()
-        self._pump_others()
+        self._pump_peers()
         self.forwarding.tick(now_ns)
         self.perform_effects()
         self._catch_up.resolve_waiters()
@@ -154,7 +154,7 @@ class Forwarder:
     def wait_ms(self, now_ns: int, most_ms: int) -> int:
         """Return how long the process may sleep in ms, at most `most_ms`; 0 = not at all."""
         # A send to another scheduler can consume the wake-up of its reply. Poll its socket before each sleep.
-        if not self.links.arm() or self._pump_others() or self._events or self.forwarding.effects:
+        if not self.links.arm() or self._pump_peers() or self._events or self.forwarding.effects:
             return 0
         for due_ns in (self.timers.next_ns(), self.forwarding.next_deadline_ns()):
             if due_ns is not None:
@@ -166,9 +166,9 @@ class Forwarder:
         self.links.disarm()
         for fd in ready:
             self.links.on_readable(fd)
-        self._pump_others()
+        self._pump_peers()
 
-    def _pump_others(self) -> bool:
+    def _pump_peers(self) -> bool:
         """Process replies of other schedulers; return True if there was one."""
         has_signals = False
         # A copy of the values: a reply may lead to the first request to another scheduler.
@@ -210,14 +210,14 @@ class Forwarder:
         else:
             self.router_admin.submit(message).when_done(done)
 
-    def apply_router_change(self, told: m.RouterTell) -> None:
+    def apply_router_change(self, announcement: m.RouterTell) -> None:
         """Apply a created, changed or deleted router if this scheduler runs it."""
-        if scheduler_of(told.facts.source_id, self._schedulers) != self._number:
+        if scheduler_of(announcement.facts.source_id, self._schedulers) != self._number:
             return
-        if told.is_gone:
-            self.forwarding.drop_router(told.facts.router)
+        if announcement.is_gone:
+            self.forwarding.drop_router(announcement.facts.router)
         else:
-            self.forwarding.put_router(told.facts)
+            self.forwarding.put_router(announcement.facts)
 
     def announce_router(self, facts: m.RouterFacts, *, is_gone: bool = False) -> Steps[None]:
         """Announce a router to the scheduler of its source and wait for the confirmation.
@@ -225,12 +225,14 @@ class Forwarder:
         A client that created a router relies on this. A scheduler that starts meanwhile loads its routers
         from the shards. Raises NotReady if the scheduler does not reply.
         """
-        number, told = scheduler_of(facts.source_id, self._schedulers), m.RouterTell(facts, is_gone)
+        number, announcement = scheduler_of(facts.source_id, self._schedulers), m.RouterTell(facts, is_gone)
         if number == self._number:
-            self.apply_router_change(told)
+            self.apply_router_change(announcement)
             return
         try:
-            yield self.scheduler_peer(number).request(told, self.clock.monotonic_ns() + ASK_NS)
+            yield self.scheduler_peer(number).request(
+                announcement, self.clock.monotonic_ns() + REQUEST_TIMEOUT_NS
+            )
         except RinglogError as e:
             raise NotReady(
                 "the scheduler of the router does not respond, retry later", scheduler=number, cause=str(e)
@@ -243,7 +245,7 @@ class Forwarder:
 
     def source_location(self, key: SourceFlowKey) -> m.TopicInfo | None:
         """Return the last known place of a source's slot, or None."""
-        return self._places.get(key)
+        return self._source_locations.get(key)
 
     def scheduler_peer(self, number: int) -> Peer:
         """Return the connection to another scheduler; open it if necessary."""
@@ -327,7 +329,7 @@ class Forwarder:
     def _unfollow(self, effect: forwarding_core.UnfollowSource) -> None:
         feed = self._feed_of.pop(effect.key, None)
         self._sources.close_reader(effect.key)
-        self._places.pop(effect.key, None)
+        self._source_locations.pop(effect.key, None)
         if feed is not None:
             del self._feeds[feed]
             self._send_to_core(m.Unsubscribe(int(effect.key.is_strong), [feed]))
@@ -355,7 +357,7 @@ class Forwarder:
                 try:
                     info = yield self.connection.for_topic(key.source_id).resolve(flow.source)
                 except TopicNotFound:
-                    self._source_is_gone(key)
+                    self._on_source_deleted(key)
                     return
                 except RinglogError as e:
                     log_event(
@@ -367,12 +369,12 @@ class Forwarder:
                 feed = self._feed_of.get(key)
                 if feed is None:
                     return
-                self._places[key] = info
+                self._source_locations[key] = info
                 self._source_keep_alive.keep_alive(key, info)
                 at = flow.until if after is None else after
-                place = m.Feed(feed, flow.source, info.topic_id, info.shard, info.slot, at)
+                feed_request = m.Feed(feed, flow.source, info.topic_id, info.shard, info.slot, at)
                 self._send_to_core(
-                    m.Subscribe(int(key.is_strong), [place], CREDIT_DEFAULT, strong=key.is_strong)
+                    m.Subscribe(int(key.is_strong), [feed_request], CREDIT_DEFAULT, strong=key.is_strong)
                 )
                 if after is None:
                     self._return_grants([(int(key.is_strong), feed, at, 0)])
@@ -380,12 +382,12 @@ class Forwarder:
         finally:
             self._locating.discard(key)
 
-    def _source_is_gone(self, key: SourceFlowKey) -> None:
+    def _on_source_deleted(self, key: SourceFlowKey) -> None:
         flow = self.forwarding.flows.get(key)
-        for runner in list(flow.routers.values()) if flow is not None else ():
-            log_event(log, logging.INFO, "router deleted with its source", router=runner.facts.name)
-            self.forwarding.drop_router(runner.number)
-            run_steps(self.drop_router(runner.facts))
+        for flow_router in list(flow.routers.values()) if flow is not None else ():
+            log_event(log, logging.INFO, "router deleted with its source", router=flow_router.facts.name)
+            self.forwarding.drop_router(flow_router.number)
+            run_steps(self.drop_router(flow_router.facts))
 
     def drop_router(self, facts: m.RouterFacts) -> Steps[bool]:
         """Delete a router at its shard; return False if the shard has none.
@@ -400,31 +402,31 @@ class Forwarder:
 
     # -- passes -----------------------------------------------------------------------------------------
 
-    def _read(self, asked: forwarding_core.ReadForwardBatch) -> None:
+    def _read(self, request: forwarding_core.ReadForwardBatch) -> None:
         def done(pending: Pending[forwarding_core.ForwardBatch]) -> None:
             error = pending.error
             if isinstance(error, TopicNotFound | StaleEpoch):
-                run_steps(self._locate_source(asked.key))
+                run_steps(self._locate_source(request.key))
             elif error is not None:
                 level = logging.ERROR if isinstance(error, CorruptData | DiskError) else logging.WARNING
                 log_event(
-                    log, level, "cannot read a router source, will retry", source=asked.source,
+                    log, level, "cannot read a router source, will retry", source=request.source,
                     reason=str(error),
                 )  # fmt: skip
-            self.forwarding.batch_read(asked, None if error is not None else pending.result())
+            self.forwarding.batch_read(request, None if error is not None else pending.result())
 
-        run_steps(self._read_batch(asked)).when_done(done)
+        run_steps(self._read_batch(request)).when_done(done)
 
-    def _read_batch(self, asked: forwarding_core.ReadForwardBatch) -> Steps[forwarding_core.ForwardBatch]:
-        portion = yield from self._sources.read(asked)
+    def _read_batch(self, request: forwarding_core.ReadForwardBatch) -> Steps[forwarding_core.ForwardBatch]:
+        fetched = yield from self._sources.read(request)
         stop_points.hit("route_after_read")
-        if portion.gap is not None and portion.gap.reason == RECREATED:
-            raise TopicNotFound("no such topic", topic=asked.source)
-        return build_forward_batch(asked, portion)
+        if fetched.gap is not None and fetched.gap.reason == RECREATED:
+            raise TopicNotFound("no such topic", topic=request.source)
+        return build_forward_batch(request, fetched)
 
     def _send(self, effect: forwarding_core.SendRoute) -> None:
         attached = bytearray().join(effect.frames) if effect.frames else None
-        deadline_ns = self.clock.monotonic_ns() + ASK_NS
+        deadline_ns = self.clock.monotonic_ns() + REQUEST_TIMEOUT_NS
 
         def done(pending: Pending[Any]) -> None:
             rows = None if pending.error is not None else pending.result().message.rows
@@ -439,9 +441,9 @@ class Forwarder:
                 )
             self.forwarding.route_answered(effect.message, rows)
 
-        asked = self.links.request(effect.shard, effect.message, deadline_ns, attached)
+        reply = self.links.request(effect.shard, effect.message, deadline_ns, attached)
         stop_points.hit("route_after_send")
-        asked.when_done(done)
+        reply.when_done(done)
 
 
 def _refusal(error: BaseException) -> m.ErrorReply:

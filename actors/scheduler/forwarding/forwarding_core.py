@@ -31,8 +31,8 @@ from msgspec import structs
 from ringlog.envelope import messages as m
 from ringlog.errors import InvariantViolation
 from ringlog.limits import (
+    FORWARD_REQUESTS_MAX,
     ROUTE_BYTES_MAX,
-    ROUTE_PASSES_MAX,
     ROUTE_PAUSE_MS_MAX,
     ROUTE_PAUSE_MS_MIN,
     ROUTE_RECORDS_MAX,
@@ -214,23 +214,23 @@ class ForwardingCore:
     def put_router(self, facts: m.RouterFacts) -> None:
         """Add or change a router. Its forward request in flight stays valid."""
         key = SourceFlowKey(facts.source_id, facts.durability == Durability.FSYNC)
-        old = self._runner(facts.router)
+        old = self._flow_router(facts.router)
         if old is not None and self._flow_of[facts.router] == key:
-            old.facts, old.transform = facts, _change_of(facts)
+            old.facts, old.transform = facts, _transform_of(facts)
             return
         if old is not None:
             self.drop_router(facts.router)
-        runner = ActiveRouter(
-            facts.router, facts.dest_id, shard_of(facts.dest_id, self._shards), _change_of(facts),
+        flow_router = ActiveRouter(
+            facts.router, facts.dest_id, shard_of(facts.dest_id, self._shards), _transform_of(facts),
             max(facts.cursor, old.cursor if old else 0), facts,
         )  # fmt: skip
         flow = self.flows.get(key)
         if flow is None:
             flow = self.flows[key] = SourceFlow(key, facts.source, facts.source_epoch)
-            self.effects.append(FollowSource(key, flow.source, runner.cursor))
-        flow.routers[runner.number] = runner
-        self._flow_of[runner.number] = key
-        self._routers_by_dest.setdefault(runner.dest_id, set()).add(runner.number)
+            self.effects.append(FollowSource(key, flow.source, flow_router.cursor))
+        flow.routers[flow_router.number] = flow_router
+        self._flow_of[flow_router.number] = key
+        self._routers_by_dest.setdefault(flow_router.dest_id, set()).add(flow_router.number)
         self._advance_flow(flow)
 
     def drop_router(self, number: int) -> None:
@@ -258,13 +258,13 @@ class ForwardingCore:
 
     def catch_up_state(self, dest_id: int, until: int) -> CatchUpState:
         """Return whether all routers into a topic have forwarded their source up to `until`."""
-        runners = [self._runner(number) for number in self._routers_by_dest.get(dest_id, ())]
-        behind = [each for each in runners if each is not None and each.cursor < until]
+        flow_routers = [self._flow_router(number) for number in self._routers_by_dest.get(dest_id, ())]
+        behind = [each for each in flow_routers if each is not None and each.cursor < until]
         if not behind:
             return CatchUpState.CAUGHT_UP
         return CatchUpState.BLOCKED if any(each.is_dest_full for each in behind) else CatchUpState.BEHIND
 
-    def _runner(self, number: int) -> ActiveRouter | None:
+    def _flow_router(self, number: int) -> ActiveRouter | None:
         key = self._flow_of.get(number)
         return None if key is None else self.flows[key].routers[number]
 
@@ -286,23 +286,23 @@ class ForwardingCore:
         flow.until, flow.has_grant = max(flow.until, until), True
         self._advance_flow(flow)
 
-    def batch_read(self, asked: ReadForwardBatch, found: ForwardBatch | None) -> None:
+    def batch_read(self, request: ReadForwardBatch, found: ForwardBatch | None) -> None:
         """Process the result of a read; `found` None = the source cannot be read at present."""
-        flow = self.flows.get(asked.key)
+        flow = self.flows.get(request.key)
         if flow is None:
             return
         flow.is_reading = False
-        runners = [flow.routers[number] for number in asked.routers if number in flow.routers]
-        runners = [each for each in runners if each.cursor == asked.start and not each.is_in_pass]
-        if found is None or found.stop <= asked.start:
-            flow.pause_ms = _longer(flow.pause_ms)
+        flow_routers = [flow.routers[number] for number in request.routers if number in flow.routers]
+        flow_routers = [each for each in flow_routers if each.cursor == request.start and not each.is_in_pass]
+        if found is None or found.stop <= request.start:
+            flow.pause_ms = _next_backoff_ms(flow.pause_ms)
             flow.due_ns = self._wait(flow, flow.pause_ms)
         else:
             flow.pause_ms = flow.due_ns = 0
             # A router that changed during the read has no frame here. The next pass begins at its cursor.
-            runners = [each for each in runners if each.transform in asked.transforms]
+            flow_routers = [each for each in flow_routers if each.transform in request.transforms]
             self.passes += 1
-            for send in split_by_shard(runners, asked.start, found):
+            for send in split_by_shard(flow_routers, request.start, found):
                 self.parts_in_flight += 1
                 self.effects.append(send)
                 for row in send.message.rows:
@@ -317,47 +317,49 @@ class ForwardingCore:
         self.parts_in_flight -= 1
         flows: dict[SourceFlowKey, SourceFlow] = {}
         for n, row in enumerate(sent.rows):
-            runner = self._runner(row.router)
-            if runner is None:
+            flow_router = self._flow_router(row.router)
+            if flow_router is None:
                 continue
             flow = self.flows[self._flow_of[row.router]]
             flows[flow.key] = flow
-            runner.is_in_pass = False
+            flow_router.is_in_pass = False
             self._apply_result(
-                flow, runner, rows[n] if rows is not None else m.RoutedRow(RouterPassOutcome.CLOSED)
+                flow, flow_router, rows[n] if rows is not None else m.RoutedRow(RouterPassOutcome.CLOSED)
             )
         for flow in flows.values():
             if flow.key in self.flows:
                 self._advance_flow(flow)
-        while self._queue and self.parts_in_flight < ROUTE_PASSES_MAX:
+        while self._queue and self.parts_in_flight < FORWARD_REQUESTS_MAX:
             waiting = self.flows.get(self._queue.popleft())
             if waiting is not None:
                 waiting.is_waiting = False
                 self._advance_flow(waiting)
 
-    def _apply_result(self, flow: SourceFlow, runner: ActiveRouter, row: m.RoutedRow) -> None:
+    def _apply_result(self, flow: SourceFlow, flow_router: ActiveRouter, row: m.RoutedRow) -> None:
         if row.fate == RouterPassOutcome.GONE:
-            self.drop_router(runner.number)
+            self.drop_router(flow_router.number)
             return
-        runner.cursor = max(runner.cursor, row.cursor)
-        if row.durability not in {-1, runner.facts.durability}:
+        flow_router.cursor = max(flow_router.cursor, row.cursor)
+        if row.durability not in {-1, flow_router.facts.durability}:
             # The class of its destination changed, so the router may belong to another flow.
-            self.put_router(structs.replace(runner.facts, durability=row.durability))
-        runner.is_dest_full = row.fate == RouterPassOutcome.FULL
+            self.put_router(structs.replace(flow_router.facts, durability=row.durability))
+        flow_router.is_dest_full = row.fate == RouterPassOutcome.FULL
         if row.fate in {RouterPassOutcome.DONE, RouterPassOutcome.ELSEWHERE}:
-            runner.pause_ms, runner.batch_limits = 0, (ROUTE_RECORDS_MAX, ROUTE_BYTES_MAX)
+            flow_router.pause_ms, flow_router.batch_limits = 0, (ROUTE_RECORDS_MAX, ROUTE_BYTES_MAX)
             return
-        is_smaller = 0 < row.records < runner.batch_limits[0] or 0 < row.bytes < runner.batch_limits[1]
+        is_smaller = (
+            0 < row.records < flow_router.batch_limits[0] or 0 < row.bytes < flow_router.batch_limits[1]
+        )
         if row.fate == RouterPassOutcome.FULL and row.records and row.bytes and is_smaller:
-            runner.batch_limits = (
-                min(row.records, runner.batch_limits[0]),
-                min(row.bytes, runner.batch_limits[1]),
+            flow_router.batch_limits = (
+                min(row.records, flow_router.batch_limits[0]),
+                min(row.bytes, flow_router.batch_limits[1]),
             )
-            runner.is_dest_full = False  # A smaller batch fits into the destination and is sent at once.
+            flow_router.is_dest_full = False  # A smaller batch fits into the destination and is sent at once.
             return
-        runner.batch_limits = (ROUTE_RECORDS_MAX, ROUTE_BYTES_MAX)
-        runner.pause_ms = _longer(runner.pause_ms)
-        runner.due_ns = self._wait(flow, runner.pause_ms)
+        flow_router.batch_limits = (ROUTE_RECORDS_MAX, ROUTE_BYTES_MAX)
+        flow_router.pause_ms = _next_backoff_ms(flow_router.pause_ms)
+        flow_router.due_ns = self._wait(flow, flow_router.pause_ms)
 
     def _wait(self, flow: SourceFlow, pause_ms: int) -> int:
         due_ns = self._now_ns + pause_ms * _MS
@@ -385,7 +387,7 @@ class ForwardingCore:
                 flow.has_grant = False
                 self.effects.append(ReturnSourceGrant(flow.key, flow.until))
             return
-        if self.parts_in_flight >= ROUTE_PASSES_MAX:
+        if self.parts_in_flight >= FORWARD_REQUESTS_MAX:
             if not flow.is_waiting:
                 flow.is_waiting = True
                 self._queue.append(flow.key)
@@ -424,35 +426,37 @@ class ForwardingCore:
             raise InvariantViolation(
                 "the index by destination has another number of routers", routers=self.routers
             )
-        if not 0 <= self.parts_in_flight <= ROUTE_PASSES_MAX + self._shards * len(self.flows):
+        if not 0 <= self.parts_in_flight <= FORWARD_REQUESTS_MAX + self._shards * len(self.flows):
             raise InvariantViolation(
                 "number of forward requests in flight is out of bounds", out=self.parts_in_flight
             )
 
 
-def split_by_shard(runners: Iterable[ActiveRouter], start: int, found: ForwardBatch) -> list[SendRoute]:
+def split_by_shard(flow_routers: Iterable[ActiveRouter], start: int, found: ForwardBatch) -> list[SendRoute]:
     """Return the forward requests of a pass: for each shard its routers, and the frames that they copy."""
     of_shard: dict[int, list[ActiveRouter]] = {}
-    for runner in runners:
-        of_shard.setdefault(runner.shard, []).append(runner)
+    for flow_router in flow_routers:
+        of_shard.setdefault(flow_router.shard, []).append(flow_router)
     sends = []
-    for shard, there in sorted(of_shard.items()):
-        for first in range(0, len(there), ROUTE_ROWS_MAX):
+    for shard, group in sorted(of_shard.items()):
+        for first in range(0, len(group), ROUTE_ROWS_MAX):
             used: dict[int, int] = {}
             rows = []
-            for runner in there[first : first + ROUTE_ROWS_MAX]:
-                frame = found.frame_of.get(runner.transform, -1)
+            for flow_router in group[first : first + ROUTE_ROWS_MAX]:
+                frame = found.frame_of.get(flow_router.transform, -1)
                 number = used.setdefault(frame, len(used)) if frame >= 0 else -1
-                rows.append(m.RouteRow(runner.number, runner.dest_id, start, found.stop, number, found.lost))
+                rows.append(
+                    m.RouteRow(flow_router.number, flow_router.dest_id, start, found.stop, number, found.lost)
+                )
             frames = tuple(found.frames[frame] for frame in used)
             sends.append(SendRoute(shard, m.Route(rows, len(frames), found.hops), frames))
     return sends
 
 
-def _change_of(facts: m.RouterFacts) -> CopyTransform:
+def _transform_of(facts: m.RouterFacts) -> CopyTransform:
     is_stamped = facts.flags & RouterFlag.EXACTLY_ONCE
     return CopyTransform(facts.filter, int(facts.flags & _KEEPS), facts.name if is_stamped else "")
 
 
-def _longer(pause_ms: int) -> int:
+def _next_backoff_ms(pause_ms: int) -> int:
     return min(max(2 * pause_ms, ROUTE_PAUSE_MS_MIN), ROUTE_PAUSE_MS_MAX)

@@ -55,11 +55,11 @@ class DeadLetterRedriver:
         self._links, self._connection, self._clock = links, connection, clock
         self._read_at_once = max(DEAD_LETTERS_READ_BYTES // record_bytes, 1)
 
-    def redrive(self, asked: m.LettersRedrive) -> Steps[m.Message]:
+    def redrive(self, request: m.LettersRedrive) -> Steps[m.Message]:
         """Redrive the named dead letters, if they exist and are of this queue or this group."""
-        seqs = _numbers(asked)
-        topic = yield from self._topic(asked.topic)
-        target = yield from self._dead_letter_topic(topic, asked.group)
+        seqs = _numbers(request)
+        topic = yield from self._topic(request.topic)
+        target = yield from self._dead_letter_topic(topic, request.group)
         try:
             dead = yield from self._topic(target)
         except TopicNotFound:
@@ -67,10 +67,10 @@ class DeadLetterRedriver:
         sums = np.zeros(3, np.int64)
         for at in range(0, len(seqs), self._read_at_once):
             letters = yield from self._read_letters(
-                topic, dead, seqs[at : at + self._read_at_once], asked.group
+                topic, dead, seqs[at : at + self._read_at_once], request.group
             )
-            if asked.group:
-                sums += yield from self._redeliver(topic, asked.group, dead, letters)
+            if request.group:
+                sums += yield from self._redeliver(topic, request.group, dead, letters)
                 continue
             for part in split_for_move(letters):
                 done, again, refused = yield from self._move_to_queue(topic, dead, part)
@@ -120,16 +120,16 @@ class DeadLetterRedriver:
         moved = repeated = lost = 0
         for at in range(0, len(letters), GROUP_DEAD_LETTERS_PER_MOVE):
             part = letters[at : at + GROUP_DEAD_LETTERS_PER_MOVE]
-            places = [src_seq_of_dead_letter(letter, topic.topic_id) for letter in part]
+            src_seqs = [src_seq_of_dead_letter(letter, topic.topic_id) for letter in part]
             calls = [redrive_producer_id(dead.topic_id, dead.epoch, letter.seq) for letter in part]
             message = m.Redeliver(
-                topic.topic, topic.topic_id, group, np.array(places, dtype="<i8").tobytes(),
+                topic.topic, topic.topic_id, group, np.array(src_seqs, dtype="<i8").tobytes(),
                 np.array(calls, dtype="<u8").tobytes(),
             )  # fmt: skip
             reply: m.Redelivered = yield from self._connection.ask(topic.shard, message)
             stop_points.hit("redrive_after_append")
             gone = set(np.frombuffer(reply.gone, dtype="<i8").tolist())
-            done = [letter.seq for letter, place in zip(part, places, strict=True) if place not in gone]
+            done = [letter.seq for letter, src_seq in zip(part, src_seqs, strict=True) if src_seq not in gone]
             yield from self._delete_redriven(dead, done)
             moved, repeated = moved + len(done), repeated + reply.repeated
             lost += len(part) - len(done)
@@ -217,15 +217,15 @@ def record_columns(
     )
 
 
-def _numbers(asked: m.LettersRedrive) -> Any:
-    count, rest = divmod(len(asked.seqs), 8)
-    if rest:
+def _numbers(request: m.LettersRedrive) -> Any:
+    count, remainder = divmod(len(request.seqs), 8)
+    if remainder:
         raise InvalidRequest(
-            f"length of seqs must be a multiple of 8 bytes, got {len(asked.seqs)}", topic=asked.topic
+            f"length of seqs must be a multiple of 8 bytes, got {len(request.seqs)}", topic=request.topic
         )
     if count > DEAD_LETTERS_PER_MOVE:
         raise BatchTooLarge(
             f"a redrive request must have at most {DEAD_LETTERS_PER_MOVE} seqs, got {count}", seqs=count,
             max=DEAD_LETTERS_PER_MOVE,
         )  # fmt: skip
-    return np.unique(np.frombuffer(asked.seqs, dtype="<i8"))
+    return np.unique(np.frombuffer(request.seqs, dtype="<i8"))

@@ -23,7 +23,7 @@ from ringlog.link.local_links import LocalLinks
 from ringlog.placement import home_shard, shard_of
 
 _NUMBER_SHIFT = 24
-_SETTLE_LOOK_S = 0.005
+_SETTLE_POLL_S = 0.005
 _MODE = "create"
 
 
@@ -148,7 +148,7 @@ class RouterAdmin:
         assert isinstance(answer, m.RouterInfo)
         wanted = message.until or answer.cursor + answer.lag
         while answer.cursor < wanted and clock.monotonic_ns() < deadline_ns:
-            yield self._host.connection.pause(_SETTLE_LOOK_S)
+            yield self._host.connection.pause(_SETTLE_POLL_S)
             answer = yield self.submit(plain)
             assert isinstance(answer, m.RouterInfo)
         return answer
@@ -180,16 +180,16 @@ class RouterAdmin:
             source.shard, m.TopicState(source.topic)
         )
         self._next_number += 1
-        asked = m.RouterFacts(
+        requested = m.RouterFacts(
             self._next_number, message.router, source.topic, source.topic_id, source.epoch, dest.topic,
             dest.topic_id, flags, text, state.head_seq,
         )  # fmt: skip
         stop_points.hit("route_before_put")
-        facts: m.RouterFacts = yield from self._host.connection.ask(dest.shard, m.RouterPut(asked))
+        facts: m.RouterFacts = yield from self._host.connection.ask(dest.shard, m.RouterPut(requested))
         stop_points.hit("route_after_put")
         self.catalog.put(facts)
         yield from self._host.announce_router(facts)
-        return router_info(facts, created=facts.router == asked.router, head=facts.cursor)
+        return router_info(facts, created=facts.router == requested.router, head=facts.cursor)
 
     def _change(
         self, message: m.RouterCreate, known: m.RouterFacts, flags: int, text: str
@@ -205,12 +205,12 @@ class RouterAdmin:
             current = yield from self._facts(known.name)
         except RouterNotFound:
             return None
-        asked = m.RouterFacts(
+        requested = m.RouterFacts(
             known.router, known.name, known.source, known.source_id, known.source_epoch, known.dest,
             known.dest_id, flags, text, current.cursor,
         )  # fmt: skip
         shard = shard_of(known.dest_id, self._host.links.shards)
-        facts: m.RouterFacts = yield from self._host.connection.ask(shard, m.RouterPut(asked))
+        facts: m.RouterFacts = yield from self._host.connection.ask(shard, m.RouterPut(requested))
         self.catalog.put(facts)
         yield from self._host.announce_router(facts)
         return router_info(facts, head=(yield from self._head(facts)))

@@ -93,7 +93,7 @@ class RouterCatalog:
 
     # -- checks of new routers --------------------------------------------------------------------------
 
-    def check_create(self, asked: m.RouterCreate) -> m.RouterFacts | None:
+    def check_create(self, request: m.RouterCreate) -> m.RouterFacts | None:
         """Check whether this router may be created. Return the existing router of its name, or None.
 
         Raises:
@@ -101,11 +101,11 @@ class RouterCatalog:
             source. RouterCycle: the router would close a cycle. Throttled: the engine has the maximum number
             of routers.
         """
-        known = self._by_name.get(asked.router)
-        if known is not None and (known.source, known.dest) != (asked.source, asked.dest):
+        known = self._by_name.get(request.router)
+        if known is not None and (known.source, known.dest) != (request.source, request.dest):
             raise TopicIncompatible(
                 "source and dest of a router cannot be changed: delete it or use another name",
-                reason="router_repoint_forbidden", router=asked.router, existing_source=known.source,
+                reason="router_repoint_forbidden", router=request.router, existing_source=known.source,
                 existing_dest=known.dest,
             )  # fmt: skip
         if known is not None:
@@ -115,35 +115,35 @@ class RouterCatalog:
                 "too many routers: delete some or raise limits.max_routers", limit="max_routers",
                 max=self._max, retry_after_ms=_RETRY_AFTER_MS,
             )  # fmt: skip
-        for name in sorted(self._routers_by_dest.get(asked.dest, ()))[:1]:
+        for name in sorted(self._routers_by_dest.get(request.dest, ()))[:1]:
             each = self._by_name[name]
-            if each.source != asked.source:
+            if each.source != request.source:
                 raise TopicIncompatible(
                     "all routers into one destination must have the same source", reason="router_dest_fan_in",
-                    router=each.name, existing_source=each.source, dest=asked.dest,
+                    router=each.name, existing_source=each.source, dest=request.dest,
                 )  # fmt: skip
-        if not asked.allow_cycle:
-            cycle = find_cycle(self._dests_by_source, asked.source, asked.dest)
+        if not request.allow_cycle:
+            cycle = find_cycle(self._dests_by_source, request.source, request.dest)
             if cycle:
                 raise RouterCycle(
-                    "the router would close a cycle: set allow_cycle to permit it", router=asked.router,
+                    "the router would close a cycle: set allow_cycle to permit it", router=request.router,
                     cycle=cycle,
                 )  # fmt: skip
         return None
 
     # -- lists --------------------------------------------------------------------------------------------
 
-    def page(self, asked: m.RouterList) -> tuple[list[m.RouterFacts], bool]:
+    def page(self, request: m.RouterList) -> tuple[list[m.RouterFacts], bool]:
         """Return one page in the order of names, and whether more routers follow."""
-        size = min(max(asked.page_size, 1), LIST_PAGE_MAX)
-        begin = bisect_right(self._names, asked.after) if asked.after else 0
-        start = max(bisect_left(self._names, asked.prefix), begin)
+        size = min(max(request.page_size, 1), LIST_PAGE_MAX)
+        begin = bisect_right(self._names, request.after) if request.after else 0
+        start = max(bisect_left(self._names, request.prefix), begin)
         found: list[m.RouterFacts] = []
         for name in self._names[start:]:
-            if not name.startswith(asked.prefix):
+            if not name.startswith(request.prefix):
                 break
             facts = self._by_name[name]
-            if asked.source not in {"", facts.source} or asked.dest not in {"", facts.dest}:
+            if request.source not in {"", facts.source} or request.dest not in {"", facts.dest}:
                 continue
             if len(found) == size:
                 return found, True
@@ -176,26 +176,26 @@ def find_cycle(onward: Mapping[str, Iterable[str]], source: str, dest: str) -> l
     return [source, *reversed(path[1:]), source]
 
 
-def check_request(asked: m.RouterCreate) -> tuple[int, str]:
+def check_request(request: m.RouterCreate) -> tuple[int, str]:
     """Return flags and filter of a requested router; raise InvalidRequest if a field is invalid."""
-    check_router_name(asked.router)
-    check_topic_name(asked.source, "source")
-    check_topic_name(asked.dest, "dest")
-    if asked.source == asked.dest:
+    check_router_name(request.router)
+    check_topic_name(request.source, "source")
+    check_topic_name(request.dest, "dest")
+    if request.source == request.dest:
         raise InvalidRequest(
-            f"dest must be another topic than source, got {asked.dest!r}", field="dest", found=asked.dest
+            f"dest must be another topic than source, got {request.dest!r}", field="dest", found=request.dest
         )
-    if asked.guarantee not in {AT_LEAST_ONCE, EXACTLY_ONCE}:
+    if request.guarantee not in {AT_LEAST_ONCE, EXACTLY_ONCE}:
         raise InvalidRequest(
-            f"guarantee must be {AT_LEAST_ONCE!r} or {EXACTLY_ONCE!r}, got {asked.guarantee[:64]!r}",
-            field="guarantee", found=asked.guarantee[:64], known=[AT_LEAST_ONCE, EXACTLY_ONCE],
+            f"guarantee must be {AT_LEAST_ONCE!r} or {EXACTLY_ONCE!r}, got {request.guarantee[:64]!r}",
+            field="guarantee", found=request.guarantee[:64], known=[AT_LEAST_ONCE, EXACTLY_ONCE],
         )  # fmt: skip
     wanted = (
-        (RouterFlag.PRESERVE_NODE, asked.preserve_node), (RouterFlag.PRESERVE_TAG, asked.preserve_tag),
-        (RouterFlag.CREATE_DEST, asked.create_dest), (RouterFlag.ALLOW_CYCLE, asked.allow_cycle),
-        (RouterFlag.EXACTLY_ONCE, asked.guarantee == EXACTLY_ONCE),
+        (RouterFlag.PRESERVE_NODE, request.preserve_node), (RouterFlag.PRESERVE_TAG, request.preserve_tag),
+        (RouterFlag.CREATE_DEST, request.create_dest), (RouterFlag.ALLOW_CYCLE, request.allow_cycle),
+        (RouterFlag.EXACTLY_ONCE, request.guarantee == EXACTLY_ONCE),
     )  # fmt: skip
-    return sum(flag for flag, is_set in wanted if is_set), filter_text(asked.filter)
+    return sum(flag for flag, is_set in wanted if is_set), filter_text(request.filter)
 
 
 def router_info(facts: m.RouterFacts, *, created: bool = False, head: int = 0) -> m.RouterInfo:

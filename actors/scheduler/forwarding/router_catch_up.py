@@ -23,7 +23,7 @@ from actors.scheduler.forwarding.sources import EngineConnection
 from ringlog.clock import Clock
 from ringlog.envelope import messages as m
 from ringlog.errors import RinglogError, Throttled, TopicNotFound
-from ringlog.limits import INTAKE_REQUESTS_MAX, READ_SETTLE_MS, ROUTER_HOPS_MAX
+from ringlog.limits import INTAKE_REQUESTS_MAX, READ_CATCH_UP_MS, ROUTER_HOPS_MAX
 from ringlog.link.futures import Pending, Steps, run_steps
 from ringlog.link.local_links import LocalLinks
 from ringlog.link.peer import Peer
@@ -88,8 +88,8 @@ class RouterCatchUp:
         """Resolve the waiters whose routers have caught up or are blocked by a full destination."""
         if not self._waiting:
             return
-        standing = self._host.forwarding.catch_up_state
-        done = [each for each in self._waiting if standing(each.dest_id, each.until) != CatchUpState.BEHIND]
+        state_of = self._host.forwarding.catch_up_state
+        done = [each for each in self._waiting if state_of(each.dest_id, each.until) != CatchUpState.BEHIND]
         if done:
             self._waiting = [each for each in self._waiting if each not in done]
             for each in done:
@@ -100,19 +100,19 @@ class RouterCatchUp:
 
     def _catch_up_topic(self, message: m.RoutesSettle) -> Steps[m.Message]:
         host = self._host
-        within_ms = min(max(message.within_ms, 0), READ_SETTLE_MS)
+        within_ms = min(max(message.within_ms, 0), READ_CATCH_UP_MS)
         deadline_ns = host.clock.monotonic_ns() + within_ms * _MS
         while not host.is_loaded and host.clock.monotonic_ns() < deadline_ns:
             yield host.connection.pause(_POLL_S)
         for flow in host.forwarding.flows_to_dest(message.topic_id):
             yield from self._catch_up_flow(flow, message, deadline_ns)
         for number in () if message.is_own else host.other_schedulers:
-            asked = m.RoutesSettle(
+            peer_request = m.RoutesSettle(
                 message.topic, message.topic_id, self._left_ms(deadline_ns), message.hops, is_own=True
             )
             # A scheduler that is being restarted does not reply. The reader then reads the existing copies.
             with contextlib.suppress(RinglogError):
-                yield host.scheduler_peer(number).request(asked, deadline_ns)
+                yield host.scheduler_peer(number).request(peer_request, deadline_ns)
         return m.RoutesSettled(message.topic)
 
     def _catch_up_flow(self, flow: SourceFlow, message: m.RoutesSettle, deadline_ns: int) -> Steps[None]:

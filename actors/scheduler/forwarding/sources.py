@@ -26,9 +26,9 @@ from ringlog.link.timers import Timers
 from ringlog.placement import shard_of
 from ringlog.storage.log_map import LogMap
 
-ASK_NS = 10_000_000_000
+REQUEST_TIMEOUT_NS = 10_000_000_000
 _NS_PER_S = 1_000_000_000
-_LOOK_S = 0.01
+_MARK_POLL_S = 0.01
 
 
 class EngineConnection:
@@ -71,8 +71,11 @@ class EngineConnection:
         return self._links.generation
 
     def ask(self, shard: int, message: m.Message, attachment: Any = None) -> Steps[Any]:
-        """Send a shard a request and return the reply. Retries for ASK_NS (10 s) while the shard restarts."""
-        deadline_ns = self._clock.monotonic_ns() + ASK_NS
+        """Send a shard a request and return the reply.
+
+        Retries for REQUEST_TIMEOUT_NS (10 s) while the shard restarts.
+        """
+        deadline_ns = self._clock.monotonic_ns() + REQUEST_TIMEOUT_NS
         reply = yield self._links.request(shard, message, deadline_ns, attachment)
         return reply.message
 
@@ -143,7 +146,7 @@ class EngineConnection:
         New records arrive through news. This check covers marks that are published later than the news.
         """
         pending: Pending[bool] = Pending()
-        when_ns = self._clock.monotonic_ns() + round(min(timeout_s, _LOOK_S) * _NS_PER_S)
+        when_ns = self._clock.monotonic_ns() + round(min(timeout_s, _MARK_POLL_S) * _NS_PER_S)
         self._timers.call_at(when_ns, lambda: pending.resolve(self.marks(shard) != seen))
         return pending
 
@@ -152,7 +155,7 @@ class EngineConnection:
         return run_steps(self._cold(request))
 
     def _cold(self, request: m.ColdRead) -> Steps[memoryview]:
-        reply = yield self._links.ask_relocator(request, self._clock.monotonic_ns() + ASK_NS)
+        reply = yield self._links.ask_relocator(request, self._clock.monotonic_ns() + REQUEST_TIMEOUT_NS)
         return memoryview(reply.attachment or b"")
 
     def catch_up(self, topic: str, topic_id: int) -> Pending[None]:
@@ -176,22 +179,24 @@ class SourceReaders:
         self._open: OrderedDict[SourceFlowKey, LocalSource] = OrderedDict()
         self._busy: set[SourceFlowKey] = set()
 
-    def read(self, asked: ReadForwardBatch) -> Steps[FetchResult]:
+    def read(self, request: ReadForwardBatch) -> Steps[FetchResult]:
         """Read the source after the start of the range, up to the requested size.
 
         Raises like Source.fetch.
         """
-        source = self._open.pop(asked.key, None)
+        source = self._open.pop(request.key, None)
         if source is None:
-            connection = self._connection.for_topic(asked.key.source_id)
-            source = LocalSource(connection, asked.source, clock=self._clock)
-        self._open[asked.key] = source
-        self._busy.add(asked.key)
+            connection = self._connection.for_topic(request.key.source_id)
+            source = LocalSource(connection, request.source, clock=self._clock)
+        self._open[request.key] = source
+        self._busy.add(request.key)
         try:
-            cursor = Cursor(asked.epoch, asked.start)
-            return (yield from source.fetch(cursor, limit=asked.records, bytes_max=asked.bytes, wait_s=0.0))
+            cursor = Cursor(request.epoch, request.start)
+            return (
+                yield from source.fetch(cursor, limit=request.records, bytes_max=request.bytes, wait_s=0.0)
+            )
         finally:
-            self._busy.discard(asked.key)
+            self._busy.discard(request.key)
             self._shrink()
 
     def close_reader(self, key: SourceFlowKey) -> None:

@@ -127,9 +127,9 @@ class Admission:
         self.limits = limits
         self.is_volatile_closed = False
         """True while the volatile log has no room. New frames of ephemeral topics are then refused."""
-        self.written: dict[int, ShardTopic] = {}
+        self.needs_retention: dict[int, ShardTopic] = {}
         """Topics with retention that received records, by topic id. Retention removes the entries."""
-        self.newly_due: list[ShardTopic] = []
+        self.earlier_expiry: list[ShardTopic] = []
         """Topics whose next expiry became earlier."""
 
     def open(
@@ -146,7 +146,7 @@ class Admission:
         intake = FrameIntake(buffer, batch, checked.entries, [], checked)
         if any(run.fault == FrameFault.UNCHECKED or self._is_over_limits(run) for run in checked.runs):
             measure_unchecked(buffer, batch, checked.accounted, checked.largest, checked.faults)
-            intake.runs = [part for run in checked.runs for part in self._judged(intake, run)]
+            intake.runs = [part for run in checked.runs for part in self._check_frames(intake, run)]
         return intake
 
     def admit(
@@ -177,7 +177,7 @@ class Admission:
         limits = self.limits
         return run.records_max > limits.batch_records or run.record_bytes_max > limits.record_bytes
 
-    def _judged(self, intake: FrameIntake, run: CheckedFrameRange) -> list[CheckedFrameRange]:
+    def _check_frames(self, intake: FrameIntake, run: CheckedFrameRange) -> list[CheckedFrameRange]:
         """Split a run that needs a check of each frame into runs of one frame.
 
         Return other runs unchanged.
@@ -187,7 +187,7 @@ class Admission:
         checked = intake.checked
         assert checked is not None
         found = []
-        for part in _each(intake, run):
+        for part in _single_frames(intake, run):
             fault = int(checked.faults[part.start])
             if not fault and part.records_max > self.limits.batch_records:
                 fault = _TOO_MANY
@@ -220,7 +220,7 @@ class Admission:
         is_capped = config.discard == DISCARD_REJECT and (config.cap_records or config.cap_bytes)
         is_repeat = number <= (producer.highest if producer else 0)
         if run.stop - run.start > 1 and (is_repeat or is_capped):
-            for part in _each(intake, run):
+            for part in _single_frames(intake, run):
                 self._admit_run(intake, topic, part, now_us)
             return
         if is_repeat:
@@ -258,7 +258,7 @@ class Admission:
         for row in range(run.start, until):
             self._refuse(intake, row, Status.NOT_READY, 0)
         if until < run.stop:
-            self._admit_run(intake, topic, _part(intake, run, until, run.stop), now_us)
+            self._admit_run(intake, topic, _slice_run(intake, run, until, run.stop), now_us)
 
     def _refuse_fault(self, intake: FrameIntake, run: CheckedFrameRange) -> None:
         row, words = run.start, intake.batch.words[run.start : run.stop]
@@ -412,7 +412,7 @@ class Admission:
         if config.ttl_ms or config.cap_records or config.cap_bytes or run.columns & _HAVE_EXPIRES:
             self._note_retention(intake, topic, start, stop, stamp)
         if run.columns << layout.COLUMNS_SHIFT & HAVE_DELIVERY_ATTRIBUTES:
-            topic.marked_to = following - 1
+            topic.attributes_to = following - 1
         last = intake.admitted_ranges[-1] if intake.admitted_ranges else None
         if last is not None and last.topic is topic and last.stop == start:
             last.stop = stop
@@ -428,9 +428,9 @@ class Admission:
         self, intake: FrameIntake, topic: ShardTopic, start: int, stop: int, stamp: int
     ) -> None:
         """Mark a topic for retention after records with caps, a TTL or their own expiry were staged."""
-        self.written[topic.topic_id] = topic
+        self.needs_retention[topic.topic_id] = topic
         if update_next_expiry(topic, intake.buffer, intake.batch.take(slice(start, stop)), stamp):
-            self.newly_due.append(topic)
+            self.earlier_expiry.append(topic)
 
 
 _HAVE_EXPIRES = 1 << layout.Column.EXPIRES_AT
@@ -442,7 +442,7 @@ _TOO_MANY, _RECORD_LARGE = 32, 33
 """Additional FrameFault values for the configured limits: too many records, or a record that is too large."""
 
 
-def _part(intake: FrameIntake, run: CheckedFrameRange, start: int, stop: int) -> CheckedFrameRange:
+def _slice_run(intake: FrameIntake, run: CheckedFrameRange, start: int, stop: int) -> CheckedFrameRange:
     """Return rows [start, stop) of a run as a run."""
     checked = intake.checked
     assert checked is not None
@@ -455,9 +455,9 @@ def _part(intake: FrameIntake, run: CheckedFrameRange, start: int, stop: int) ->
     )  # fmt: skip
 
 
-def _each(intake: FrameIntake, run: CheckedFrameRange) -> list[CheckedFrameRange]:
+def _single_frames(intake: FrameIntake, run: CheckedFrameRange) -> list[CheckedFrameRange]:
     """Split a run into runs of one frame."""
-    return [_part(intake, run, row, row + 1) for row in range(run.start, run.stop)]
+    return [_slice_run(intake, run, row, row + 1) for row in range(run.start, run.stop)]
 
 
 def update_next_expiry(topic: ShardTopic, buffer: Any, batch: FrameBatch, stamp: int) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from actors.wal_shard.commit.admission import FrameIntake
-from actors.wal_shard.commit.control_records import GroupMark, frame_of
+from actors.wal_shard.commit.control_records import ChainMarkRecord, frame_of
 from ringlog.frame import batch as frames
 from ringlog.frame import codec, layout
 from ringlog.frame.kernel import kernel
@@ -135,14 +135,18 @@ class CommitBatch:
         self.refused += intake.refused
         self.duplicates += intake.duplicates
         totals = intake.batch.total_bytes
-        for stretch in intake.admitted_ranges:
-            is_lone = stretch.stop - stretch.start == 1
-            length = int(totals[stretch.start] if is_lone else totals[stretch.start : stretch.stop].sum())
-            if stretch.is_volatile:
+        for admitted_range in intake.admitted_ranges:
+            is_lone = admitted_range.stop - admitted_range.start == 1
+            length = int(
+                totals[admitted_range.start]
+                if is_lone
+                else totals[admitted_range.start : admitted_range.stop].sum()
+            )
+            if admitted_range.is_volatile:
                 self.volatile_bytes += length
             else:
                 self.bytes += length
-            self.dirty_topics[stretch.topic.topic_id] = stretch.topic
+            self.dirty_topics[admitted_range.topic.topic_id] = admitted_range.topic
         self.parts.append(intake)
         self.needs_sync |= intake.needs_sync
 
@@ -170,7 +174,7 @@ class CommitBatch:
 
 _MARK_BODY = struct.Struct(">B" + "BQ" * 6 + "B")
 _MARK_FIXED_BYTES = layout.HEADER_BYTES + _MARK_BODY.size
-_GROUP_MARK: Final = int(FrameType.GROUP_MARK)
+_CHAIN_MARK: Final = int(FrameType.GROUP_MARK)
 _FSYNC: Final = int(Durability.FSYNC)
 _COUNT_MASK = (1 << layout.EPOCH_SHIFT) - 1
 _U64, _ARRAY_OF_7, _ARRAY_OF_0 = 0xCF, 0x97, 0x90
@@ -183,35 +187,36 @@ _NO_COPIED_FILES: CopiedFiles = ((), ())
 
 
 def mark_frame(
-    position: LogPosition, body_bytes: int, flags: int, word: CopiedFiles = _NO_COPIED_FILES
+    position: LogPosition, body_bytes: int, flags: int, copied_files: CopiedFiles = _NO_COPIED_FILES
 ) -> tuple[bytearray, int]:
     """Build the sealed mark of a batch that has `body_bytes` bytes after the mark. Return (frame, seal).
 
     Every batch has a mark, so a fixed struct builds it instead of the encoder. Numbers of fixed width make
-    its size known in advance. `decode_body` reads it like the mark that `frame_of(GroupMark(...))` builds.
+    its size known in advance. `decode_body` reads it like the mark that `frame_of(ChainMarkRecord(...))`
+    builds.
     """
     body = _MARK_BODY.pack(
         _ARRAY_OF_7, _U64, position.batch_number, _U64, position.prev_stop, _U64, position.last_seal, _U64,
         position.durable, _U64, body_bytes + _MARK_FIXED_BYTES, _U64, flags, _ARRAY_OF_0,
     )  # fmt: skip
-    if any(word):
-        return _mark_with_copied_files(position, body_bytes, flags, word)
-    mark = kernel.control(_GROUP_MARK, 0, 0, 0, 0, _FSYNC, body)
+    if any(copied_files):
+        return _mark_with_copied_files(position, body_bytes, flags, copied_files)
+    mark = kernel.control(_CHAIN_MARK, 0, 0, 0, 0, _FSYNC, body)
     return mark, kernel.seal_at(mark, 0, position.salt)
 
 
 def _mark_with_copied_files(
-    position: LogPosition, body_bytes: int, flags: int, word: CopiedFiles
+    position: LogPosition, body_bytes: int, flags: int, copied_files: CopiedFiles
 ) -> tuple[bytearray, int]:
     """Build a mark that lists other files (rare).
 
     The mark contains its own size, so a draft finds the size first.
     """
-    settled, damaged = [list(pair) for pair in word[0]], list(word[1])
+    settled, damaged = [list(pair) for pair in copied_files[0]], list(copied_files[1])
 
     def build(group_bytes: int) -> bytearray:
         return frame_of(
-            GroupMark(
+            ChainMarkRecord(
                 position.batch_number, position.prev_stop, position.last_seal, position.durable,
                 group_bytes, flags,
                 settled, damaged,
@@ -229,53 +234,53 @@ def _mark_with_copied_files(
 
 
 def lay_out(
-    group: CommitBatch, position: LogPosition, flags: int = 0, word: CopiedFiles = _NO_COPIED_FILES
+    batch: CommitBatch, position: LogPosition, flags: int = 0, copied_files: CopiedFiles = _NO_COPIED_FILES
 ) -> list[Any]:
     """Seal the WAL parts of a batch for its position in the file. Return the buffers to write.
 
     Advances `position` past the batch, and adds the frames' positions to the topics' indexes and to
-    `group.news`.
+    `batch.news`.
     """
-    mark, seal = mark_frame(position, group.bytes, flags, word)
+    mark, seal = mark_frame(position, batch.bytes, flags, copied_files)
     buffers: list[Any] = [mark]
     offset = position.offset + len(mark)
-    for part in group.parts:
+    for part in batch.parts:
         if isinstance(part, ControlPart):
             seal = codec.seal(part.frame, position.salt)
             buffers.append(part.frame)
             offset += len(part.frame)
         elif isinstance(part, RoutedPart):
             if not part.is_volatile:
-                seal = _lay_out_routed(part, position.file_id, position.salt, offset, buffers, group.news)
+                seal = _lay_out_routed(part, position.file_id, position.salt, offset, buffers, batch.news)
                 offset += len(part.frame)
         else:
             offset, last = _lay_out_intake(
-                part, position.file_id, position.salt, offset, buffers, group.news, is_volatile=False
+                part, position.file_id, position.salt, offset, buffers, batch.news, is_volatile=False
             )
             seal = last or seal
     position.marked_durable = position.durable
     position.prev_stop = position.offset = offset
-    if group.parts or flags:
+    if batch.parts or flags:
         position.frames_stop = offset
     position.batch_number += 1
     position.last_seal = seal
     return buffers
 
 
-def lay_out_volatile(group: CommitBatch, position: LogPosition) -> list[Any]:
+def lay_out_volatile(batch: CommitBatch, position: LogPosition) -> list[Any]:
     """Seal the volatile parts of a batch like `lay_out`.
 
     There is no mark: a volatile file ends with its writer.
     """
     buffers: list[Any] = []
     offset = position.offset
-    for part in group.parts:
+    for part in batch.parts:
         if isinstance(part, FrameIntake):
             offset, _ = _lay_out_intake(
-                part, position.file_id, position.salt, offset, buffers, group.news, is_volatile=True
+                part, position.file_id, position.salt, offset, buffers, batch.news, is_volatile=True
             )
         elif isinstance(part, RoutedPart) and part.is_volatile:
-            _lay_out_routed(part, position.file_id, position.salt, offset, buffers, group.news)
+            _lay_out_routed(part, position.file_id, position.salt, offset, buffers, batch.news)
             offset += len(part.frame)
     position.offset = offset
     return buffers
@@ -308,18 +313,18 @@ def _lay_out_intake(
     starts, totals = intake.batch.offsets, intake.batch.total_bytes
     run_start = run_stop = -1
     seal = 0
-    for stretch in intake.admitted_ranges:
-        if stretch.is_volatile != is_volatile:
+    for admitted_range in intake.admitted_ranges:
+        if admitted_range.is_volatile != is_volatile:
             continue
-        rows = intake.batch.words[stretch.start : stretch.stop]
-        seal = frames.seal_rows(intake.buffer, intake.batch, stretch.start, stretch.stop, salt)
-        first = int(starts[stretch.start])
-        stop = int(starts[stretch.stop - 1] + totals[stretch.stop - 1])
-        places = starts[stretch.start : stretch.stop] + (offset - first)
-        stretch.topic.index.add_run(rows[:, layout.W_BASE_SEQ], file_id, places)
+        rows = intake.batch.words[admitted_range.start : admitted_range.stop]
+        seal = frames.seal_rows(intake.buffer, intake.batch, admitted_range.start, admitted_range.stop, salt)
+        first = int(starts[admitted_range.start])
+        stop = int(starts[admitted_range.stop - 1] + totals[admitted_range.stop - 1])
+        offsets = starts[admitted_range.start : admitted_range.stop] + (offset - first)
+        admitted_range.topic.index.add_run(rows[:, layout.W_BASE_SEQ], file_id, offsets)
         begin, offset = offset, offset + stop - first
         first_seq, last_seq = _seqs_of(rows)
-        _add_news(news, stretch.topic, first_seq, last_seq, file_id, begin, offset, is_volatile)
+        _add_news(news, admitted_range.topic, first_seq, last_seq, file_id, begin, offset, is_volatile)
         if first == run_stop:
             run_stop = stop
         else:

@@ -157,7 +157,7 @@ class CheckpointPassed(ControlRecord, frozen=True):
     number: int
 
 
-class GroupMark(ControlRecord, frozen=True):
+class ChainMarkRecord(ControlRecord, frozen=True):
     """The chain mark at the start of a commit batch. The fields are described in storage/layout.py."""
 
     group: int
@@ -185,7 +185,7 @@ Body = (
     | KeyUsed
     | ProducerClaimed
     | CheckpointPassed
-    | GroupMark
+    | ChainMarkRecord
 )
 
 _KINDS: dict[int, Any] = {
@@ -203,7 +203,7 @@ _KINDS: dict[int, Any] = {
     FrameType.IDEMPOTENCY_KEY: KeyUsed,
     FrameType.PRODUCER_CLAIM: ProducerClaimed,
     FrameType.CHECKPOINT_MARK: CheckpointPassed,
-    FrameType.GROUP_MARK: GroupMark,
+    FrameType.GROUP_MARK: ChainMarkRecord,
 }
 _TYPES = {kind: number for number, kind in _KINDS.items()}
 _FRAME_TYPES = {kind: FrameType(number) for kind, number in _TYPES.items()}

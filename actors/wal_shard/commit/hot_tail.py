@@ -38,8 +38,8 @@ from ringlog.topic.state import ShardTopic
 I64 = NDArray[np.int64]
 STAMP_BYTES = 8
 _PAYLOAD_ALONE = 1 << Column.PAYLOAD
-_PLAIN = frozenset({_PAYLOAD_ALONE, _PAYLOAD_ALONE | 1 << Column.COMMIT_TS})
-_LONE = struct.Struct("<QQQQII")
+_PAYLOAD_ONLY = frozenset({_PAYLOAD_ALONE, _PAYLOAD_ALONE | 1 << Column.COMMIT_TS})
+_HEADER_STRUCT = struct.Struct("<QQQQII")
 """First words of a frame header: length and columns, topic, base seq, timestamp, record count, epoch."""
 _CODEC_AT = layout.W_TAIL * 8 + 4
 _LENGTH_AT = layout.HEADER_BYTES + 4
@@ -221,22 +221,24 @@ class HotTail:
 
         The frames must have their seqs and commit times already.
         """
-        for stretch in intake.admitted_ranges:
-            topic = stretch.topic
+        for admitted_range in intake.admitted_ranges:
+            topic = admitted_range.topic
             if topic.config.type != QUEUE and not topic.groups:
                 continue
-            if stretch.stop - stretch.start == 1 and self._add_single(topic, intake, stretch.start):
+            if admitted_range.stop - admitted_range.start == 1 and self._add_single(
+                topic, intake, admitted_range.start
+            ):
                 continue
-            shapes = frames.shapes_of(intake.batch.words[stretch.start : stretch.stop])
-            at = stretch.start
-            for stop in [*(np.flatnonzero(np.diff(shapes)) + 1 + at).tolist(), stretch.stop]:
+            shapes = frames.shapes_of(intake.batch.words[admitted_range.start : admitted_range.stop])
+            at = admitted_range.start
+            for stop in [*(np.flatnonzero(np.diff(shapes)) + 1 + at).tolist(), admitted_range.stop]:
                 self._add_uniform(topic, intake, at, stop)
                 at = stop
 
     def _add_single(self, topic: ShardTopic, intake: FrameIntake, row: int) -> bool:
         """Handle a frame with a single job. Return False for a frame with more jobs."""
         buffer, start = intake.buffer, int(intake.batch.offsets[row])
-        head, _, base, stamp, count, _ = _LONE.unpack_from(buffer, start)
+        head, _, base, stamp, count, _ = _HEADER_STRUCT.unpack_from(buffer, start)
         if count != 1:
             return False
         length = int.from_bytes(buffer[start + _LENGTH_AT : start + _DATA_AT], "little")
@@ -330,9 +332,9 @@ class HotTail:
             return None
         block = tail.blocks[at]
         if isinstance(block, _RawFrames):
-            stretch, block = block, block.cut()
+            raw, block = block, block.cut()
             tail.blocks[at] = block
-            more = _JOB_BYTES * (stretch.stop - stretch.first)
+            more = _JOB_BYTES * (raw.stop - raw.first)
             tail.sizes[at] += more
             self.bytes += more
             self._enforce_limit()
@@ -407,7 +409,7 @@ def split_jobs(
         return None, None
     starts, stops = found.spans.get(Column.PAYLOAD) or (np.zeros(len(seqs), np.int64),) * 2
     sizes = stops - starts
-    if int(frames.columns_of(words[:1])[0]) not in _PLAIN or int(sizes.max()) > INLINE_BYTES_MAX:
+    if int(frames.columns_of(words[:1])[0]) not in _PAYLOAD_ONLY or int(sizes.max()) > INLINE_BYTES_MAX:
         if Column.META in found.spans:
             low, high = found.spans[Column.META]
             sizes = sizes + (high - low)

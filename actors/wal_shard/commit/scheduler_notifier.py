@@ -39,9 +39,9 @@ class SchedulerNotifier:
         self._writer: NewsWriter | None = None
         self.has_unrung_news = False
         """True if news were written after the last ring of the bells."""
-        self._taken_ns = 0
+        self._drained_ns = 0
         """Monotonic time at which frames were drained whose news are not written yet. 0 if there are none."""
-        self._usual_ns = 0
+        self._average_ns = 0
         """Moving average of the time from the drain of frames to their news, in nanoseconds."""
 
     def begin(self) -> None:
@@ -68,7 +68,7 @@ class SchedulerNotifier:
         self._writer.add(rows)
         self.has_unrung_news = True
 
-    def tell_gone(self, topic: ShardTopic) -> None:
+    def announce_deletion(self, topic: ShardTopic) -> None:
         """Announce the deletion of a topic, so that its watchers read its slot again.
 
         The slot must be empty by now, or belong to another topic.
@@ -86,10 +86,10 @@ class SchedulerNotifier:
         """
         if self._writer is None or nbytes > EARLY_WAKEUP_BYTES_MAX:
             return
-        if self._taken_ns:
+        if self._drained_ns:
             self._learn(now_ns)  # The earlier frames have no news: they were refused or are delayed.
-        self._taken_ns = now_ns
-        if self._usual_ns <= _SOON_NS:
+        self._drained_ns = now_ns
+        if self._average_ns <= _SOON_NS:
             self._ring()
 
     def ring_bells(self, now_ns: int) -> None:
@@ -97,14 +97,14 @@ class SchedulerNotifier:
         if not self.has_unrung_news:
             return
         self.has_unrung_news = False
-        if self._taken_ns:
+        if self._drained_ns:
             self._learn(now_ns)
-            self._taken_ns = 0
+            self._drained_ns = 0
         self._ring()
 
     def _learn(self, now_ns: int) -> None:
-        took_ns = min(now_ns - self._taken_ns, 2 * _SOON_NS)
-        self._usual_ns += (took_ns - self._usual_ns) >> 3
+        took_ns = min(now_ns - self._drained_ns, 2 * _SOON_NS)
+        self._average_ns += (took_ns - self._average_ns) >> 3
 
     def _ring(self) -> None:
         for page, bell in self._sleepers:

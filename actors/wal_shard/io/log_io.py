@@ -34,11 +34,11 @@ class LogIO:
     """Performs the log effects of one incarnation."""
 
     def __init__(
-        self, boot: ActorBoot, writer: WalWriter, volatile: VolatileLog, places: LogFileTable,
+        self, boot: ActorBoot, writer: WalWriter, volatile: VolatileLog, log_files: LogFileTable,
         slot: ProcessSlot,
         clock: Clock,
     ) -> None:  # fmt: skip
-        self._boot, self._places, self._slot, self._clock = boot, places, slot, clock
+        self._boot, self._log_files, self._slot, self._clock = boot, log_files, slot, clock
         self._writer, self._volatile_log = writer, volatile
         self._preparer = Preparer(writer)
         self._flusher = Flusher(writer)
@@ -155,7 +155,7 @@ class LogIO:
             last_identity=effect.last_identity,
         )
         stop_points.hit("rotate_after_sync")
-        self._places.paths[header.file_id] = self._writer.path[len(self._boot.data_dir) + 1 :]
+        self._log_files.paths[header.file_id] = self._writer.path[len(self._boot.data_dir) + 1 :]
         self._slot.add(ProcessField.WAL_FILES, 1)
         return ev.FileOpened(header.file_id, header.salt, WAL_HEADER_BYTES, prepared.capacity)
 
@@ -163,5 +163,5 @@ class LogIO:
         opened = self._volatile_log.open(effect.at_least, self._clock.now_us())
         if isinstance(opened, ev.VolatileFailed):
             return opened
-        self._places.paths[opened.file_id] = self._volatile_log.path
+        self._log_files.paths[opened.file_id] = self._volatile_log.path
         return opened

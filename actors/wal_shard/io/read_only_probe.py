@@ -27,23 +27,23 @@ class ReadOnlyProbe:
             file_bytes: size of the test file: the bytes that a writable shard needs at its start.
         """
         self._disk, self._clock, self._directory = disk, clock, directory
-        self._look_ms, self._file_bytes = read_only_probe_ms, file_bytes
-        self._look_at_ns = 0
+        self._interval_ms, self._file_bytes = read_only_probe_ms, file_bytes
+        self._probe_at_ns = 0
 
     def begin(self) -> None:
         """Start the first interval, when the shard begins to serve."""
-        self._look_at_ns = self._clock.monotonic_ns() + self._look_ms * _NS_PER_MS
+        self._probe_at_ns = self._clock.monotonic_ns() + self._interval_ms * _NS_PER_MS
 
     def is_writable_again(self) -> bool:
         """Return True if the directory is writable again. It is probed only when the interval is over."""
         now = self._clock.monotonic_ns()
-        if not self._look_ms or now < self._look_at_ns:
+        if not self._interval_ms or now < self._probe_at_ns:
             return False
-        self._look_ms = min(2 * self._look_ms, READ_ONLY_PROBE_MS_MAX)
-        self._look_at_ns = now + self._look_ms * _NS_PER_MS
-        return self._takes_writes()
+        self._interval_ms = min(2 * self._interval_ms, READ_ONLY_PROBE_MS_MAX)
+        self._probe_at_ns = now + self._interval_ms * _NS_PER_MS
+        return self._probe_write()
 
-    def _takes_writes(self) -> bool:
+    def _probe_write(self) -> bool:
         """Create and sync a test file as large as the first WAL file, and delete it.
 
         Return True on success.

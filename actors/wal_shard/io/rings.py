@@ -178,7 +178,7 @@ class Rings:
                 self._break(ring, "producer published zero bytes instead of a frame")
             consumer.advance(batch.stop)
             if batch.end is ScanEnd.PAD:
-                consumer.skip_lap()
+                consumer.skip_padding()
             if len(batch):
                 ring.in_flight += len(batch)
                 return FramesArrived(number, position, buffer, batch, consumer.read_position)

@@ -65,32 +65,34 @@ class ConsumerGroups:
         }
 
     def _log(
-        self, topic: ShardTopic, group: ConsumerGroup, change: LeaseChange | None, into: CommitBatch
+        self, topic: ShardTopic, group: ConsumerGroup, change: LeaseChange | None, batch: CommitBatch
     ) -> None:
-        self._registry.log(topic, group, change, into)
+        self._registry.log(topic, group, change, batch)
 
     def _open(
-        self, message: m.GroupOpen, event: ControlReceived, into: CommitBatch, now_us: int
+        self, message: m.GroupOpen, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
-        topic, made, now_ms = self._registry.topic_of(message), _group_config(message), now_us // 1_000
-        group = find_group(topic, made.key)
+        topic, config, now_ms = self._registry.topic_of(message), _group_config(message), now_us // 1_000
+        group = find_group(topic, config.key)
         is_new = group is None
         if group is None:
             if not message.make:
-                raise GroupNotFound("no such group", topic=topic.name, group=made.key)
+                raise GroupNotFound("no such group", topic=topic.name, group=config.key)
             if len(topic.groups) >= GROUPS_PER_TOPIC_MAX:
                 raise Throttled(
                     f"a topic has at most {GROUPS_PER_TOPIC_MAX} consumer groups: delete one first",
                     limit="groups", max=GROUPS_PER_TOPIC_MAX, retry_after_ms=1_000,
                 )  # fmt: skip
-            change = created(self._registry.tokens.allocate(1), made, _clamped(topic, message.start), now_ms)
+            change = created(
+                self._registry.tokens.allocate(1), config, _clamped(topic, message.start), now_ms
+            )
             group = create_group(change, self._registry.tokens)
             self._registry.add(topic, group)
-            self._log(topic, group, change, into)
-        elif group.config.mode != made.mode:
+            self._log(topic, group, change, batch)
+        elif group.config.mode != config.mode:
             raise GroupIncompatible(
                 "the consumer group exists with another mode: use another name", topic=topic.name,
-                group=made.key, mode=group.config.mode.name.lower(),
+                group=config.key, mode=group.config.mode.name.lower(),
             )  # fmt: skip
         if message.node:
             checked_node(message)
@@ -99,19 +101,19 @@ class ConsumerGroups:
         return info_of(topic, group, created=is_new)
 
     def _leave(
-        self, message: m.GroupLeave, event: ControlReceived, into: CommitBatch, now_us: int
+        self, message: m.GroupLeave, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
         topic, group = self._registry.find_named(message)
         group.apply_expirations(now_us // 1_000)
         released = group.holders.held_by(message.node)
-        self._log(topic, group, group.leave(message.node, now_us // 1_000), into)
+        self._log(topic, group, group.leave(message.node, now_us // 1_000), batch)
         self._leases.waiting_claims.wake(group.number)
         return m.GroupLeft(topic.name, released)
 
     # -- redelivery of dead letters -----------------------------------------------------------------
 
     def _redeliver(
-        self, message: m.Redeliver, event: ControlReceived, into: CommitBatch, now_us: int
+        self, message: m.Redeliver, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
         """Redeliver the records of dead letters, as far as the records still exist."""
         topic, group = self._registry.find_named(message, Mode.QUEUE)
@@ -141,14 +143,14 @@ class ConsumerGroups:
             elif not is_here:
                 gone.append(seq)
             else:
-                self._log(topic, group, group.redeliver(seq, now_us // 1_000, call=call), into)
+                self._log(topic, group, group.redeliver(seq, now_us // 1_000, call=call), batch)
         self._leases.waiting_claims.wake(group.number)
         return m.Redelivered(topic.name, repeated, seqs_to_bytes(gone))
 
     # -- queries --------------------------------------------------------------------------------------
 
     def _list(
-        self, message: m.GroupList, event: ControlReceived, into: CommitBatch, now_us: int
+        self, message: m.GroupList, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
         topic = self._registry.topic_of(message)
         groups = sorted(topic.groups.values(), key=lambda each: each.config.key)
@@ -157,15 +159,15 @@ class ConsumerGroups:
     # -- positions ------------------------------------------------------------------------------------
 
     def _seek(
-        self, message: m.GroupSeek, event: ControlReceived, into: CommitBatch, now_us: int
+        self, message: m.GroupSeek, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
         topic, group = self._registry.find_named(message)
-        self._log(topic, group, group.seek(_clamped(topic, message.cursor), now_us // 1_000), into)
+        self._log(topic, group, group.seek(_clamped(topic, message.cursor), now_us // 1_000), batch)
         self._leases.on_capacity_freed(topic, group)
         return info_of(topic, group)
 
     def _take(
-        self, message: m.GroupTake, event: ControlReceived, into: CommitBatch, now_us: int
+        self, message: m.GroupTake, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
         topic, group = self._registry.find_named(message, Mode.STREAM)
         checked_node(message)
@@ -174,11 +176,11 @@ class ConsumerGroups:
             change = group.take_over_stream(
                 message.node, self._registry.tokens.allocate(1), now_us // 1_000, call=message.call
             )
-            self._log(topic, group, change, into)
+            self._log(topic, group, change, batch)
         return m.GroupTaken(topic.name, change.rows[0], group.committed, topic.epoch)
 
     def _commit(
-        self, message: m.GroupCommit, event: ControlReceived, into: CommitBatch, now_us: int
+        self, message: m.GroupCommit, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
         topic, group = self._registry.find_named(message, Mode.STREAM)
         if not -1 < message.committed < message.cursor <= topic.head_seq + 1:
@@ -189,16 +191,16 @@ class ConsumerGroups:
         is_holder = message.token != 0 and message.token == group.reader_token
         if is_holder:
             group.holders.touch_member(group.reader, now_us // 1_000)
-            self._log(topic, group, group.commit(message.committed, message.cursor, now_us // 1_000), into)
+            self._log(topic, group, group.commit(message.committed, message.cursor, now_us // 1_000), batch)
         return m.GroupCommitted(topic.name, group.committed, group.cursor, is_holder)
 
     def _delete(
-        self, message: m.GroupDelete, event: ControlReceived, into: CommitBatch, now_us: int
+        self, message: m.GroupDelete, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
         topic = self._registry.topic_of(message)
         group = find_group(topic, message.group)
         if group is not None:
-            self._log(topic, group, group.remove(now_us // 1_000), into)
+            self._log(topic, group, group.remove(now_us // 1_000), batch)
             self._registry.remove(topic, group)
             self._leases.forget_group(topic, group)
             self._leases.on_capacity_freed(topic, group)
@@ -207,12 +209,12 @@ class ConsumerGroups:
 
 def info_of(topic: ShardTopic, group: ConsumerGroup, *, created: bool = False) -> m.GroupInfo:
     """Return the description of a group for replies."""
-    made = group.config
+    config = group.config
     return m.GroupInfo(
-        topic.name, made.key, made.name, int(made.mode), made.tags, created, group.lowest_undelivered,
-        group.ack_floor, group.pending, made.deliveries_max, made.dead_letter, made.pending_max,
-        made.member_max,
-        made.backoff_ms, made.backoff_max_ms,
+        topic.name, config.key, config.name, int(config.mode), config.tags, created, group.lowest_undelivered,
+        group.ack_floor, group.pending, config.deliveries_max, config.dead_letter, config.pending_max,
+        config.member_max,
+        config.backoff_ms, config.backoff_max_ms,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from actors.wal_shard.leases.job_sizes import JobSizes
 from actors.wal_shard.leases.lease_registry import LeaseRegistry, find_group, key_of
 from actors.wal_shard.leases.lease_requests import damage_error, delivery_attributes_of, levels_of, live_of
 from actors.wal_shard.leases.waiting_claims import WaitingClaims
-from actors.wal_shard.retention.removal import LedgerQuestion, RecordQuery, RecordQueryResult, Removals
+from actors.wal_shard.retention.removal import RecordQuery, RecordQueryResult, Removals, StorageQuery
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData
 from ringlog.leases.group import ConsumerGroup
@@ -37,7 +37,7 @@ class DeliveryAttributeLoader:
         """Queues and groups whose attributes could not be read. The next request gets the error."""
         self._put_us: dict[int, tuple[int, int]] = {}
         """`key_of` -> (oldest ready seq, its append time in microseconds), for requests for statistics."""
-        removals.learned.subscribe(self._learned)
+        removals.query_results.subscribe(self._on_query_result)
 
     @property
     def is_damaged(self) -> bool:
@@ -49,7 +49,7 @@ class DeliveryAttributeLoader:
         if (damage := self._damaged.pop(key_of(topic, group), None)) is not None:
             raise damage_error(topic, damage)
 
-    def questions_for(self, message: Any) -> list[LedgerQuestion]:
+    def questions_for(self, message: Any) -> list[StorageQuery]:
         """Return the storage queries that this request needs first.
 
         It may need delivery attributes of records that are not loaded yet. A request for statistics may need
@@ -65,29 +65,30 @@ class DeliveryAttributeLoader:
             group = registry.default_group(topic)
         if group is None or not group.is_queue_mode or (key := key_of(topic, group)) in self._damaged:
             return []
-        learn = self._unlearned(topic, group)
-        if learn is None and isinstance(message, m.LeaseStats):
+        query = self._query_unloaded(topic, group)
+        if query is None and isinstance(message, m.LeaseStats):
             group.apply_expirations(registry.now_ms)
             oldest = group.oldest_ready(live_of(topic))
             if oldest and key not in self._put_us and group.enqueue_times.put_ms(oldest) is None:
-                learn = RecordQuery(1, 0, key, put=oldest)
-        return [] if learn is None else self._removals.questions_for_queries([(topic, learn)], self.wall_us)
+                query = RecordQuery(1, 0, key, put=oldest)
+        return [] if query is None else self._removals.record_queries([(topic, query)], self.wall_us)
 
-    def pending_questions(self) -> list[LedgerQuestion]:
+    def pending_questions(self) -> list[StorageQuery]:
         """Return the storage queries that waiting claims need."""
         if not self._wanted:
             return []
         wanted, self._wanted = self._wanted, {}
         asked = [
-            (found[0], learn)
+            (found[0], query)
             for key in wanted
-            if (found := self._registry.find_by_key(key)) and (learn := self._unlearned(*found)) is not None
+            if (found := self._registry.find_by_key(key))
+            and (query := self._query_unloaded(*found)) is not None
         ]
-        return self._removals.questions_for_queries(asked, self.wall_us) if asked else []
+        return self._removals.record_queries(asked, self.wall_us) if asked else []
 
     def needs_loading(self, topic: ShardTopic, group: ConsumerGroup) -> bool:
         """Return True if attributes of undelivered records are not loaded yet, and schedule their query."""
-        if self._unlearned(topic, group) is None:
+        if self._query_unloaded(topic, group) is None:
             return False
         self._wanted[key_of(topic, group)] = None
         return True
@@ -96,40 +97,40 @@ class DeliveryAttributeLoader:
         """Act like `needs_loading`, but return False if the attributes could not be read."""
         return key_of(topic, group) not in self._damaged and self.needs_loading(topic, group)
 
-    def _unlearned(self, topic: ShardTopic, group: ConsumerGroup) -> RecordQuery | None:
+    def _query_unloaded(self, topic: ShardTopic, group: ConsumerGroup) -> RecordQuery | None:
         if not group.is_queue_mode:
             return None
         levels = levels_of(topic)
         if group.levels != levels:
             group.invalidate_priorities(levels)
-        if topic.marked_to <= group.attributes_loaded_to or topic.head_seq <= group.attributes_loaded_to:
+        if topic.attributes_to <= group.attributes_loaded_to or topic.head_seq <= group.attributes_loaded_to:
             return None
         first = max(group.attributes_loaded_to + 1, first_live_seq(topic))
         if not group.ready_index.is_reloading:
             first = max(first, group.cursor)
-        if first > min(topic.marked_to, topic.head_seq):
+        if first > min(topic.attributes_to, topic.head_seq):
             return None
         return RecordQuery(first, topic.head_seq, key_of(topic, group))
 
-    def _learned(self, question: LedgerQuestion, found: RecordQueryResult | CorruptData) -> None:
-        topic, learn = question.topic, question.learn
-        if self._registry.directory.by_id.get(topic.topic_id) is not topic or learn is None:
+    def _on_query_result(self, question: StorageQuery, found: RecordQueryResult | CorruptData) -> None:
+        topic, query = question.topic, question.record_query
+        if self._registry.directory.by_id.get(topic.topic_id) is not topic or query is None:
             return
-        if learn.has_sizes:
+        if query.has_sizes:
             # Records next to damaged ones may be valid. Each ack then queries only its own jobs.
             if not isinstance(found, CorruptData):
                 self._sizes.add_sizes(topic.topic_id, *found.sizes)
-        elif learn.put:
+        elif query.put:
             # The age of an unreadable record is unknown.
-            put = (0, 0) if isinstance(found, CorruptData) else (learn.put, found.put_us)
-            self._put_us[learn.key] = put
+            put = (0, 0) if isinstance(found, CorruptData) else (query.put, found.put_us)
+            self._put_us[query.key] = put
         elif isinstance(found, CorruptData):
-            self._damaged[learn.key] = found
-            self._waiting.fail_claims(damage_error(topic, found), learn.key)
-        elif (known := self._registry.find_by_key(learn.key)) is not None:
-            marks = delivery_attributes_of(found.marks, levels_of(topic))
-            known[1].add_delivery_attributes(marks, live_of(topic), learn.last, self._registry.now_ms)
-            self._waiting.wake(learn.key)
+            self._damaged[query.key] = found
+            self._waiting.fail_claims(damage_error(topic, found), query.key)
+        elif (known := self._registry.find_by_key(query.key)) is not None:
+            attributes = delivery_attributes_of(found.attributes, levels_of(topic))
+            known[1].add_delivery_attributes(attributes, live_of(topic), query.last, self._registry.now_ms)
+            self._waiting.wake(query.key)
 
     def take_put_ms(self, topic: ShardTopic, group: ConsumerGroup) -> int | None:
         """Return the append time of the oldest ready record, in milliseconds on the clock of leases.

@@ -27,7 +27,7 @@ from actors.wal_shard.leases.lease_requests import (
     was_deleted,
 )
 from actors.wal_shard.metrics.queue_metrics import DEAD_LETTERED
-from actors.wal_shard.retention.removal import LedgerQuestion, RecordQuery
+from actors.wal_shard.retention.removal import RecordQuery, StorageQuery
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, Internal, InvalidRequest, Refused, TopicNotFound
 from ringlog.leases.tokens import incarnation_of
@@ -63,7 +63,7 @@ class JobDeletes:
 
     # -- storage queries ------------------------------------------------------------------------------
 
-    def questions_for(self, message: m.Ack | m.ConfirmDeadLettered, now_ms: int) -> list[LedgerQuestion]:
+    def questions_for(self, message: m.Ack | m.ConfirmDeadLettered, now_ms: int) -> list[StorageQuery]:
         """Return the storage queries that a deletion of jobs needs first.
 
         The list is empty if everything is known, or if the request deletes nothing.
@@ -84,16 +84,16 @@ class JobDeletes:
             self._sizes_asked = message
             span = self._leases.sizes.block_range(matched.leased, topic.head_seq)
             if span is not None and topic.config.durability != Durability.EPHEMERAL:
-                learn = RecordQuery(*span, topic.topic_id, has_sizes=True)
-                return self._removals.questions_for_queries([(topic, learn)], self._leases.wall_us)
+                query = RecordQuery(*span, topic.topic_id, has_sizes=True)
+                return self._removals.record_queries([(topic, query)], self._leases.wall_us)
         changes = self._registry.default_group(topic).version
         self._decided = _PendingDelete(message, topic, topic.version, changes, matched)
         if removal is None:
             return [self._removals.question_about(topic, numbers, self._leases.wall_us)]
-        self._removals.know_delete(topic, removal)
+        self._removals.set_delete_result(topic, removal)
         return []
 
-    def sizes_for(self, message: m.AckAndClaim) -> list[LedgerQuestion]:
+    def sizes_for(self, message: m.AckAndClaim) -> list[StorageQuery]:
         """Return the storage queries for the sizes of jobs that the fast path acks.
 
         Query once for a request.
@@ -118,7 +118,7 @@ class JobDeletes:
         if self._accounted(topic, seqs) is not None:
             return []
         self._sizes_asked = message
-        return self._removals.questions_for_queries(
+        return self._removals.record_queries(
             [(topic, RecordQuery(*span, topic.topic_id, has_sizes=True))], self._leases.wall_us
         )
 
@@ -144,7 +144,7 @@ class JobDeletes:
         first, count = int(seqs[0]), len(seqs)
         total = None
         if int(seqs[-1]) - first == count - 1:
-            total = self._leases.newest.total_of(topic, first, count)
+            total = self._leases.recent_records.total_of(topic, first, count)
         return self._leases.sizes.total(topic.topic_id, seqs) if total is None else total
 
     def _to_delete(
@@ -191,7 +191,7 @@ class JobDeletes:
 
     # -- deletion -------------------------------------------------------------------------------------
 
-    def ack(self, message: m.Ack, into: CommitBatch, now_ms: int) -> m.AckReply:
+    def ack(self, message: m.Ack, batch: CommitBatch, now_ms: int) -> m.AckReply:
         """Delete the acked jobs. The caller has checked that the request is not a retry."""
         decided, self._decided = self._decided, None
         if decided is None:
@@ -200,20 +200,20 @@ class JobDeletes:
             topic, matched = decided.topic, decided.matched
         own, found = self._registry.default_group(topic), self._found_out(matched)
         own.finish_jobs(matched)
-        self._delete(topic, found, into)
+        self._delete(topic, found, batch)
         skipped = self._unless_gone(topic, message, matched.skipped)
         acked, counts = len(message.seqs) // 8 - len(skipped), own.counts(live_count(topic))
         return m.AckReply(topic.name, acked, seqs_to_bytes(skipped), counts.ready, counts.in_flight)
 
     def confirm_dead_lettered(
-        self, message: m.ConfirmDeadLettered, into: CommitBatch, now_ms: int
+        self, message: m.ConfirmDeadLettered, batch: CommitBatch, now_ms: int
     ) -> m.ConfirmReply:
         """Delete exhausted jobs whose dead letters are durable (Q11)."""
         decided, self._decided = self._decided, None
         topic, matched = (decided.topic, decided.matched) if decided else self._exhausted(message)
-        self._delete(topic, self._found_out(matched), into)
+        self._delete(topic, self._found_out(matched), batch)
         own = self._registry.default_group(topic)
-        self._registry.log(topic, own, own.count_dead_lettered(len(matched.leased), now_ms), into)
+        self._registry.log(topic, own, own.count_dead_lettered(len(matched.leased), now_ms), batch)
         self._registry.queue_metrics.outcomes[DEAD_LETTERED] += len(matched.leased)
         return m.ConfirmReply(topic.name, len(matched.leased))
 
@@ -226,10 +226,10 @@ class JobDeletes:
             raise Internal("internal error: job deletion without a storage result")
         return found
 
-    def _delete(self, topic: ShardTopic, found: Removal | None, into: CommitBatch) -> None:
+    def _delete(self, topic: ShardTopic, found: Removal | None, batch: CommitBatch) -> None:
         if found is not None:
             is_synced = topic.config.durability == Durability.FSYNC
-            self._removals.stage_removal(topic, found, into, sync=is_synced, on_request=True)
+            self._removals.stage_removal(topic, found, batch, sync=is_synced, on_request=True)
 
     def _unless_gone(self, topic: ShardTopic, message: m.Ack, skipped: I64) -> I64:
         """Return `skipped` without the jobs that an earlier incarnation acked (see the module)."""

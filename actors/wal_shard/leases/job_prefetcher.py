@@ -75,9 +75,9 @@ class JobPrefetcher:
 
     def __init__(
         self, disk: Disk, data_dir: str, shm_dir: str, marks: Callable[[bool], LogHighWatermark],
-        locate: Callable[[ShardTopic, int], m.Located], newest: HotTail, sizes: JobSizes,
+        locate: Callable[[ShardTopic, int], m.Located], recent_records: HotTail, sizes: JobSizes,
     ) -> None:  # fmt: skip
-        self._newest, self._sizes = newest, sizes
+        self._recent_records, self._sizes = recent_records, sizes
         self._disk = disk
         self._roots = data_dir, shm_dir
         self._marks = marks
@@ -93,86 +93,88 @@ class JobPrefetcher:
 
         None if the worker has to read the jobs itself.
         """
-        ahead = self._ahead_of(topic)
+        state = self._state_of(topic)
         parts: list[Part] = []
         for first, count, _, _ in runs:
-            found = self._newest.find_parts(topic, first, count)
-            if found is None and ahead is not None:
-                found = self._run(topic, ahead, first, count)
+            found = self._recent_records.find_parts(topic, first, count)
+            if found is None and state is not None:
+                found = self._find_run(topic, state, first, count)
             if found is None:
                 return None
             parts += found
         return contents_of(parts)
 
-    def _ahead_of(self, topic: ShardTopic) -> _PrefetchState | None:
+    def _state_of(self, topic: ShardTopic) -> _PrefetchState | None:
         """Return the prefetch state of a queue.
 
         None for other topics, whose groups read at different positions.
         """
         if topic.config.type != QUEUE:
             return None
-        ahead = self._of.get(topic.topic_id)
-        if ahead is None or ahead.epoch != topic.epoch:
+        state = self._of.get(topic.topic_id)
+        if state is None or state.epoch != topic.epoch:
             return self._begin(topic)
         if len(self._of) > 1:
             self._of.move_to_end(topic.topic_id)
-        return ahead
+        return state
 
     def _begin(self, topic: ShardTopic) -> _PrefetchState:
         self._of.pop(topic.topic_id, None)
-        ahead = self._of[topic.topic_id] = _PrefetchState(topic.epoch)
+        state = self._of[topic.topic_id] = _PrefetchState(topic.epoch)
         while len(self._of) > INLINE_QUEUES_MAX:
             self._of.popitem(last=False)
-        return ahead
+        return state
 
-    def _run(self, topic: ShardTopic, ahead: _PrefetchState, first: int, count: int) -> list[Part] | None:
+    def _find_run(
+        self, topic: ShardTopic, state: _PrefetchState, first: int, count: int
+    ) -> list[Part] | None:
         stop = first + count
-        blocks = ahead.blocks
+        blocks = state.blocks
         for block in blocks:
             if block.first <= first and stop <= block.stop:
-                ahead.served += count
+                state.served += count
                 return [(block, first, stop)]
-        if ahead.pause:
-            ahead.pause -= 1
+        if state.pause:
+            state.pause -= 1
             return None
         if blocks and blocks[-1].first <= first < blocks[-1].stop:
             # The run continues in the next block.
             split = blocks[-1].stop
-            head = self._run(topic, ahead, first, split - first)
-            rest = self._run(topic, ahead, split, stop - split) if head is not None else None
-            return None if head is None or rest is None else head + rest
+            head = self._find_run(topic, state, first, split - first)
+            tail = self._find_run(topic, state, split, stop - split) if head is not None else None
+            return None if head is None or tail is None else head + tail
         if blocks and first < blocks[-1].stop:
             return None  # The job was returned to the queue and lies before the prefetched blocks.
         if topic.head_seq - first < INLINE_AHEAD_MIN or count > INLINE_BYTES_MAX // STAMP_BYTES:
             return None
-        if not self._read_on(topic, ahead, first):
+        if not self._read_until(topic, state, first):
             return None
-        return self._run(topic, ahead, first, count)
+        return self._find_run(topic, state, first, count)
 
-    def _read_on(self, topic: ShardTopic, ahead: _PrefetchState, first: int) -> bool:
+    def _read_until(self, topic: ShardTopic, state: _PrefetchState, first: int) -> bool:
         """Read until a block contains this job.
 
         If that takes too long, pause prefetching and return False.
         """
-        is_useful = not ahead.blocks or ahead.served >= INLINE_AHEAD_MIN
-        ahead.served = 0
+        is_useful = not state.blocks or state.served >= INLINE_AHEAD_MIN
+        state.served = 0
         for _ in range(INLINE_WINDOWS_PER_CLAIM if is_useful else 0):
             try:
-                block = self._next_block(topic, ahead, first)
+                block = self._next_block(topic, state, first)
             except (CorruptData, DiskError, FrameInvalid, NotReady):
                 block = None  # The worker that reads the job gets the error.
             if block is None:
                 break
-            ahead.blocks = [*ahead.blocks[1 - _BLOCKS_MAX :], block]
+            state.blocks = [*state.blocks[1 - _BLOCKS_MAX :], block]
             if block.first <= first < block.stop:
                 return True
-        ahead.give_up()
+        state.give_up()
         return False
 
-    def _next_block(self, topic: ShardTopic, ahead: _PrefetchState, first: int) -> PayloadBlock | None:
-        reader = ahead.reader
+    def _next_block(self, topic: ShardTopic, state: _PrefetchState, first: int) -> PayloadBlock | None:
+        reader = state.reader
         if reader is None:
-            reader = ahead.reader = self._open(topic, first - 1)
+            reader = state.reader = self._open(topic, first - 1)
         elif reader.cursor < first - 1:
             reader.skip_to(first - 1)
         found = self._read(topic, reader)
@@ -201,7 +203,7 @@ class JobPrefetcher:
     def _open(self, topic: ShardTopic, after: int) -> TopicReader:
         data_dir, shm_dir = self._roots
         return TopicReader(
-            self._locate(topic, after), after, data_dir=data_dir, shm_dir=shm_dir, marks=self._marks,
+            self._locate(topic, after), after, data_dir=data_dir, shm_dir=shm_dir, read_watermark=self._marks,
             disk=self._disk, windows_per_call=INLINE_WINDOWS_PER_CLAIM,
         )  # fmt: skip
 

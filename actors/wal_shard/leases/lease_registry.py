@@ -163,7 +163,7 @@ class LeaseRegistry:
     def process_ids(self) -> Iterator[ProcessId]:
         """Yield the known processes that hold leases."""
         for _, group in self:
-            yield from group.process_by_link.values()
+            yield from group.process_by_number.values()
 
     def dead_letters_of(self, topic: ShardTopic, group: ConsumerGroup) -> str:
         """Return the name of the dead-letter topic, or "" if exhausted records cannot be moved."""
@@ -260,14 +260,14 @@ class LeaseRegistry:
     # -- logging --------------------------------------------------------------------------------------
 
     def log(
-        self, topic: ShardTopic, group: ConsumerGroup, change: LeaseChange | None, into: CommitBatch | None
+        self, topic: ShardTopic, group: ConsumerGroup, change: LeaseChange | None, batch: CommitBatch | None
     ) -> None:
         """Stage the log frame of a change, if the changes of this group are logged."""
         if change is None or not group.is_logged:
             return
-        assert into is not None, "claims of such a group wait until something can be logged"
+        assert batch is not None, "claims of such a group wait until something can be logged"
         is_synced = topic.config.durability == Durability.FSYNC or change.op in _SYNCED
-        into.add_control(frame_of(change, topic.topic_id, topic.epoch), topic, sync=is_synced)
+        batch.add_control(frame_of(change, topic.topic_id, topic.epoch), topic, sync=is_synced)
 
     def may_log(self, message: Any) -> bool:
         """Return True if this request may write to the log."""
@@ -316,7 +316,7 @@ class LeaseRegistry:
                 retry_after_ms=PRESSURE_RETRY_MS,
             )  # fmt: skip
 
-    def apply_config(self, topic: ShardTopic, into: CommitBatch, now_ms: int) -> ConsumerGroup | None:
+    def apply_config(self, topic: ShardTopic, batch: CommitBatch, now_ms: int) -> ConsumerGroup | None:
         """Apply a changed and logged topic config to its queue. Return the queue's default group, or None.
 
         If leases became durable, the complete state of the default group is logged. If leases are no longer
@@ -329,7 +329,7 @@ class LeaseRegistry:
             own.apply_expirations(now_ms)
             self._begin_log(topic, own)
             for change in own.snapshot_changes(now_ms):
-                self.log(topic, own, change, into)
+                self.log(topic, own, change, batch)
         elif not topic.config.logs_leases and topic.leases is not None:
             topic.leases.end_log()
             topic.leases = None

@@ -107,7 +107,7 @@ class QueueFastPath:
             return None
         is_marked = (
             queue.levels
-            or topic.marked_to > queue.attributes_loaded_to
+            or topic.attributes_to > queue.attributes_loaded_to
             or queue.ready_index
             or queue.exhausted
         )
@@ -147,7 +147,7 @@ class QueueFastPath:
         lease_ms = message.lease_ms or topic.config.lease_ms
         claimed = queue.claim(
             live_of(topic), message.node, min(max(message.max, 1), CLAIM_JOBS_MAX), lease_ms,
-            now_us // 1_000, deliveries_max=leases.registry.max_deliveries_of(topic), life=(message.pid,
+            now_us // 1_000, deliveries_max=leases.registry.max_deliveries_of(topic), process_id=(message.pid,
             message.born),
         )  # fmt: skip
         topic.last_read_us = leases.wall_us
@@ -205,7 +205,7 @@ class QueueFastPath:
             return None
         if count > 1 and not (_follow(seqs, first, count) and _follow(tokens, token, count)):
             return None
-        accounted = self._leases.newest.total_of(topic, first, count)
+        accounted = self._leases.recent_records.total_of(topic, first, count)
         if accounted is None:
             accounted = self._leases.sizes.total_of(topic.topic_id, first, count)
         if accounted is None or not queue.ack_lease(first, count, token, message.node, now_us // 1_000):
@@ -219,7 +219,7 @@ class QueueFastPath:
         self.bytes += _FRAME_BYTES + count * _JOB_BYTES
         return acked
 
-    def stage_acks(self, group: CommitBatch) -> list[Reply]:
+    def stage_acks(self, batch: CommitBatch) -> list[Reply]:
         """Stage the collected acks into the commit batch, one removal for each topic.
 
         Return the replies, which are due when the batch is committed.
@@ -232,7 +232,7 @@ class QueueFastPath:
             is_synced = topic.config.durability == Durability.FSYNC
             removal = acked.removal()
             leases.removals.stage_removal(
-                topic, removal, group, sync=is_synced, on_request=True, is_told=False
+                topic, removal, batch, sync=is_synced, on_request=True, notify=False
             )
             replies += [Reply(event.client, event.corr, answer) for event, answer in acked.answers]
         return replies

@@ -53,20 +53,20 @@ from ringlog.leases.retry_claim import entries_of
 from ringlog.leases.types import ClaimRequest, DispatchOrder, LeaseMatch
 from ringlog.limits import (
     CLAIM_JOBS_MAX,
-    COHORT_JOBS_MAX,
     COMMIT_BATCH_BYTES_MAX,
     DURABLE_RETRY_MS,
     GROUP_PENDING_PER_TOPIC_MAX,
+    JITTER_CLAIM_JOBS_MAX,
     JOBS_PER_REQUEST_MAX,
     PENDING_ROWS_MAX,
 )
 from ringlog.topic.config import QUEUE
 from ringlog.topic.directory import TopicDirectory
-from ringlog.topic.retention import held_from
+from ringlog.topic.retention import retained_from
 from ringlog.topic.state import ShardTopic
 
 _Kept = TypeVar("_Kept", m.ClaimReply, m.AckReply, m.NackReply, m.ExtendReply, m.RejectReply)
-STEP_MS = 10
+CLOCK_STEP_MS = 10
 """Minimum change of the clock offset that counts as a step of the wall clock.
 Smaller changes arise because the two clocks are read one after the other."""
 _UNBOUNDED = 1 << 62
@@ -81,7 +81,7 @@ class ShardLeases:
         self.replies = ReplyCache()
         self.waiting_claims = WaitingClaims()
         """Waiting claims, by `key_of` their group."""
-        self.newest, self.sizes = HotTail(), JobSizes()
+        self.recent_records, self.sizes = HotTail(), JobSizes()
         self.delivery_attributes = DeliveryAttributeLoader(
             self.registry, removals, self.waiting_claims, self.sizes
         )
@@ -93,7 +93,7 @@ class ShardLeases:
         also found by the metrics samples."""
         removals.removed.subscribe(self.registry.apply_removal)
         self._now_ms = 0
-        """Current time on the clock of leases in milliseconds (see Requests.steady_us)."""
+        """Current time on the clock of leases in milliseconds (see Requests.lease_clock_us)."""
         self.wall_us = 0
         """Current wall-clock time in microseconds.
         Commit times and expiry times of records use this clock."""
@@ -159,7 +159,7 @@ class ShardLeases:
     # -- claims ---------------------------------------------------------------------------------------
 
     def _claim(
-        self, message: m.Claim, event: ControlReceived, into: CommitBatch, now_us: int
+        self, message: m.Claim, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message | None:
         topic, group = self._find(message)
         _check_claim(topic, message)
@@ -170,7 +170,7 @@ class ShardLeases:
             if group.is_default_group and (jitter_ms := topic.config.claim_jitter_ms):
                 self.waiting_claims.park(key_of(topic, group), event, message, jitter_ms)
                 return None
-            reply = self._answer_claim(topic, group, message, now_us, into)
+            reply = self._answer_claim(topic, group, message, now_us, batch)
         if reply is not None or not message.wait_ms:
             return reply or claim_reply(topic, group, None)
         self.waiting_claims.park(key_of(topic, group), event, message)
@@ -190,12 +190,13 @@ class ShardLeases:
         return revalidate_claim(group, reply, checked_node(message), now_us // 1_000)
 
     def _answer_claim(
-        self, topic: ShardTopic, group: ConsumerGroup, message: m.Claim, now_us: int, into: CommitBatch | None
-    ) -> m.ClaimReply | None:
+        self, topic: ShardTopic, group: ConsumerGroup, message: m.Claim, now_us: int,
+        batch: CommitBatch | None,
+    ) -> m.ClaimReply | None:  # fmt: skip
         """Lease jobs for this claim. Return None if no job is ready or the node may not hold leases."""
         if not all(self.registry.room_for(group, [message])):
             return None
-        (change,) = self._lease_jobs(topic, group, [message], now_us, into)
+        (change,) = self._lease_jobs(topic, group, [message], now_us, batch)
         if change is None or not change.rows:
             return None
         return self.remember_reply(group, message.call, claim_reply(topic, group, change))
@@ -206,7 +207,7 @@ class ShardLeases:
         group: ConsumerGroup,
         messages: Sequence[m.Claim],
         now_us: int,
-        into: CommitBatch | None,
+        batch: CommitBatch | None,
     ) -> list[LeaseChange | None]:
         """Lease ready jobs for these claims. Several claims get fair shares."""
         config, live, now_ms = topic.config, live_of(topic), now_us // 1_000
@@ -214,35 +215,35 @@ class ShardLeases:
         if group.is_default_group:
             if group.exhausted and not self.registry.dead_letters_of(topic, group):
                 group.restore_exhausted()
-            limit, fresh_max = self.registry.max_deliveries_of(topic), _UNBOUNDED
+            limit, new_max = self.registry.max_deliveries_of(topic), _UNBOUNDED
         else:
             limit = 0
-            fresh_max = GROUP_PENDING_PER_TOPIC_MAX - sum(each.pending for each in topic.groups.values())
+            new_max = GROUP_PENDING_PER_TOPIC_MAX - sum(each.pending for each in topic.groups.values())
         order = DispatchOrder(group.levels, config.starvation_ms)
         if len(messages) == 1:
             one = messages[0]
             changes = [
                 group.claim(
-                    live, one.node, _most_of(one), one.lease_ms or config.lease_ms, now_ms,
+                    live, one.node, _max_jobs(one), one.lease_ms or config.lease_ms, now_ms,
                     deliveries_max=limit, order=order._replace(by_number=True) if one.by_number else order,
-                    fresh_max=fresh_max, min_idle_ms=one.min_idle_ms, call=one.call,
-                    life=(one.pid, one.born),
+                    new_max=new_max, min_idle_ms=one.min_idle_ms, call=one.call,
+                    process_id=(one.pid, one.born),
                 )
             ]  # fmt: skip
         else:
             requests = [
                 ClaimRequest(
-                    each.node, _most_of(each), each.lease_ms or config.lease_ms, (each.pid, each.born),
+                    each.node, _max_jobs(each), each.lease_ms or config.lease_ms, (each.pid, each.born),
                     each.call, each.by_number,
                 )
                 for each in messages
             ]  # fmt: skip
             changes = group.claim_fair_shares(
-                live, requests, COHORT_JOBS_MAX, now_ms, deliveries_max=limit, order=order
+                live, requests, JITTER_CLAIM_JOBS_MAX, now_ms, deliveries_max=limit, order=order
             )
         for change in changes:
             self.count_exhausted(change)
-            self.registry.log(topic, group, change, into)
+            self.registry.log(topic, group, change, batch)
         return changes
 
     def count_exhausted(self, change: LeaseChange | None) -> None:
@@ -250,39 +251,39 @@ class ShardLeases:
         if change is not None and change.exhausted:
             self.exhausted_total += sum(change.exhausted[1::SPAN_ROW])
 
-    def _steal(self, message: m.Steal, event: ControlReceived, into: CommitBatch, now_us: int) -> m.Message:
+    def _steal(self, message: m.Steal, event: ControlReceived, batch: CommitBatch, now_us: int) -> m.Message:
         topic, group = self._find(message)
         seqs, _ = entries_in(message.seqs, b"")
         _check_claim(topic, message)
-        again = self._previous_claim_reply(topic, group, message, now_us)
-        if again is not None:
-            return again
+        earlier_reply = self._previous_claim_reply(topic, group, message, now_us)
+        if earlier_reply is not None:
+            return earlier_reply
         if not all(self.registry.room_for(group, [message])):
             return claim_reply(topic, group, None)
         change = group.steal(
             np.unique(seqs), message.node, message.lease_ms or topic.config.lease_ms,
             now_us // 1_000, min_idle_ms=message.min_idle_ms, call=message.call,
-            life=(message.pid, message.born),
+            process_id=(message.pid, message.born),
         )  # fmt: skip
-        self.registry.log(topic, group, change, into)
+        self.registry.log(topic, group, change, batch)
         return self.remember_reply(group, message.call, claim_reply(topic, group, change))
 
     # -- ack, nack, extend, reject --------------------------------------------------------------------
 
-    def _ack(self, message: m.Ack, event: ControlReceived, into: CommitBatch, now_us: int) -> m.Message:
+    def _ack(self, message: m.Ack, event: ControlReceived, batch: CommitBatch, now_us: int) -> m.Message:
         topic, group = self._find(message)
         reply = self._previous_reply(topic, group, message.call, message.seqs)
         if reply is not None:
             return reply
         if group.is_default_group:
-            return self.remember_reply(group, message.call, self.deletes.ack(message, into, now_us // 1_000))
+            return self.remember_reply(group, message.call, self.deletes.ack(message, batch, now_us // 1_000))
         topic, group, found = self._matched(message, now_us)
         # A record that no longer exists counts as acked.
         live = live_of(topic)
         is_left = is_alive(live, found.skipped) | (found.skipped > live.head)
         found = LeaseMatch(found.leased, found.gone, found.skipped[is_left])
         self.registry.log(
-            topic, group, group.ack(found, message.node, now_us // 1_000, call=message.call), into
+            topic, group, group.ack(found, message.node, now_us // 1_000, call=message.call), batch
         )
         self.on_capacity_freed(topic, group)
         acked = len(message.seqs) // 8 - len(found.skipped)
@@ -291,7 +292,7 @@ class ShardLeases:
         )
 
     def _ack_and_claim(
-        self, message: m.AckAndClaim, event: ControlReceived, into: CommitBatch, now_us: int
+        self, message: m.AckAndClaim, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message | None:
         """Handle an ack with a claim that did not take the fast path at once.
 
@@ -311,13 +312,13 @@ class ShardLeases:
         if not message.seqs or len(found.leased) != len(message.seqs) // 8:
             return m.NotCombinable(topic.name)
         acked = group.ack(found, message.node, now_us // 1_000, call=message.call)
-        self.registry.log(topic, group, acked, into)
+        self.registry.log(topic, group, acked, batch)
         self.on_capacity_freed(topic, group)
         claim = m.Claim(
             message.topic, message.node, message.max, message.lease_ms, 0, message.call, message.pid,
             message.born, group=message.group,
         )  # fmt: skip
-        return self._answer_claim(topic, group, claim, now_us, into) or claim_reply(topic, group, None)
+        return self._answer_claim(topic, group, claim, now_us, batch) or claim_reply(topic, group, None)
 
     def _undo(
         self,
@@ -325,7 +326,7 @@ class ShardLeases:
         group: ConsumerGroup,
         found: LeaseMatch,
         message: m.Nack,
-        into: CommitBatch,
+        batch: CommitBatch,
         now_us: int,
     ) -> m.Message:
         """Undo a claim, or return records that no worker has started. The delivery does not count.
@@ -341,17 +342,17 @@ class ShardLeases:
         elif before is not None and not isinstance(before, m.ClaimReply):
             return before
         change = group.undo(found, message.node, now_us // 1_000, call=message.call)
-        self.registry.log(topic, group, change, into)
+        self.registry.log(topic, group, change, batch)
         self.waiting_claims.wake(key)
         reply = _nack_reply(topic, group, found)
         if change is not None and message.call and group.is_default_group:
             self.replies.remember_reply(message.call, reply)
         return reply
 
-    def _nack(self, message: m.Nack, event: ControlReceived, into: CommitBatch, now_us: int) -> m.Message:
+    def _nack(self, message: m.Nack, event: ControlReceived, batch: CommitBatch, now_us: int) -> m.Message:
         topic, group, found = self._matched(message, now_us)
         if message.undo:
-            return self._undo(topic, group, found, message, into, now_us)
+            return self._undo(topic, group, found, message, batch, now_us)
         before = self._previous_reply(topic, group, message.call, message.seqs)
         if before is not None and not isinstance(before, m.ClaimReply):
             return before  # A claim with the same call number does not count as an earlier nack.
@@ -360,30 +361,34 @@ class ShardLeases:
         reason = reason_of(message.reason) if group.is_default_group or group.config.dead_letter else ""
         if message.has_backoff and group.backoff.base_ms:
             changes: list[LeaseChange | None] = [
-                *group.nack_resting(found, node, now_ms, call=call, reason=reason)
+                *group.nack_with_backoff(found, node, now_ms, call=call, reason=reason)
             ]
         else:
             changes = [group.nack(found, node, message.delay_ms, now_ms, call=call, reason=reason)]
         for change in changes:
-            self.registry.log(topic, group, change, into)
+            self.registry.log(topic, group, change, batch)
         self.waiting_claims.wake(key_of(topic, group))
         return self.remember_reply(group, call, _nack_reply(topic, group, found))
 
-    def _extend(self, message: m.Extend, event: ControlReceived, into: CommitBatch, now_us: int) -> m.Message:
+    def _extend(
+        self, message: m.Extend, event: ControlReceived, batch: CommitBatch, now_us: int
+    ) -> m.Message:
         topic, group, found = self._matched(message, now_us)
         if (before := self._previous_reply(topic, group, message.call, message.seqs)) is not None:
             return before
         require_numbers(message)
         lease_ms, now_ms = message.lease_ms or topic.config.lease_ms, now_us // 1_000
         change = group.extend(found, message.node, lease_ms, now_ms, call=message.call)
-        self.registry.log(topic, group, change, into)
+        self.registry.log(topic, group, change, batch)
         self.waiting_claims.wake(key_of(topic, group))
         reply = m.ExtendReply(
             topic.name, len(found.leased), seqs_to_bytes(skipped_of(found)), now_ms + lease_ms
         )
         return self.remember_reply(group, message.call, reply)
 
-    def _reject(self, message: m.Reject, event: ControlReceived, into: CommitBatch, now_us: int) -> m.Message:
+    def _reject(
+        self, message: m.Reject, event: ControlReceived, batch: CommitBatch, now_us: int
+    ) -> m.Message:
         topic, group, found = self._matched(message, now_us)
         if (before := self._previous_reply(topic, group, message.call, message.seqs)) is not None:
             return before
@@ -396,7 +401,7 @@ class ShardLeases:
             )  # fmt: skip
         reason = reason_of(message.reason)
         change = group.reject(found, message.node, reason, now_us // 1_000, call=message.call)
-        self.registry.log(topic, group, change, into)
+        self.registry.log(topic, group, change, batch)
         self.exhausted_total += len(found.leased)
         reply = m.RejectReply(topic.name, len(found.leased), seqs_to_bytes(skipped_of(found)))
         return self.remember_reply(group, message.call, reply)
@@ -404,15 +409,15 @@ class ShardLeases:
     def on_capacity_freed(self, topic: ShardTopic, group: ConsumerGroup) -> None:
         """Wake claims of a group that made progress, and request retention that waited for it."""
         self.waiting_claims.wake(key_of(topic, group))
-        if topic.held_at:
-            first, _ = held_from(topic)
-            if not first or first > topic.held_at:
+        if topic.retained_at:
+            first, _ = retained_from(topic)
+            if not first or first > topic.retained_at:
                 self.removals.request_retention(topic)
 
     # -- queries --------------------------------------------------------------------------------------
 
     def _list_pending(
-        self, message: m.ListPending, event: ControlReceived, into: CommitBatch, now_us: int
+        self, message: m.ListPending, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
         topic, group = self._find(message)
         if min(message.idle_ms, message.min_deliveries, message.after, message.limit - 1) < 0:
@@ -448,7 +453,7 @@ class ShardLeases:
         return m.PendingReply(topic.name, rows, nodes, more, now_ms + wall_clock_offset_ms, failures)
 
     def _stats(
-        self, message: m.LeaseStats, event: ControlReceived, into: CommitBatch, now_us: int
+        self, message: m.LeaseStats, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
         topic, group = self.registry.find_named(message) if message.group else self._find(message)
         now_ms, key = now_us // 1_000, key_of(topic, group)
@@ -472,13 +477,13 @@ class ShardLeases:
             reply, members=sorted((each.name, each.seen_ms + wall_clock_offset_ms,
             each.held) for each in group.holders),
             holder=group.reader,
-            is_holding=bool(topic.held_at) and held_from(topic)[1] == group.config.key,
+            is_holding=bool(topic.retained_at) and retained_from(topic)[1] == group.config.key,
         )  # fmt: skip
 
     # -- dead letters ---------------------------------------------------------------------------------
 
     def _list_exhausted(
-        self, message: m.ListExhausted, event: ControlReceived, into: CommitBatch, now_us: int
+        self, message: m.ListExhausted, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
         """List exhausted records of the next queue or group, at most JOBS_PER_REQUEST_MAX records."""
         for key in self.registry.with_exhausted(message.after):
@@ -502,13 +507,13 @@ class ShardLeases:
         return m.ExhaustedReply()
 
     def _confirm(
-        self, message: m.ConfirmDeadLettered, event: ControlReceived, into: CommitBatch, now_us: int
+        self, message: m.ConfirmDeadLettered, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
         """Confirm durable dead letters: delete jobs (Q11), or mark a group's records as done."""
         if not message.number:
             topic = self.registry.queue_of(message)
             self.delivery_attributes.require_undamaged(topic, self.registry.default_group(topic))
-            return self.deletes.confirm_dead_lettered(message, into, now_us // 1_000)
+            return self.deletes.confirm_dead_lettered(message, batch, now_us // 1_000)
         topic = self.registry.topic_of(message)
         group = topic.groups.get(message.number)
         if topic.topic_id != message.topic_id or group is None:
@@ -522,7 +527,7 @@ class ShardLeases:
         if tokens is not None:
             unique, at = np.unique(seqs, return_index=True)
             self.registry.log(
-                topic, group, group.confirm_dead_lettered(unique, tokens[at], now_us // 1_000), into
+                topic, group, group.confirm_dead_lettered(unique, tokens[at], now_us // 1_000), batch
             )
         self.on_capacity_freed(topic, group)
         return m.ConfirmReply(topic.name, before - group.exhausted)
@@ -537,33 +542,33 @@ class ShardLeases:
         """True if `serve_claims` has anything to do."""
         return bool(self.waiting_claims or self._dead)
 
-    def release_process(self, life: ProcessId) -> None:
+    def release_process(self, process_id: ProcessId) -> None:
         """Release the leases of a process that died (Q10), and drop its waiting claims.
 
         The records are ready at once, or as soon as the release is logged. Their delivery counts are
         unchanged.
         """
-        self.waiting_claims.drop_process(life)
+        self.waiting_claims.drop_process(process_id)
         for topic, group in self.registry:
-            if life not in group.process_by_link.values():
+            if process_id not in group.process_by_number.values():
                 continue
             if group.is_logged:
-                self._dead.append((key_of(topic, group), life))
-            elif group.release(life, self._now_ms):
+                self._dead.append((key_of(topic, group), process_id))
+            elif group.release(process_id, self._now_ms):
                 self.waiting_claims.wake(key_of(topic, group))
 
-    def _release(self, into: CommitBatch, now_us: int) -> None:
+    def _release(self, batch: CommitBatch, now_us: int) -> None:
         """Release leases of dead processes in logged groups, until the commit batch is full."""
-        while self._dead and into.bytes < COMMIT_BATCH_BYTES_MAX:
-            key, life = self._dead.popleft()
+        while self._dead and batch.bytes < COMMIT_BATCH_BYTES_MAX:
+            key, process_id = self._dead.popleft()
             found = self.registry.find_by_key(key)
             if found is not None:
-                for change in found[1].release(life, now_us // 1_000):
-                    self.registry.log(*found, change, into)
+                for change in found[1].release(process_id, now_us // 1_000):
+                    self.registry.log(*found, change, batch)
                 self.waiting_claims.wake(key)
 
     def serve_claims(
-        self, now_us: int, into: CommitBatch | None = None, owed: list[Reply] | None = None, *,
+        self, now_us: int, batch: CommitBatch | None = None, owed: list[Reply] | None = None, *,
         is_stuck: bool = False,
     ) -> list[Reply]:  # fmt: skip
         """Serve waiting claims. Return the replies that may be sent now.
@@ -572,14 +577,15 @@ class ShardLeases:
 
         Args:
             now_us: current time on the clock of leases, in microseconds.
-            into: commit batch for groups whose changes are logged. Without it, their claims continue to wait.
-            owed: receives the replies that are due when `into` is durable.
+            batch: commit batch for groups whose changes are logged. Without it, their claims continue to
+                wait.
+            owed: receives the replies that are due when `batch` is durable.
             is_stuck: nothing can be logged at present; claims of logged groups are tried again after
                 DURABLE_RETRY_MS.
         """
         waiting = self.waiting_claims
-        if into is not None:
-            self._release(into, now_us)
+        if batch is not None:
+            self._release(batch, now_us)
         if not waiting:
             return []
         replies, waiting.final_replies = waiting.final_replies, []
@@ -594,17 +600,17 @@ class ShardLeases:
                 waiting.wake(key)
             elif not group.is_logged:
                 replies += self._serve(topic, group, now_us, None)
-            elif into is not None and owed is not None and into.bytes < COMMIT_BATCH_BYTES_MAX:
-                owed += self._serve(topic, group, now_us, into)
+            elif batch is not None and owed is not None and batch.bytes < COMMIT_BATCH_BYTES_MAX:
+                owed += self._serve(topic, group, now_us, batch)
             elif is_stuck:
                 waiting.schedule_wakeup(key, now_us // 1_000 + DURABLE_RETRY_MS)
             else:
                 held.add(key)
                 waiting.wake(key)
-        for parked in waiting.take_expired(held):
-            found = self.registry.find_by_key(parked.key)
+        for waiting_claim in waiting.take_expired(held):
+            found = self.registry.find_by_key(waiting_claim.key)
             if found is not None:
-                replies.append(parked.answer(claim_reply(*found, None)))
+                replies.append(waiting_claim.answer(claim_reply(*found, None)))
         return replies
 
     def _has_to_wait(self, topic: ShardTopic, group: ConsumerGroup) -> bool:
@@ -615,39 +621,41 @@ class ShardLeases:
         return self.delivery_attributes.needs_loading(topic, group)
 
     def _serve(
-        self, topic: ShardTopic, group: ConsumerGroup, now_us: int, into: CommitBatch | None
+        self, topic: ShardTopic, group: ConsumerGroup, now_us: int, batch: CommitBatch | None
     ) -> list[Reply]:
         if group.is_default_group and topic.config.claim_jitter_ms:
-            return self._serve_together(topic, group, now_us, into)
+            return self._serve_together(topic, group, now_us, batch)
         replies, key = list[Reply](), key_of(topic, group)
-        while (parked := self.waiting_claims.first(key)) is not None:
-            if into is not None and into.bytes >= COMMIT_BATCH_BYTES_MAX:
+        while (waiting_claim := self.waiting_claims.first(key)) is not None:
+            if batch is not None and batch.bytes >= COMMIT_BATCH_BYTES_MAX:
                 self.waiting_claims.wake(key)  # The next commit batch serves the other claims.
                 break
-            reply = self._answer_claim(topic, group, parked.message, now_us, into)
+            reply = self._answer_claim(topic, group, waiting_claim.message, now_us, batch)
             if reply is None:
                 self._note_due(topic, group)
                 break
-            self.waiting_claims.remove_claim(parked)
-            replies.append(parked.answer(reply))
+            self.waiting_claims.remove_claim(waiting_claim)
+            replies.append(waiting_claim.answer(reply))
         return replies
 
     def _serve_together(
-        self, topic: ShardTopic, group: ConsumerGroup, now_us: int, into: CommitBatch | None
+        self, topic: ShardTopic, group: ConsumerGroup, now_us: int, batch: CommitBatch | None
     ) -> list[Reply]:
         """Serve all waiting claims of a queue together. Each gets an equal share, at most its own maximum."""
         waiting = self.waiting_claims.all_of(key_of(topic, group))
-        has_room = self.registry.room_for(group, [parked.message for parked in waiting])
-        waiting = [parked for parked, may in zip(waiting, has_room, strict=True) if may]
+        has_room = self.registry.room_for(group, [waiting_claim.message for waiting_claim in waiting])
+        waiting = [waiting_claim for waiting_claim, may in zip(waiting, has_room, strict=True) if may]
         replies, changes = list[Reply](), list[LeaseChange | None]()
         if waiting:
-            messages = [parked.message for parked in waiting]
-            changes = self._lease_jobs(topic, group, messages, now_us, into)
-        for parked, change in zip(waiting, changes, strict=True):
+            messages = [waiting_claim.message for waiting_claim in waiting]
+            changes = self._lease_jobs(topic, group, messages, now_us, batch)
+        for waiting_claim, change in zip(waiting, changes, strict=True):
             if change is not None and change.rows:
-                self.waiting_claims.remove_claim(parked)
-                reply = self.remember_reply(group, parked.message.call, claim_reply(topic, group, change))
-                replies.append(parked.answer(reply))
+                self.waiting_claims.remove_claim(waiting_claim)
+                reply = self.remember_reply(
+                    group, waiting_claim.message.call, claim_reply(topic, group, change)
+                )
+                replies.append(waiting_claim.answer(reply))
         if len(replies) < len(has_room):
             self._note_due(topic, group)
         return replies
@@ -661,7 +669,7 @@ class ShardLeases:
     def tick(self, now_us: int, wall_us: int, monotonic_ns: int) -> None:
         """Set the current times: `now_us` is the clock of leases, `wall_us` the wall clock."""
         registry, wall_clock_offset_ms = self.registry, (wall_us - now_us) // 1_000
-        if abs(wall_clock_offset_ms - registry.wall_clock_offset_ms) >= STEP_MS:
+        if abs(wall_clock_offset_ms - registry.wall_clock_offset_ms) >= CLOCK_STEP_MS:
             # The wall clock was set. Records with a `not_before` may be ready earlier or later than planned.
             registry.wall_clock_offset_ms = wall_clock_offset_ms
             for topic, group in registry:
@@ -682,9 +690,9 @@ class ShardLeases:
                 group.enqueue_times.record_enqueue(first, self._now_ms)
             self.waiting_claims.wake(number)
 
-    def apply_config(self, topic: ShardTopic, into: CommitBatch, now_us: int) -> None:
+    def apply_config(self, topic: ShardTopic, batch: CommitBatch, now_us: int) -> None:
         """Apply a changed and logged topic config to the topic's queue."""
-        own = self.registry.apply_config(topic, into, now_us // 1_000)
+        own = self.registry.apply_config(topic, batch, now_us // 1_000)
         if own is not None:
             self._note_due(topic, own)
             self.waiting_claims.wake(topic.topic_id)
@@ -695,7 +703,7 @@ class ShardLeases:
             self.forget_group(topic, group)
         self.delivery_attributes.forget(topic.topic_id)
         self.sizes.forget(topic.topic_id)
-        self.newest.forget(topic.topic_id)
+        self.recent_records.forget(topic.topic_id)
         self.waiting_claims.fail_claims(TopicNotFound("no such topic", topic=topic.name), topic.topic_id)
 
     def forget_group(self, topic: ShardTopic, group: ConsumerGroup) -> None:
@@ -712,7 +720,7 @@ def _check_claim(topic: ShardTopic, message: m.Claim | m.AckAndClaim | m.Steal) 
         raise InvalidRequest("max, pid and born must be >= 0", topic=topic.name)
 
 
-def _most_of(message: m.Claim) -> int:
+def _max_jobs(message: m.Claim) -> int:
     return min(max(message.max, 1), CLAIM_JOBS_MAX)
 
 

@@ -79,10 +79,10 @@ class WaitingClaims:
 
     def reattach_claim(self, event: ControlReceived, call: int) -> bool:
         """If this claim waits already, redirect its reply to the new sender and return True."""
-        parked = self._by_call.get(call)
-        if parked is None:
+        waiting_claim = self._by_call.get(call)
+        if waiting_claim is None:
             return False
-        parked.client, parked.corr = event.client, event.corr
+        waiting_claim.client, waiting_claim.corr = event.client, event.corr
         return True
 
     def has(self, call: int) -> bool:
@@ -103,16 +103,16 @@ class WaitingClaims:
                 retry_after_ms=PRESSURE_RETRY_MS,
             )  # fmt: skip
         self._made += 1
-        parked = WaitingClaim(event.client, event.corr, message, key, self._made)
-        self._of.setdefault(key, OrderedDict())[parked.number] = parked
+        waiting_claim = WaitingClaim(event.client, event.corr, message, key, self._made)
+        self._of.setdefault(key, OrderedDict())[waiting_claim.number] = waiting_claim
         self._count += 1
         if message.call:
-            self._by_call[message.call] = parked
+            self._by_call[message.call] = waiting_claim
         end_ns = self.now_ns + min(message.wait_ms, WAIT_MS_MAX) * _MS_NS
         if jitter_ms:
             close_ns = self._windows.setdefault(key, self.now_ns + jitter_ms * _MS_NS)
             end_ns = max(end_ns, close_ns)
-        heapq.heappush(self._ends, (end_ns, parked.number, parked))
+        heapq.heappush(self._ends, (end_ns, waiting_claim.number, waiting_claim))
         if len(self._ends) > 2 * self._count + _ENDS_OVER_MAX:
             self._ends = [entry for entry in self._ends if not entry[2].is_done]
             heapq.heapify(self._ends)
@@ -126,37 +126,37 @@ class WaitingClaims:
         """Return the claims that wait for this group, oldest first."""
         return list(self._of.get(key, {}).values())
 
-    def remove_claim(self, parked: WaitingClaim) -> None:
+    def remove_claim(self, waiting_claim: WaitingClaim) -> None:
         """Remove a waiting claim without a reply."""
-        parked.is_done = True
+        waiting_claim.is_done = True
         self._count -= 1
-        self._by_call.pop(parked.message.call, None)
-        waiting = self._of[parked.key]
-        del waiting[parked.number]
+        self._by_call.pop(waiting_claim.message.call, None)
+        waiting = self._of[waiting_claim.key]
+        del waiting[waiting_claim.number]
         if not waiting:
-            del self._of[parked.key]
+            del self._of[waiting_claim.key]
 
     def cancel_claim(self, key: int, call: int, answer: m.Message) -> None:
         """If the claim with this call number waits for this group, end its wait with this reply."""
-        parked = self._by_call.get(call)
-        if parked is not None and parked.key == key:
-            self.remove_claim(parked)
-            self.final_replies.append(parked.answer(answer))
+        waiting_claim = self._by_call.get(call)
+        if waiting_claim is not None and waiting_claim.key == key:
+            self.remove_claim(waiting_claim)
+            self.final_replies.append(waiting_claim.answer(answer))
 
     def fail_claims(self, error: Refused, key: int | None = None) -> None:
         """Fail the claims that wait for this group, or all waiting claims if `key` is None."""
         answer = error_reply(error)
         for each in list(self._of) if key is None else [key]:
-            while (parked := self.first(each)) is not None:
-                self.remove_claim(parked)
-                self.final_replies.append(parked.answer(answer))
+            while (waiting_claim := self.first(each)) is not None:
+                self.remove_claim(waiting_claim)
+                self.final_replies.append(waiting_claim.answer(answer))
 
-    def drop_process(self, life: tuple[int, int]) -> None:
+    def drop_process(self, process_id: tuple[int, int]) -> None:
         """Remove the waiting claims of a process that died. They get no jobs and no reply."""
         for key in list(self._of):
-            for parked in self.all_of(key):
-                if (parked.message.pid, parked.message.born) == life:
-                    self.remove_claim(parked)
+            for waiting_claim in self.all_of(key):
+                if (waiting_claim.message.pid, waiting_claim.message.born) == process_id:
+                    self.remove_claim(waiting_claim)
 
     # -- time -----------------------------------------------------------------------------------------
 
@@ -207,12 +207,12 @@ class WaitingClaims:
         ended, kept = [], []
         while self._ends and (self._ends[0][0] <= self.now_ns or self._ends[0][2].is_done):
             entry = heapq.heappop(self._ends)
-            parked = entry[2]
-            if not parked.is_done and parked.key in held:
+            waiting_claim = entry[2]
+            if not waiting_claim.is_done and waiting_claim.key in held:
                 kept.append(entry)
-            elif not parked.is_done:
-                self.remove_claim(parked)
-                ended.append(parked)
+            elif not waiting_claim.is_done:
+                self.remove_claim(waiting_claim)
+                ended.append(waiting_claim)
         for entry in kept:
             heapq.heappush(self._ends, entry)
         return ended

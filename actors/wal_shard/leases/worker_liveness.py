@@ -23,29 +23,33 @@ class WorkerLiveness:
     def __init__(self) -> None:
         self._poll = select.epoll()
         self._fds: dict[int, ProcessId] = {}
-        self._lives: set[ProcessId] = set()
+        self._process_ids: set[ProcessId] = set()
 
     def __bool__(self) -> bool:
-        return bool(self._lives)
+        return bool(self._process_ids)
 
     def fileno(self) -> int:
         """Return the epoll descriptor. It is readable when a worker has died."""
         return self._poll.fileno()
 
-    def watch(self, life: ProcessId) -> None:
+    def watch(self, process_id: ProcessId) -> None:
         """Start monitoring a process, if it can be identified for certain and the limit allows it."""
-        if life in self._lives or len(self._lives) >= WORKERS_WATCHED_MAX or not all(life):
+        if (
+            process_id in self._process_ids
+            or len(self._process_ids) >= WORKERS_WATCHED_MAX
+            or not all(process_id)
+        ):
             return
         try:
-            fd = os.pidfd_open(life[0])
+            fd = os.pidfd_open(process_id[0])
         except OSError:
             return
-        if process_started_ticks(life[0]) != life[1]:
+        if process_started_ticks(process_id[0]) != process_id[1]:
             os.close(fd)
             return
         self._poll.register(fd, select.EPOLLIN)
-        self._fds[fd] = life
-        self._lives.add(life)
+        self._fds[fd] = process_id
+        self._process_ids.add(process_id)
 
     def take_dead(self) -> list[ProcessId]:
         """Return the processes that died since the last call."""
@@ -53,9 +57,9 @@ class WorkerLiveness:
         for fd, _ in self._poll.poll(0):
             self._poll.unregister(fd)
             os.close(fd)
-            life = self._fds.pop(fd)
-            self._lives.discard(life)
-            found.append(life)
+            process_id = self._fds.pop(fd)
+            self._process_ids.discard(process_id)
+            found.append(process_id)
         return found
 
     def close(self) -> None:
@@ -63,5 +67,5 @@ class WorkerLiveness:
         for fd in self._fds:
             os.close(fd)
         self._fds.clear()
-        self._lives.clear()
+        self._process_ids.clear()
         self._poll.close()

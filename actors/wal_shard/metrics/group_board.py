@@ -20,7 +20,7 @@ class GroupBoard:
     def __init__(self) -> None:
         self._look_ns = 0
 
-    def beat(self, slot: ProcessSlot, numbers: GroupMetrics, now_ns: int, lease_ms: int) -> None:
+    def publish(self, slot: ProcessSlot, numbers: GroupMetrics, now_ns: int, lease_ms: int) -> None:
         """Sample and publish the metrics every QUEUE_SAMPLE_MS. Call it in every pass of the loop.
 
         `lease_ms` is the current time on the clock of leases.

@@ -86,12 +86,12 @@ class GroupMetrics:
             number = self._round.popleft()
             known = self._known.get(number)
             if known is not None:
-                self._look_at(known, now_ms, steady_ms)
+                self._sample_group(known, now_ms, steady_ms)
                 self._round.append(number)
         if not self._round:
             self._oldest_ms = self._last_oldest_ms = self._left = 0
 
-    def _look_at(self, known: _GroupSample, now_ms: int, steady_ms: int) -> None:
+    def _sample_group(self, known: _GroupSample, now_ms: int, steady_ms: int) -> None:
         topic, group = known.topic, known.group
         group.holders.sweep(now_ms)
         if group.config.dead_letter:

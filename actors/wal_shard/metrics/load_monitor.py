@@ -27,7 +27,7 @@ class ShardLoadMonitor:
         self.window = BatchWindow()
         self.due_ns = now_ns + _SAMPLE_NS
         """Monotonic time of the next sample."""
-        self.rested_ns = 0
+        self.idle_ns = 0
         """Idle time in nanoseconds since the last sample. The shell adds to it when it sleeps or spins."""
         self.is_refusing = False
         """True at the highest step of the governor: new writes are refused if the intake is full."""
@@ -37,7 +37,7 @@ class ShardLoadMonitor:
             page.get(GovernorField.WAITED_NS),
             page.get(GovernorField.THROTTLED),
         )
-        pressure.begin(page)
+        pressure.reset_gauges(page)
 
     def sample(self, now_ns: int, rings: Rings, refused: int) -> None:
         """Take a sample. Call it when `due_ns` is reached, before the rings are drained.
@@ -48,12 +48,12 @@ class ShardLoadMonitor:
         page, governor = self._page, self._governor
         sync_ns = page.get(ProcessField.SYNC_NS)
         # Time in syncs counts as idle: a single client that waits for each of its syncs causes no pressure.
-        rested_ns = min(self.rested_ns + sync_ns - self._sync_ns, took_ns)
-        page.add(ProcessField.BUSY_NS, max(took_ns - self.rested_ns, 0))
-        self._sync_ns, self._sampled_ns, self.rested_ns = sync_ns, now_ns, 0
+        idle_ns = min(self.idle_ns + sync_ns - self._sync_ns, took_ns)
+        page.add(ProcessField.BUSY_NS, max(took_ns - self.idle_ns, 0))
+        self._sync_ns, self._sampled_ns, self.idle_ns = sync_ns, now_ns, 0
         self.due_ns = now_ns + _SAMPLE_NS
         fill = rings.fill_ratio()
-        governor.observe(PressureSample(busy=1.0 - rested_ns / took_ns, fill=fill))
+        governor.observe(PressureSample(busy=1.0 - idle_ns / took_ns, fill=fill))
         pressure.publish(page, governor, fill, now_ns)
         page.set(GovernorField.WAITED_NS, self._waited_before_ns + self.window.waited_ns)
         page.set(GovernorField.THROTTLED, self._refused_before + refused)

@@ -26,7 +26,7 @@ class QueueBoard:
     def __init__(self) -> None:
         self._look_ns = 0
 
-    def beat(self, slot: ProcessSlot, leases: ShardLeases, now_ns: int) -> None:
+    def publish(self, slot: ProcessSlot, leases: ShardLeases, now_ns: int) -> None:
         """Publish the metrics. Call it in every pass of the loop.
 
         The count of exhausted jobs is published at once, because schedulers wait for it. All other metrics

@@ -100,10 +100,10 @@ class Baseline:
 
         Return None if no snapshot absorbed the file.
         """
-        word = [layer.facts.absorbs(file_id) for layer in self.layers]
-        if not any(word):
+        is_absorbed_by = [layer.facts.absorbs(file_id) for layer in self.layers]
+        if not any(is_absorbed_by):
             return None
-        return np.array([*word, False])[self._governing(topic_ids)]
+        return np.array([*is_absorbed_by, False])[self._governing_layers(topic_ids)]
 
     def knows_topic(self, topic_id: int) -> bool:
         """Return True if the topic was created before its snapshot. Without a row it was deleted then."""
@@ -120,7 +120,7 @@ class Baseline:
         """
         for at, layer in enumerate(self.layers):
             snapshot = layer.snapshot
-            governed = self._governing(snapshot.ids) == at
+            governed = self._governing_layers(snapshot.ids) == at
             ours = np.ones(len(governed), dtype=np.bool_)
             if snapshot.shards != self.shards:
                 ours = shards_of(snapshot.ids, self.shards) == self.shard
@@ -131,14 +131,14 @@ class Baseline:
 
     def is_unknown(self, topic_id: int) -> bool:
         """Return True if no snapshot governs this topic."""
-        return bool(self._governing(np.array([topic_id], dtype=np.uint64))[0] < 0)
+        return bool(self._governing_layers(np.array([topic_id], dtype=np.uint64))[0] < 0)
 
     def listed_segments(self) -> dict[int, SegmentRef]:
         """Return the segments that are listed in snapshots relevant to this shard, by number."""
         layers = self.layers[:1] if self.own is not None else self.layers
         return {ref.number: ref for layer in layers for ref in layer.facts.refs()}
 
-    def _governing(self, topic_ids: NDArray[np.uint64]) -> NDArray[np.int64]:
+    def _governing_layers(self, topic_ids: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return the index (n,) of each topic's governing layer; -1 if no snapshot governs the topic."""
         if self.own is not None:
             return np.zeros(len(topic_ids), dtype=np.int64)
@@ -196,7 +196,7 @@ def _load(disk: Disk, data_dir: str, relative: str, seen: set[Owner], base: Base
 
 
 def adopt_segments(
-    disk: Disk, data_dir: str, base: Baseline, sealed: SegmentCatalog, *, has_cold: bool = False,
+    disk: Disk, data_dir: str, base: Baseline, segments: SegmentCatalog, *, has_cold: bool = False,
     beat: Callable[[], None] = lambda: None,
 ) -> list[MissingSegment]:  # fmt: skip
     """Register every complete segment on disk that contains topics of this shard.
@@ -213,13 +213,13 @@ def adopt_segments(
     listed = base.listed_segments()
     found = [stem for stem in find_segments(disk, data_dir) if parse_stem(stem) is not None]
     hot = {stem for stem in found if _may_be_ours(stem, base)}
-    cold = _without_data(disk, data_dir, base, sealed, hot, has_cold=has_cold)
+    cold = _without_data(disk, data_dir, base, segments, hot, has_cold=has_cold)
     missing: list[MissingSegment] = []
     # In order of their numbers in both tiers, because a later segment may overlap an earlier one.
     for stem in sorted((*hot, *cold), key=_number_of):
         beat()
         try:
-            _adopt_patiently(disk, data_dir, stem, base, sealed, listed, is_cold=stem in cold)
+            _adopt_with_retry(disk, data_dir, stem, base, segments, listed, is_cold=stem in cold)
         except (CorruptData, DiskError) as e:
             if isinstance(e, DiskError) and e.errno == errno.ENOENT and stem not in cold:
                 continue  # The reclaimer deleted it. If it did not, the check below reports the segment.
@@ -227,7 +227,7 @@ def adopt_segments(
             missing.append(_missing(data_dir, stem, e, listed, is_cold=stem in cold))
     known = {each.stem for each in missing} | cold
     for ref in listed.values():
-        if ref.number in sealed.refs or not _may_be_ours(ref.stem, base) or ref.stem in known:
+        if ref.number in segments.refs or not _may_be_ours(ref.stem, base) or ref.stem in known:
             continue
         if not disk.exists(f"{data_dir}/{ref.stem}{DATA}"):
             part = ref.stem + (IDX if ref.tier else DATA)
@@ -243,7 +243,7 @@ def _missing(
 
 
 def _without_data(
-    disk: Disk, data_dir: str, base: Baseline, sealed: SegmentCatalog, hot: set[str], *, has_cold: bool
+    disk: Disk, data_dir: str, base: Baseline, segments: SegmentCatalog, hot: set[str], *, has_cold: bool
 ) -> set[str]:
     """Return the stems of listed segments of this shard that have only an index here.
 
@@ -251,7 +251,7 @@ def _without_data(
     """
     return {
         ref.stem for ref in base.listed_segments().values()
-        if ref.stem not in hot and ref.number not in sealed.refs and _may_be_ours(ref.stem, base)
+        if ref.stem not in hot and ref.number not in segments.refs and _may_be_ours(ref.stem, base)
         and (ref.tier or has_cold) and disk.exists(f"{data_dir}/{ref.stem}{IDX}")
     }  # fmt: skip
 
@@ -266,22 +266,22 @@ def _may_be_ours(stem: str, base: Baseline) -> bool:
     return parsed is None or not parsed[0] or shard_of(parsed[0], base.shards) == base.shard
 
 
-def _adopt_patiently(
-    disk: Disk, data_dir: str, stem: str, base: Baseline, sealed: SegmentCatalog, listed: dict[int,
+def _adopt_with_retry(
+    disk: Disk, data_dir: str, stem: str, base: Baseline, segments: SegmentCatalog, listed: dict[int,
     SegmentRef], *,
     is_cold: bool,
 ) -> None:  # fmt: skip
     """Call `_adopt`, and retry a failed read once, because a device error may be transient."""
     try:
-        _adopt(disk, data_dir, stem, base, sealed, listed, is_cold=is_cold)
+        _adopt(disk, data_dir, stem, base, segments, listed, is_cold=is_cold)
     except DiskError as e:
         if e.errno == errno.ENOENT:
             raise
-        _adopt(disk, data_dir, stem, base, sealed, listed, is_cold=is_cold)
+        _adopt(disk, data_dir, stem, base, segments, listed, is_cold=is_cold)
 
 
 def _adopt(
-    disk: Disk, data_dir: str, stem: str, base: Baseline, sealed: SegmentCatalog, listed: dict[int,
+    disk: Disk, data_dir: str, stem: str, base: Baseline, segments: SegmentCatalog, listed: dict[int,
     SegmentRef], *,
     is_cold: bool,
 ) -> None:  # fmt: skip
@@ -295,27 +295,27 @@ def _adopt(
         is_others = header.shards == base.shards and header.shard != base.shard
         if is_others and segment.ref.number not in listed:
             return
-        topics = sealed.split_rows(segment.topics, segment.entries)
+        topics = segments.split_rows(segment.topics, segment.entries)
         owned = owned_by(topics, base.shard, base.shards)
         if owned is None or owned.any():
             # The snapshot contains the tier. A segment that it does not list is where it was created.
             known = listed.get(segment.ref.number)
             ref = segment.ref
-            sealed.add(ref, topics, owned)
+            segments.add(ref, topics, owned)
             if is_cold:
-                sealed.set_tier(ref.number, COLD)
+                segments.set_tier(ref.number, COLD)
             elif known is not None and known.tier:
                 # A data part on the host is read there, even if the snapshot says that it was moved.
-                sealed.set_tier(ref.number, BOTH)
+                segments.set_tier(ref.number, BOTH)
     finally:
         segment.close()
 
 
-def orphans_in(disk: Disk, data_dir: str, base: Baseline, sealed: SegmentCatalog) -> dict[int, Orphan]:
+def orphans_in(disk: Disk, data_dir: str, base: Baseline, segments: SegmentCatalog) -> dict[int, Orphan]:
     """Return the topics of this shard that have segments but no governing snapshot, by topic id."""
     found: dict[int, Orphan] = {}
-    for ref in sealed.refs.values():
-        ids = [each for each in sealed.topics_of(ref.number) if base.is_unknown(each)]
+    for ref in segments.refs.values():
+        ids = [each for each in segments.topics_of(ref.number) if base.is_unknown(each)]
         segment = open_segment(disk, data_dir, ref.stem, base) if ids else None
         if segment is None:
             continue

@@ -16,7 +16,7 @@ class LogFileTable:
     starts: dict[int, int] = field(default_factory=dict)
     holes: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """Byte ranges of files, ascending, with damaged records that were given up."""
-    foreign: set[int] = field(default_factory=set)
+    other_layout_files: set[int] = field(default_factory=set)
     """Files written under another shard count. Other shards need them too."""
 
     def closed_files(self) -> dict[int, int]:
@@ -36,14 +36,14 @@ class LogFileTable:
 
     def whole(self, file_id: int, start: int, stop: int) -> list[tuple[int, int]]:
         """Return the readable byte ranges within [start, stop) of a file."""
-        stretches = []
+        ranges = []
         for hole_start, hole_stop in self.holes.get(file_id, ()):
-            stretches.append((start, hole_start))
+            ranges.append((start, hole_start))
             start = hole_stop
-        return [(a, b) for a, b in [*stretches, (start, stop)] if a < b]
+        return [(a, b) for a, b in [*ranges, (start, stop)] if a < b]
 
     def forget(self, file_id: int) -> None:
         """Remove a file from the table. Readers are no longer directed to it."""
         for table in (self.paths, self.salts, self.stops, self.starts, self.holes):
             table.pop(file_id, None)
-        self.foreign.discard(file_id)
+        self.other_layout_files.discard(file_id)

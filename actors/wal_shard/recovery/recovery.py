@@ -121,13 +121,13 @@ class _ScannedFile:
     copied: ChainMark | None = None
     """MARK_COPIED of its incarnation.
     None if the incarnation did not finish recovery; the file is skipped then."""
-    is_followed: bool = False
+    is_superseded: bool = False
     """True if a later incarnation of the same stream or of this shard served.
     It has copied the frames in doubt."""
     claims: list[_CopiedFrom] = field(default_factory=list)
     ends: list[tuple[int, int]] = field(default_factory=list)
     """(offset, seal of the frame that ends there): ends that the next file records as durable."""
-    is_kept: bool = False
+    is_synced_read_only: bool = False
     """True if a read-only incarnation synced the file.
     All of it is readable, although no later file repeats it."""
     is_absorbed: bool = False
@@ -161,7 +161,7 @@ class _ScannedFile:
 class RecoveryResult:
     """Result of recovery, for the core's `begin` and for readers."""
 
-    group: CommitBatch = field(default_factory=CommitBatch)
+    batch: CommitBatch = field(default_factory=CommitBatch)
     prev: tuple[int, int, int, bool] = (0, 0, 0, False)
     settled: dict[int, int] = field(default_factory=dict)
     """File -> its new end offset for the topics of this shard."""
@@ -189,7 +189,7 @@ class RecoveryResult:
     """(file, path) of absorbed files that are kept until the next snapshot."""
     changed: set[int] = field(default_factory=set)
     """Ids of topics that the replayed log changed."""
-    foreign: set[int] = field(default_factory=set)
+    other_layout_files: set[int] = field(default_factory=set)
     """Replayed files that were written under another shard count."""
     in_doubt: dict[tuple[int, int], int] = field(default_factory=dict)
     """(topic, producer) -> highest producer number among the frames in doubt, which are not applied.
@@ -313,15 +313,15 @@ class Recovery:
             left = deque(file.given_up)
             for piece in pieces:
                 while left and left[0].offset < piece.stop:
-                    self._replay.copy_loss(left.popleft(), self.found.group)
+                    self._replay.copy_loss(left.popleft(), self.found.batch)
                 excluded = self._excluded(file, piece)
-                self._replay.copy(piece, self.found.group, self._origin(file), excluded=excluded)
-        for topic in self._replay.stage_placeholders(self.found.group):
+                self._replay.copy(piece, self.found.batch, self._origin(file), excluded=excluded)
+        for topic in self._replay.stage_placeholders(self.found.batch):
             log_event(
                 log, logging.ERROR, "topic recovered without its name and settings", topic=topic.name,
                 topic_id=topic.topic_id, epoch=topic.epoch, head_seq=topic.head_seq,
             )  # fmt: skip
-        announced = self._replay.jump_heads(self.found.group, self._lost_streams)
+        announced = self._replay.settle_open_reservations(self.found.batch, self._lost_streams)
         self.found.announced = announced + self._replay.gaps
         self.found.changed = self._replay.touched_topics
         return self.found
@@ -340,8 +340,9 @@ class Recovery:
         self._base = base = load_baseline(self._disk, self._data_dir, self._shard, self._shards)
         self._beat()
         self._missing = adopt_segments(
-            self._disk, self._data_dir, base, replay.sealed, has_cold=self._has_or_had_cold(), beat=self._beat
-        )
+            self._disk, self._data_dir, base, replay.segments, has_cold=self._has_or_had_cold(),
+            beat=self._beat,
+        )  # fmt: skip
         for layer in base.layers:
             replay.take_facts(layer.facts, is_own=layer is base.own)
         replay.load(base.topics())
@@ -360,7 +361,7 @@ class Recovery:
         This happens only with `wal.corruption = truncate` at this or an earlier start. Names and settings
         were only in the snapshots, unless the remaining log contains them.
         """
-        found = orphans_in(self._disk, self._data_dir, self._base, self._replay.sealed)
+        found = orphans_in(self._disk, self._data_dir, self._base, self._replay.segments)
         for topic_id, orphan in sorted(found.items()):
             self._beat()
             self._replay.adopt_orphan(topic_id, orphan)
@@ -574,19 +575,22 @@ class Recovery:
         """Record in each file what later files state about it, and check that no file is missing (RF-76)."""
         by_id = {file.header.file_id: file for file in files}
         newest: dict[tuple[int, int], _ScannedFile] = {}
-        speakers: dict[int, tuple[WalHeader, ChainMark | None]] = {}
+        incarnations: dict[int, tuple[WalHeader, ChainMark | None]] = {}
         for file in files:
             header = file.header
             incarnation = (file.stream, header.incarnation)
-            if header.incarnation not in speakers:
-                speakers[header.incarnation] = header, self._copied_mark(file) or self._absorbed_word(header)
-            file.copied = speakers[header.incarnation][1]
+            if header.incarnation not in incarnations:
+                incarnations[header.incarnation] = (
+                    header,
+                    self._copied_mark(file) or self._absorbed_word(header),
+                )
+            file.copied = incarnations[header.incarnation][1]
             newest[incarnation] = file
         for file in newest.values():
             file.is_last = True
-        for speaker, mark in speakers.values():
+        for header, mark in incarnations.values():
             if mark is not None:
-                self._apply_copied_mark(by_id, speaker, mark)
+                self._apply_copied_mark(by_id, header, mark)
         # Only files of incarnations that served are listed in a MARK_COPIED. A claim therefore proves the
         # same as the incarnation's own mark, which may not have been durable itself.
         served = {f.header.incarnation for f in files if f.copied is not None or f.claims}
@@ -598,7 +602,7 @@ class Recovery:
         mine = last_served.get((self._shard, self._shards), 0)
         for file in files:
             theirs = last_served.get((file.stream, file.header.shards), 0)
-            file.is_followed = file.header.incarnation < max(mine, theirs)
+            file.is_superseded = file.header.incarnation < max(mine, theirs)
         for header, path in [(file.header, file.path) for file in files if _is_believed(file)]:
             self._require(header.prev_file, header.prev_stop, path, (header.shards, header.shard))
             if header.prev_file in by_id:
@@ -614,11 +618,11 @@ class Recovery:
         finally:
             self._disk.close(fd)
 
-    def _apply_copied_mark(self, by_id: dict[int, _ScannedFile], speaker: WalHeader, mark: ChainMark) -> None:
+    def _apply_copied_mark(self, by_id: dict[int, _ScannedFile], header: WalHeader, mark: ChainMark) -> None:
         for file_id, stop in mark.settled:
-            self._required.append((file_id, stop, f"incarnation {speaker.incarnation}", None))
+            self._required.append((file_id, stop, f"incarnation {header.incarnation}", None))
             if file_id in by_id:
-                by_id[file_id].claims.append(_CopiedFrom(speaker.shards, speaker.shard, stop))
+                by_id[file_id].claims.append(_CopiedFrom(header.shards, header.shard, stop))
         for file_id in mark.damaged:
             if file_id in by_id:
                 by_id[file_id].is_damaged = True
@@ -687,7 +691,7 @@ class Recovery:
             was_damaged = file.is_damaged
             self._accept(file, scan, tail)
             if self._is_read_only and file.copied is not None:
-                file.is_kept = self._is_in_doubt(file, scan) and self._can_sync(fd)
+                file.is_synced_read_only = self._is_in_doubt(file, scan) and self._can_sync(fd)
                 self._scan(file, read, is_applied=True, up_to=self._sure_stop(file, scan))
             if file.is_damaged:
                 if file.stream % self._shards == self._shard:
@@ -839,7 +843,7 @@ class Recovery:
         self.paths[header.file_id], self.salts[header.file_id] = file.path, header.salt
         self.stops[header.file_id] = stop
         if header.shards != self._shards:
-            self.found.foreign.add(header.file_id)
+            self.found.other_layout_files.add(header.file_id)
         if is_own:
             self.found.prev = (header.file_id, durable, scan.seal_at(durable), scan.orderly)
             end = max(stop, file.copied.prev_stop + file.copied.group_bytes)
@@ -854,7 +858,9 @@ class Recovery:
 
     def _is_in_doubt(self, file: _ScannedFile, scan: FileScan) -> bool:
         """Return True if the frames after `_durable_stop` are in doubt: they may not be durable."""
-        is_open = file.is_last and not (file.limit or file.is_followed or file.is_kept or scan.orderly)
+        is_open = file.is_last and not (
+            file.limit or file.is_superseded or file.is_synced_read_only or scan.orderly
+        )
         return is_open and not file.claim_of(self._shards, self._shard)
 
     def _sure_stop(self, file: _ScannedFile, scan: FileScan) -> int:
@@ -895,7 +901,7 @@ class Recovery:
         shards have used. The sync does not replace the copy. If an earlier sync of this file failed, this
         sync may succeed without the data being durable.
         """
-        fd = self._disk.open_cut(f"{self._data_dir}/{file.path}")
+        fd = self._disk.open_for_truncate(f"{self._data_dir}/{file.path}")
         try:
             self._disk.sync_file(fd)
         finally:
@@ -984,7 +990,7 @@ def clean_up(disk: Disk, data_dir: str, found: RecoveryResult) -> None:
     for path in found.unused_files:
         disk.unlink(f"{data_dir}/{path}")
     for path, stop in found.truncations:
-        fd = disk.open_cut(f"{data_dir}/{path}")
+        fd = disk.open_for_truncate(f"{data_dir}/{path}")
         try:
             disk.truncate(fd, stop)
             disk.sync_file(fd)

@@ -50,7 +50,7 @@ from actors.wal_shard.leases.lease_registry import replay_change, replay_config
 from actors.wal_shard.recovery.shard_facts import ShardFacts
 from actors.wal_shard.requests.socket_requests import ShardIdentity
 from actors.wal_shard.retention.removal import replay_removal
-from actors.wal_shard.routing import replay_router, trim
+from actors.wal_shard.routing import mark_trimmed, replay_router
 from ringlog.errors import CorruptData
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
@@ -137,7 +137,7 @@ class Orphan:
 class _LostLog:
     """A part of a shard's log with unknown content."""
 
-    moment: int
+    lost_parts: int
     shard: int
     shards: int
     bytes: int
@@ -156,7 +156,7 @@ class Replay:
     has_skipped: bool = False
     """True if `is_lenient` accepted a gap in a log without visible damage.
     The file is then recorded as damaged, so that later starts accept the gap too."""
-    sealed: SegmentCatalog = field(default_factory=SegmentCatalog)
+    segments: SegmentCatalog = field(default_factory=SegmentCatalog)
     """Existing segments. Records in segments are not added to the index of the log."""
     is_known: Callable[[int], bool] = lambda topic_id: False
     """Returns True if the topic's governing snapshot knew the topic. Without a row it was deleted then."""
@@ -177,10 +177,10 @@ class Replay:
     """Topic -> incarnation that wrote its snapshot row, for topics with an open reservation in a snapshot."""
     _placeholders: set[int] = field(default_factory=set)
     """Topics whose creation was lost to damage."""
-    _moment: int = 0
+    _lost_parts: int = 0
     """Number of lost parts of the log so far."""
     _last_seen: dict[int, int] = field(default_factory=dict)
-    """Topic -> value of `_moment` when its last records were found."""
+    """Topic -> value of `_lost_parts` when its last records were found."""
     _unknown: list[_LostLog] = field(default_factory=list)
     _key: _PendingKey | None = None
     """The key frame that was applied last, if its append has not followed yet."""
@@ -215,7 +215,7 @@ class Replay:
     def take_facts(self, facts: ShardFacts, *, is_own: bool) -> None:
         """Load the state of the shard itself from a snapshot."""
         self.directory.advance_identity(facts.last_id, facts.last_epoch)
-        for name, (topic_id, epoch) in facts.foreign.items():
+        for name, (topic_id, epoch) in facts.remote_names.items():
             self._note_name(topic_id, TopicCreated(name, epoch, b""))
         if is_own:
             self.directory.adopted.update(facts.adopted)
@@ -271,7 +271,7 @@ class Replay:
         topic = self._topic_of(source, int(rows[0]), words)
         if topic is None:
             return
-        self._last_seen[topic.topic_id] = self._moment
+        self._last_seen[topic.topic_id] = self._lost_parts
         stops = words[:, layout.W_BASE_SEQ] + frames.counts_of(words)
         is_current = frames.epochs_of(words) == topic.epoch
         self._note_places(topic, source, rows, words, is_current)
@@ -293,7 +293,7 @@ class Replay:
         """Add rows that no segment contains to the index, even if the snapshot counts them."""
         held = self._held.get(topic.topic_id)
         if held is None:
-            held = self.sealed.sealed_to(topic.topic_id) if self.sealed.refs else 0
+            held = self.segments.sealed_to(topic.topic_id) if self.segments.refs else 0
         stops = words[:, layout.W_BASE_SEQ] + frames.counts_of(words)
         which = which & (stops > np.uint64(held + 1))
         if which.any():
@@ -339,7 +339,7 @@ class Replay:
         name = next(each for each in names if self._is_home(each) and self.directory.find(each) is None)
         topic = ShardTopic(topic_id, epoch, name, TopicConfig())
         self._placeholders.add(topic_id)
-        self._last_seen[topic_id] = self._moment
+        self._last_seen[topic_id] = self._lost_parts
         self.directory.add(topic)
         self.touched_topics.add(topic_id)
         return topic
@@ -355,7 +355,7 @@ class Replay:
         topic.staged_bytes += int(measure(source.piece.buffer, part).accounted.sum())
         update_next_expiry(topic, source.piece.buffer, part, int(words[0, layout.W_COMMIT_TS]))
         if (words[:, layout.W_HEAD] & np.uint64(HAVE_DELIVERY_ATTRIBUTES)).any():
-            topic.marked_to = topic.next_seq - 1
+            topic.attributes_to = topic.next_seq - 1
         topic.publish()
         for of_producer in _by_value(np.arange(len(words)), words[:, layout.W_PRODUCER_ID]):
             self._remember(topic, words[of_producer])
@@ -462,9 +462,9 @@ class Replay:
 
         Deletions are not recorded: the same shard keeps owning the name.
         """
-        foreign = self.directory.foreign
-        if body.epoch > foreign.get(body.name, (0, 0))[1]:
-            foreign[body.name] = (topic_id, body.epoch)
+        remote_names = self.directory.remote_names
+        if body.epoch > remote_names.get(body.name, (0, 0))[1]:
+            remote_names[body.name] = (topic_id, body.epoch)
         self.directory.advance_identity(topic_id, body.epoch)
 
     def _apply_control(self, topic_id: int, body: Body) -> None:
@@ -491,7 +491,7 @@ class Replay:
             if topic.skip_to(body.last) is None:
                 self._note_lost(topic, body)
             elif body.is_trim is True:
-                trim(topic, body.first, body.last)
+                mark_trimmed(topic, body.first, body.last)
             self.gaps = [gap for gap in self.gaps if gap != (topic.name, body.first, body.last)]
         elif isinstance(body, FloorsRaised | RecordsRemoved):
             replay_removal(topic, body)
@@ -519,7 +519,7 @@ class Replay:
             if there is not None:
                 self._gone.add(there.topic_id)
             self.directory.add(ShardTopic(topic_id, body.epoch, body.name, config))
-            self._last_seen[topic_id] = self._moment
+            self._last_seen[topic_id] = self._lost_parts
 
     def _lived_before(self, topic_id: int, topic: ShardTopic | None) -> None:
         """Handle the creation of a topic whose name has a later topic already. The earlier topic is deleted.
@@ -561,10 +561,10 @@ class Replay:
         if topic is None or topic.epoch != lost.epoch or not self._is_mine(lost.topic_id):
             return
         self.touched_topics.add(lost.topic_id)
-        self._last_seen[lost.topic_id] = self._moment
+        self._last_seen[lost.topic_id] = self._lost_parts
         if lost.last_seq < topic.next_seq:
             first = max(lost.first_seq, self._held.get(lost.topic_id, 0) + 1, topic.earliest_seq)
-            first = max(first, self.sealed.sealed_to(lost.topic_id) + 1)
+            first = max(first, self.segments.sealed_to(lost.topic_id) + 1)
             if first <= lost.last_seq and topic.live_within(first, lost.last_seq):
                 self._lose_below(topic, first, lost.last_seq)
             return
@@ -575,12 +575,12 @@ class Replay:
             )  # fmt: skip
         self._lose(topic, lost.last_seq)
 
-    def copy_loss(self, lost: SkippedAppend, group: CommitBatch) -> None:
+    def copy_loss(self, lost: SkippedAppend, batch: CommitBatch) -> None:
         """Stage the loss of given-up records, before the copies of the frames that follow them."""
         topic = self.directory.by_id.get(lost.topic_id)
         if topic is not None and any(a <= lost.first_seq and lost.last_seq <= b for a, b in topic.lost):
             loss = RangeLost(lost.first_seq, lost.last_seq)
-            group.add_control(frame_of(loss, topic.topic_id, topic.epoch), topic)
+            batch.add_control(frame_of(loss, topic.topic_id, topic.epoch), topic)
 
     def lose_log(self, shard: int, shards: int, size: int) -> None:
         """Record that `size` bytes of a shard's log are lost at this point, with unknown content.
@@ -588,21 +588,21 @@ class Replay:
         Later log shows how far some topics had advanced. The lost bytes may have contained further seqs of
         all other topics, and new topics. `skip_lost` makes sure that none of these numbers is assigned
         again."""
-        self._unknown.append(_LostLog(self._moment, shard, shards, size))
-        self._moment += 1
+        self._unknown.append(_LostLog(self._lost_parts, shard, shards, size))
+        self._lost_parts += 1
 
     def skip_lost(self) -> None:
         """Skip all seqs, topic ids and epochs that may have been assigned in lost parts of the log."""
         if not self._unknown:
             return
         for topic in list(self.directory.by_id.values()):
-            heard = self._last_seen.get(topic.topic_id, 0)
+            last_seen = self._last_seen.get(topic.topic_id, 0)
             if topic.config.durability < Durability.FSYNC:
-                heard = 0  # the lost log may have contained a reservation of seqs
+                last_seen = 0  # the lost log may have contained a reservation of seqs
             size = sum(
                 each.bytes
                 for each in self._unknown
-                if heard <= each.moment and shard_of(topic.topic_id, each.shards) == each.shard
+                if last_seen <= each.lost_parts and shard_of(topic.topic_id, each.shards) == each.shard
             )
             if size:
                 self.touched_topics.add(topic.topic_id)
@@ -618,28 +618,28 @@ class Replay:
         reported as lost.
         """
         topic = self.create_placeholder(topic_id, orphan.epoch)
-        stretches = self.sealed.covered(topic_id)
-        topic.next_seq = stretches[-1][1] + 1
+        ranges = self.segments.covered(topic_id)
+        topic.next_seq = ranges[-1][1] + 1
         reached = 0
-        for first, last in stretches:
+        for first, last in ranges:
             if first > reached + 1:
                 topic.lost = with_range(topic.lost, reached + 1, first - 1)
                 self.gaps.append((topic.name, reached + 1, first - 1))
             reached = last
         topic.dead = orphan.dead or None
-        held = sum(last - first + 1 for first, last in stretches)
+        held = sum(last - first + 1 for first, last in ranges)
         topic.staged_count = max(held - len(orphan.dead), 0)
         topic.staged_bytes = orphan.bytes * topic.staged_count // max(orphan.records, 1)
         topic.last_ts, topic.due_us, topic.own_due_us = orphan.last_ts, orphan.due_us, orphan.due_us
-        topic.marked_to = topic.next_seq - 1
+        topic.attributes_to = topic.next_seq - 1
         topic.publish()
         return topic
 
-    def stage_placeholders(self, group: CommitBatch) -> list[ShardTopic]:
+    def stage_placeholders(self, batch: CommitBatch) -> list[ShardTopic]:
         """Stage the creation of the placeholder topics, and return them."""
         found = [self.directory.by_id[each] for each in self._placeholders if each in self.directory.by_id]
         for topic in found:
-            group.add_control(create_frame(topic), topic)
+            batch.add_control(create_frame(topic), topic)
         return found
 
     def scan_behind_damage(
@@ -676,7 +676,7 @@ class Replay:
                 stop = int(words[row, layout.W_BASE_SEQ] + frames.counts_of(words[row : row + 1])[0])
                 epoch = int(frames.epochs_of(words[row : row + 1])[0])
                 last[int(words[row, layout.W_TOPIC])] = (epoch, stop - 1)
-                self._last_seen[int(words[row, layout.W_TOPIC])] = self._moment
+                self._last_seen[int(words[row, layout.W_TOPIC])] = self._lost_parts
         for topic_id, (epoch, seq) in last.items() if is_new else ():
             topic = self.directory.by_id.get(topic_id)
             is_gone = topic_id in self._gone or self.is_known(topic_id) or not self._is_mine(topic_id)
@@ -712,7 +712,7 @@ class Replay:
         the records are reported as lost.
         """
         ids = np.fromiter(sorted([topic.topic_id for topic in self._rows]), dtype=np.uint64)
-        tails = dict(zip(ids.tolist(), self.sealed.tails(ids).tolist(), strict=True))
+        tails = dict(zip(ids.tolist(), self.segments.sealed_to_many(ids).tolist(), strict=True))
         for topic in self._rows:
             if not topic.count or self.directory.by_id.get(topic.topic_id) is not topic:
                 continue
@@ -736,11 +736,11 @@ class Replay:
         for each in missing:
             topic_id, _, _ = parse_stem(each.stem) or (0, 0, 0)
             if each.ref is not None and (not topic_id or topic_id in halted):
-                self.sealed.missing[each.ref.number] = each.ref
+                self.segments.missing[each.ref.number] = each.ref
 
     def _holes(self, topic: ShardTopic, held: int) -> list[tuple[int, int]]:
         """Return ranges up to `held` with live records in neither a segment nor the log."""
-        covered = self.sealed.covered(topic.topic_id, topic.earliest_seq - 1)
+        covered = self.segments.covered(topic.topic_id, topic.earliest_seq - 1)
         if topic.has_index:
             covered.append((topic.index.first_seq, held))
         holes, reached = [], topic.earliest_seq - 1
@@ -757,12 +757,12 @@ class Replay:
 
     def settle_names(self) -> None:
         """Decide which shard owns the names of topics that other shards created (C6)."""
-        for name, (topic_id, epoch) in list(self.directory.foreign.items()):
+        for name, (topic_id, epoch) in list(self.directory.remote_names.items()):
             here = self.directory.find(name)
             if here is not None and here.epoch > epoch:
                 # The name was created again here. After a deletion of that topic, this shard still owns the
                 # name.
-                del self.directory.foreign[name]
+                del self.directory.remote_names[name]
                 continue
             owner = shard_of(topic_id, self.identity.shards)
             if owner != self.identity.shard and self._is_home(name):
@@ -771,8 +771,8 @@ class Replay:
                 # The home shard redirects to this shard, even if the topic is deleted by now.
                 self.directory.adopted.add(name)
 
-    def jump_heads(
-        self, group: CommitBatch, lost_streams: list[tuple[int, int]]
+    def settle_open_reservations(
+        self, batch: CommitBatch, lost_streams: list[tuple[int, int]]
     ) -> list[tuple[str, int, int]]:
         """Settle the reservations that a crash left open. Stage the control frames for this.
 
@@ -791,19 +791,19 @@ class Replay:
             lost = topic.skip_to(reserved) if is_lossy else None
             if lost is not None:
                 announced.append((topic.name, *lost))
-                group.add_control(frame_of(RangeLost(*lost), topic.topic_id, topic.epoch), topic)
+                batch.add_control(frame_of(RangeLost(*lost), topic.topic_id, topic.epoch), topic)
             settled = frame_of(HeadReserved(topic.head_seq, True), topic.topic_id, topic.epoch)
-            group.add_control(settled, topic)
+            batch.add_control(settled, topic)
             topic.reservation.settle(topic.head_seq)
         self._open.clear()
         for name, first, last in self.gaps:
             gapped = self.directory.find(name)
             if gapped is not None and any(a <= first and last <= b for a, b in gapped.lost):
-                group.add_control(frame_of(RangeLost(first, last), gapped.topic_id, gapped.epoch), gapped)
+                batch.add_control(frame_of(RangeLost(first, last), gapped.topic_id, gapped.epoch), gapped)
         return announced
 
     def copy(
-        self, piece: WalScanChunk, group: CommitBatch, origin: ReplayedFile, *, excluded: Mask | None = None
+        self, piece: WalScanChunk, batch: CommitBatch, origin: ReplayedFile, *, excluded: Mask | None = None
     ) -> None:
         """Stage the frames of a chunk in doubt to be written again, as far as they belong to this shard.
 
@@ -822,12 +822,12 @@ class Replay:
         for row in np.flatnonzero(_IS_CONTROL[types]).tolist():
             if not self._is_control_wanted(_RowSource(piece, origin), row, excluded):
                 continue
-            self._copy_appends(piece, buffer, wanted, start, row, group)
+            self._copy_appends(piece, buffer, wanted, start, row, batch)
             offset = int(piece.batch.offsets[row])
             topic = self.directory.by_id.get(int(words[row, layout.W_TOPIC]))
-            group.add_control(buffer[offset : offset + int(totals[row])], topic)
+            batch.add_control(buffer[offset : offset + int(totals[row])], topic)
             start = row + 1
-        self._copy_appends(piece, buffer, wanted, start, len(words), group)
+        self._copy_appends(piece, buffer, wanted, start, len(words), batch)
 
     def _is_control_wanted(self, source: _RowSource, row: int, excluded: Mask | None) -> bool:
         if excluded is not None and excluded[row]:
@@ -846,24 +846,24 @@ class Replay:
         return topic_id in self.directory.by_id or kind == FrameType.TOPIC_DELETE
 
     def _copy_appends(
-        self, piece: WalScanChunk, buffer: bytearray, wanted: Mask, start: int, stop: int, group: CommitBatch
+        self, piece: WalScanChunk, buffer: bytearray, wanted: Mask, start: int, stop: int, batch: CommitBatch
     ) -> None:
         """Stage the wanted append rows of [start, stop) as one intake."""
         rows = start + np.flatnonzero(wanted[start:stop])
         copies = piece.batch.copies
         if copies is None or not copies.routers[rows].any():
-            self._copy_plain(piece, buffer, rows, group)
+            self._copy_plain(piece, buffer, rows, batch)
             return
         # Build a new routed frame from the wanted copies.
         holders = np.where(copies.routers[rows] != 0, copies.container_offsets[rows], -1)
         edges = np.flatnonzero(holders[1:] != holders[:-1]) + 1
         for run in np.split(rows, edges):
             if copies.routers[run[0]]:
-                self._copy_routed(piece, run, group)
+                self._copy_routed(piece, run, batch)
             else:
-                self._copy_plain(piece, buffer, run, group)
+                self._copy_plain(piece, buffer, run, batch)
 
-    def _copy_routed(self, piece: WalScanChunk, rows: Rows, group: CommitBatch) -> None:
+    def _copy_routed(self, piece: WalScanChunk, rows: Rows, batch: CommitBatch) -> None:
         """Stage a new routed frame with the copies in these rows, which come from one routed frame."""
         words, copies = piece.batch.words, piece.batch.copies
         assert copies is not None
@@ -884,11 +884,11 @@ class Replay:
         if made:
             hops = int(frames.hops_of(words[rows[:1]])[0])
             carried = routed_content_of(piece.buffer, piece.batch, int(rows[0]), hops=hops)
-            group.add_routed(
+            batch.add_routed(
                 RoutedPart(routed_frame(carried, [each for each, _ in made]), [c for _, c in made])
             )
 
-    def _copy_plain(self, piece: WalScanChunk, buffer: bytearray, rows: Rows, group: CommitBatch) -> None:
+    def _copy_plain(self, piece: WalScanChunk, buffer: bytearray, rows: Rows, batch: CommitBatch) -> None:
         """Stage append frames that are not part of a routed frame."""
         if not len(rows):
             return
@@ -900,7 +900,7 @@ class Replay:
                 stretches.append(AdmittedRange(topic, first, end, False))
         if stretches:
             entries = np.zeros((0, WORDS), dtype=np.uint64)
-            group.add_intake(FrameIntake(buffer, piece.batch, entries, stretches))
+            batch.add_intake(FrameIntake(buffer, piece.batch, entries, stretches))
 
 
 def _cause(missing: Sequence[MissingSegment], topic_id: int, first_seq: int) -> MissingSegment | None:

@@ -33,7 +33,7 @@ class ShardFacts(msgspec.Struct, array_like=True, frozen=True):
     They are kept as long as the previous snapshot."""
     segments: list[tuple[Any, ...]]
     """Segments in use, each as the fields of SegmentRef in their order."""
-    foreign: dict[str, tuple[int, int]] = {}
+    remote_names: dict[str, tuple[int, int]] = {}
     """Names of topics that were created by other shards or under another shard count -> (topic_id, epoch)."""
     adopted: list[str] = []
     """Names whose home shard is another one, but whose topic belongs to this shard."""

@@ -18,7 +18,7 @@ from ringlog.envelope import wire
 from ringlog.envelope.messages import Message
 from ringlog.envelope.refusal import error_reply
 from ringlog.errors import RingError
-from ringlog.limits import CALL_RING_GRACE_S, CALL_RING_POLL_MS, CALL_RINGS_MAX
+from ringlog.limits import CALL_RING_OPEN_TIMEOUT_S, CALL_RING_POLL_MS, CALL_RINGS_MAX
 from ringlog.link.channel.call_ring import CallServer, calls_prefix, remove_stale_call_rings
 from ringlog.logs import log_event
 
@@ -168,7 +168,7 @@ class CallRings:
         ring = self._order[self._looked]
         if ring.server.has_client():
             ring.is_opened = True
-        elif ring.is_opened or now_ns - ring.made_ns > CALL_RING_GRACE_S * 1_000_000_000:
+        elif ring.is_opened or now_ns - ring.made_ns > CALL_RING_OPEN_TIMEOUT_S * 1_000_000_000:
             self._remove(ring, "")
 
     def _remove(self, ring: _ClientCallRing, why: str) -> None:

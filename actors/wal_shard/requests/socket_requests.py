@@ -75,7 +75,7 @@ from ringlog.segment.layout import parse_stem
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.directory import Halt, TopicDirectory
 from ringlog.topic.idempotency import IdempotencyEntry
-from ringlog.topic.retention import held_from
+from ringlog.topic.retention import retained_from
 from ringlog.topic.state import ShardTopic
 from ringlog.types import SESSION_BIT, Durability
 
@@ -108,20 +108,22 @@ class Requests:
     """Answers requests from the topic directory, and stages changes into the commit batch."""
 
     def __init__(
-        self, identity: ShardIdentity, directory: TopicDirectory, admission: Admission, places: LogFileTable,
-        checkpoint: ShardCheckpoint, ephemerals: VolatileFileTable, topics_elsewhere: Callable[[int], int],
+        self, identity: ShardIdentity, directory: TopicDirectory, admission: Admission,
+        log_files: LogFileTable, checkpoint: ShardCheckpoint, ephemerals: VolatileFileTable,
+        publish_topic_count: Callable[[int], int],
     ) -> None:  # fmt: skip
         """Set up the handlers.
 
-        `topics_elsewhere` publishes the number of topics of this shard, and returns that of all other shards.
+        `publish_topic_count` publishes the number of topics of this shard, and returns that of all other
+        shards.
         """
         self._me = identity
-        self._topics_elsewhere = topics_elsewhere
+        self._publish_topic_count = publish_topic_count
         self._directory = directory
         self._admission = admission
-        self._places = places
-        self._sealed = checkpoint.sealed
-        self.steady_us = 0
+        self._log_files = log_files
+        self._segments = checkpoint.segments
+        self.lease_clock_us = 0
         """The clock of leases and waits, in microseconds.
         It advances with the monotonic clock, so steps of the wall clock do not affect it."""
         self.read_only: ReadOnlyMode | None = None
@@ -158,7 +160,7 @@ class Requests:
         }
 
         self._timed = self.leases.handlers.keys()
-        """Lease requests. Their handlers get `steady_us` as the current time."""
+        """Lease requests. Their handlers get `lease_clock_us` as the current time."""
 
     @property
     def kinds(self) -> tuple[type[m.Message], ...]:
@@ -179,7 +181,7 @@ class Requests:
         return isinstance(message, MUTATING_REQUESTS) or self.leases.registry.may_log(message)
 
     def handle(
-        self, event: ControlReceived, group: CommitBatch, now_us: int, *, can_log: bool = True
+        self, event: ControlReceived, batch: CommitBatch, now_us: int, *, can_log: bool = True
     ) -> Reply | None:
         """Handle one request. Return the reply, or None if it follows later.
 
@@ -200,12 +202,12 @@ class Requests:
             if self.read_only is not None and not is_answered:
                 raise self.read_only.refusal()
             if not can_log and self.may_log(event.message):
-                answer = self._answer_repeat(event, group, now_us)
+                answer = self._answer_repeat(event, batch, now_us)
             elif self.is_overloaded and isinstance(event.message, m.Append):
-                answer = self._append_pressed(event.message, event, group, now_us)
+                answer = self._append_pressed(event.message, event, batch, now_us)
             else:
                 is_timed = type(event.message) in self._timed
-                answer = handler(event.message, event, group, self.steady_us if is_timed else now_us)
+                answer = handler(event.message, event, batch, self.lease_clock_us if is_timed else now_us)
         except Refused as e:
             self.removals.cancel_delete()
             self.leases.deletes.cancel_pending()
@@ -235,15 +237,15 @@ class Requests:
         )
         raise halt.error("unknown" if is_unknown else "not_applied")
 
-    def _invalidate_readers(self, topic: ShardTopic, group: CommitBatch) -> None:
+    def _invalidate_readers(self, topic: ShardTopic, batch: CommitBatch) -> None:
         """Increment the topic's version, so that its readers query the shard again."""
         self.removals.bump_version(topic)
-        group.dirty_topics[topic.topic_id] = topic
-        group.has_removals = True
+        batch.dirty_topics[topic.topic_id] = topic
+        batch.has_removals = True
 
     # -- topics ---------------------------------------------------------------------------------------
 
-    def _hello(self, message: m.Hello, event: ControlReceived, group: CommitBatch, now_us: int) -> m.Message:
+    def _hello(self, message: m.Hello, event: ControlReceived, batch: CommitBatch, now_us: int) -> m.Message:
         if message.protocol != PROTOCOL:
             raise InvalidRequest("unknown protocol version", version=message.protocol, known=PROTOCOL)
         me = self._me
@@ -254,17 +256,17 @@ class Requests:
         }
         return m.Welcome(PROTOCOL, __version__, me.engine_id, me.shards, me.shard, me.incarnation, limits)
 
-    def _put(self, message: m.TopicPut, event: ControlReceived, group: CommitBatch, now_us: int) -> m.Message:
+    def _put(self, message: m.TopicPut, event: ControlReceived, batch: CommitBatch, now_us: int) -> m.Message:
         if message.mode not in _MODES:
             raise InvalidRequest("unknown mode", field="mode", found=message.mode, known=list(_MODES))
         check_topic_name(message.topic)
         topic = self._directory.find(message.topic)
-        if topic is None and (elsewhere := self._elsewhere(message.topic)):
-            return elsewhere
+        if topic is None and (redirect := self._redirect(message.topic)):
+            return redirect
         if topic is None:
             if message.mode == "merge":
                 raise TopicNotFound("no such topic", topic=message.topic)
-            return self.topic_info(self._create(message.topic, message.config, group), created=True)
+            return self.topic_info(self._create(message.topic, message.config, batch), created=True)
         if message.mode in {"merge", "update"}:
             config = topic.config.merged(message.config, topic.name)
         else:
@@ -274,27 +276,27 @@ class Requests:
             if config != topic.config:
                 config.require_lifetime_of(topic.config, topic.name)
                 self.leases.registry.require_room(topic, config)
-                self._reconfigure(topic, config, group, now_us)
+                self._reconfigure(topic, config, batch, now_us)
         return self.topic_info(topic, created=False)
 
-    def _reconfigure(self, topic: ShardTopic, config: TopicConfig, group: CommitBatch, now_us: int) -> None:
+    def _reconfigure(self, topic: ShardTopic, config: TopicConfig, batch: CommitBatch, now_us: int) -> None:
         old, topic.config = topic.config.durability, config
         # A smaller cap or TTL takes effect after the config frame, in the same commit batch.
         self.removals.request_retention(topic)
         self._directory.register_config(topic)
-        group.add_control(config_frame(topic), topic)
+        batch.add_control(config_frame(topic), topic)
         self.idle_topic_expiry.start_period(topic)
-        self.leases.apply_config(topic, group, now_us)
+        self.leases.apply_config(topic, batch, now_us)
         was_volatile = old == Durability.EPHEMERAL and config.durability != Durability.EPHEMERAL
         ends_reserving = topic.is_reserving and config.durability == Durability.FSYNC
         if was_volatile or ends_reserving:
             # The log lacks the ephemeral records so far, so their last seq becomes the base for the following
             # appends. Earlier records of class `disk` are synced with this frame and need no reservation.
-            group.add_control(head_base_frame(topic), topic)
+            batch.add_control(head_base_frame(topic), topic)
             topic.reservation.settle(topic.next_seq - 1)
             topic.is_reserving = False
 
-    def _create(self, name: str, config: dict[str, Any] | None, group: CommitBatch) -> ShardTopic:
+    def _create(self, name: str, config: dict[str, Any] | None, batch: CommitBatch) -> ShardTopic:
         check_topic_name(name)
         parsed = TopicConfig.parse(config or {}, name)
         if (halt := self._directory.halt_of(name)) is not None:
@@ -306,7 +308,7 @@ class Requests:
         self._directory.add(topic)
         self._without_slot.append(topic)
         self.idle_topic_expiry.start_period(topic)
-        group.add_control(create_frame(topic), topic)
+        batch.add_control(create_frame(topic), topic)
         return topic
 
     def _require_room(self) -> None:
@@ -316,9 +318,9 @@ class Requests:
         create the last allowed topic at the same time, at most one of them succeeds.
         """
         most, own = self._me.topics_max, len(self._directory)
-        if not most or own + 1 + self._topics_elsewhere(own + 1) <= most:
+        if not most or own + 1 + self._publish_topic_count(own + 1) <= most:
             return
-        self._topics_elsewhere(own)
+        self._publish_topic_count(own)
         raise Throttled(
             f"the engine has as many topics as limits.max_topics allows ({most})", limit="max_topics",
             max=most, retry_after_ms=1_000,
@@ -336,7 +338,7 @@ class Requests:
                 limit="shared_memory", topics=len(self._directory), retry_after_ms=1_000,
             )  # fmt: skip
 
-    def _elsewhere(self, name: str) -> m.TopicInfo | None:
+    def _redirect(self, name: str) -> m.TopicInfo | None:
         """Return a redirect if another shard owns this name; None if this shard owns it."""
         if name in self._directory.delegated_names:
             shard = self._directory.delegated_names[name]
@@ -349,15 +351,15 @@ class Requests:
         return m.TopicInfo(name, 0, 0, shard, -1, False, {})
 
     def _resolve(
-        self, message: m.TopicResolve, event: ControlReceived, group: CommitBatch, now_us: int
+        self, message: m.TopicResolve, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
         halt = self._directory.halt_of(message.topic)
         topic = self._directory.find(message.topic) if halt is None else halt.topic
         if topic is not None:
             return self.topic_info(topic, created=False)
-        elsewhere = self._elsewhere(message.topic)
-        if elsewhere is not None:
-            return elsewhere
+        redirect = self._redirect(message.topic)
+        if redirect is not None:
+            return redirect
         raise TopicNotFound("no such topic", topic=message.topic)
 
     def topic_info(self, topic: ShardTopic, *, created: bool) -> m.TopicInfo:
@@ -379,7 +381,7 @@ class Requests:
         return topic
 
     def _state(
-        self, message: m.TopicState, event: ControlReceived, group: CommitBatch, now_us: int
+        self, message: m.TopicState, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
         halt = self._directory.halt_of(message.topic)
         topic = self._find(message.topic) if halt is None else halt.topic
@@ -403,7 +405,7 @@ class Requests:
             last_write_ts=topic.last_ts // 1000 or None,
             last_read_ts=topic.last_read_us // 1000 or None,
             config=topic.config.to_dict(),
-            held_by=held_from(topic)[1] if topic.held_at else "",
+            held_by=retained_from(topic)[1] if topic.retained_at else "",
             is_fed=bool(topic.routers),
             keys=keys,
             keys_forgotten=keys_forgotten,
@@ -411,14 +413,14 @@ class Requests:
         )
 
     def _list(
-        self, message: m.TopicList, event: ControlReceived, group: CommitBatch, now_us: int
+        self, message: m.TopicList, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
         size = min(max(message.page_size, 1), LIST_PAGE_MAX)
         topics, more = self._directory.page(message.prefix, message.after, size)
         return m.TopicListReply([self._state_of(topic) for topic in topics], more)
 
     def _delete(
-        self, message: m.TopicDelete, event: ControlReceived, group: CommitBatch, now_us: int
+        self, message: m.TopicDelete, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
         topic = self._directory.find(message.topic)
         if topic is None:
@@ -428,66 +430,68 @@ class Requests:
                 f"topic is not empty, it has {topic.staged_count} records", topic=topic.name,
                 count=topic.staged_count,
             )  # fmt: skip
-        self._remove(topic, group)
+        self._remove(topic, batch)
         return m.TopicDeleted(topic.name, True, [each.name for each in topic.routers.values()])
 
-    def expire_idle_topics(self, group: CommitBatch, now_us: int) -> None:
+    def expire_idle_topics(self, batch: CommitBatch, now_us: int) -> None:
         """Delete topics that were idle for their `expire_unused_ms`."""
-        self.idle_topic_expiry.expire_idle(now_us, lambda topic: self._remove(topic, group))
+        self.idle_topic_expiry.expire_idle(now_us, lambda topic: self._remove(topic, batch))
 
-    def _remove(self, topic: ShardTopic, group: CommitBatch) -> None:
+    def _remove(self, topic: ShardTopic, batch: CommitBatch) -> None:
         """Stage the deletion of a topic."""
-        group.add_control(frame_of(TopicRemoved(topic.epoch), topic.topic_id, topic.epoch))
-        group.dirty_topics.pop(topic.topic_id, None)
+        batch.add_control(frame_of(TopicRemoved(topic.epoch), topic.topic_id, topic.epoch))
+        batch.dirty_topics.pop(topic.topic_id, None)
         self._directory.remove(topic)
         self.routing.forget(topic)
         self.leases.forget_topic(topic)
         self.idle_topic_expiry.forget(topic)
         self.retired.append(topic)
-        self._topics_elsewhere(len(self._directory))
+        self._publish_topic_count(len(self._directory))
 
     # -- appends by message ---------------------------------------------------------------------------
 
     def _append(
-        self, message: m.Append, event: ControlReceived, group: CommitBatch, now_us: int
+        self, message: m.Append, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
-        batch = self._frames_of(message, event)
+        frame_batch = self._frames_of(message, event)
         assert event.attachment is not None
-        intake = self._admission.open(event.attachment, batch, np.arange(len(batch), dtype=np.int64))
+        intake = self._admission.open(
+            event.attachment, frame_batch, np.arange(len(frame_batch), dtype=np.int64)
+        )
         topic = self._directory.find(message.topic)
         is_new = topic is None
         if topic is None:
-            if not _may_create(message) or self._elsewhere(message.topic) is not None:
+            if not _may_create(message) or self._redirect(message.topic) is not None:
                 raise TopicNotFound("no such topic", topic=message.topic)
-            self._require_ids(batch, message.topic, 0)
+            self._require_ids(frame_batch, message.topic, 0)
             if not self._admission.has_valid_frame(intake):
                 # Check limits before the topic is created: frames that are all invalid create no topic.
                 self._admission.admit(intake, {}, now_us, None)
                 return m.Appended(message.topic, 0, 0, False, intake.entries.tobytes())
-            topic = self._create(message.topic, message.config, group)
+            topic = self._create(message.topic, message.config, batch)
         elif message.config is not None:
             TopicConfig.parse(message.config, topic.name)
-        if (past := idempotency.find_duplicate(topic, message, batch, now_us)) is not None:
+        if (past := idempotency.find_duplicate(topic, message, frame_batch, now_us)) is not None:
             return self._appended(topic, is_new, *past)
-        self._require_ids(batch, topic.name, topic.topic_id)
-        batch.words[:, layout.W_TOPIC] = topic.topic_id
+        self._require_ids(frame_batch, topic.name, topic.topic_id)
+        frame_batch.words[:, layout.W_TOPIC] = topic.topic_id
         self._admission.admit(intake, {topic.topic_id: topic}, now_us, None)
         if (message.idempotency_key or message.ids) and intake.frames == 1:
-            self._remember_keys(topic, message, intake, group, now_us)
-        group.add_intake(intake)
+            self._remember_keys(topic, message, intake, batch, now_us)
+        batch.add_intake(intake)
         return self._appended(topic, is_new, intake.entries)
 
     def _append_pressed(
-        self, message: m.Append, event: ControlReceived, group: CommitBatch, now_us: int
+        self, message: m.Append, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
         """Handle an append under pressure: refuse new records (L5), and answer duplicates.
 
         An append with `disable_backpressure` is handled as usual.
         """
         if message.disable_backpressure:
-            return self._append(message, event, group, now_us)
-        batch = self._frames_of(message, event)
-        repeat = self._repeated(message, event, batch, group, now_us, Status.THROTTLED)
+            return self._append(message, event, batch, now_us)
+        frame_batch = self._frames_of(message, event)
+        repeat = self._repeated(message, event, frame_batch, batch, now_us, Status.THROTTLED)
         if repeat is not None:
             return repeat
         self.refused_for_pressure += 1
@@ -496,20 +500,20 @@ class Requests:
             topic=message.topic, retry_after_ms=PRESSURE_RETRY_MS,
         )  # fmt: skip
 
-    def _answer_repeat(self, event: ControlReceived, group: CommitBatch, now_us: int) -> m.Message:
+    def _answer_repeat(self, event: ControlReceived, batch: CommitBatch, now_us: int) -> m.Message:
         """Handle a change while nothing can be written. An append that is in the log is a duplicate (W4).
 
         Raise Internal or StorageReadOnly for all other changes.
         """
-        message, read_only, batch = event.message, self.read_only, None
+        message, read_only, frame_batch = event.message, self.read_only, None
         if isinstance(message, m.Append):
-            batch = self._frames_of(message, event)
+            frame_batch = self._frames_of(message, event)
             closed = Status.INTERNAL if read_only is None else Status.STORAGE_READ_ONLY
-            repeat = self._repeated(message, event, batch, group, now_us, closed)
+            repeat = self._repeated(message, event, frame_batch, batch, now_us, closed)
             if repeat is not None:
                 return repeat
         if read_only is not None:
-            raise read_only.refusal(batch.words if batch is not None else None)
+            raise read_only.refusal(frame_batch.words if frame_batch is not None else None)
         if self.disk_missing_bytes:
             raise Internal(
                 DISK_FULL.format(missing=self.disk_missing_bytes), reason="disk_full",
@@ -520,7 +524,7 @@ class Requests:
         )
 
     def _repeated(
-        self, message: m.Append, event: ControlReceived, batch: frames.FrameBatch, group: CommitBatch,
+        self, message: m.Append, event: ControlReceived, frame_batch: frames.FrameBatch, batch: CommitBatch,
         now_us: int,
         closed: Status,
     ) -> m.Message | None:  # fmt: skip
@@ -532,15 +536,19 @@ class Requests:
         if topic is None:
             return None
         assert event.attachment is not None
-        self._require_ids(batch, topic.name, topic.topic_id)
-        if (past := idempotency.find_duplicate(topic, message, batch, now_us, is_whole=True)) is not None:
+        self._require_ids(frame_batch, topic.name, topic.topic_id)
+        if (
+            past := idempotency.find_duplicate(topic, message, frame_batch, now_us, is_whole=True)
+        ) is not None:
             return self._appended(topic, False, *past)
-        intake = self._admission.open(event.attachment, batch, np.arange(len(batch), dtype=np.int64))
-        batch.words[:, layout.W_TOPIC] = topic.topic_id
+        intake = self._admission.open(
+            event.attachment, frame_batch, np.arange(len(frame_batch), dtype=np.int64)
+        )
+        frame_batch.words[:, layout.W_TOPIC] = topic.topic_id
         self._admission.admit(intake, {topic.topic_id: topic}, now_us, closed)
         if not intake.duplicates:
             return None
-        group.add_intake(intake)
+        batch.add_intake(intake)
         if self.read_only is not None:
             self.read_only.explain(intake)
         elif self.disk_missing_bytes:
@@ -575,7 +583,7 @@ class Requests:
         return m.Appended(topic.name, topic.topic_id, topic.epoch, created, entries.tobytes(), known)
 
     def _remember_keys(
-        self, topic: ShardTopic, message: m.Append, intake: FrameIntake, group: CommitBatch, now_us: int
+        self, topic: ShardTopic, message: m.Append, intake: FrameIntake, batch: CommitBatch, now_us: int
     ) -> None:
         entry = intake.entries[0]
         first, stamp = int(entry[S_FIRST_SEQ]), int(entry[S_COMMIT_TS])
@@ -588,14 +596,14 @@ class Requests:
         body = KeyUsed(message.idempotency_key, first, intake.records, stamp, now_us, own, message.ids)
         used = frame_of(body, topic.topic_id, topic.epoch)
         if window and topic.config.durability != Durability.EPHEMERAL:
-            group.add_control(used, sync=False)
+            batch.add_control(used, sync=False)
 
     def _producer_state(
-        self, message: m.ProducerState, event: ControlReceived, group: CommitBatch, now_us: int
+        self, message: m.ProducerState, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
         topic = self._find(message.topic)
         if message.owner:
-            self._claim(topic, message, group)
+            self._claim(topic, message, batch)
         producer = topic.producers.get(message.producer_id)
         highest = producer.highest if producer else 0
         first, count = (producer.find(highest) if producer and highest else None) or (0, 0)
@@ -605,7 +613,7 @@ class Requests:
         )
 
     @staticmethod
-    def _claim(topic: ShardTopic, message: m.ProducerState, group: CommitBatch) -> None:
+    def _claim(topic: ShardTopic, message: m.ProducerState, batch: CommitBatch) -> None:
         """Claim a named producer for the requesting owner, or confirm the owner's claim (W11).
 
         Raise ProducerFenced if `message.claim` is not the latest claim.
@@ -631,12 +639,12 @@ class Requests:
             )  # fmt: skip
         if producer.claim_for(owner):
             body = ProducerClaimed(producer_id, producer.claim, producer.claimed_at)
-            group.add_control(frame_of(body, topic.topic_id, topic.epoch), topic)
+            batch.add_control(frame_of(body, topic.topic_id, topic.epoch), topic)
 
     # -- reading --------------------------------------------------------------------------------------
 
     def _locate(
-        self, message: m.Locate, event: ControlReceived, group: CommitBatch, now_us: int
+        self, message: m.Locate, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
         topic = self._find(message.topic)
         topic.last_read_us = now_us
@@ -690,37 +698,37 @@ class Requests:
 
     def _extents(self, topic: ShardTopic, after: int, most: int) -> list[m.Extent]:
         """Return at most `most` extents above `after`: segments first, then log files."""
-        sealed = self._sealed.ranges(topic.topic_id, after)
-        if len(sealed) >= most:
-            return sealed[:most]
-        after = max([after, *[each.last_seq for each in sealed[-1:]]])
-        return sealed + self._in_log(topic, after, most - len(sealed))
+        segments = self._segments.ranges(topic.topic_id, after)
+        if len(segments) >= most:
+            return segments[:most]
+        after = max([after, *[each.last_seq for each in segments[-1:]]])
+        return segments + self._in_log(topic, after, most - len(segments))
 
     def _in_log(self, topic: ShardTopic, after: int, most: int) -> list[m.Extent]:
         """Return the log extents with a topic's records above `after`."""
         if topic.has_index:
-            topic.index.retain_files(self._places.paths.__contains__)
-        places = topic.index.positions_after(after)
-        is_whole = len(places) <= most
-        places = places[:most]
-        known = {file_id for file_id, _ in places}
+            topic.index.retain_files(self._log_files.paths.__contains__)
+        positions = topic.index.positions_after(after)
+        is_whole = len(positions) <= most
+        positions = positions[:most]
+        known = {file_id for file_id, _ in positions}
         # A reader of a truncated list queries again after its last extent. With the open end of the current
         # file in the list, the reader would skip the extents between.
-        current = [f for f in self._places.paths if f not in self._places.stops] if is_whole else []
+        current = [f for f in self._log_files.paths if f not in self._log_files.stops] if is_whole else []
         wanted_volatile = topic.config.durability == Durability.EPHEMERAL
         for file_id in current:
             # The open end of the current file, where the next records will be appended.
-            if file_id not in known and self._places.paths[file_id].startswith("@") == wanted_volatile:
-                places.append((file_id, self._places.starts[file_id]))
+            if file_id not in known and self._log_files.paths[file_id].startswith("@") == wanted_volatile:
+                positions.append((file_id, self._log_files.starts[file_id]))
         return [
             m.Extent(
-                path=self._places.paths[file_id],
+                path=self._log_files.paths[file_id],
                 file_id=file_id,
-                salt=self._places.salts[file_id],
+                salt=self._log_files.salts[file_id],
                 start=offset,
-                stop=self._places.stops.get(file_id, 0),
+                stop=self._log_files.stops.get(file_id, 0),
             )
-            for file_id, offset in places
+            for file_id, offset in positions
         ]
 
 

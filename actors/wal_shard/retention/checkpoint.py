@@ -56,15 +56,15 @@ class ShardCheckpoint:
     """State of a shard's snapshots and segments, and the handlers of requests by compactor and reclaimer."""
 
     def __init__(
-        self, shard: int, shards: int, incarnation: int, directory: TopicDirectory, places: LogFileTable,
+        self, shard: int, shards: int, incarnation: int, directory: TopicDirectory, log_files: LogFileTable,
         log: LogPosition, volatile: VolatileContents,
     ) -> None:  # fmt: skip
         self._shard, self._shards, self._incarnation = shard, shards, incarnation
         self._directory = directory
-        self._places = places
+        self._log_files = log_files
         self._log = log
         self._volatile_files = volatile
-        self.sealed = SegmentCatalog()
+        self.segments = SegmentCatalog()
         self.changed: set[int] = set()
         """Ids of topics that changed since the rows of the last finished checkpoint were captured."""
         self.number = 0
@@ -74,14 +74,14 @@ class ShardCheckpoint:
         self._listed: set[int] = set()
         """Segments that the last snapshot lists.
         Recovery finds only these if their data part is in the cold tier."""
-        self._listing: set[int] = set()
+        self._next_listed: set[int] = set()
         self._waiting: list[tuple[int, str]] = []
         """(file, path) that the last snapshot absorbed first. They are deleted after the next checkpoint."""
         self._planned: list[int] = []
         self._absorbing: list[int] = []
         self._pending: deque[int] = deque()
-        self._handed: set[int] = set()
-        self._everything = False
+        self._checkpoint_topics: set[int] = set()
+        self._is_full = False
         self._known = (0, 0)
         self._is_open = False
         """True while a checkpoint has captured rows and is not finished."""
@@ -121,24 +121,24 @@ class ShardCheckpoint:
     # -- files and live records -----------------------------------------------------------------------
 
     def _open(
-        self, message: m.CheckpointOpen, event: ControlReceived, group: CommitBatch, now_us: int
+        self, message: m.CheckpointOpen, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> HandlerReply:
         self._prune()
         files = [
-            m.Extent(self._places.paths[each], each, self._places.salts[each], *stretch)
-            for each, stop in sorted(self._places.closed_files().items())
-            for stretch in self._places.whole(each, WAL_HEADER_BYTES, stop) or [(stop, stop)]
+            m.Extent(self._log_files.paths[each], each, self._log_files.salts[each], *extent_range)
+            for each, stop in sorted(self._log_files.closed_files().items())
+            for extent_range in self._log_files.whole(each, WAL_HEADER_BYTES, stop) or [(stop, stop)]
         ]
         self._planned = list(dict.fromkeys([each.file_id for each in files]))
         size = sum([each.stop - each.start for each in files]) + self._log.offset
-        segments = list(self.sealed.refs.values()) if message.segments else []
+        segments = list(self.segments.refs.values()) if message.segments else []
         return m.CheckpointPlan(
             self._shard, self._shards, self._incarnation, files, size, self.number, segments,
-            list(self.sealed.missing.values()),
+            list(self.segments.missing.values()),
         )  # fmt: skip
 
     def _live(
-        self, message: m.LiveAsk, event: ControlReceived, group: CommitBatch, now_us: int
+        self, message: m.LiveAsk, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> HandlerReply:
         data = event.attachment or b""
         if not 0 <= message.topics <= LIVE_TOPICS_MAX or len(data) != 8 * message.topics:
@@ -160,26 +160,26 @@ class ShardCheckpoint:
             rows += (topic_id, topic.epoch, topic.earliest_seq, start, len(deleted))
             codecs.append(int(Codec[topic.config.compression.upper()]))
         # The compactor leaves these records out forever, so their deletion must be durable before the reply.
-        self._await_durable(group)
+        self._await_durable(batch)
         wanted = bytes(codecs) if any(codecs) else b""
         return m.LiveReply(message.topics, bytes(deleted), wanted), np.array(rows, dtype="<u8").tobytes()
 
-    def _await_durable(self, group: CommitBatch) -> None:
+    def _await_durable(self, batch: CommitBatch) -> None:
         """Make the reply wait until everything so far is durable."""
-        if group.parts:
-            group.needs_sync = True
+        if batch.parts:
+            batch.needs_sync = True
         elif self._log.durable < self._log.offset:
-            group.add_control(frame_of(CheckpointPassed(self.number), 0), sync=True)
+            batch.add_control(frame_of(CheckpointPassed(self.number), 0), sync=True)
 
     # -- segments -------------------------------------------------------------------------------------
 
     def _segments(
-        self, message: m.SegmentsChange, event: ControlReceived, group: CommitBatch, now_us: int
+        self, message: m.SegmentsChange, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> HandlerReply:
         """Add and remove segments, all or none. Idempotent."""
-        sealed = self.sealed
-        added = [ref for ref in message.added if ref.number not in sealed.refs]
-        removed = [number for number in message.removed if number in sealed.refs]
+        segments = self.segments
+        added = [ref for ref in message.added if ref.number not in segments.refs]
+        removed = [number for number in message.removed if number in segments.refs]
         if len(removed) != len(message.removed) and (added or not message.added):
             unknown = sorted(set(message.removed) - set(removed))
             return m.SegmentsChanged(False, f"unknown segments {unknown[:8]}")
@@ -190,28 +190,28 @@ class ShardCheckpoint:
         if missing:
             return m.SegmentsChanged(False, f"segments {missing[:8]} were not opened")
         for number in removed:
-            sealed.remove(number)
+            segments.remove(number)
         for ref in added:
-            table = sealed.split_rows(*tables[ref.number])
-            sealed.add(ref, table, owned_by(table, self._shard, self._shards))
+            table = segments.split_rows(*tables[ref.number])
+            segments.add(ref, table, owned_by(table, self._shard, self._shards))
         return m.SegmentsChanged(True)
 
     def _tier(
-        self, message: m.SegmentTier, event: ControlReceived, group: CommitBatch, now_us: int
+        self, message: m.SegmentTier, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> HandlerReply:
-        if message.number not in self.sealed.refs:
+        if message.number not in self.segments.refs:
             return m.SegmentsChanged(False, f"unknown segment {message.number}")
         if message.tier not in (m.TIER_HOT, m.TIER_BOTH, m.TIER_COLD):
             return m.SegmentsChanged(False, f"unknown tier {message.tier}")
         if message.tier == m.TIER_COLD and message.number not in self._listed:
             return m.SegmentsChanged(False, f"no snapshot names segment {message.number} yet")
-        self.sealed.set_tier(message.number, message.tier)
+        self.segments.set_tier(message.number, message.tier)
         return m.SegmentsChanged(True)
 
     # -- rows -----------------------------------------------------------------------------------------
 
     def _rows(
-        self, message: m.CheckpointRows, event: ControlReceived, group: CommitBatch, now_us: int
+        self, message: m.CheckpointRows, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> HandlerReply:
         self._prune()
         if message.begin:
@@ -230,30 +230,30 @@ class ShardCheckpoint:
             room -= len(row)
         is_done = not self._pending
         if is_done:
-            self._await_durable(group)
-            self._listing = {*self.sealed.refs, *self.sealed.missing}
+            self._await_durable(batch)
+            self._next_listed = {*self.segments.refs, *self.segments.missing}
         facts = encode_facts(self._facts()) if is_done else b""
-        reply = m.CheckpointRowsReply(len(page), is_done, facts, self._everything)
+        reply = m.CheckpointRowsReply(len(page), is_done, facts, self._is_full)
         words = np.array(page, dtype="<u8").reshape(len(page), 2)
         return reply, b"".join((words.tobytes(), *parts))
 
     def _begin(self, message: m.CheckpointRows) -> None:
         """Fix the topics of this checkpoint. Later changes belong to the next checkpoint."""
-        self.changed |= self._handed
+        self.changed |= self._checkpoint_topics
         absorbing = self._planned if message.absorbed is None else message.absorbed
-        closed = self._places.closed_files()
+        closed = self._log_files.closed_files()
         unknown = [each for each in absorbing if each not in closed]
         if unknown:
             raise InvalidRequest(
                 "absorbed has a file that is not a closed log file of this shard", file_id=unknown[0]
             )
         self._absorbing = list(absorbing)
-        self._everything = message.everything or not self._has_base
+        self._is_full = message.everything or not self._has_base
         self._known = self._directory.last_identity
-        self._handed = (
-            {each.topic_id for each in self._directory.all_topics()} if self._everything else self.changed
+        self._checkpoint_topics = (
+            {each.topic_id for each in self._directory.all_topics()} if self._is_full else self.changed
         )
-        self._pending = deque(sorted(self._handed))
+        self._pending = deque(sorted(self._checkpoint_topics))
         self.changed = set()
         self._is_open = True
 
@@ -262,21 +262,21 @@ class ShardCheckpoint:
         return [(floor, records, size) for _, floor, records, size in found]
 
     def _facts(self) -> ShardFacts:
-        closed = self._places.closed_files()
+        closed = self._log_files.closed_files()
         floor = min((each for each in closed if each not in self._absorbing), default=self._log.file_id)
         directory = self._directory
         return ShardFacts(
             FACTS_VERSION, *self._known, floor, [each for each in self._absorbing if each >= floor],
             self._newly_absorbed(),
-            [ref_fields(ref) for ref in (*self.sealed.refs.values(), *self.sealed.missing.values())],
-            directory.foreign,
+            [ref_fields(ref) for ref in (*self.segments.refs.values(), *self.segments.missing.values())],
+            directory.remote_names,
             sorted(directory.adopted),
         )  # fmt: skip
 
     # -- end of a checkpoint --------------------------------------------------------------------------
 
     def _done(
-        self, message: m.CheckpointDone, event: ControlReceived, group: CommitBatch, now_us: int
+        self, message: m.CheckpointDone, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> HandlerReply:
         if message.number == self.number and not self._is_open:
             return m.CheckpointClosed([])
@@ -290,11 +290,11 @@ class ShardCheckpoint:
         unlink = [path for _, path in self._waiting]
         self._waiting = self._newly_absorbed()
         for each in self._absorbing:
-            self._places.forget(each)
+            self._log_files.forget(each)
         self.number, self._has_base = message.number, True
-        self._listed = self._listing
-        self._stale.extend(self._handed)
-        self._planned, self._absorbing, self._handed = [], [], set()
+        self._listed = self._next_listed
+        self._stale.extend(self._checkpoint_topics)
+        self._planned, self._absorbing, self._checkpoint_topics = [], [], set()
         self._is_open = False
         return m.CheckpointClosed(unlink)
 
@@ -304,12 +304,16 @@ class ShardCheckpoint:
         Files of another shard count are needed by every shard. They are deleted at a start, when all shards
         have absorbed them.
         """
-        places = self._places
-        return [(each, places.paths[each]) for each in self._absorbing if each not in places.foreign]
+        log_files = self._log_files
+        return [
+            (each, log_files.paths[each])
+            for each in self._absorbing
+            if each not in log_files.other_layout_files
+        ]
 
     def _prune(self) -> None:
         """Remove absorbed files from the indexes of a limited number of topics."""
         for _ in range(min(len(self._stale), PRUNED_PER_REQUEST)):
             topic = self._directory.find_by_id(self._stale.popleft())
             if topic is not None and topic.has_index:
-                topic.index.retain_files(self._places.paths.__contains__)
+                topic.index.retain_files(self._log_files.paths.__contains__)

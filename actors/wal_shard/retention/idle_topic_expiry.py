@@ -128,9 +128,9 @@ class IdleTopicExpiry:
             due_ns, topic_id = heapq.heappop(self._dues)
             known = self._known.get(topic_id)
             if known is not None and known.due_ns == due_ns:
-                self._look_at(known, now_us, remove)
+                self._check_topic(known, now_us, remove)
 
-    def _look_at(self, known: _TopicUse, now_us: int, remove: Callable[[ShardTopic], None]) -> None:
+    def _check_topic(self, known: _TopicUse, now_us: int, remove: Callable[[ShardTopic], None]) -> None:
         topic, traces = known.topic, _traces(known.topic)
         late_ns = self.now_ns - known.due_ns
         is_held = self._is_in_use(topic, now_us // 1_000)

@@ -1,8 +1,8 @@
 """Removal of records: deletes on request, caps and TTL, from the storage query to the log. Pure.
 
 ringlog/topic/retention.py decides which records are removed, from the state of the topic and from the records
-in storage. The core therefore queries storage first (effect QueryLedger, completion LedgerQueried) and stages
-the removal into the commit batch. The removal is logged before any reader sees its effect (X2).
+in storage. The core therefore queries storage first (effect QueryStorage, completion StorageQueried) and
+stages the removal into the commit batch. The removal is logged before any reader sees its effect (X2).
 
 - An eviction is in the same commit batch as the append that causes it. Evicted records may be staged only.
 - A delete removes the records that were written before it (X4). It waits until they are in files.
@@ -39,8 +39,8 @@ from ringlog.topic.retention import (
     attribute_to_files,
     decide_delete,
     exceeds_cap,
-    held_from,
     retain,
+    retained_from,
     retention_state,
 )
 from ringlog.topic.state import ShardTopic
@@ -103,7 +103,7 @@ class RecordQuery:
 class RecordQueryResult:
     """Result of a RecordQuery."""
 
-    marks: Any = None
+    attributes: Any = None
     """Delivery attributes of the records, as returned by RecordIndex.delivery_attributes."""
     put_us: int = 0
     sizes: Any = None
@@ -111,7 +111,7 @@ class RecordQueryResult:
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerQuestion:
+class StorageQuery:
     """Query of storage about one topic: which records retention or a delete removes, or a RecordQuery."""
 
     topic: ShardTopic
@@ -123,26 +123,26 @@ class LedgerQuestion:
     delete_selector: DeleteSelector | None = None
     files: Sequence[tuple[int, int]] = ()
     """(volatile file, one past the topic's last seq in it) for an ephemeral topic."""
-    learn: RecordQuery | None = None
+    record_query: RecordQuery | None = None
     """If given, nothing is removed: a queue or group needs this information."""
 
 
-LedgerAnswer = Removal | RecordQueryResult | CorruptData
-LedgerOf = Callable[[Any, Sequence[RecordFacts]], RecordIndex]
+StorageAnswer = Removal | RecordQueryResult | CorruptData
+RecordIndexOf = Callable[[Any, Sequence[RecordFacts]], RecordIndex]
 
 
-def answer_question(question: LedgerQuestion, ledger_of: LedgerOf) -> LedgerAnswer:
+def answer_question(question: StorageQuery, index_of: RecordIndexOf) -> StorageAnswer:
     """Answer a query from storage. Return CorruptData instead of raising it."""
     # Include tags, because the index keeps these facts and does not read the frames again.
     staged = [record_facts(buffer, batch, with_tags=True) for buffer, batch in question.staged]
     try:
-        stored = ledger_of(question.place, staged)
-        if (learn := question.learn) is not None and learn.has_sizes:
-            return RecordQueryResult(sizes=stored.positions(learn.first, learn.last)[:2])
-        if learn is not None:
-            stamps = stored.positions(learn.put, learn.put)[2].tolist() if learn.put else []
+        stored = index_of(question.place, staged)
+        if (query := question.record_query) is not None and query.has_sizes:
+            return RecordQueryResult(sizes=stored.positions(query.first, query.last)[:2])
+        if query is not None:
+            stamps = stored.positions(query.put, query.put)[2].tolist() if query.put else []
             return RecordQueryResult(
-                stored.delivery_attributes(learn.first, learn.last), stamps[0] if stamps else 0
+                stored.delivery_attributes(query.first, query.last), stamps[0] if stamps else 0
             )
         wanted, held = question.delete_selector, question.retention_state
         if wanted is None:
@@ -166,13 +166,13 @@ class Removals:
     ) -> None:  # fmt: skip
         """Create the removals of one shard incarnation.
 
-        `volatile_files` returns the files of an ephemeral topic in the form of LedgerQuestion.files.
+        `volatile_files` returns the files of an ephemeral topic in the form of StorageQuery.files.
         """
         self._volatile_files = volatile_files
         self.removed = Observers[ShardTopic, Removal, bool]()
         """Notified of every removal, with True if a client requested it."""
-        self.learned = Observers[LedgerQuestion, RecordQueryResult | CorruptData]()
-        """Notified of the results of `questions_for_queries`."""
+        self.query_results = Observers[StorageQuery, RecordQueryResult | CorruptData]()
+        """Notified of the results of `record_queries`."""
         self._left: dict[tuple[int, int], tuple[int, int]] = {}
         """(volatile file, topic_id) -> (records, bytes) removed by deletes, caps and expiry."""
         self._base = incarnation << _INCARNATION_SHIFT
@@ -187,7 +187,7 @@ class Removals:
         self._wanted: dict[int, ShardTopic] = {}
         self._not_before: dict[int, int] = {}
         """topic_id -> time in microseconds until which caps are not applied, because of damage."""
-        self._asked: list[LedgerQuestion] = []
+        self._asked: list[StorageQuery] = []
         self._delete: Removal | CorruptData | None = None
         self._delete_of: tuple[ShardTopic, int] | None = None
         """Topic and version for which `_delete` was computed. It is invalid for any other version."""
@@ -238,7 +238,7 @@ class Removals:
         """Request the retention of every topic that is due."""
         self._take_due(self._dues, now_us)
 
-    def must_run_retention_first(self, message: m.Message | None, group: CommitBatch, now_us: int) -> bool:
+    def must_run_retention_first(self, message: m.Message | None, batch: CommitBatch, now_us: int) -> bool:
         """Return True if retention must be applied before this request (X6). `message` None means frames."""
         if message is None or isinstance(message, m.Append | m.Route):
             return self._take_due(self._strict_dues, now_us)
@@ -255,7 +255,7 @@ class Removals:
             topic = self._directory.find(message.topic)
             if topic is not None and 0 < topic.due_us <= now_us:
                 self._wanted[topic.topic_id] = topic
-        return bool(self._wanted) or group.has_removals
+        return bool(self._wanted) or batch.has_removals
 
     def _take_due(self, dues: list[tuple[int, int]], now_us: int) -> bool:
         found = False
@@ -269,21 +269,21 @@ class Removals:
 
     # -- storage queries ------------------------------------------------------------------------------
 
-    def questions(self, group: CommitBatch, admission: Admission, now_us: int) -> list[LedgerQuestion]:
+    def questions(self, batch: CommitBatch, admission: Admission, now_us: int) -> list[StorageQuery]:
         """Return the storage queries for requested retention and for topics above their caps."""
-        for topic in admission.newly_due:
+        for topic in admission.earlier_expiry:
             self.schedule_expiry(topic)
-        for topic in admission.written.values():
+        for topic in admission.needs_retention.values():
             if exceeds_cap(topic, topic.config) and self._not_before.get(topic.topic_id, 0) <= now_us:
                 self._wanted[topic.topic_id] = topic
-        admission.newly_due.clear()
-        admission.written.clear()
+        admission.earlier_expiry.clear()
+        admission.needs_retention.clear()
         topics = [t for t in self._wanted.values() if self._directory.by_id.get(t.topic_id) is t]
         self._wanted.clear()
-        self._asked = [self._question(topic, now_us, list(_staged(group, topic))) for topic in topics]
+        self._asked = [self._question(topic, now_us, list(_staged(batch, topic))) for topic in topics]
         return self._asked
 
-    def questions_for_delete(self, message: m.RecordsDelete, now_us: int) -> list[LedgerQuestion]:
+    def questions_for_delete(self, message: m.RecordsDelete, now_us: int) -> list[StorageQuery]:
         """Return the storage query for a delete.
 
         Empty if it is answered already, or if it will be refused.
@@ -301,7 +301,7 @@ class Removals:
         self._asked = [self._question(topic, now_us, [], wanted)]
         return self._asked
 
-    def question_about(self, topic: ShardTopic, seqs: BitMap64, now_us: int) -> LedgerQuestion:
+    def question_about(self, topic: ShardTopic, seqs: BitMap64, now_us: int) -> StorageQuery:
         """Return the storage query to delete exactly these published records.
 
         `take_delete` returns the result.
@@ -309,18 +309,20 @@ class Removals:
         self._asked = [self._question(topic, now_us, [], DeleteSelector(0, None, seqs))]
         return self._asked[0]
 
-    def know_delete(self, topic: ShardTopic, found: Removal) -> None:
+    def set_delete_result(self, topic: ShardTopic, found: Removal) -> None:
         """Set the result of a delete that needs no storage query. `take_delete` returns it."""
         self._delete, self._delete_of = found, (topic, topic.version)
 
-    def questions_for_queries(
+    def record_queries(
         self, wanted: Sequence[tuple[ShardTopic, RecordQuery]], now_us: int
-    ) -> list[LedgerQuestion]:
+    ) -> list[StorageQuery]:
         """Return storage queries about published records for queues and groups.
 
-        `learned` gets the results.
+        `query_results` gets the results.
         """
-        self._asked = [replace(self._question(topic, now_us, []), learn=learn) for topic, learn in wanted]
+        self._asked = [
+            replace(self._question(topic, now_us, []), record_query=query) for topic, query in wanted
+        ]
         return self._asked
 
     def take_delete(self) -> Removal | CorruptData | None:
@@ -334,21 +336,21 @@ class Removals:
         now_us: int,
         staged: list[tuple[Any, FrameBatch]],
         wanted: DeleteSelector | None = None,
-    ) -> LedgerQuestion:
+    ) -> StorageQuery:
         held = retention_state(topic)
         place = RecordLocation(
             topic.name, topic.topic_id, topic.epoch, held.first_seq, self._extents(topic, held.first_seq - 1),
             [n for pair in topic.lost for n in pair],
         )  # fmt: skip
-        return LedgerQuestion(topic, held, place, staged, now_us, wanted, self._volatile_files(topic))
+        return StorageQuery(topic, held, place, staged, now_us, wanted, self._volatile_files(topic))
 
-    def take_answers(self, answers: Sequence[LedgerAnswer], group: CommitBatch, now_us: int) -> None:
+    def take_answers(self, answers: Sequence[StorageAnswer], batch: CommitBatch, now_us: int) -> None:
         """Process query results: stage retention, and keep a delete's result for its handler."""
         asked, self._asked = self._asked, []
         for question, found in zip(asked, answers, strict=True):
-            if question.learn is not None:
+            if question.record_query is not None:
                 assert not isinstance(found, Removal)
-                self.learned.notify(question, found)
+                self.query_results.notify(question, found)
             elif isinstance(found, RecordQueryResult):
                 raise Internal("internal error: storage result of the wrong type", topic=question.topic.name)
             elif question.delete_selector is not None:
@@ -359,18 +361,18 @@ class Removals:
                 self.schedule_expiry(topic)
             else:
                 self._not_before.pop(question.topic.topic_id, None)
-                self._retain(question.topic, found, group)
+                self._retain(question.topic, found, batch)
 
-    def _retain(self, topic: ShardTopic, removal: Removal, group: CommitBatch) -> None:
+    def _retain(self, topic: ShardTopic, removal: Removal, batch: CommitBatch) -> None:
         topic.own_due_us = removal.own_due_us
-        topic.held_at = held_from(topic)[0] if removal.is_held else 0
+        topic.retained_at = retained_from(topic)[0] if removal.is_retained else 0
         if topic.due_us != removal.due_us:
             topic.due_us = removal.due_us
-            group.dirty_topics[topic.topic_id] = topic
-            group.has_removals = True
+            batch.dirty_topics[topic.topic_id] = topic
+            batch.has_removals = True
         self.schedule_expiry(topic)
         if not removal.is_empty:
-            self.stage_removal(topic, removal, group, sync=True)
+            self.stage_removal(topic, removal, batch, sync=True)
 
     # -- deletes --------------------------------------------------------------------------------------
 
@@ -381,7 +383,7 @@ class Removals:
         return _FRAME_BYTES + (_bitmap_bytes(found.seqs) if isinstance(found, Removal) else 0)
 
     def delete(
-        self, message: m.RecordsDelete, event: ControlReceived, group: CommitBatch, now_us: int
+        self, message: m.RecordsDelete, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
         """Stage the pending delete, and reply with the number of removed records."""
         found, self._delete = self._delete, None
@@ -392,7 +394,7 @@ class Removals:
             raise Internal("internal error: delete without a storage result")
         if found.records:
             self.stage_removal(
-                topic, found, group, sync=topic.config.durability == Durability.FSYNC, on_request=True
+                topic, found, batch, sync=topic.config.durability == Durability.FSYNC, on_request=True
             )
         return m.RecordsDeleted(
             topic.name, found.records, topic.earliest_seq, topic.head_seq, topic.staged_count,
@@ -424,18 +426,18 @@ class Removals:
     # -- staging --------------------------------------------------------------------------------------
 
     def stage_removal(
-        self, topic: ShardTopic, removal: Removal, group: CommitBatch, *, sync: bool,
+        self, topic: ShardTopic, removal: Removal, batch: CommitBatch, *, sync: bool,
         on_request: bool = False,
-        is_told: bool = True,
+        notify: bool = True,
     ) -> None:  # fmt: skip
         """Apply a removal and stage its log frames. Readers see it when the commit batch is published.
 
-        With `is_told` False, observers are not notified, because the topic's queue has removed the jobs
+        With `notify` False, observers are not notified, because the topic's queue has removed the jobs
         already.
         """
         is_logged = topic.config.durability != Durability.EPHEMERAL
         apply_removal(topic, removal)
-        if is_told:
+        if notify:
             self.removed.notify(topic, removal, on_request)
         for file_id, records, accounted in removal.shares:
             left, remaining_bytes = self._left.get((file_id, topic.topic_id), (0, 0))
@@ -443,13 +445,13 @@ class Removals:
         if removal.cap_floor or removal.ttl_floor:
             self.bump_version(topic)
             if is_logged:
-                group.add_control(floors_frame(topic, removal.floor_records, removal.floor_bytes), topic)
+                batch.add_control(floors_frame(topic, removal.floor_records, removal.floor_bytes), topic)
         if removal.delete_floor or removal.seqs:
             self.bump_version(topic)
             if is_logged:
-                group.add_control(removed_frame(topic, removal), topic, sync=sync)
-        group.dirty_topics[topic.topic_id] = topic
-        group.has_removals = True
+                batch.add_control(removed_frame(topic, removal), topic, sync=sync)
+        batch.dirty_topics[topic.topic_id] = topic
+        batch.has_removals = True
 
     def evict_file(self, file_id: int, topic: ShardTopic, floor: int, records: int, accounted: int) -> None:
         """Remove the records of a deleted volatile file from its topic.
@@ -505,15 +507,18 @@ def replay_removal(topic: ShardTopic, body: FloorsRaised | RecordsRemoved) -> No
     topic.publish()
 
 
-def _staged(group: CommitBatch, topic: ShardTopic) -> Iterator[tuple[Any, FrameBatch]]:
-    for part in group.parts:
+def _staged(batch: CommitBatch, topic: ShardTopic) -> Iterator[tuple[Any, FrameBatch]]:
+    for part in batch.parts:
         if isinstance(part, FrameIntake):
-            for stretch in part.admitted_ranges:
-                if stretch.topic is topic:
-                    yield part.buffer, part.batch.take(slice(stretch.start, stretch.stop))
+            for admitted_range in part.admitted_ranges:
+                if admitted_range.topic is topic:
+                    yield part.buffer, part.batch.take(slice(admitted_range.start, admitted_range.stop))
         elif isinstance(part, RoutedPart) and any(copy.topic is topic for copy in part.copies):
-            batch = scan(part.frame)
-            yield part.frame, resolve_copies(part.frame, batch, 0, topic_id=topic.topic_id, is_verified=True)
+            routed_frames = scan(part.frame)
+            yield (
+                part.frame,
+                resolve_copies(part.frame, routed_frames, 0, topic_id=topic.topic_id, is_verified=True),
+            )
 
 
 def _numbers_of(data: bytes) -> BitMap64:

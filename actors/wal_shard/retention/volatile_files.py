@@ -34,11 +34,11 @@ class VolatileFileTable:
     """State of the volatile files. `topics_of` (file id -> TopicsInFile) is shared with checkpoints."""
 
     def __init__(
-        self, directory: TopicDirectory, places: LogFileTable, topics_of: dict[int, TopicsInFile]
+        self, directory: TopicDirectory, log_files: LogFileTable, topics_of: dict[int, TopicsInFile]
     ) -> None:
         self.log = LogPosition()
         self._directory = directory
-        self._places = places
+        self._log_files = log_files
         self._topics_of = topics_of
         self._retry_ns: int | None = None
 
@@ -70,15 +70,15 @@ class VolatileFileTable:
 
     # -- files ------------------------------------------------------------------------------------------
 
-    def write(self, group: CommitBatch) -> WriteVolatile:
+    def write(self, batch: CommitBatch) -> WriteVolatile:
         """Lay out the ephemeral part of a commit batch.
 
         Its space was reserved before its seqs were assigned.
         """
         start = self.log.offset
-        buffers = lay_out_volatile(group, self.log)
+        buffers = lay_out_volatile(batch, self.log)
         held = self._topics_of.setdefault(self.log.file_id, {})
-        for part in group.parts:
+        for part in batch.parts:
             if isinstance(part, FrameIntake):
                 _count(part, held)
             elif isinstance(part, RoutedPart) and part.is_volatile:
@@ -87,25 +87,25 @@ class VolatileFileTable:
                     _, _, had, had_bytes = held.get(copy.topic.topic_id, (copy.topic, 0, 0, 0))
                     counts = (had + records, had_bytes + copy.bytes)
                     held[copy.topic.topic_id] = (copy.topic, copy.last_seq + 1, *counts)
-        group.volatile_bytes = 0
+        batch.volatile_bytes = 0
         return WriteVolatile(buffers, start, self.log.offset - start)
 
     def start_file(self, event: VolatileOpened) -> None:
         """Make a new file the current one."""
         self._retry_ns = None
-        places = self._places
+        log_files = self._log_files
         if self.log.is_open:
-            places.stops[self.log.file_id] = self.log.offset
+            log_files.stops[self.log.file_id] = self.log.offset
         self.log.start_file(event.file_id, event.salt, event.start, event.capacity)
-        places.starts[event.file_id] = event.start
-        places.salts[event.file_id] = event.salt
+        log_files.starts[event.file_id] = event.start
+        log_files.salts[event.file_id] = event.salt
 
     def schedule_retry(self, now_ns: int) -> None:
         """Set the retry time after a file could not be created."""
         self._retry_ns = now_ns + RETRY_NS
 
     def evict_files(
-        self, event: VolatileOpened | VolatileFailed, removals: Removals, group: CommitBatch
+        self, event: VolatileOpened | VolatileFailed, removals: Removals, batch: CommitBatch
     ) -> None:
         """Remove the records of dropped files, and raise the cap floors of their topics."""
         for file_id in event.dropped:
@@ -113,10 +113,10 @@ class VolatileFileTable:
                 if self._directory.by_id.get(topic.topic_id) is topic:
                     removals.evict_file(file_id, topic, floor, records, accounted)
                     topic.index.drop_file(file_id)
-                    group.dirty_topics[topic.topic_id] = topic
-                    group.has_removals = True
-            places = self._places
-            for table in (places.paths, places.salts, places.stops, places.starts):
+                    batch.dirty_topics[topic.topic_id] = topic
+                    batch.has_removals = True
+            log_files = self._log_files
+            for table in (log_files.paths, log_files.salts, log_files.stops, log_files.starts):
                 table.pop(file_id, None)
 
     def files_of(self, topic: ShardTopic) -> list[tuple[int, int]]:
@@ -140,12 +140,14 @@ def _count(intake: FrameIntake, held: TopicsInFile) -> None:
     """Add the volatile frames of an intake to the topic counts of a file."""
     words = intake.batch.words
     counts = counts_of(words)
-    for stretch in intake.admitted_ranges:
-        if not stretch.is_volatile:
+    for admitted_range in intake.admitted_ranges:
+        if not admitted_range.is_volatile:
             continue
         assert intake.checked is not None
-        rows = slice(stretch.start, stretch.stop)
+        rows = slice(admitted_range.start, admitted_range.stop)
         records, accounted = int(counts[rows].sum()), int(intake.checked.accounted[rows].sum())
-        floor = int(words[stretch.stop - 1, layout.W_BASE_SEQ] + counts[stretch.stop - 1])
-        _, _, had, had_bytes = held.get(stretch.topic.topic_id, (stretch.topic, 0, 0, 0))
-        held[stretch.topic.topic_id] = (stretch.topic, floor, had + records, had_bytes + accounted)
+        floor = int(words[admitted_range.stop - 1, layout.W_BASE_SEQ] + counts[admitted_range.stop - 1])
+        _, _, had, had_bytes = held.get(admitted_range.topic.topic_id, (admitted_range.topic, 0, 0, 0))
+        held[admitted_range.topic.topic_id] = (
+            admitted_range.topic, floor, had + records, had_bytes + accounted,
+        )  # fmt: skip

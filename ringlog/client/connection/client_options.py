@@ -30,19 +30,19 @@ class ClientOptions:
         self.transport: Transport | Literal["auto"] = _transport(self.address, transport)
 
 
-def _transport(address: Address, asked: str) -> Transport | Literal["auto"]:
-    if check_str(asked, "transport") not in {"auto", "ring", "ipc", "tcp"}:
-        raise UsageError(f"transport must be auto, ring, ipc or tcp, got {asked[:64]!r}", found=asked)
+def _transport(address: Address, transport: str) -> Transport | Literal["auto"]:
+    if check_str(transport, "transport") not in {"auto", "ring", "ipc", "tcp"}:
+        raise UsageError(f"transport must be auto, ring, ipc or tcp, got {transport[:64]!r}", found=transport)
     if address.is_local:
-        trouble = unsupported_host_reason()
-        if trouble:
-            raise UsageError(trouble, address=str(address))
-        if asked == "tcp":
+        reason = unsupported_host_reason()
+        if reason:
+            raise UsageError(reason, address=str(address))
+        if transport == "tcp":
             raise UsageError("transport tcp needs a url ringlog://host:port", address=str(address))
-        return asked  # type: ignore[return-value]
-    if asked not in {"auto", "tcp"}:
+        return transport  # type: ignore[return-value]
+    if transport not in {"auto", "tcp"}:
         raise UsageError(
-            f"transport {asked} needs the url of a run directory on this host", address=str(address)
+            f"transport {transport} needs the url of a run directory on this host", address=str(address)
         )
     return "tcp"
 

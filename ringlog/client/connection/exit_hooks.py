@@ -35,13 +35,13 @@ class _ExitHooks:
             return
         if not self.is_watching:
             self.is_watching = True
-            util.register_after_fork(self, _ExitHooks.begun)
+            util.register_after_fork(self, _ExitHooks.register_again)
         is_child = sys.modules["multiprocessing.process"].parent_process() is not None
         if is_child and self.registered_in != os.getpid():
             self.registered_in = os.getpid()
             util.Finalize(None, self.end, exitpriority=PRIORITY)
 
-    def begun(self) -> None:
+    def register_again(self) -> None:
         """Register again: multiprocessing started a process and cleared its finalizers."""
         self.registered_in = 0
         self.register_finalizer()
@@ -51,19 +51,19 @@ class _ExitHooks:
             call()
 
 
-_ending = _ExitHooks()
+_hooks = _ExitHooks()
 
 
 def register_exit_hook(call: Callable[[], object]) -> None:
     """Call a function before this process, and each process that is forked from it, exits."""
-    _ending.calls.append(call)
+    _hooks.calls.append(call)
     atexit.register(call)
 
 
 def register_with_multiprocessing() -> None:
     """If multiprocessing started this process, register the hooks with it. Call this once there is something
     to close."""
-    _ending.register_finalizer()
+    _hooks.register_finalizer()
 
 
 def warn_unsettled(unsent: int, unknown: int) -> None:

@@ -52,7 +52,7 @@ _parents: list[_DroppedClient] = []
 
 def close_on_finalize(client: object, shell: ThreadedShell) -> None:
     """Close `shell` once `client` is garbage collected."""
-    weakref.finalize(client, _dropped, shell).atexit = False
+    weakref.finalize(client, _on_finalize, shell).atexit = False
 
 
 def close_shell(shell: ThreadedShell, timeout: float) -> tuple[int, int, int]:
@@ -81,7 +81,7 @@ def close_in_thread(end: Callable[[float], None]) -> None:
     ending = _DroppedClient(end)
     _ending.add(ending)
     with suppress(RuntimeError):  # The interpreter is ending.
-        _thread.start_new_thread(_begin, (ending,))
+        _thread.start_new_thread(_start_thread, (ending,))
 
 
 def close_dropped(timeout: float) -> None:
@@ -96,18 +96,18 @@ def forget_in_child() -> None:
     _ending.clear()
 
 
-def _dropped(shell: ThreadedShell) -> None:
+def _on_finalize(shell: ThreadedShell) -> None:
     if not shell.is_closed:
-        close_in_thread(partial(_end, shell))
+        close_in_thread(partial(_close_dropped_shell, shell))
 
 
-def _begin(ending: _DroppedClient) -> None:
+def _start_thread(ending: _DroppedClient) -> None:
     with suppress(RuntimeError):
         threading.Thread(
             target=ending.run, args=(DROPPED_CLOSE_S,), name="ringlog-client-dropped", daemon=True
         ).start()
 
 
-def _end(shell: ThreadedShell, timeout: float) -> None:
+def _close_dropped_shell(shell: ThreadedShell, timeout: float) -> None:
     unsent, unknown, _ = close_shell(shell, timeout)
     warn_unsettled(unsent, unknown)

@@ -127,9 +127,9 @@ class LockedConnection:
         """Send a Read to the gateway."""
         return self._begin(lambda session: session.read_remote(request))
 
-    def about_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[PeerReply]:
+    def request_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[PeerReply]:
         """Send a request about jobs of a topic."""
-        return self._shell.about_jobs(message, extra_ms)
+        return self._shell.request_jobs(message, extra_ms)
 
     def _begin(self, ask: Callable[[Session], Pending[T]]) -> Pending[T]:
         self._shell.require_open()

@@ -72,7 +72,7 @@ from ringlog.frame.settle_entry import (
     WORDS,
     entry_error,
 )  # fmt: skip
-from ringlog.limits import LIST_PAGE_MAX, READ_SETTLE_MS
+from ringlog.limits import LIST_PAGE_MAX, READ_CATCH_UP_MS
 from ringlog.link.address import Address
 from ringlog.link.channel.outbound_frames import OutboundFrames
 from ringlog.link.delivery import RETURN_DELAY_BUSY_NS, Delivery
@@ -88,7 +88,7 @@ from ringlog.storage.log_map import LogMap
 log = logging.getLogger("ringlog.client")
 
 KEYED_RETRY_S = 0.05
-LAYOUTS_MAX = 16
+RESOLVE_ATTEMPTS_MAX = 16
 """Most attempts to locate the shard of a topic for one request. The engine cannot restart more often with
 another number of shards during one request."""
 _SETTLE_ANSWER_MS = 250
@@ -144,8 +144,8 @@ class Session:
         if transport in {"auto", "ring"}:
             self.links = LocalLinks(
                 address.run_dir, client_id=client_id, clock=self.clock, timers=self.timers, fds=fds,
-                on_displaced=self._displaced, on_change=self._links_changed, hears=self.delivery,
-                on_beyond=self._fall_back_to_gateway if transport == "auto" else None,
+                on_displaced=self._displaced, on_change=self._links_changed, listener=self.delivery,
+                on_shm_unreachable=self._fall_back_to_gateway if transport == "auto" else None,
             )  # fmt: skip
         else:
             self.links = self._gateway_links()
@@ -157,7 +157,7 @@ class Session:
         return GatewayLinks(
             address, clock=self.clock, timers=self.timers, fds=self._fds,
             curve=None if address.is_local else curve_of(address.server_key, self._secret_key),
-            on_change=self._links_changed, hears=self.delivery,
+            on_change=self._links_changed, listener=self.delivery,
         )  # fmt: skip
 
     def _fall_back_to_gateway(self, engine: EngineInfo) -> None:
@@ -258,7 +258,7 @@ class Session:
         if connecting.is_done:
             return connecting
         result: Pending[None] = Pending()
-        timer = self.timers.call_at(self.deadline_ns(), lambda: result.fail(self.no_engine()))
+        timer = self.timers.call_at(self.deadline_ns(), lambda: result.fail(self.no_engine_error()))
 
         def is_opened(connected: Pending[None]) -> None:
             timer.cancel()
@@ -270,7 +270,7 @@ class Session:
         connecting.when_done(is_opened)
         return result
 
-    def no_engine(self, text: str = "no engine answers", **detail: Any) -> NotConnected:
+    def no_engine_error(self, text: str = "no engine answers", **detail: Any) -> NotConnected:
         """Return the error of a connection that was not made in time, with the cause as far as it is
         known."""
         return NotConnected(
@@ -286,7 +286,7 @@ class Session:
         return run_steps(self._ask_topic_steps(info, message, attachment))
 
     def _ask_topic_steps(self, info: TopicInfo, message: Message, attachment: Any) -> Steps[Any]:
-        for _ in range(LAYOUTS_MAX):
+        for _ in range(RESOLVE_ATTEMPTS_MAX):
             # Resolve again: the engine may have been restarted since the caller got `info`.
             found: TopicInfo = yield self.resolve(info.topic)
             try:
@@ -323,10 +323,10 @@ class Session:
 
     def _routers_from_steps(self, topic: str) -> Steps[list[str]]:
         names: list[str] = []
-        order, has_more = RouterList(source=topic, page_size=LIST_PAGE_MAX), True
+        routers_request, has_more = RouterList(source=topic, page_size=LIST_PAGE_MAX), True
         while has_more:
             try:
-                page = yield from self._ask_scheduler_soon(order)
+                page = yield from self._ask_scheduler_bounded(routers_request)
             except (ConnectionTrouble, Refused) as e:
                 self.record_event("routers_not_known", topic=topic, reason=str(e))
                 break
@@ -334,17 +334,19 @@ class Session:
                 break
             names += [each.router for each in page.routers]
             has_more = page.more and bool(page.routers)
-            order = RouterList(source=topic, after=names[-1] if names else "", page_size=LIST_PAGE_MAX)
+            routers_request = RouterList(
+                source=topic, after=names[-1] if names else "", page_size=LIST_PAGE_MAX
+            )
         return names
 
-    def _ask_scheduler_soon(self, message: Message) -> Steps[Any]:
+    def _ask_scheduler_bounded(self, message: Message) -> Steps[Any]:
         """Send a request with a short deadline to the scheduler that runs routers. None if the engine has no
         scheduler.
 
         Raises ConnectionTrouble, Refused.
         """
         links = self.links
-        deadline_ns = self.clock.monotonic_ns() + (READ_SETTLE_MS + _SETTLE_ANSWER_MS) * MS
+        deadline_ns = self.clock.monotonic_ns() + (READ_CATCH_UP_MS + _SETTLE_ANSWER_MS) * MS
         if not isinstance(links, LocalLinks):
             reply = yield links.request(0, message, deadline_ns)
         elif links.schedulers:
@@ -363,12 +365,12 @@ class Session:
         known = self._topics.get(topic)
         if known is not None and self._topics_generation == self.links.generation:
             return resolved(known)
-        asking = self._resolving.get((topic, create))
-        if asking is None:
-            asking = run_steps(self._resolve_steps(topic, create))
-            self._resolving[topic, create] = asking
-            asking.when_done(lambda _: self._resolved(topic, create))
-        return asking
+        pending = self._resolving.get((topic, create))
+        if pending is None:
+            pending = run_steps(self._resolve_steps(topic, create))
+            self._resolving[topic, create] = pending
+            pending.when_done(lambda _: self._resolved(topic, create))
+        return pending
 
     def _resolved(self, topic: str, create: bool) -> None:
         self._resolving.pop((topic, create), None)
@@ -402,7 +404,7 @@ class Session:
         This is the home shard, or another one to which the home shard refers because the number of shards
         changed. Raises NotReady if that one refers to yet another.
         """
-        for _ in range(LAYOUTS_MAX):
+        for _ in range(RESOLVE_ATTEMPTS_MAX):
             try:
                 yield self.wait_connected()  # The home shard is known only after connecting.
                 info: TopicInfo = yield self.ask(self.links.home_shard(topic), message)
@@ -419,9 +421,9 @@ class Session:
 
     def dead_letter_targets(self, topic: str) -> Pending[tuple[str, ...]]:
         """Query the dead-letter topics of a topic: the queue's own and those of its groups. Never cached."""
-        return run_steps(self._letters_steps(topic))
+        return run_steps(self._dead_letter_steps(topic))
 
-    def _letters_steps(self, topic: str) -> Steps[tuple[str, ...]]:
+    def _dead_letter_steps(self, topic: str) -> Steps[tuple[str, ...]]:
         yield self.wait_connected()
         info = yield from self.ask_name_owner(topic, TopicResolve(topic))
         listed: GroupListReply = yield self.ask_topic(info, GroupList(topic))
@@ -440,7 +442,9 @@ class Session:
 
     # -- jobs -----------------------------------------------------------------------------------------
 
-    def about_jobs(self, message: Any, *, extra_ms: int = 0, is_awaited: bool = False) -> Pending[PeerReply]:
+    def request_jobs(
+        self, message: Any, *, extra_ms: int = 0, is_awaited: bool = False
+    ) -> Pending[PeerReply]:
         """Send a request about jobs to their topic's shard. Resolves with the reply and its attachment.
 
         `is_awaited`: see Peer.request.
@@ -452,31 +456,31 @@ class Session:
         if info is None or not is_known or not isinstance(links, LocalLinks):
             return run_steps(self._jobs_steps(message, extra_ms))
         deadline_ns = self.deadline_ns(extra_ms)
-        asked = links.request(info.shard, message, deadline_ns, by_ring=True, is_awaited=is_awaited)
-        if not asked.is_done:
-            asked.on_refused = lambda error: self._jobs_refused(asked, error, message, extra_ms)
-        return asked
+        pending = links.request(info.shard, message, deadline_ns, by_ring=True, is_awaited=is_awaited)
+        if not pending.is_done:
+            pending.on_refused = lambda error: self._jobs_refused(pending, error, message, extra_ms)
+        return pending
 
-    def track_claim_cancel(self, undoing: Pending[PeerReply] | None) -> None:
+    def track_claim_cancel(self, cancelling: Pending[PeerReply] | None) -> None:
         """Make closing the client wait for the cancellation of a claim."""
-        if undoing is not None and not undoing.is_done:
-            self.cancelling_claims.add(undoing)
-            undoing.when_done(self.cancelling_claims.discard)
+        if cancelling is not None and not cancelling.is_done:
+            self.cancelling_claims.add(cancelling)
+            cancelling.when_done(self.cancelling_claims.discard)
 
     def _jobs_refused(
-        self, asked: Pending[PeerReply], error: RinglogError, message: Any, extra_ms: int
+        self, pending: Pending[PeerReply], error: RinglogError, message: Any, extra_ms: int
     ) -> bool:
         """Retry if the topic was not found: it may have been created again, or moved to another shard."""
         if not isinstance(error, TopicNotFound | ShardsChanged):
             return False
         self.forget(message.topic)
-        again = run_steps(self._jobs_steps(message, extra_ms))
-        again.when_done(lambda done: done.forward_to(asked))
+        retry = run_steps(self._jobs_steps(message, extra_ms))
+        retry.when_done(lambda done: done.forward_to(pending))
         return True
 
     def _jobs_steps(self, message: Any, extra_ms: int) -> Steps[PeerReply]:
-        has_looked = False
-        for _ in range(LAYOUTS_MAX):
+        has_retried = False
+        for _ in range(RESOLVE_ATTEMPTS_MAX):
             info: TopicInfo = yield self.resolve(message.topic)
             try:
                 reply: PeerReply = yield self.links.request(
@@ -486,9 +490,9 @@ class Session:
                 continue
             except TopicNotFound:
                 # The topic may have been created again, on another shard.
-                if has_looked:
+                if has_retried:
                     raise
-                has_looked = True
+                has_retried = True
                 self.forget(message.topic)
                 continue
             return reply
@@ -516,15 +520,15 @@ class Session:
 
         Returns the result and, for dedup ids, the known ids in the encoding of the message Appended.
         """
-        deadline, number, looks = self.deadline_ns(), stream.take_seq(), 0
+        deadline, number, attempts = self.deadline_ns(), stream.take_seq(), 0
         while True:
             try:
                 return (yield from self._append_keyed_once(stream, frame, number, key, ids, window_ms))
             except (TopicNotFound, StaleEpoch) as e:
                 number = number if e.outcome == "unknown" else stream.take_seq()
                 self.forget(stream.topic)
-                looks += 1  # Without `create` retry once: it may have been created again.
-                if (not stream.create and looks > 1) or self.clock.monotonic_ns() >= deadline:
+                attempts += 1  # Without `create` retry once: it may have been created again.
+                if (not stream.create and attempts > 1) or self.clock.monotonic_ns() >= deadline:
                     raise
             except (Throttled, NotReady, ShuttingDown) as e:
                 if e.detail.get("reason") in FINAL_REASONS:
@@ -560,9 +564,9 @@ class Session:
             raise error
         first, count = entry[S_FIRST_SEQ], entry[S_COUNT_STATUS] & 0xFFFFFFFF
         is_deduped = bool(entry[S_COUNT_STATUS] >> FLAGS_SHIFT & FLAG_DEDUPED)
-        met = effective_durability(info, stream.durability)
+        reached = effective_durability(info, stream.durability)
         done = Appended(
-            topic, reply.epoch, first, first + count - 1, count, met, is_deduped, entry[S_COMMIT_TS]
+            topic, reply.epoch, first, first + count - 1, count, reached, is_deduped, entry[S_COMMIT_TS]
         )
         return done, reply.known
 
@@ -657,11 +661,11 @@ class Session:
 
     def catch_up(self, topic: str, topic_id: int) -> Pending[None]:
         """Have the routers to a topic forward all records that their sources contain. See Connection."""
-        return run_steps(self._catch_up_steps(RoutesSettle(topic, topic_id, READ_SETTLE_MS)))
+        return run_steps(self._catch_up_steps(RoutesSettle(topic, topic_id, READ_CATCH_UP_MS)))
 
     def _catch_up_steps(self, request: RoutesSettle) -> Steps[None]:
         try:
-            yield from self._ask_scheduler_soon(request)
+            yield from self._ask_scheduler_bounded(request)
         except (ConnectionTrouble, Refused) as e:
             self.record_event("routers_not_settled", topic=request.topic, reason=str(e))
 
@@ -689,8 +693,8 @@ class Session:
 
     def _end_for_good(self) -> None:
         for stream in self.streams:
-            stream.fail_all(lambda was_sent: _gone("unknown" if was_sent else "not_applied"))
-        self._ended = _gone("unknown")
+            stream.fail_all(lambda was_sent: _connection_lost("unknown" if was_sent else "not_applied"))
+        self._ended = _connection_lost("unknown")
         self.delivery.fail_all(self._ended)
         self.close()
 
@@ -718,7 +722,7 @@ def _no_agreement(topic: str) -> NotReady:
     return NotReady("the shards do not agree on the owner of this topic: retry later", topic=topic)
 
 
-def _gone(outcome: Outcome) -> NotConnected:
+def _connection_lost(outcome: Outcome) -> NotConnected:
     return NotConnected(
         "the connection was lost, and the client has reconnect=False: create a new client", outcome=outcome
     )

@@ -43,17 +43,17 @@ BACKGROUND_IDLE_GRACE_S = 0.05
 """Time in seconds for which the daemon thread leaves open work to threads that lead repeatedly. If the daemon
 slept in the epoll set beside such a thread, each event would wake both, and the thread would wait for the
 daemon."""
-REST_NS_MIN = 1_000_000
+BACKOFF_NS_MIN = 1_000_000
 """Shortest sleep of the daemon thread while another thread leads: the leader serves timers sooner."""
 IDLE_GRACES_MAX = 5
 """Most graces in a row. The daemon thread then serves the session anyway, since a leader that spins for
 settlements reads nothing else."""
 INTERRUPTED_CLOSE_S = 1.0
 """Longest time in seconds that `close` waits for the sockets of an interrupted session."""
-RESTS_MAX = 8
+BACKOFFS_MAX = 8
 CANCELLED: tuple[type[BaseException], ...] = ()
 """Exceptions of a call whose caller no longer waits. Empty: threads are not cancelled."""
-NO_ANSWER: tuple[type[BaseException], ...] = (RinglogError, *CANCELLED)
+UNKNOWN_OUTCOME: tuple[type[BaseException], ...] = (RinglogError, *CANCELLED)
 """Exceptions after which the caller does not know the result of its request."""
 _AWAKE, _NEVER = 0, 1 << 63
 
@@ -184,7 +184,7 @@ class ThreadedShell:
         self._idle_graces = 0
         """Number of times in a row that the daemon thread left open work to other leaders."""
         self._sleepers = 0
-        self._background_turn = threading.Condition(self.lock)
+        self._background_wakeup = threading.Condition(self.lock)
         self._is_closed = False
         self.interrupted_by: str = ""
         """Name of the exception that interrupted the session; "" = none. See `mark_interrupted`."""
@@ -264,7 +264,7 @@ class ThreadedShell:
         for key in list(self._followers):
             self._release(key)
         self.descriptors.wake_permanently()
-        self._background_turn.notify_all()
+        self._background_wakeup.notify_all()
 
     def _interrupted_error(self, *, was_sent: bool) -> Interrupted:
         return Interrupted(
@@ -410,7 +410,7 @@ class ThreadedShell:
         self.run_calls()
         return pending.result()
 
-    def about_jobs(self, message: Any, extra_ms: int) -> Pending[PeerReply]:
+    def request_jobs(self, message: Any, extra_ms: int) -> Pending[PeerReply]:
         """Send a request about jobs and wait for its reply. The returned Pending is done.
 
         For operations that `run` performs, which would wait for it at once.
@@ -418,12 +418,12 @@ class ThreadedShell:
         self.require_open()
         with self.lock:
             try:
-                asked = self.session.about_jobs(message, extra_ms=extra_ms, is_awaited=True)
-                self._wait(asked, None)
+                pending = self.session.request_jobs(message, extra_ms=extra_ms, is_awaited=True)
+                self._wait(pending, None)
             except BaseException as e:
                 self.mark_interrupted(e)
                 raise
-        return asked
+        return pending
 
     def when_done(self, pending: Pending[Any], call: Callable[[], None]) -> None:
         """Call a function of the program without the lock once `pending` is done, in the thread that serves
@@ -577,14 +577,14 @@ class ThreadedShell:
                     raise
                 finally:
                     if lock is self.lock:
-                        self._woke(me, is_background=is_background)
+                        self._after_sleep(me, is_background=is_background)
                 self._require_parent(lock)
                 if self._leader is not me or self._is_over:
                     return  # A waiting thread took over the lead and handles what is readable.
             session.links.disarm()
         session.turn(ready)
 
-    def _woke(self, me: object, *, is_background: bool) -> None:
+    def _after_sleep(self, me: object, *, is_background: bool) -> None:
         """Update the state after a leader's sleep."""
         self._sleepers -= 1
         self._close_descriptors()
@@ -665,7 +665,7 @@ class ThreadedShell:
                 self.descriptors.wake()
                 self._background_wakes_ns = _AWAKE
             else:
-                self._background_turn.notify()
+                self._background_wakeup.notify()
 
     def _run_background(self) -> None:
         me, lock = threading.current_thread(), self.lock
@@ -675,7 +675,7 @@ class ThreadedShell:
                     self._leader = me
                     self._idle_graces = 0
                     try:
-                        while self._may_go_on(me):
+                        while self._still_leads(me):
                             self._serve_once(None)
                     except Interrupted:
                         if self.lock is lock:
@@ -725,31 +725,31 @@ class ThreadedShell:
     def _back_off(self) -> None:
         """Sleep until notified, with a limit while another thread leads, since that thread may stop soon.
 
-        The limit doubles each time that the leader is still the same. After RESTS_MAX times there is no
-        limit: a leader that stops notifies this thread.
+        The limit doubles each time that the leader is still the same. After BACKOFFS_MAX times there is
+        no limit: a leader that stops notifies this thread.
         """
         if self._leads != self._leads_seen:
             self._leads_seen, self._backoff_count = self._leads, 0
         longest, now_ns = None, self._clock.monotonic_ns()
         next_ns = self.session.timers.next_ns()
-        if next_ns is not None and self._backoff_count < RESTS_MAX:
+        if next_ns is not None and self._backoff_count < BACKOFFS_MAX:
             # Not beyond the next timer: otherwise a thread that leads for a moment would have to wake up this
             # one each time.
-            least_ns = 0 if self._leader is None else REST_NS_MIN
+            least_ns = 0 if self._leader is None else BACKOFF_NS_MIN
             longest = min(
                 self._idle_grace_s * (1 << self._backoff_count), max(next_ns - now_ns, least_ns) / 1e9
             )
             self._backoff_count += 1
             self._idle_graces += 1
         self._background_wakes_ns = _NEVER if longest is None else now_ns + int(longest * 1e9)
-        turn = self._background_turn
+        wakeup = self._background_wakeup
         try:
-            turn.wait(longest)
+            wakeup.wait(longest)
         finally:
-            if turn is self._background_turn:
+            if wakeup is self._background_wakeup:
                 self._background_wakes_ns = _AWAKE
 
-    def _may_go_on(self, me: threading.Thread) -> bool:
+    def _still_leads(self, me: threading.Thread) -> bool:
         """Return True if the daemon thread still leads and work is open. False after close."""
         is_ours = self._leader is me and not self._is_over
         return is_ours and self.session.has_work and not self._calls
@@ -766,7 +766,7 @@ class ThreadedShell:
             for key in list(self._followers):
                 self._release(key)
             self.descriptors.wake_permanently()
-            self._background_turn.notify_all()
+            self._background_wakeup.notify_all()
             background = self._background
             self._close_descriptors()
         if background is not None and background is not threading.current_thread():

@@ -39,8 +39,8 @@ class AckOperations(Protocol):
 class AckPipeline:
     """Acks of one iteration. Call with the client's lock held, or in its loop."""
 
-    def __init__(self, working: AckOperations, connection: Any, *, waits_for_claim: bool = False) -> None:
-        self._working, self._connection = working, connection
+    def __init__(self, operations: AckOperations, connection: Any, *, waits_for_claim: bool = False) -> None:
+        self._operations, self._connection = operations, connection
         self._waits_for_claim = waits_for_claim
         self._unsent: list[Lease] = []
         self._batches: list[ClaimResult] = []
@@ -155,7 +155,7 @@ class AckPipeline:
             self._answered(done, leases)
 
         self._open += 1
-        run_steps(self._working.ack(self._connection, leases)).when_done(answered)
+        run_steps(self._operations.ack(self._connection, leases)).when_done(answered)
 
     def _answered(self, done: Pending[Settled], leases: Leases) -> None:
         self._open -= 1
@@ -168,7 +168,7 @@ class AckPipeline:
             if settled.skipped:
                 log.warning(
                     "leases of %d jobs of %s ended before their acks, the jobs may be delivered again: %s",
-                    len(settled.skipped), self._working.topic, settled.skipped[:10],
+                    len(settled.skipped), self._operations.topic, settled.skipped[:10],
                 )  # fmt: skip
         if not self._open and self._unsent and (self._waits or not self._waits_for_claim):
             unsent, self._unsent = self._unsent, []

@@ -14,18 +14,18 @@ from ringlog.link.timers import Timer
 class ClaimBatches:
     """Unfinished jobs of an iteration, in batches of up to `size` jobs."""
 
-    def __init__(self, size: int, behind: AckPipeline) -> None:
-        self._size, self._behind = size, behind
+    def __init__(self, size: int, ack_pipeline: AckPipeline) -> None:
+        self._size, self._ack_pipeline = size, ack_pipeline
         self._left: deque[ClaimResult] = deque()
         self._timer: Timer | None = None
         """Timer that extends the leases of the claim."""
 
-    def add_claim(self, claimed: ClaimResult, keeper: LeaseExtender | None) -> None:
+    def add_claim(self, claimed: ClaimResult, extender: LeaseExtender | None) -> None:
         """Add a claim. With a keeper, its leases are extended until each is settled."""
         parts = claimed.parts(self._size)
         self._left.extend(parts)
-        if keeper is not None and len(claimed):
-            self._timer = keeper.extend_later(claimed.until_ns, claimed.lease_ms, partial(_to_keep, parts))
+        if extender is not None and len(claimed):
+            self._timer = extender.extend_later(claimed.until_ns, claimed.lease_ms, partial(_to_keep, parts))
 
     def next_batch(self, now_ns: int) -> ClaimResult | None:
         """Return the next batch; None if all are finished. Batches whose leases have all ended are
@@ -35,7 +35,7 @@ class ClaimBatches:
         if self._left:
             return self._left[0]
         self._end_keeping()
-        self._behind.flush()  # Before the next claim: the shard handles requests in this order.
+        self._ack_pipeline.flush()  # Before the next claim: the shard handles requests in this order.
         return None
 
     def finish_batch(self) -> None:
@@ -44,7 +44,7 @@ class ClaimBatches:
         timer = None
         if not self._left:
             timer, self._timer = self._timer, None
-        self._behind.add_batch(part, timer, is_last=not self._left)
+        self._ack_pipeline.add_batch(part, timer, is_last=not self._left)
 
     def take_unsettled(self) -> tuple[list[Leases], list[Leases]]:
         """Take all jobs that must return to the queue: those of the current batch, and those of unstarted

@@ -23,7 +23,7 @@ J = TypeVar("J")
 GrantedRun = tuple[int, int, int, int]
 """(first seq, number of jobs, deliveries, token of the first job), as in the message ClaimReply."""
 _NONE: NDArray[np.int64] = np.zeros(0, np.int64)
-_making = threading.Lock()
+_materialize_lock = threading.Lock()
 """Guards the creation of a claim's leases, by its holder or by the thread that extends them."""
 
 
@@ -34,10 +34,10 @@ class ClaimResult:
     """
 
     __slots__ = (
+        "_deliveries",
         "_records",
         "_runs",
         "_skipped",
-        "_times",
         "batches",
         "deadline_ms",
         "is_over",
@@ -52,7 +52,7 @@ class ClaimResult:
         self.batches: list[ClaimedRecords] = []
         """Source of the records until they are created."""
         self._records: list[Record] = []
-        self._times: list[int] = []
+        self._deliveries: list[int] = []
         self.is_over = False
         self._skipped: frozenset[int] = frozenset()
         self.leases: list[Lease] | None = None
@@ -71,13 +71,13 @@ class ClaimResult:
             return np.array([lease.seq for lease in self.leases], dtype=np.int64)
         if len(self.batches) == 1:
             return self.batches[0].seqs
-        return np.concatenate([_NONE, *(piece.seqs for piece in self.batches)])
+        return np.concatenate([_NONE, *(batch.seqs for batch in self.batches)])
 
     def payloads(self) -> list[bytes | None]:
         """Return the payloads of the jobs; None for a null."""
         if self.leases is not None:
             return [record.data for record in self._records]
-        return [payload for piece in self.batches for payload in piece.payloads()]
+        return [payload for batch in self.batches for payload in batch.payloads()]
 
     def _columns(self, seqs: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         """Return (n,) tokens and (n,) deliveries of these jobs."""
@@ -86,9 +86,9 @@ class ClaimResult:
         if len(self._runs) == 1:
             first, _, deliveries, token = self._runs[0]
             return (seqs - first).astype(np.uint64) + np.uint64(token), np.full(len(seqs), deliveries)
-        firsts, _, times, tokens = (np.array(column) for column in zip(*self._runs, strict=True))
+        firsts, _, delivery_counts, tokens = (np.array(column) for column in zip(*self._runs, strict=True))
         at = np.searchsorted(firsts, seqs, "right") - 1
-        return tokens[at].astype(np.uint64) + (seqs - firsts[at]).astype(np.uint64), times[at]
+        return tokens[at].astype(np.uint64) + (seqs - firsts[at]).astype(np.uint64), delivery_counts[at]
 
     def entries(self) -> tuple[bytes, bytes]:
         """Encode the seqs and tokens for a message."""
@@ -96,7 +96,7 @@ class ClaimResult:
         if span is not None:
             first, _, _, token = self._runs[0]
             start, stop = span
-            return _words(start, stop), _words(token + start - first, token + stop - first)
+            return _encode_range(start, stop), _encode_range(token + start - first, token + stop - first)
         seqs = self.seqs
         return seqs.astype("<i8").tobytes(), self._columns(seqs)[0].astype("<u8").tobytes()
 
@@ -109,7 +109,7 @@ class ClaimResult:
         if self.leases is None:
             self.is_over, self._skipped = True, frozenset(skipped)
             return
-        _end(self.leases, frozenset(skipped))
+        _mark_over(self.leases, frozenset(skipped))
 
     def mark_lost(self) -> None:
         """Mark all unsettled leases as lost: their outcome is unknown."""
@@ -122,22 +122,22 @@ class ClaimResult:
 
     def materialized(self) -> list[tuple[Record, Lease, int]]:
         """Return each record with its lease and delivery number. Every call returns the same leases."""
-        with _making:
+        with _materialize_lock:
             if self.leases is None:
                 self._make()
-        return list(zip(self._records, self.leases or (), self._times, strict=True))
+        return list(zip(self._records, self.leases or (), self._deliveries, strict=True))
 
     def _make(self) -> None:
-        self._records = [record for piece in self.batches for record in piece.records()]
-        numbers, tokens, times = self._lists()
+        self._records = [record for batch in self.batches for record in batch.records()]
+        numbers, tokens, deliveries = self._lists()
         leases = list(
             map(Lease, numbers, tokens, repeat(self.deadline_ms), repeat(self.lease_ms),
                 repeat(self.until_ns))
         )  # fmt: skip
         if self.is_over:
-            _end(leases, self._skipped)
+            _mark_over(leases, self._skipped)
         # In this order: other threads test `leases` first and then use it.
-        self._times, self.leases = times, leases
+        self._deliveries, self.leases = deliveries, leases
         self.batches = []  # Frees the source buffers, which are much larger.
 
     def _lists(self) -> tuple[Sequence[int], Sequence[int], list[int]]:
@@ -149,16 +149,16 @@ class ClaimResult:
             token += start - first
             return range(start, stop), range(token, token + stop - start), [deliveries] * (stop - start)
         seqs = self.seqs
-        tokens, times = self._columns(seqs)
-        return seqs.tolist(), tokens.tolist(), times.tolist()
+        tokens, delivery_counts = self._columns(seqs)
+        return seqs.tolist(), tokens.tolist(), delivery_counts.tolist()
 
     def _inline_span(self) -> tuple[int, int] | None:
         """Return the first seq and one past the last, if the jobs were in the reply as one range; else None.
 
         Most claims of a single job are like this. Without NumPy they take a tenth of the time.
         """
-        stretch = self.batches[0] if len(self.batches) == 1 and len(self._runs) == 1 else None
-        return stretch.span if type(stretch) is InlineJobs else None
+        inline = self.batches[0] if len(self.batches) == 1 and len(self._runs) == 1 else None
+        return inline.span if type(inline) is InlineJobs else None
 
     def unsettled(self) -> ClaimResult | list[Lease]:
         """Return the unsettled leases: this claim itself, unless single leases were created."""
@@ -179,14 +179,14 @@ class ClaimResult:
             return [self]
         parts: list[ClaimResult] = []
         room = 0
-        for piece in self.batches:
-            start, count = 0, len(piece)
+        for batch in self.batches:
+            start, count = 0, len(batch)
             while start < count:
                 if not room:
                     parts.append(ClaimResult(self._runs, self.deadline_ms, self.lease_ms, self.until_ns))
                     room = size
                 stop = min(start + room, count)
-                parts[-1].batches.append(piece if stop - start == count else piece.slice_rows(start, stop))
+                parts[-1].batches.append(batch if stop - start == count else batch.slice_rows(start, stop))
                 room -= stop - start
                 start = stop
         return parts
@@ -199,12 +199,12 @@ class ClaimResult:
 
     def retain_wanted(self, is_wanted: Callable[[Record], bool]) -> list[Lease]:
         """Keep the jobs whose record is wanted. Returns the leases of the others."""
-        made = self.materialized()
-        kept = [each for each in made if is_wanted(each[0])]
-        left = [lease for record, lease, _ in made if not is_wanted(record)]
-        self._records = [record for record, _, _ in kept]
-        self.leases = [lease for _, lease, _ in kept]
-        self._times = [times for _, _, times in kept]
+        rows = self.materialized()
+        wanted_rows = [each for each in rows if is_wanted(each[0])]
+        left = [lease for record, lease, _ in rows if not is_wanted(record)]
+        self._records = [record for record, _, _ in wanted_rows]
+        self.leases = [lease for _, lease, _ in wanted_rows]
+        self._deliveries = [deliveries for _, _, deliveries in wanted_rows]
         return left
 
 
@@ -246,20 +246,20 @@ Leases = Sequence[Lease] | ClaimResult | LeaseBundle
 
 def unsettled_requests(parts: Sequence[ClaimResult]) -> list[Leases]:
     """Return the unsettled leases of these batches, in as few requests as possible."""
-    whole: list[ClaimResult] = []
+    unsplit: list[ClaimResult] = []
     single: list[Lease] = []
     for part in parts:
         left = part.unsettled()
         if isinstance(left, ClaimResult):
-            whole.append(left)
+            unsplit.append(left)
         else:
             single += left
-    found: list[Leases] = []
-    if whole:
-        found.append(whole[0] if len(whole) == 1 else LeaseBundle(whole))
+    requests: list[Leases] = []
+    if unsplit:
+        requests.append(unsplit[0] if len(unsplit) == 1 else LeaseBundle(unsplit))
     if single:
-        found.append(single)
-    return found
+        requests.append(single)
+    return requests
 
 
 def mark_lost(leases: Leases) -> None:
@@ -272,13 +272,13 @@ def mark_lost(leases: Leases) -> None:
             lease.mark_lost()
 
 
-def _words(first: int, stop: int) -> bytes:
+def _encode_range(first: int, stop: int) -> bytes:
     if stop - first == 1:
         return first.to_bytes(8, "little")
     return array("Q", range(first, stop)).tobytes()
 
 
-def _end(leases: Sequence[Lease], skipped: frozenset[int]) -> None:
+def _mark_over(leases: Sequence[Lease], skipped: frozenset[int]) -> None:
     for lease in leases:
         if lease.seq in skipped:
             lease.mark_lost()

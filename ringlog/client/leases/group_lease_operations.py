@@ -112,7 +112,7 @@ class GroupLeaseOperations(LeaseOperations):
         """Return the name of the group's dead-letter topic. Raises InvalidRequest if it has none."""
         yield from self.resolve_topic(connection)
         reply: LeaseStatsReply = (
-            yield connection.about_jobs(LeaseStats(self.topic, group=self.group))
+            yield connection.request_jobs(LeaseStats(self.topic, group=self.group))
         ).message
         return dead_letter_of_group(reply.info)
 
@@ -129,7 +129,7 @@ class GroupLeaseOperations(LeaseOperations):
             dead_letter=dead_letter, backoff_ms=named.get("backoff_ms", 0),
             backoff_max_ms=named.get("backoff_max_ms", BACKOFF_MAX_MS_DEFAULT),
         )  # fmt: skip
-        info: GroupInfo = (yield connection.about_jobs(opened)).message
+        info: GroupInfo = (yield connection.request_jobs(opened)).message
         if not info.created:
             self._require_same(info)
         self._is_open = True
@@ -166,7 +166,7 @@ class GroupLeaseOperations(LeaseOperations):
     # -- records --------------------------------------------------------------------------------------
 
     def claim(
-        self, connection: QueueConnection, most: int, wait_s: float, lease_ms: int | None, wish: ClaimHandle
+        self, connection: QueueConnection, most: int, wait_s: float, lease_ms: int | None, handle: ClaimHandle
     ) -> Steps[ClaimResult]:
         """Claim as LeaseOperations.claim does. Records that do not match the group's filter are skipped
         permanently."""
@@ -176,23 +176,23 @@ class GroupLeaseOperations(LeaseOperations):
             left_s = wait_s
             if wait_s != math.inf:
                 left_s = max(wait_s - (self._clock.monotonic_ns() - begun_ns) / (1_000 * MS), 0.0)
-            found = yield from super().claim(connection, most, left_s, lease_ms, wish)
+            found = yield from super().claim(connection, most, left_s, lease_ms, handle)
             if self.filters.tag is None or not len(found):
                 return found
-            passed = found.retain_wanted(self._matches)
-            if passed:
-                yield from self.ack(connection, passed)
+            unmatched = found.retain_wanted(self._matches)
+            if unmatched:
+                yield from self.ack(connection, unmatched)
             if len(found):
                 return found
 
     def ack_and_claim(
-        self, connection: QueueConnection, done: Leases, most: int, lease_ms: int | None, wish: ClaimHandle
+        self, connection: QueueConnection, done: Leases, most: int, lease_ms: int | None, handle: ClaimHandle
     ) -> Steps[ClaimResult | None]:
         """Ack and claim as LeaseOperations.ack_and_claim does. Returns None for a group with a filter, which
         may skip claimed records."""
         if self.filters.tag is not None:
             return None
-        return (yield from super().ack_and_claim(connection, done, most, lease_ms, wish))
+        return (yield from super().ack_and_claim(connection, done, most, lease_ms, handle))
 
     def _matches(self, record: Record) -> bool:
         return self.filters.tag is None or self.filters.tag((record.tag or "").encode())
@@ -208,7 +208,7 @@ class GroupLeaseOperations(LeaseOperations):
         """Release the records of this member for other members at once. Returns their number."""
         yield from self.resolve_topic(connection)
         reply: GroupLeft = (
-            yield connection.about_jobs(GroupLeave(self.topic, self.group, self.node))
+            yield connection.request_jobs(GroupLeave(self.topic, self.group, self.node))
         ).message
         return reply.released
 
@@ -216,7 +216,7 @@ class GroupLeaseOperations(LeaseOperations):
         """Return the state of the group as GroupStats."""
         yield from self.resolve_topic(connection)
         reply: LeaseStatsReply = (
-            yield connection.about_jobs(LeaseStats(self.topic, group=self.group))
+            yield connection.request_jobs(LeaseStats(self.topic, group=self.group))
         ).message
         info = reply.info
         members = tuple([GroupMember(name, seen / 1_000, held) for name, seen, held in reply.members])
@@ -253,21 +253,21 @@ class GroupLeaseOperations(LeaseOperations):
         if start is STORED:
             raise UsageError("start must be EARLIEST, LATEST, a seq, a Cursor or a datetime, got STORED")
         first = yield from self._first(connection, start)
-        info: GroupInfo = (yield connection.about_jobs(GroupSeek(self.topic, self.group, first))).message
+        info: GroupInfo = (yield connection.request_jobs(GroupSeek(self.topic, self.group, first))).message
         return info.cursor
 
     def delete(self, connection: QueueConnection) -> Steps[bool]:
         """Delete the group. Returns False if it did not exist."""
         self._is_open = not self._create
-        reply = yield connection.about_jobs(GroupDelete(self.topic, self.group))
+        reply = yield connection.request_jobs(GroupDelete(self.topic, self.group))
         return bool(reply.message.deleted)
 
 
 class GroupStreamReader:
     """Reader of a group in mode stream: its position, the processed records, and when to commit them."""
 
-    def __init__(self, working: GroupLeaseOperations, auto_commit_ms: int | None, clock: Clock) -> None:
-        self._working, self._clock = working, clock
+    def __init__(self, operations: GroupLeaseOperations, auto_commit_ms: int | None, clock: Clock) -> None:
+        self._operations, self._clock = operations, clock
         self._every_ns = None if auto_commit_ms is None else auto_commit_ms * MS
         self._source: Source | None = None
         self._ahead = ReadAhead()
@@ -282,13 +282,13 @@ class GroupStreamReader:
 
     def take_over(self, connection: QueueConnection) -> Steps[None]:
         """Become the reader of the group. The previous reader is fenced: its next commit raises LeaseLost."""
-        working = self._working
-        yield from working.resolve_topic(connection)
-        take = GroupTake(working.topic, working.group, working.node, new_call_number())
-        taken: GroupTaken = (yield connection.about_jobs(take)).message
-        self._token = taken.token
-        self.processed = self.delivered = self.committed = taken.committed
-        self._cursor = Cursor(taken.epoch, taken.committed)
+        operations = self._operations
+        yield from operations.resolve_topic(connection)
+        take = GroupTake(operations.topic, operations.group, operations.node, new_call_number())
+        reply: GroupTaken = (yield connection.request_jobs(take)).message
+        self._token = reply.token
+        self.processed = self.delivered = self.committed = reply.committed
+        self._cursor = Cursor(reply.epoch, reply.committed)
         self._committed_ns = self._clock.monotonic_ns()
 
     def page(self, connection: QueueConnection) -> Steps[Page]:
@@ -303,10 +303,10 @@ class GroupStreamReader:
 
     def _read(self, connection: QueueConnection, wait_s: float) -> Steps[Page]:
         if self._source is None:
-            self._source = open_source(connection, self._working.topic, is_following=True)
+            self._source = open_source(connection, self._operations.topic, is_following=True)
         page: Page = yield from read_page(
-            self._source, self._working.topic, self._cursor, limit=self._ahead.limit, wait_s=wait_s,
-            filters=self._working.filters,
+            self._source, self._operations.topic, self._cursor, limit=self._ahead.limit, wait_s=wait_s,
+            filters=self._operations.filters,
         )  # fmt: skip
         self._cursor = page.cursor
         return page
@@ -350,13 +350,13 @@ class GroupStreamReader:
             )  # fmt: skip
         if seq <= self.committed:
             return
-        working = self._working
-        ask = GroupCommit(working.topic, working.group, self._token, seq, self.delivered + 1)
-        reply: GroupCommitted = (yield connection.about_jobs(ask)).message
+        operations = self._operations
+        ask = GroupCommit(operations.topic, operations.group, self._token, seq, self.delivered + 1)
+        reply: GroupCommitted = (yield connection.request_jobs(ask)).message
         if not reply.is_holder:
             raise LeaseLost(
                 "another member reads the group now, or the group was moved by seek(): iterate again",
-                topic=working.topic, group=working.group, committed=reply.committed,
+                topic=operations.topic, group=operations.group, committed=reply.committed,
             )  # fmt: skip
         self.committed = seq
         self._committed_ns = self._clock.monotonic_ns()
@@ -394,8 +394,8 @@ def _summary(info: GroupInfo) -> GroupSummary:
 
 
 def _entry(row: tuple[int, ...], reply: PendingReply) -> PendingEntry:
-    first, count, state, deliveries, begun, given, until, place, _ = row
+    first, count, state, deliveries, first_given, last_given, until, node_index, _ = row
     return PendingEntry(
-        first, first + count - 1, STATES.get(state, ""), reply.nodes[place], deliveries, begun / 1_000,
-        given / 1_000, until / 1_000, max(reply.now_ms - given, 0),
+        first, first + count - 1, STATES.get(state, ""), reply.nodes[node_index], deliveries,
+        first_given / 1_000, last_given / 1_000, until / 1_000, max(reply.now_ms - last_given, 0),
     )  # fmt: skip

@@ -96,7 +96,7 @@ def decode_inline_jobs(topic: str, message: ClaimReply, attached: Any) -> list[C
         _require(topic, message, count)
         if len(runs) == 1:
             return [InlineJobs(range(runs[0][0], runs[0][0] + count), payloads, message.stamps)]
-        seqs = [first + n for first, many, _, _ in runs for n in range(many)]
+        seqs = [first + n for first, run_count, _, _ in runs for n in range(run_count)]
         return [InlineJobs(seqs, payloads, message.stamps)]
     frames = decode_received_frames(
         topic, message.frames, runs[0][0] - 1, memoryview(message.data or attached or b"")
@@ -112,15 +112,15 @@ def decode_inline_jobs(topic: str, message: ClaimReply, attached: Any) -> list[C
             if run.last_seq >= first:
                 found += visible_record_batches(run, first - 1, stop - 1, NO_SEQS, topic)
     if payloads:
-        rest, low = claimed[~is_framed], 0
-        _require(topic, message, len(rest))
-        for first, stop in _spans(rest):
+        inline_seqs, low = claimed[~is_framed], 0
+        _require(topic, message, len(inline_seqs))
+        for first, stop in _spans(inline_seqs):
             high = low + stop - first
             found.append(
                 InlineJobs(range(first, stop), payloads[low:high], message.stamps[8 * low : 8 * high])
             )
             low = high
-        found.sort(key=lambda stretch: stretch.last_seq)
+        found.sort(key=lambda batch: batch.last_seq)
     return found
 
 

@@ -232,18 +232,18 @@ class MissingQueueRetry:
     """Retries of loops that do not find their queue, which may be in the middle of its re-creation."""
 
     def __init__(self) -> None:
-        self._looks = 0
+        self._attempts = 0
 
     def should_retry(self, error: RinglogError) -> bool:
         """Return True if a retry after a pause may succeed after this error."""
         if isinstance(error, TopicNotFound):
-            self._looks += 1
-            return self._looks <= MISSING_QUEUE_RETRIES_MAX
+            self._attempts += 1
+            return self._attempts <= MISSING_QUEUE_RETRIES_MAX
         return error.retriable
 
     def reset(self) -> None:
         """Reset the retries: the queue was found."""
-        self._looks = 0
+        self._attempts = 0
 
 
 class InFlightLimit:
@@ -263,13 +263,13 @@ class InFlightLimit:
     def acquire(self, job: JobFacts[Any]) -> None:
         """Count a job as in flight until it is settled or its lease is lost. A lost lease still notifies the
         job's holder."""
-        tell = job.lease.on_lost
+        previous_on_lost = job.lease.on_lost
         job._slots = self
         self.in_flight += 1
 
         def lost() -> None:
-            if tell is not None:
-                tell()
+            if previous_on_lost is not None:
+                previous_on_lost()
             job.release_slot()
 
         job.lease.on_lost = lost

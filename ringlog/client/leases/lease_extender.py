@@ -22,7 +22,7 @@ from ringlog.link.futures import Pending
 from ringlog.link.peer import MS, PeerReply
 from ringlog.link.timers import Timer, Timers
 
-EXTEND_PART = 3
+EXTEND_FRACTION = 3
 """A lease is extended after this fraction (a third) of its length, which leaves time for two retries."""
 RETRY_NS = 50 * MS
 """Pause in nanoseconds after a request that failed at once."""
@@ -59,7 +59,7 @@ class Lease:
                 self.on_lost()
 
 
-KEPT_MIN = 256
+PRUNE_MIN = 256
 """Number of leases, ended ones included, below which ended leases are not removed."""
 
 
@@ -76,7 +76,7 @@ class LeaseExtenderSession(Protocol):
         """Timers of the session."""
         ...
 
-    def about_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[PeerReply]:
+    def request_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[PeerReply]:
         """Send a request about jobs of a topic."""
         ...
 
@@ -90,22 +90,22 @@ class LeaseExtender:
         self._topic, self._node, self._group = topic, node, group
         self._leases: dict[int, Lease] = {}
         self._timer: Timer | None = None
-        self._asking = 0
+        self._in_flight = 0
         """Number of requests in flight. No further request is sent meanwhile."""
         self._not_before_ns = 0
-        self._most = KEPT_MIN
+        self._prune_above = PRUNE_MIN
         """Number of leases above which ended ones are removed."""
 
     def extend_until_settled(self, leases: Iterable[Lease]) -> None:
         """Extend these leases until they are settled or lost."""
         timer = self._timer
-        is_planned = bool(self._asking) or timer is not None
+        is_planned = bool(self._in_flight) or timer is not None
         for lease in leases:
             self._leases[lease.token] = lease
             if timer is not None and lease.until_ns - self._spare_ns(lease) < timer.when_ns:
                 is_planned = False
         # Usually a lease is due after the others and settled before that, so adding it needs no new timer.
-        if not is_planned or len(self._leases) > self._most:
+        if not is_planned or len(self._leases) > self._prune_above:
             self._plan()
 
     def extend_later(self, until_ns: int, lease_ms: int, leases: Callable[[], Iterable[Lease]]) -> Timer:
@@ -114,23 +114,23 @@ class LeaseExtender:
 
         The returned timer may be cancelled.
         """
-        due_ns = until_ns - lease_ms * MS * (EXTEND_PART - 1) // EXTEND_PART
+        due_ns = until_ns - lease_ms * MS * (EXTEND_FRACTION - 1) // EXTEND_FRACTION
         return self._session.timers.call_at(due_ns, lambda: self.extend_until_settled(leases()))
 
     def _plan(self) -> None:
         """Set the timer for the lease that is due first."""
         self._leases = {token: lease for token, lease in self._leases.items() if not lease.is_over}
-        self._most = max(2 * len(self._leases), KEPT_MIN)
+        self._prune_above = max(2 * len(self._leases), PRUNE_MIN)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._leases and not self._asking:
+        if self._leases and not self._in_flight:
             due_ns = min(lease.until_ns - self._spare_ns(lease) for lease in self._leases.values())
             self._timer = self._session.timers.call_at(max(due_ns, self._not_before_ns), self._extend)
 
     @staticmethod
     def _spare_ns(lease: Lease) -> int:
-        return lease.lease_ms * MS * (EXTEND_PART - 1) // EXTEND_PART
+        return lease.lease_ms * MS * (EXTEND_FRACTION - 1) // EXTEND_FRACTION
 
     def _extend(self) -> None:
         self._timer = None
@@ -149,22 +149,22 @@ class LeaseExtender:
     def _ask(self, leases: Sequence[Lease], lease_ms: int, now_ns: int) -> None:
         seqs, tokens = encode_leases(leases)
         message = Extend(self._topic, self._node, seqs, tokens, lease_ms, new_call_number(), self._group)
-        self._asking += 1
+        self._in_flight += 1
         # A reply after the end of the leases is of no use: they are marked as lost at that time.
         timer = self._session.timers.call_at(
-            min(lease.until_ns for lease in leases), lambda: self._late(leases)
+            min(lease.until_ns for lease in leases), lambda: self._mark_expired(leases)
         )
 
         def answered(pending: Pending[PeerReply]) -> None:
             timer.cancel()
-            self._asking -= 1
+            self._in_flight -= 1
             self._extended(pending, leases, now_ns + lease_ms * MS)
             self._plan()
 
-        self._session.about_jobs(message).when_done(answered)
+        self._session.request_jobs(message).when_done(answered)
 
     @staticmethod
-    def _late(leases: Sequence[Lease]) -> None:
+    def _mark_expired(leases: Sequence[Lease]) -> None:
         for lease in leases:
             lease.mark_lost()
 

@@ -63,7 +63,7 @@ Span = tuple[int, int]
 class QueueConnection(Connection, Protocol):
     """Connection that also sends requests about jobs."""
 
-    def about_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[PeerReply]:
+    def request_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[PeerReply]:
         """Send a request to the shard of the message's topic."""
         ...
 
@@ -74,7 +74,7 @@ class QueueConnection(Connection, Protocol):
 
 STATES = {1: "leased", 2: "delayed", 3: "returned", 5: "set aside"}
 """States of delivered and unacked jobs, by their number in PendingReply."""
-APART_MAX = 256
+UNCOMBINED_MAX = 256
 """Most claims in a row that are sent without their acks, after requests that could not be combined."""
 
 
@@ -130,7 +130,7 @@ class LeaseOperations:
         self._clock = clock
         self._release_on_exit = release_on_exit
         """The engine ends the leases of this process when it exits, if the engine can observe that."""
-        self._spare: list[LocalSource] = []
+        self._idle_sources: list[LocalSource] = []
         """Open files that no claim is reading. At most one source stays for the next claim."""
         self._is_closed = False
         self._frame: FrameView | None = None
@@ -152,31 +152,31 @@ class LeaseOperations:
 
     def _take_source(self) -> LocalSource | None:
         try:
-            return self._spare.pop()
+            return self._idle_sources.pop()
         except IndexError:
             return None  # Another claim, perhaps of another thread, took it.
 
-    def _leave_source(self, source: LocalSource) -> None:
-        self._spare.append(source)
+    def _return_source(self, source: LocalSource) -> None:
+        self._idle_sources.append(source)
         # In this order: another thread may call `close` at any moment.
-        if self._is_closed or len(self._spare) > 1:
+        if self._is_closed or len(self._idle_sources) > 1:
             extra = self._take_source()
             if extra is not None:
                 extra.close()
 
     # -- claims ---------------------------------------------------------------------------------------
 
-    def cancel_claim(self, connection: QueueConnection, wish: ClaimHandle) -> Pending[PeerReply] | None:
+    def cancel_claim(self, connection: QueueConnection, handle: ClaimHandle) -> Pending[PeerReply] | None:
         """Cancel a claim: jobs leased to it return to the queue, and no delivery is counted. None if no
         request was sent."""
-        wish.cancel()
-        if not wish.call:
+        handle.cancel()
+        if not handle.call:
             return None
-        undo = Nack(self.topic, self.node, b"", b"", 0, wish.call, undo=True, group=self.group)
-        return connection.about_jobs(undo)
+        undo = Nack(self.topic, self.node, b"", b"", 0, handle.call, undo=True, group=self.group)
+        return connection.request_jobs(undo)
 
     def claim(
-        self, connection: QueueConnection, most: int, wait_s: float, lease_ms: int | None, wish: ClaimHandle
+        self, connection: QueueConnection, most: int, wait_s: float, lease_ms: int | None, handle: ClaimHandle
     ) -> Steps[ClaimResult]:
         """Claim up to `most` jobs. The result is empty if no job was ready within `wait_s` seconds.
 
@@ -184,11 +184,11 @@ class LeaseOperations:
         claimed.
         """
         check_claim_size(most)
-        return (yield from self._lease(connection, most, b"", wait_s, lease_ms, self._min_idle_ms, wish))
+        return (yield from self._lease(connection, most, b"", wait_s, lease_ms, self._min_idle_ms, handle))
 
     def steal(
         self, connection: QueueConnection, seqs: Sequence[int], min_idle_ms: int, lease_ms: int | None,
-        wish: ClaimHandle,
+        handle: ClaimHandle,
     ) -> Steps[ClaimResult]:  # fmt: skip
         """Lease the pending jobs among `seqs`, whichever worker holds them."""
         yield from self.resolve_topic(connection)
@@ -200,51 +200,53 @@ class LeaseOperations:
         if not seqs:
             return ClaimResult((), 0, 0, 0)
         return (
-            yield from self._lease(connection, len(seqs), encode_u64s(seqs), 0.0, lease_ms, min_idle_ms, wish)
+            yield from self._lease(
+                connection, len(seqs), encode_u64s(seqs), 0.0, lease_ms, min_idle_ms, handle
+            )
         )
 
     def _lease(
         self, connection: QueueConnection, most: int, seqs: bytes, wait_s: float, lease_ms: int | None,
-        min_idle_ms: int, wish: ClaimHandle,
+        min_idle_ms: int, handle: ClaimHandle,
     ) -> Steps[ClaimResult]:  # fmt: skip
         """Claim up to `most` jobs or, with `seqs`, steal these."""
         begun_ns = self._clock.monotonic_ns()
         may_settle = wait_s <= 0  # A claim that waits receives copies when routers make them.
         expired_claims = 0
-        while not wish.is_cancelled():
+        while not handle.is_cancelled():
             left_ms = math.inf
             if wait_s != math.inf:
                 left_ms = wait_s * 1_000 - (self._clock.monotonic_ns() - begun_ns) / MS
             wait_ms = int(min(max(left_ms, 0), CLAIM_SLICE_MS_MAX))
             life = own_process_id() if self._release_on_exit and connection.transport == "ring" else (0, 0)
-            wish.call = new_call_number()
+            handle.call = new_call_number()
             claim: Claim | Steal
             if seqs:
                 claim = Steal(
-                    self.topic, self.node, seqs, lease_ms or 0, min_idle_ms, wish.call, *life, self.group
+                    self.topic, self.node, seqs, lease_ms or 0, min_idle_ms, handle.call, *life, self.group
                 )
             else:
                 claim = Claim(
-                    self.topic, self.node, most, lease_ms or 0, wait_ms, wish.call, *life, wish.by_number,
+                    self.topic, self.node, most, lease_ms or 0, wait_ms, handle.call, *life, handle.by_number,
                     self.group, min_idle_ms,
                 )  # fmt: skip
-            reply = yield connection.about_jobs(claim, extra_ms=wait_ms)
+            reply = yield connection.request_jobs(claim, extra_ms=wait_ms)
             message: ClaimReply = reply.message
-            if may_settle and message.is_fed and not message.runs and not wish.is_cancelled():
+            if may_settle and message.is_fed and not message.runs and not handle.is_cancelled():
                 may_settle = False
                 yield connection.catch_up(self.topic, message.topic_id)
                 continue
-            is_over = wish.is_cancelled() or left_ms <= CLAIM_SLICE_MS_MAX
+            is_over = handle.is_cancelled() or left_ms <= CLAIM_SLICE_MS_MAX
             if not message.runs and not is_over:
                 continue
-            claimed = yield from self._claimed(connection, reply, wish)
+            claimed = yield from self._claimed(connection, reply, handle)
             expired_claims += 1
             if len(claimed) or not message.runs or expired_claims >= EXPIRED_CLAIMS_MAX:
                 return claimed
         return ClaimResult((), 0, 0, 0)
 
     def ack_and_claim(
-        self, connection: QueueConnection, done: Leases, most: int, lease_ms: int | None, wish: ClaimHandle
+        self, connection: QueueConnection, done: Leases, most: int, lease_ms: int | None, handle: ClaimHandle
     ) -> Steps[ClaimResult | None]:
         """Ack the jobs in `done` and claim up to `most` others in one request, without waiting for ready
         jobs.
@@ -252,7 +254,7 @@ class LeaseOperations:
         The reply arrives after the acks are complete. Returns None, without any effect, if two requests are
         necessary. This includes the case that a lease had ended.
         """
-        is_usual = len(done) <= JOBS_PER_REQUEST_MAX and not (wish.by_number or self._min_idle_ms)
+        is_usual = len(done) <= JOBS_PER_REQUEST_MAX and not (handle.by_number or self._min_idle_ms)
         if not is_usual or connection.transport != "ring":
             return None
         if self._uncombined_left:
@@ -260,31 +262,31 @@ class LeaseOperations:
             return None
         seqs, tokens = encode_settle_entries(done)
         life = own_process_id() if self._release_on_exit else (0, 0)
-        wish.call = new_call_number()
+        handle.call = new_call_number()
         message = AckAndClaim(
-            self.topic, self.node, seqs, tokens, most, lease_ms or 0, wish.call, *life, self.group
+            self.topic, self.node, seqs, tokens, most, lease_ms or 0, handle.call, *life, self.group
         )
-        reply = yield connection.about_jobs(message)
+        reply = yield connection.request_jobs(message)
         if isinstance(reply.message, NotCombinable):
             # A single refusal has no effect. After several, combining is tried only at intervals, since it
             # depends on the size of the jobs.
-            self._uncombined_left = min((1 << self._not_combinable_count) - 1, APART_MAX)
-            self._not_combinable_count += self._uncombined_left < APART_MAX
+            self._uncombined_left = min((1 << self._not_combinable_count) - 1, UNCOMBINED_MAX)
+            self._not_combinable_count += self._uncombined_left < UNCOMBINED_MAX
             return None
         self._not_combinable_count = 0
-        _over(done, b"")
-        return (yield from self._claimed(connection, reply, wish))
+        _mark_settled(done, b"")
+        return (yield from self._claimed(connection, reply, handle))
 
     def _claimed(
-        self, connection: QueueConnection, reply: PeerReply, wish: ClaimHandle
+        self, connection: QueueConnection, reply: PeerReply, handle: ClaimHandle
     ) -> Steps[ClaimResult]:
         """Read the jobs of a reply. Unreadable jobs return to the queue."""
         message: ClaimReply = reply.message
         until_ns = self._clock.monotonic_ns() + message.lease_ms * MS
         claimed = ClaimResult(message.runs, message.deadline, message.lease_ms, until_ns)
-        if wish.is_cancelled():
+        if handle.is_cancelled():
             # The shard may have received the cancellation before the claim.
-            yield from self._give_back(connection, claimed, undo=True)
+            yield from self._return_jobs(connection, claimed, undo=True)
             return claimed
         try:
             yield from self._read(connection, message, reply.attachment, claimed.batches)
@@ -294,16 +296,16 @@ class LeaseOperations:
         except RinglogError:
             # Deliver the jobs before the damage and return the others. Raise the error only if no job comes
             # before it.
-            reached = max((piece.last_seq for piece in claimed.batches), default=0)
-            yield from self._give_back(connection, claimed, reached)
+            reached = max((batch.last_seq for batch in claimed.batches), default=0)
+            yield from self._return_jobs(connection, claimed, reached)
             if not claimed.batches:
                 raise
-        if wish.is_cancelled():
-            yield from self._give_back(connection, claimed, undo=True)
+        if handle.is_cancelled():
+            yield from self._return_jobs(connection, claimed, undo=True)
             claimed.batches.clear()
         return claimed
 
-    def _give_back(
+    def _return_jobs(
         self, connection: QueueConnection, claimed: ClaimResult, after: int = 0, *, undo: bool = False
     ) -> Steps[None]:
         """Return the jobs with a seq above `after` to the queue. The engine skips jobs that were returned
@@ -316,7 +318,7 @@ class LeaseOperations:
                 undo=undo,
                 group=self.group,
             )  # fmt: skip
-            yield connection.about_jobs(nack)
+            yield connection.request_jobs(nack)
 
     def resolve_topic(self, connection: QueueConnection) -> Steps[TopicInfo]:
         """Return the topic. Raises NotAQueue if it is not a queue, TopicNotFound."""
@@ -336,15 +338,19 @@ class LeaseOperations:
         return is_dead_letter_of(self.topic, letter, self.group)
 
     def _read(
-        self, connection: QueueConnection, message: ClaimReply, attached: Any, pieces: list[ClaimedRecords]
+        self,
+        connection: QueueConnection,
+        message: ClaimReply,
+        attached: Any,
+        record_batches: list[ClaimedRecords],
     ) -> Steps[None]:
         if message.payloads or message.frames:
-            pieces += decode_inline_jobs(self.topic, message, attached)
+            record_batches += decode_inline_jobs(self.topic, message, attached)
         elif connection.transport == "ring":
-            yield from self._read_files(connection, message, pieces)
+            yield from self._read_files(connection, message, record_batches)
 
     def _read_files(
-        self, connection: QueueConnection, message: ClaimReply, pieces: list[ClaimedRecords]
+        self, connection: QueueConnection, message: ClaimReply, record_batches: list[ClaimedRecords]
     ) -> Steps[None]:
         spans: list[Span] = []
         for first, count, _, _ in message.runs:
@@ -357,13 +363,13 @@ class LeaseOperations:
             for first, last in spans:
                 known = self._known_frame(message, first, last)
                 if known is not None:
-                    pieces.append(FrameRecordBatch(known))
+                    record_batches.append(FrameRecordBatch(known))
                     continue
-                yield from source.read_leased(first, last, message.epoch, pieces)
-                if pieces and isinstance(pieces[-1], FrameRecordBatch):
-                    self._frame = pieces[-1].view.full_frame
+                yield from source.read_leased(first, last, message.epoch, record_batches)
+                if record_batches and isinstance(record_batches[-1], FrameRecordBatch):
+                    self._frame = record_batches[-1].view.whole_frame_view
         finally:
-            self._leave_source(source)
+            self._return_source(source)
 
     def _known_frame(self, message: ClaimReply, first: int, last: int) -> FrameView | None:
         """Return the jobs as part of the frame that was read last, or None. Within one life of a topic, the
@@ -384,8 +390,8 @@ class LeaseOperations:
             seqs, tokens = encode_settle_entries(part)
             in_time = self._clock.monotonic_ns() <= earliest_expiry_ns(part)
             ack = Ack(self.topic, self.node, seqs, tokens, in_time, new_call_number(), self.group)
-            reply: AckReply = (yield connection.about_jobs(ack)).message
-            skipped += _over(part, reply.skipped)
+            reply: AckReply = (yield connection.request_jobs(ack)).message
+            skipped += _mark_settled(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
     def nack(
@@ -401,8 +407,8 @@ class LeaseOperations:
                 self.topic, self.node, seqs, tokens, delay_ms, new_call_number(), reason, has_backoff,
                 group=self.group,
             )  # fmt: skip
-            reply: NackReply = (yield connection.about_jobs(nack)).message
-            skipped += _over(part, reply.skipped)
+            reply: NackReply = (yield connection.request_jobs(nack)).message
+            skipped += _mark_settled(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
     def release(self, connection: QueueConnection, leases: Leases) -> Steps[Settled]:
@@ -413,8 +419,8 @@ class LeaseOperations:
             nack = Nack(
                 self.topic, self.node, seqs, tokens, 0, new_call_number(), undo=True, group=self.group
             )
-            reply: NackReply = (yield connection.about_jobs(nack)).message
-            skipped += _over(part, reply.skipped)
+            reply: NackReply = (yield connection.request_jobs(nack)).message
+            skipped += _mark_settled(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
     def reject(self, connection: QueueConnection, leases: Sequence[Lease], reason: str) -> Steps[Settled]:
@@ -423,8 +429,8 @@ class LeaseOperations:
         for part in request_chunks(leases):
             seqs, tokens = encode_settle_entries(part)
             reject = Reject(self.topic, self.node, seqs, tokens, reason, new_call_number(), self.group)
-            reply: RejectReply = (yield connection.about_jobs(reject)).message
-            skipped += _over(part, reply.skipped)
+            reply: RejectReply = (yield connection.request_jobs(reject)).message
+            skipped += _mark_settled(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
     def extend(self, connection: QueueConnection, leases: Sequence[Lease], lease_ms: int) -> Steps[Settled]:
@@ -434,10 +440,10 @@ class LeaseOperations:
             seqs, tokens = encode_settle_entries(part)
             begun_ns = self._clock.monotonic_ns()
             extend = Extend(self.topic, self.node, seqs, tokens, lease_ms, new_call_number(), self.group)
-            reply: ExtendReply = (yield connection.about_jobs(extend)).message
-            gone = set(np.frombuffer(reply.skipped, dtype="<i8").tolist())
+            reply: ExtendReply = (yield connection.request_jobs(extend)).message
+            lost = set(np.frombuffer(reply.skipped, dtype="<i8").tolist())
             for lease in part:
-                if lease.seq in gone:
+                if lease.seq in lost:
                     skipped.append(lease.seq)
                     lease.mark_lost()
                 else:
@@ -455,10 +461,10 @@ class LeaseOperations:
         limit: int,
     ) -> Steps[tuple[PendingReply, bool]]:
         """Return a page of delivered and unacked jobs, and whether another page follows."""
-        asked = ListPending(
+        request = ListPending(
             self.topic, after, min(limit, PENDING_ROWS_MAX), node, idle_ms, min_deliveries, self.group
         )
-        reply: PendingReply = (yield connection.about_jobs(asked)).message
+        reply: PendingReply = (yield connection.request_jobs(request)).message
         return reply, reply.more and bool(reply.rows)
 
     def pending_jobs(self, connection: QueueConnection, after: int, limit: int) -> Steps[list[PendingJob]]:
@@ -467,13 +473,13 @@ class LeaseOperations:
         has_more = True
         while has_more and len(found) < limit:
             reply, has_more = yield from self._pending(connection, "", 0, 0, after, limit - len(found))
-            for first, count, state, deliveries, _, _, until, place, _ in reply.rows:
+            for first, count, state, deliveries, _, _, until, node_index, _ in reply.rows:
                 for seq in range(first, first + count):
                     reason, failed_ms, nacks = reply.failures.get(seq, ("", 0, 0))
                     found.append(
                         PendingJob(
-                            seq, STATES.get(state, ""), reply.nodes[place], until / 1_000, deliveries, nacks,
-                            failed_ms / 1_000, reason,
+                            seq, STATES.get(state, ""), reply.nodes[node_index], until / 1_000, deliveries,
+                            nacks, failed_ms / 1_000, reason,
                         )
                     )  # fmt: skip
                 after = first + count - 1
@@ -481,7 +487,7 @@ class LeaseOperations:
 
     def stats(self, connection: QueueConnection) -> Steps[QueueStats]:
         """Return the number of jobs in each state."""
-        reply: LeaseStatsReply = (yield connection.about_jobs(LeaseStats(self.topic))).message
+        reply: LeaseStatsReply = (yield connection.request_jobs(LeaseStats(self.topic))).message
         return QueueStats(
             self.topic, reply.ready, reply.in_flight, reply.delayed, reply.dead_lettered, reply.waiting,
             None if reply.oldest_ready_ms < 0 else reply.oldest_ready_ms, reply.wait_p99_ms, reply.promoted,
@@ -517,15 +523,15 @@ def encode_settle_entries(leases: Leases) -> tuple[bytes, bytes]:
     return encode_u64s([lease.seq for lease in leases]), encode_u64s([lease.token for lease in leases])
 
 
-def _over(leases: Leases, skipped: bytes) -> list[int]:
+def _mark_settled(leases: Leases, skipped: bytes) -> list[int]:
     """Mark leases as settled, and the skipped ones as lost. Returns the skipped seqs."""
-    gone: list[int] = np.frombuffer(skipped, dtype="<i8").tolist() if skipped else []
+    skipped_seqs: list[int] = np.frombuffer(skipped, dtype="<i8").tolist() if skipped else []
     if isinstance(leases, ClaimResult | LeaseBundle):
-        leases.mark_settled(gone)
-        return gone
-    lost = set(gone)
+        leases.mark_settled(skipped_seqs)
+        return skipped_seqs
+    lost = set(skipped_seqs)
     for lease in leases:
         if lease.seq in lost:
             lease.mark_lost()
         lease.is_over = True
-    return gone
+    return skipped_seqs

@@ -46,7 +46,7 @@ class Redrive:
     """State of one redrive call: filter, limit, rate and counts."""
 
     def __init__(
-        self, working: LeaseOperations, where: RedriveFilter, limit: int | None, rate: float | None
+        self, operations: LeaseOperations, where: RedriveFilter, limit: int | None, rate: float | None
     ) -> None:
         if limit is not None:
             limit = check_int_range(limit, "limit")
@@ -54,7 +54,7 @@ class Redrive:
             isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < inf
         ):
             raise UsageError(f"rate must be a number above 0, got {repr(rate)[:80]}")
-        self._working = working
+        self._operations = operations
         self._where = (
             where
             if where is None or callable(where)
@@ -72,8 +72,8 @@ class Redrive:
 
     def begin(self, session: Session) -> Steps[str | None]:
         """Resolve both topics. Returns the name of the dead-letter topic, None if it does not exist."""
-        session.forget(self._working.topic)
-        self._dead = name = yield from self._working.dead_letter(session)
+        session.forget(self._operations.topic)
+        self._dead = name = yield from self._operations.dead_letter(session)
         session.forget(name)
         try:
             reply = yield from session.ask_resolved_topic(name, lambda _: TopicState(name, False))
@@ -83,18 +83,22 @@ class Redrive:
         self._head = reply.head_seq
         return name
 
-    def parts(self, items: Sequence[Record]) -> Iterator[Sequence[Record]]:
+    def select_parts(self, items: Sequence[Record]) -> Iterator[Sequence[Record]]:
         """Return the selected letters among these records, in parts of the size that `move` accepts."""
-        chosen = [item for item in items if item.seq <= self._head and self._working.is_own_dead_letter(item)]
+        selected = [
+            item
+            for item in items
+            if item.seq <= self._head and self._operations.is_own_dead_letter(item)
+        ]
         if callable(self._where):
-            chosen = list(filter(self._where, chosen))
+            selected = list(filter(self._where, selected))
         elif self._where is not None:
-            chosen = [item for item in chosen if item.seq in self._where]
-        chosen = chosen if self._left is None else chosen[: self._left]
+            selected = [item for item in selected if item.seq in self._where]
+        selected = selected if self._left is None else selected[: self._left]
         most = (
             DEAD_LETTERS_PER_MOVE if self._rate is None else min(int(self._rate) + 1, DEAD_LETTERS_PER_MOVE)
         )
-        for part in split_for_move(chosen, most):
+        for part in split_for_move(selected, most):
             if self._left is not None:
                 self._left -= len(part)
             yield part
@@ -102,7 +106,7 @@ class Redrive:
     def move(self, session: Session, letters: Sequence[Record]) -> Steps[None]:
         """Have letters moved. Raises an error if one was refused; letters before it were moved."""
         numbers = np.array([letter.seq for letter in letters], dtype="<u8").tobytes()
-        message = LettersRedrive(self._working.topic, numbers, self._working.group)
+        message = LettersRedrive(self._operations.topic, numbers, self._operations.group)
         left = len(letters)
         while left:
             # If a letter is refused after others, the reply counts those. The letter is then the first of the
@@ -111,11 +115,11 @@ class Redrive:
             self._moved += reply.moved
             self._repeated += reply.repeated
             self._gone += reply.gone
-            is_over = not reply.moved or self._working.group
+            is_over = not reply.moved or self._operations.group
             left = 0 if is_over else left - reply.moved
         if self._rate is not None:
             yield session.pause(len(letters) / self._rate)
 
     def report(self) -> RedriveReport:
         """Return the counts."""
-        return RedriveReport(self._working.topic, self._dead, self._moved, self._repeated, self._gone)
+        return RedriveReport(self._operations.topic, self._dead, self._moved, self._repeated, self._gone)

@@ -38,17 +38,17 @@ from ringlog.storage.visibility import NO_SEQS, VisibilityFilter
 from ringlog.topic.tombstone import Floors, ReadPlan, plan_read
 
 _MS = 1_000_000
-_LOOKS_MAX = 40
+_READS_MAX = 40
 """Most reads in a row that find neither records nor the end. The caller then gets the result so far."""
 _TRIES_PER_LOCATE = 4
 _TRIES_MAX = 200
-"""Most locations in a row that lead to no record. After the first few, retries pause for _LOOK_AGAIN_S. The
+"""Most locations in a row that lead to no record. After the first few, retries pause for _REREAD_PAUSE_S. The
 caller then gets NotReady."""
 _WAKES_MAX = 64
 """Most publications to wait through between two retries."""
 SCAN_POSITIONS_MIN = 100_000
 """Number of seqs without a record that are skipped before control returns to the caller."""
-_LOOK_AGAIN_S = 0.05
+_REREAD_PAUSE_S = 0.05
 """Pause in seconds before another read."""
 _WAIT_SLICE_S = 5.0
 """Longest single wait for a publication, in seconds. It bounds the delay until a restart of the engine is
@@ -94,8 +94,8 @@ class LocalSource:
         self._located_us = 0
         self._generation = -1
         self._reader: TopicReader | None = None
-        self._shelf: SegmentCache | None = None
-        self._ledger: StoredRecordIndex | None = None
+        self._segment_cache: SegmentCache | None = None
+        self._record_index: StoredRecordIndex | None = None
         self._cached_frames = CachedFrames()
         self._pending_advance: LocationHint | None = None
         """Last frame that another watch has read for this source, and by which the file reader has not
@@ -105,30 +105,30 @@ class LocalSource:
         """Release the files. The next read locates the topic again."""
         if self._reader is not None:
             self._reader.close()
-        if self._shelf is not None:
-            self._shelf.close()
-        if self._ledger is not None:
-            self._ledger.close()
+        if self._segment_cache is not None:
+            self._segment_cache.close()
+        if self._record_index is not None:
+            self._record_index.close()
         if self._keep_alive is not None:
             self._keep_alive.end()
         self._keep_alive = None
-        self._reader = self._located = self._located_for = self._shelf = self._ledger = (
+        self._reader = self._located = self._located_for = self._segment_cache = self._record_index = (
             self._pending_advance
         ) = None
         self._cached_frames.clear()
 
     def keep_topic_alive(self, epoch: int = 0) -> None:
         """See Source.keep_topic_alive."""
-        use = self._keep_alive
-        if self._is_following and (use is None or epoch not in {0, use.epoch}):
+        handle = self._keep_alive
+        if self._is_following and (handle is None or epoch not in {0, handle.epoch}):
             self._keep_alive = self._connection.keep_topic_alive(self._topic, epoch)
-            if use is not None:
-                use.end()
+            if handle is not None:
+                handle.end()
 
     def fetch(self, cursor: Cursor, *, limit: int, bytes_max: int, wait_s: float) -> Steps[FetchResult]:
         """See Source.fetch."""
         started_ns = self._clock.monotonic_ns()
-        tries = passed = 0
+        tries = skipped = 0
         # A read that waits receives copies when routers make them.
         may_settle = self._is_settling and wait_s <= 0
         # One time for the whole read. A record that had expired by then is below a floor if the shard was
@@ -157,17 +157,17 @@ class LocalSource:
                 continue
             plan = self._plan(cursor, located, facts)
             pause = self._read(plan, located, limit, bytes_max)
-            portion = self._portion(plan, located, facts, now_us)
-            if portion.gap is not None or _shows_anything(portion):
-                return portion
+            result = self._result(plan, located, facts, now_us)
+            if result.gap is not None or _has_visible_records(result):
+                return result
             if pause is Pause.COLD:
                 yield from self._fetch_cold(located)
                 now_us = self._clock.now_us()
                 continue
-            if portion.examined > plan.after and passed < SCAN_POSITIONS_MIN and portion.examined < plan.stop:
+            if result.examined > plan.after and skipped < SCAN_POSITIONS_MIN and result.examined < plan.stop:
                 # All of these records were removed; later ones may exist.
-                passed += portion.examined - plan.after
-                cursor = Cursor(located.epoch, portion.examined)
+                skipped += result.examined - plan.after
+                cursor = Cursor(located.epoch, result.examined)
                 if pause is Pause.MOVED:
                     self._invalidate_location()
                 continue
@@ -178,24 +178,24 @@ class LocalSource:
             if pause is Pause.UNFINISHED:
                 continue
             left_s = wait_s - (self._clock.monotonic_ns() - started_ns) / 1e9
-            if portion.examined < plan.stop:
-                if portion.examined > plan.after:
-                    return portion  # All were removed: the caller continues after them.
+            if result.examined < plan.stop:
+                if result.examined > plan.after:
+                    return result  # All were removed: the caller continues after them.
                 # Published a moment ago, or the shard is restarting: the mark will advance soon.
                 tries += 1
-                if tries >= _LOOKS_MAX:
-                    return portion
+                if tries >= _READS_MAX:
+                    return result
                 if tries % _TRIES_PER_LOCATE == 0:
                     self._invalidate_location()
-                left_s = max(left_s, _LOOK_AGAIN_S)
-                yield self._connection.published_since(located.shard, seen, min(left_s, _LOOK_AGAIN_S))
+                left_s = max(left_s, _REREAD_PAUSE_S)
+                yield self._connection.published_since(located.shard, seen, min(left_s, _REREAD_PAUSE_S))
                 now_us = self._clock.now_us()
                 continue
             if left_s <= 0 or plan.stop < facts.head_seq:
-                return portion
+                return result
             tries = 0
             # Skipped seqs need not be read again.
-            cursor = Cursor(located.epoch, max(portion.examined, cursor.seq))
+            cursor = Cursor(located.epoch, max(result.examined, cursor.seq))
             yield self._connection.published_since(located.shard, seen, min(left_s, _WAIT_SLICE_S))
             now_us = self._clock.now_us()
 
@@ -256,8 +256,8 @@ class LocalSource:
         facts = self._connection.facts(located)
         if facts is None or facts.version > located.version or facts.due_us:
             return None
-        behind = facts.head_seq - hint.last_seq
-        if behind < 0 or (behind and is_head) or facts.earliest_seq > hint.first_seq:
+        lag = facts.head_seq - hint.last_seq
+        if lag < 0 or (lag and is_head) or facts.earliest_seq > hint.first_seq:
             return None
         if not self._is_untouched(located, reader, hint.first_seq, hint.last_seq):
             return None
@@ -287,17 +287,17 @@ class LocalSource:
     ) -> SharedFrame:
         """Return the frame that was read at `hint`, as of `sequence`, for other watches."""
         assert self._located is not None
-        pieces, cursor = (FrameRecordBatch(view),), Cursor(epoch, hint.last_seq)
+        record_batches, cursor = (FrameRecordBatch(view),), Cursor(epoch, hint.last_seq)
         return SharedFrame(
-            self._located, self._generation, sequence, epoch, hint, pieces, earliest_seq, cursor
+            self._located, self._generation, sequence, epoch, hint, record_batches, earliest_seq, cursor
         )
 
-    def is_frame_current(self, reading: SharedFrame) -> bool:
+    def is_frame_current(self, shared_frame: SharedFrame) -> bool:
         """Return True if the topic has not changed since: a read would return the same frame."""
         connection = self._connection
         return (
-            reading.generation == connection.generation
-            and connection.topic_sequence(reading.located) == reading.sequence
+            shared_frame.generation == connection.generation
+            and connection.topic_sequence(shared_frame.located) == shared_frame.sequence
         )
 
     def make_shared_page(self, page: Page, limits: PageLimits) -> SharedPage | None:
@@ -318,41 +318,41 @@ class LocalSource:
         first, last = page.batches[0].seq_at(0), page.cursor.seq
         if first < located.earliest_seq or not self._is_untouched(located, reader, first, last):
             return None
-        pieces = tuple(piece.read_only() for piece in page.batches)
-        file_id, offset = self._place_behind(page.cursor.seq)
+        record_batches = tuple(record_batch.read_only() for record_batch in page.batches)
+        file_id, offset = self._location_after(page.cursor.seq)
         return SharedPage(
-            located, self._generation, page.epoch, limits, pieces, page.cursor, file_id, offset,
+            located, self._generation, page.epoch, limits, record_batches, page.cursor, file_id, offset,
         )  # fmt: skip
 
-    def _place_behind(self, seq: int) -> tuple[int, int]:
+    def _location_after(self, seq: int) -> tuple[int, int]:
         """Return the log file and offset of the frame with the record after `seq`; (0, 0) = unknown."""
-        reader, kept = self._reader, self._cached_frames
+        reader, cached = self._reader, self._cached_frames
         if reader is None:
             return 0, 0
-        for run in kept.runs:
+        for run in cached.runs:
             if run.last_seq > seq:
-                first = run.after(seq)
+                first = run.frames_after(seq)
                 return reader.log_file_id(run.path), run.origin + int(first.batch.stored_offsets[0])
         return reader.log_position if reader.cursor == seq else (0, 0)
 
-    def facts_if_current(self, passage: SharedPage) -> TopicFacts | None:
+    def facts_if_current(self, shared_page: SharedPage) -> TopicFacts | None:
         """Return the current state of the topic, if a read of this page would return the same records; else
         None."""
-        connection, located = self._connection, passage.located
-        if passage.generation != connection.generation:
+        connection, located = self._connection, shared_page.located
+        if shared_page.generation != connection.generation:
             return None
         facts = connection.facts(located)
         if facts is None or facts.state != TOPIC_LIVE or facts.version > located.version:
             return None
         never_expires = not facts.due_us and not facts.ttl_us
-        return facts if never_expires and facts.head_seq >= passage.cursor.seq else None
+        return facts if never_expires and facts.head_seq >= shared_page.cursor.seq else None
 
-    def advance_past_page(self, passage: SharedPage) -> None:
+    def advance_past_page(self, shared_page: SharedPage) -> None:
         """Continue after a page that another watch has read."""
         self._cached_frames.clear()
         self._pending_advance = None
         if self._reader is not None:
-            self._reader.advance_past(passage.cursor.seq, passage.file_id, passage.offset)
+            self._reader.advance_past(shared_page.cursor.seq, shared_page.file_id, shared_page.offset)
 
     def advance_past(self, hint: LocationHint) -> None:
         """Continue after a frame that another watch has read.
@@ -364,11 +364,11 @@ class LocalSource:
 
     def _apply_pending_advance(self) -> None:
         """Advance the file reader past the frames that other watches read. Call before the files are used."""
-        passed, self._pending_advance = self._pending_advance, None
-        if passed is not None:
+        hint, self._pending_advance = self._pending_advance, None
+        if hint is not None:
             self._cached_frames.clear()
             if self._reader is not None:
-                self._reader.advance_past(passed.last_seq, passed.file_id, passed.stop)
+                self._reader.advance_past(hint.last_seq, hint.file_id, hint.stop)
 
     @staticmethod
     def _is_untouched(located: Located, reader: TopicReader, first_seq: int, last_seq: int) -> bool:
@@ -397,13 +397,13 @@ class LocalSource:
         after = tries = 0
         while True:
             located = yield from self._locate_all(after)
-            if self._ledger is None:
-                self._ledger = StoredRecordIndex(
+            if self._record_index is None:
+                self._record_index = StoredRecordIndex(
                     self._disk, self._connection.data_dir, self._connection.shm_dir,
                     self._marks_of(located.shard),
                 )  # fmt: skip
             try:
-                found = self._ledger.seek_time(located, ts_us)
+                found = self._record_index.seek_time(located, ts_us)
             except DiskError as e:
                 if e.errno != errno.ENOENT:
                     raise
@@ -461,7 +461,7 @@ class LocalSource:
         if tries >= _TRIES_PER_LOCATE:
             for _ in range(_WAKES_MAX):
                 marks = self._connection.marks(shard)
-                if not (yield self._connection.published_since(shard, marks, _LOOK_AGAIN_S)):
+                if not (yield self._connection.published_since(shard, marks, _REREAD_PAUSE_S)):
                     break
         return tries + 1
 
@@ -498,21 +498,21 @@ class LocalSource:
         """Make the cached frames cover the seqs after `plan.after`. Returns why it stopped; None = enough was
         read."""
         self._apply_pending_advance()
-        kept = self._cached_frames
-        if kept.covers(plan.after, located.epoch):
-            kept.runs_after(plan.after)
+        cached = self._cached_frames
+        if cached.covers(plan.after, located.epoch):
+            cached.runs_after(plan.after)
             return None
         reader = self._reader
         if reader is None:
-            self._shelf = SegmentCache(self._disk, self._connection.data_dir)
+            self._segment_cache = SegmentCache(self._disk, self._connection.data_dir)
             reader = self._reader = self._open_reader(located, plan.after)
         elif reader.located is not located:
             reader.relocate(located, plan.after)
         elif plan.after < reader.cursor:
-            kept.clear()
-            if plan.after < self._located_after or not reader.is_sealed(plan.after + 1):
+            cached.clear()
+            if plan.after < self._located_after or not reader.is_in_segment(plan.after + 1):
                 # Only the shard knows the location. The reader moved back once and may do so again.
-                self._wants_all = reader.is_sealed(plan.after + 1)
+                self._wants_all = reader.is_in_segment(plan.after + 1)
                 return Pause.MOVED
             reader.relocate(located, plan.after)
         else:
@@ -528,7 +528,7 @@ class LocalSource:
         elif is_end:
             pause = Pause.BEYOND_HEAD
         stop = most if is_end else min(reached, most)
-        kept.store(runs, plan.after, stop, located.epoch)
+        cached.store(runs, plan.after, stop, located.epoch)
         return pause
 
     def _collect(
@@ -557,9 +557,9 @@ class LocalSource:
         connection = self._connection
         return TopicReader(
             located, after, data_dir=connection.data_dir, shm_dir=connection.shm_dir,
-            marks=self._marks_of(located.shard), disk=self._disk, is_mapped=self._is_mapped,
-            checks_bodies=self._checks_bodies, cold_dir=connection.cold_dir, shelf=self._shelf,
-            log_map=connection.log_map,
+            read_watermark=self._marks_of(located.shard), disk=self._disk, is_mapped=self._is_mapped,
+            checks_bodies=self._checks_bodies, cold_dir=connection.cold_dir,
+            segment_cache=self._segment_cache, log_map=connection.log_map,
         )  # fmt: skip
 
     def _marks_of(self, shard: int) -> Callable[[bool], LogHighWatermark]:
@@ -574,13 +574,13 @@ class LocalSource:
     def _fetch_cold(self, located: Located) -> Steps[None]:
         """Have the relocator read the range that the reader needs. A failure is not a loss of records."""
         reader = self._reader
-        want = None if reader is None else reader.cold_range_needed
-        if reader is not None and want is not None:
-            data = yield self._connection.cold_read(ColdRead(want.path, want.start, want.stop))
-            reader.supply_cold_bytes(want, data)
+        needed = None if reader is None else reader.cold_range_needed
+        if reader is not None and needed is not None:
+            data = yield self._connection.cold_read(ColdRead(needed.path, needed.start, needed.stop))
+            reader.supply_cold_bytes(needed, data)
 
-    def _portion(self, plan: ReadPlan, located: Located, facts: TopicFacts, now_us: int) -> FetchResult:
-        kept = self._cached_frames
+    def _result(self, plan: ReadPlan, located: Located, facts: TopicFacts, now_us: int) -> FetchResult:
+        cached = self._cached_frames
         reader = self._reader
         mask = VisibilityFilter(reader.deleted if reader is not None else None, located.ttl_us, now_us)
         return FetchResult(
@@ -589,15 +589,15 @@ class LocalSource:
             max(facts.earliest_seq, located.earliest_seq),
             plan.gap,
             plan.after,
-            tuple(kept.runs),
-            max(plan.after, kept.stop),
-            mask.hidden_seqs(kept.runs),
+            tuple(cached.runs),
+            max(plan.after, cached.stop),
+            mask.hidden_seqs(cached.runs),
             located.version,
         )
 
 
-def _shows_anything(portion: FetchResult) -> bool:
+def _has_visible_records(result: FetchResult) -> bool:
     """Return False if every record of the result is hidden."""
-    if not portion.runs or not len(portion.hidden):
-        return bool(portion.runs)
-    return any(len(piece) for piece in portion.batches(""))
+    if not result.runs or not len(result.hidden):
+        return bool(result.runs)
+    return any(len(record_batch) for record_batch in result.batches(""))

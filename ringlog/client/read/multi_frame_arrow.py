@@ -20,39 +20,39 @@ if TYPE_CHECKING:
 I64 = NDArray[np.int64]
 
 
-def gathered_batch(piece: MultiFrameRecordBatch, *, nulls: bool, columns: int | None) -> pa.RecordBatch:
+def gathered_batch(batch: MultiFrameRecordBatch, *, nulls: bool, columns: int | None) -> pa.RecordBatch:
     """Build seq, ts and the columns of `columns` (default: the existing ones). See frame.arrow.to_arrow."""
     import pyarrow
 
-    wanted = (piece.bitmap if columns is None else columns | 1) & PRODUCER_COLUMNS
-    arrays = [pyarrow.array(piece.seqs.astype(np.uint64)), _times(pyarrow, piece.times, None)]
+    wanted = (batch.bitmap if columns is None else columns | 1) & PRODUCER_COLUMNS
+    arrays = [pyarrow.array(batch.seqs.astype(np.uint64)), _times(pyarrow, batch.times, None)]
     names = ["seq", "ts"]
     for column in columns_in(wanted):
         names.append(NAMES[column])
-        arrays.append(_column(pyarrow, piece, column, nulls))
+        arrays.append(_column(pyarrow, batch, column, nulls))
     return pyarrow.RecordBatch.from_arrays(arrays, names=names)
 
 
-def _column(arrow: Any, piece: MultiFrameRecordBatch, column: Column, nulls: bool) -> Any:
-    count = len(piece)
+def _column(arrow: Any, batch: MultiFrameRecordBatch, column: Column, nulls: bool) -> Any:
+    count = len(batch)
     if column == Column.HEADERS:
-        return _headers(arrow, piece)
+        return _headers(arrow, batch)
     if column == Column.PRIORITY:
-        found = piece.fixed_column(column)
+        found = batch.fixed_column(column)
         return arrow.array(np.zeros(count, np.uint8) if found is None else found)
     if column in TIME_COLUMNS:
         absent = EVENT_TS_NONE if column == Column.EVENT_TS else 0
-        found = piece.fixed_column(column)
+        found = batch.fixed_column(column)
         values = np.full(count, absent) if found is None else found
         return _times(arrow, values, values == absent if nulls else None)
-    starts, stops = piece.span(column)
+    starts, stops = batch.span(column)
     absent_rows = None
     if nulls:
-        valid = piece.validity(column)
-        has_absent = valid is None and (column == Column.META or not piece.bitmap >> column & 1)
+        valid = batch.validity(column)
+        has_absent = valid is None and (column == Column.META or not batch.bitmap >> column & 1)
         absent_rows = starts == stops if has_absent else None if valid is None else ~valid
-    made = _gathered(arrow, piece.buffer, starts, stops, absent_rows)
-    return made.cast(arrow.string()) if column in TEXT_COLUMNS else made
+    result = _gathered(arrow, batch.buffer, starts, stops, absent_rows)
+    return result.cast(arrow.string()) if column in TEXT_COLUMNS else result
 
 
 def _gathered(arrow: Any, buffer: memoryview, starts: I64, stops: I64, absent: Any = None) -> Any:
@@ -64,17 +64,17 @@ def _gathered(arrow: Any, buffer: memoryview, starts: I64, stops: I64, absent: A
     count = len(starts)
     if not count:
         return arrow.array([], type=arrow.binary())
-    places = np.empty(2 * count, np.int64)
-    places[0::2], places[1::2] = starts, stops
-    low, high = int(places[0]), int(places[-1])
-    offsets = arrow.py_buffer(places - low)
+    bounds = np.empty(2 * count, np.int64)
+    bounds[0::2], bounds[1::2] = starts, stops
+    low, high = int(bounds[0]), int(bounds[-1])
+    offsets = arrow.py_buffer(bounds - low)
     data = arrow.py_buffer(buffer[low:high])
-    by_turns = arrow.Array.from_buffers(arrow.large_binary(), 2 * count - 1, [None, offsets, data])
+    alternating = arrow.Array.from_buffers(arrow.large_binary(), 2 * count - 1, [None, offsets, data])
     chosen = arrow.array(np.arange(0, 2 * count - 1, 2), mask=absent)
-    return by_turns.take(chosen).cast(arrow.binary())
+    return alternating.take(chosen).cast(arrow.binary())
 
 
-def _headers(arrow: Any, piece: MultiFrameRecordBatch) -> Any:
+def _headers(arrow: Any, batch: MultiFrameRecordBatch) -> Any:
     """Return list<struct<key, value>>. A record without headers has an empty list."""
     pair = arrow.struct(
         [
@@ -82,12 +82,12 @@ def _headers(arrow: Any, piece: MultiFrameRecordBatch) -> Any:
             arrow.field("value", arrow.binary(), nullable=False),
         ]
     )
-    (first, stop), keys, values = piece.header_spans()
+    (first, stop), keys, values = batch.header_spans()
     counts = stop - first
     ends = np.concatenate(([0], np.cumsum(counts)))
     entries = np.repeat(first - ends[:-1], counts) + np.arange(ends[-1])
     columns = [
-        _gathered(arrow, piece.buffer, starts[entries], stops[entries]) for starts, stops in (keys, values)
+        _gathered(arrow, batch.buffer, starts[entries], stops[entries]) for starts, stops in (keys, values)
     ]
     pairs = arrow.StructArray.from_arrays([columns[0].cast(arrow.string()), columns[1]], fields=list(pair))
     return arrow.ListArray.from_arrays(arrow.array(ends.astype(np.int32)), pairs, type=arrow.list_(pair))

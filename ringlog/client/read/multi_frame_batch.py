@@ -241,8 +241,8 @@ def decode_frames(run: FrameRun, rows: slice, after: int, topic: str) -> MultiFr
         found = spans_of(run.buffer, run.batch.take(rows))
     except FrameInvalid as e:
         raise malformed(run, e.offset, topic, e.reason) from None
-    piece = MultiFrameRecordBatch(
+    decoded = MultiFrameRecordBatch(
         found.buffer, int(found.seqs[-1]), found.seqs, found.times, found.spans, found.fixed, found.valid,
         found.headers,
     )  # fmt: skip
-    return piece.after(after)
+    return decoded.after(after)

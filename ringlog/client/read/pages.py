@@ -179,14 +179,14 @@ class Filters(NamedTuple):
     def __bool__(self) -> bool:
         return bool(self.nodes) or self.tag is not None
 
-    def rows(self, piece: RecordBatch) -> NDArray[np.int64] | None:
+    def rows(self, batch: RecordBatch) -> NDArray[np.int64] | None:
         """Return the indexes of the records that pass; None if all do."""
-        keep = np.ones(len(piece), dtype=bool)
-        nodes = piece.column(Column.NODE) if self.nodes else None
+        keep = np.ones(len(batch), dtype=bool)
+        nodes = batch.column(Column.NODE) if self.nodes else None
         if nodes is not None:
             keep &= np.fromiter([node not in self.nodes for node in nodes], bool, len(nodes))
         if self.tag is not None:
-            tags = piece.column(Column.TAG)
+            tags = batch.column(Column.TAG)
             if tags is None:
                 return np.empty(0, dtype=np.int64)
             keep &= np.fromiter(map(self.tag, tags), bool, len(tags))
@@ -262,7 +262,7 @@ class Page(Generic[V]):
     def records(self) -> list[Record[V]]:
         """Records as objects, created once."""
         if self._records is None:
-            found = [record for piece in self.batches for record in piece.records()]
+            found = [record for batch in self.batches for record in batch.records()]
             if self._codec is not RAW:
                 found = [DecodedRecord(*_fields_of(record), codec=self._codec) for record in found]
             self._records = cast("list[Record[V]]", found)
@@ -279,7 +279,7 @@ class Page(Generic[V]):
 
     def bytes(self) -> list[bytes | None]:
         """Return only the payloads, None for a null. Several times faster than `records`."""
-        return [payload for piece in self.batches for payload in piece.payloads()]
+        return [payload for batch in self.batches for payload in batch.payloads()]
 
     @property
     def lag(self) -> int:

@@ -56,34 +56,34 @@ class _PageBuilder:
         self._bytes_left = max_bytes
         self._filters = filters
 
-    def add_fitting(self, portion: FetchResult, topic: str) -> None:
+    def add_fitting(self, result: FetchResult, topic: str) -> None:
         """Add the records that fit, and advance `seq` to the last examined position."""
-        for piece in portion.batches(topic):
-            rows = self._filters.rows(piece) if self._filters else None
+        for batch in result.batches(topic):
+            rows = self._filters.rows(batch) if self._filters else None
             if rows is not None:
-                piece = piece.select_rows(rows)
-            fits = self._fitting(piece)
+                batch = batch.select_rows(rows)
+            fits = self._fitting(batch)
             self._records_left -= fits
-            if fits < len(piece):
+            if fits < len(batch):
                 self.is_full = True
-                self.seq = piece.seq_at(fits) - 1
+                self.seq = batch.seq_at(fits) - 1
                 if fits:
-                    self.batches.append(piece.slice_rows(0, fits))
+                    self.batches.append(batch.slice_rows(0, fits))
                 return
-            if len(piece):
-                self.batches.append(piece)
-            self.seq = piece.last_seq
+            if len(batch):
+                self.batches.append(batch)
+            self.seq = batch.last_seq
             if self._records_left <= 0:
                 self.is_full = True
                 return
-        self.seq = max(self.seq, portion.examined)
+        self.seq = max(self.seq, result.examined)
 
-    def _fitting(self, piece: RecordBatch) -> int:
+    def _fitting(self, batch: RecordBatch) -> int:
         """Return how many of the batch's first records fit. The first record of a page always fits."""
-        count = min(len(piece), max(self._records_left, 0))
+        count = min(len(batch), max(self._records_left, 0))
         if not count:
             return 0
-        ends = np.cumsum(piece.sizes()[:count])
+        ends = np.cumsum(batch.sizes()[:count])
         fits = int(np.searchsorted(ends, self._bytes_left, side="right"))
         if not fits and not self.batches:
             fits = 1
@@ -102,50 +102,50 @@ def read_page(
     `until` replaces the topic's head if it is lower.
     """
     # A filter may omit every existing record, so the wait starts only after the first fetch.
-    portion = yield from source.fetch(
+    result = yield from source.fetch(
         cursor, limit=limit, bytes_max=max_bytes, wait_s=0.0 if filters else wait_s
     )
-    portion = _up_to(portion, until)
-    tray = _PageBuilder(portion.after, limit, max_bytes, filters)
-    first = portion
+    result = _up_to(result, until)
+    builder = _PageBuilder(result.after, limit, max_bytes, filters)
+    first = result
     has_waited = not filters or wait_s <= 0
     while True:
-        tray.add_fitting(portion, topic)
-        is_left_out = bool(filters) or len(portion.hidden) > 0 or not portion.runs
-        if not is_left_out or tray.is_full or tray.seq - first.after >= SCAN_RECORDS_MAX:
+        builder.add_fitting(result, topic)
+        is_left_out = bool(filters) or len(result.hidden) > 0 or not result.runs
+        if not is_left_out or builder.is_full or builder.seq - first.after >= SCAN_RECORDS_MAX:
             break
-        seq = tray.seq
-        is_at_end = seq >= portion.head_seq
-        if is_at_end and (has_waited or tray.batches or first.gap is not None):
+        seq = builder.seq
+        is_at_end = seq >= result.head_seq
+        if is_at_end and (has_waited or builder.batches or first.gap is not None):
             break
-        portion = yield from source.fetch(
-            Cursor(portion.epoch, seq), limit=limit, bytes_max=max_bytes,
+        result = yield from source.fetch(
+            Cursor(result.epoch, seq), limit=limit, bytes_max=max_bytes,
             wait_s=wait_s if is_at_end else 0.0,
         )  # fmt: skip
-        portion = _up_to(portion, until)
+        result = _up_to(result, until)
         has_waited = has_waited or is_at_end
-        if portion.gap is not None or (portion.epoch, portion.version) != (first.epoch, first.version):
+        if result.gap is not None or (result.epoch, result.version) != (first.epoch, first.version):
             break  # The next page starts with it. Records of this page may have been removed meanwhile.
-        if portion.examined <= seq:
+        if result.examined <= seq:
             break  # No further records at present.
         if is_at_end:
-            first = replace(portion, after=first.after, gap=first.gap)
+            first = replace(result, after=first.after, gap=first.gap)
     tombstone = None
     if first.gap is not None:
         gap = first.gap
         tombstone = Tombstone(topic, gap.gap_from, gap.gap_to, gap.reason, first.earliest_seq, first.head_seq)
     return Page(
-        topic, tray.batches, Cursor(first.epoch, tray.seq), tombstone=tombstone, head_seq=first.head_seq,
-        earliest_seq=first.earliest_seq, version=first.version,
+        topic, builder.batches, Cursor(first.epoch, builder.seq), tombstone=tombstone,
+        head_seq=first.head_seq, earliest_seq=first.earliest_seq, version=first.version,
     )  # fmt: skip
 
 
-def _up_to(portion: FetchResult, until: int | None) -> FetchResult:
+def _up_to(result: FetchResult, until: int | None) -> FetchResult:
     """Return the part of a result up to `until`."""
-    if until is None or portion.head_seq <= until:
-        return portion
-    head = max(until, portion.after)
-    return replace(portion, head_seq=head, examined=min(portion.examined, head))
+    if until is None or result.head_seq <= until:
+        return result
+    head = max(until, result.after)
+    return replace(result, head_seq=head, examined=min(result.examined, head))
 
 
 def read(

@@ -36,17 +36,17 @@ class ReadAhead:
         """Iterate over the records of a page that was just read from `source`, until one of them may have
         been removed."""
         self.is_stale = False
-        may_be_given = source.record_check(page.version)
-        words, at = may_be_given.words, may_be_given.at
+        may_return = source.record_check(page.version)
+        words, at = may_return.words, may_return.at
         # The page was read in this same call of the iterator, unless a tombstone was returned first.
         is_just_read = page.tombstone is None
         last: Record | None = None
         for record in page.records:
             try:
-                is_quiet = is_just_read or words[at] == may_be_given.seen
+                is_unchanged = is_just_read or words[at] == may_return.seen
             except ValueError:
-                is_quiet = False  # No longer mapped.
-            if not is_quiet and not may_be_given(record):
+                is_unchanged = False  # No longer mapped.
+            if not is_unchanged and not may_return(record):
                 self.is_stale = True
                 self.seq = record.seq - 1 if last is None else last.seq
                 self.limit = READ_AHEAD_RECORDS_MIN
@@ -66,8 +66,8 @@ class LocalRecordCheck:
         self._connection, self._located, self._clock = connection, located, clock
         self._generation, self._version = generation, version
         self._due_us = self._ttl_us = 0
-        place = None if located is None else connection.sequence_word(located)
-        self.words, self.at = place or (NO_WORD, 0)
+        location = None if located is None else connection.sequence_word(located)
+        self.words, self.at = location or (NO_WORD, 0)
         self.seen = self._sequence = _NEVER
 
     def __call__(self, record: Record) -> bool:

@@ -108,10 +108,10 @@ class RecordBatch(Protocol):
 
 def record_batches_of(run: FrameRun, after: int, topic: str) -> Iterator[RecordBatch]:
     """Split the records of `run` after `after` into batches. Raises CorruptData for a malformed frame."""
-    run = run.after(after)
+    run = run.frames_after(after)
     words = run.batch.words
     if len(words) == 1:
-        yield _whole(run, 0, after, topic)
+        yield _single_frame_batch(run, 0, after, topic)
         return
     counts = frames.counts_of(words).astype(np.int64)
     is_small = (counts < SMALL_FRAME_RECORDS) & (frames.codecs_of(words) == 0)
@@ -120,14 +120,14 @@ def record_batches_of(run: FrameRun, after: int, topic: str) -> Iterator[RecordB
     for start, stop in pairwise(bounds):
         if stop - start < GATHERED_FRAMES_MIN:
             for row in range(start, stop):
-                yield _whole(run, row, after, topic)
+                yield _single_frame_batch(run, row, after, topic)
             continue
         for first in range(start, stop, GATHERED_FRAMES_MAX):
             rows = slice(first, min(first + GATHERED_FRAMES_MAX, stop))
             yield decode_frames(run, rows, after, topic)
 
 
-def _whole(run: FrameRun, row: int, after: int, topic: str) -> FrameRecordBatch:
+def _single_frame_batch(run: FrameRun, row: int, after: int, topic: str) -> FrameRecordBatch:
     view = open_run_frame(run, row, topic)
     return FrameRecordBatch(view if view.first_seq > after else view.slice_after(after))
 
@@ -139,20 +139,20 @@ def visible_record_batches(
     (ascending)."""
     if after >= until:
         return
-    near = run.within(after, until)
-    if not len(near.batch.words) or near.last_seq <= after:
+    nearby = run.frames_in_range(after, until)
+    if not len(nearby.batch.words) or nearby.last_seq <= after:
         return
-    for piece in record_batches_of(near, after, topic):
-        first = piece.seq_at(0) if len(piece) else piece.last_seq + 1
+    for record_batch in record_batches_of(nearby, after, topic):
+        first = record_batch.seq_at(0) if len(record_batch) else record_batch.last_seq + 1
         if first > until:
             return
-        shown = piece if piece.last_seq <= until else piece.until(until)
+        visible = record_batch if record_batch.last_seq <= until else record_batch.until(until)
         if len(hidden):
-            low, high = np.searchsorted(hidden, [first, shown.last_seq + 1])
+            low, high = np.searchsorted(hidden, [first, visible.last_seq + 1])
             if low < high:
-                gone = np.isin(shown.seqs, hidden[low:high], assume_unique=True)
-                shown = shown.select_rows(np.flatnonzero(~gone))
-        yield shown
+                is_hidden = np.isin(visible.seqs, hidden[low:high], assume_unique=True)
+                visible = visible.select_rows(np.flatnonzero(~is_hidden))
+        yield visible
 
 
 def open_run_frame(run: FrameRun, row: int, topic: str) -> FrameView:
@@ -245,7 +245,7 @@ class FrameRecordBatch:
         times = view.commit_stamps.tolist()
         found = view.records()
         optional = (found.event_ts, found.expires_at, found.not_before)
-        made = map(
+        all_records = map(
             Record,
             found.seqs,
             times,
@@ -258,11 +258,11 @@ class FrameRecordBatch:
             *(values or repeat(None) for values in optional),
             found.priorities or repeat(0),
         )
-        return self._chosen(list(made))
+        return self._chosen(list(all_records))
 
     def arrow_batches(self, *, nulls: bool, columns: int | None) -> list[pa.RecordBatch]:
-        whole = self.view.to_arrow(nulls=nulls, columns=columns)
-        return [whole if self._rows is None else whole.take(self._rows)]
+        full = self.view.to_arrow(nulls=nulls, columns=columns)
+        return [full if self._rows is None else full.take(self._rows)]
 
     def _chosen(self, values: list[Any]) -> list[Any]:
         return values if self._rows is None else [values[row] for row in self._rows.tolist()]

@@ -56,11 +56,11 @@ class RemoteSource:
 
     def keep_topic_alive(self, epoch: int = 0) -> None:
         """See Source.keep_topic_alive."""
-        use = self._keep_alive
-        if self._is_following and (use is None or epoch not in {0, use.epoch}):
+        handle = self._keep_alive
+        if self._is_following and (handle is None or epoch not in {0, handle.epoch}):
             self._keep_alive = self._connection.keep_topic_alive(self._topic, epoch)
-            if use is not None:
-                use.end()
+            if handle is not None:
+                handle.end()
 
     def fetch(self, cursor: Cursor, *, limit: int, bytes_max: int, wait_s: float) -> Steps[FetchResult]:
         """See Source.fetch."""
@@ -69,19 +69,20 @@ class RemoteSource:
         if may_settle and (ended := _at_fed_head(self._reply)) is not None:
             may_settle = False
             yield self._connection.catch_up(self._topic, ended.topic_id)
-        portion = yield from self._fetch(cursor, limit, bytes_max, wait_s)
+        result = yield from self._fetch(cursor, limit, bytes_max, wait_s)
         if may_settle and (ended := _at_fed_head(self._reply)) is not None:
             yield self._connection.catch_up(self._topic, ended.topic_id)
-            portion = yield from self._fetch(cursor, limit, bytes_max, wait_s)
-        return portion
+            result = yield from self._fetch(cursor, limit, bytes_max, wait_s)
+        return result
 
     def _fetch(self, cursor: Cursor, limit: int, bytes_max: int, wait_s: float) -> Steps[FetchResult]:
         self.keep_topic_alive()
-        kept, known = self._cached_frames, self._reply
-        held = known is not None and kept.covers(cursor.seq, cursor.epoch)
+        cached, last_reply = self._cached_frames, self._reply
+        held = last_reply is not None and cached.covers(cursor.seq, cursor.epoch)
         request = Read(
             self._topic, cursor.seq, cursor.epoch, min(limit, READ_LIMIT_MAX), min(bytes_max, READ_BYTES_MAX),
-            int(min(wait_s * 1000, WAIT_MS_MAX)), *((kept.stop, known.version) if held and known else ()),
+            int(min(wait_s * 1000, WAIT_MS_MAX)),
+            *((cached.stop, last_reply.version) if held and last_reply else ()),
         )  # fmt: skip
         try:
             reply, buffer = yield self._connection.read_remote(request)
@@ -90,22 +91,22 @@ class RemoteSource:
                 raise CorruptData(e.message, **e.detail) from None
             raise
         self.keep_topic_alive(reply.epoch)
-        if known and request.held and _still_holds(request, known, reply):
+        if last_reply and request.held and _still_holds(request, last_reply, reply):
             # The gateway is queried in any case, since records that were read ahead may have been deleted.
-            return self._portion(reply, None, cursor.seq, kept.runs_after(cursor.seq))
+            return self._result(reply, None, cursor.seq, cached.runs_after(cursor.seq))
         runs = decode_received_frames(reply.topic, reply.frames, reply.after, buffer) if reply.frames else []
-        kept.store(runs, reply.after, reply.next_after, reply.epoch)
+        cached.store(runs, reply.after, reply.next_after, reply.epoch)
         self._reply = reply
         self._hidden = hidden_numbers(reply)
         gap = Gap(reply.gap_from, reply.gap_to, reply.reason) if reply.reason else None
-        return self._portion(reply, gap, reply.after, runs)
+        return self._result(reply, gap, reply.after, runs)
 
     def seek_time(self, ts_us: int) -> Steps[Cursor]:
         """See Source.seek_time."""
         reply = yield self._connection.seek_remote(SeekTime(self._topic, ts_us))
         return Cursor(reply.epoch, reply.after)
 
-    def _portion(
+    def _result(
         self, reply: ReadReply, gap: Gap | None, after: int, runs: Sequence[FrameRun]
     ) -> FetchResult:
         return FetchResult(

@@ -43,7 +43,7 @@ class _DeferredSource:
         self._is_settling, self._is_following = is_settling, is_following
         self._source: Source | None = None
 
-    def _met(self) -> Steps[Source]:
+    def _resolved_source(self) -> Steps[Source]:
         if self._source is None:
             yield self._connection.resolve(self._topic)  # Connects to the engine.
             self._source = open_source(
@@ -53,12 +53,12 @@ class _DeferredSource:
 
     def fetch(self, cursor: Cursor, *, limit: int, bytes_max: int, wait_s: float) -> Steps[FetchResult]:
         """See Source."""
-        source = yield from self._met()
+        source = yield from self._resolved_source()
         return (yield from source.fetch(cursor, limit=limit, bytes_max=bytes_max, wait_s=wait_s))
 
     def seek_time(self, ts_us: int) -> Steps[Cursor]:
         """See Source."""
-        source = yield from self._met()
+        source = yield from self._resolved_source()
         return (yield from source.seek_time(ts_us))
 
     def record_check(self, version: int) -> RecordCheck:

@@ -44,13 +44,13 @@ class TailBatch:
         self.epoch = epoch
         self.first_seq = max(run.first_seq, after + 1)
         self.last_seq = min(run.last_seq, until)
-        self._run = run.after(after)
+        self._run = run.frames_after(after)
         low, high = np.searchsorted(hidden, [self.first_seq, self.last_seq + 1])
         self._hidden = hidden[low:high]
 
     def __len__(self) -> int:
         if len(self._hidden) or self.last_seq < self._run.last_seq:
-            return sum(map(len, self._pieces))
+            return sum(map(len, self._record_batches))
         return int(frames.counts_of(self._run.batch.words).sum()) - (self.first_seq - self._run.first_seq)
 
     def __repr__(self) -> str:
@@ -59,7 +59,7 @@ class TailBatch:
     @property
     def ts(self) -> int:
         """Commit time of the last record, in microseconds since the epoch."""
-        last = next(piece for piece in reversed(self._pieces) if len(piece))
+        last = next(record_batch for record_batch in reversed(self._record_batches) if len(record_batch))
         return int(last.commit_stamps[-1])
 
     @property
@@ -82,7 +82,7 @@ class TailBatch:
     def stored(self) -> tuple[FrameRun, I64]:
         """Frames with these records, and the ascending seqs among them to omit. The first and last frame may
         contain other records."""
-        return self._run.within(self.first_seq - 1, self.last_seq), self._hidden
+        return self._run.frames_in_range(self.first_seq - 1, self.last_seq), self._hidden
 
     @property
     def seqs(self) -> I64:
@@ -100,7 +100,7 @@ class TailBatch:
     @property
     def batches(self) -> list[RecordBatch]:
         """Record batches: one large frame or many small frames each. The other methods use them."""
-        return self._pieces
+        return self._record_batches
 
     def frames(self) -> Iterator[FrameView]:
         """Iterate over views of the frames. The first view may start inside a frame. Slow for small frames.
@@ -119,11 +119,11 @@ class TailBatch:
 
     def bytes(self) -> list[bytes | None]:
         """Return copies of the payloads; None for a null."""
-        return [payload for piece in self._pieces for payload in piece.payloads()]
+        return [payload for record_batch in self._record_batches for payload in record_batch.payloads()]
 
     def memoryviews(self) -> list[memoryview | None]:
         """Return the payloads as views of the log; None for a null."""
-        return [view for piece in self._pieces for view in piece.payload_views()]
+        return [view for record_batch in self._record_batches for view in record_batch.payload_views()]
 
     def numpy(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Return (data, offsets): payload i is `data[offsets[i]:offsets[i + 1]]`; offsets is (n + 1,) int64.
@@ -135,13 +135,13 @@ class TailBatch:
             return payloads.data, payloads.offsets.astype(np.int64)
         sizes: list[NDArray[np.int64]] = []
         parts: list[Any] = []
-        for piece in self._pieces:
-            if isinstance(piece, FrameRecordBatch) and piece.is_whole:
-                payloads = piece.view.payloads
+        for record_batch in self._record_batches:
+            if isinstance(record_batch, FrameRecordBatch) and record_batch.is_whole:
+                payloads = record_batch.view.payloads
                 sizes.append(np.diff(payloads.offsets).astype(np.int64))
                 parts.append(payloads.data[payloads.offsets[0] : payloads.offsets[-1]])
             else:
-                values = [value or b"" for value in piece.payloads()]
+                values = [value or b"" for value in record_batch.payloads()]
                 sizes.append(np.fromiter(map(len, values), np.int64, len(values)))
                 parts.append(np.frombuffer(b"".join(values), np.uint8))
         offsets = np.zeros(len(self) + 1, dtype=np.int64)
@@ -154,7 +154,9 @@ class TailBatch:
         `columns` (a bitmap of layout.Column) and `nulls` are as in FrameView.to_arrow. Needs pyarrow.
         """
         return [
-            batch for piece in self._pieces for batch in piece.arrow_batches(nulls=nulls, columns=columns)
+            batch
+            for record_batch in self._record_batches
+            for batch in record_batch.arrow_batches(nulls=nulls, columns=columns)
         ]
 
     def arrow(self, *, nulls: bool = False) -> pa.Table:
@@ -167,22 +169,22 @@ class TailBatch:
 
     def records(self) -> list[Record]:
         """Return the records as objects. Slow, for convenience."""
-        return [record for piece in self._pieces for record in piece.records()]
+        return [record for record_batch in self._record_batches for record in record_batch.records()]
 
     @cached_property
-    def _pieces(self) -> list[RecordBatch]:
+    def _record_batches(self) -> list[RecordBatch]:
         return list(
             visible_record_batches(self._run, self.first_seq - 1, self.last_seq, self._hidden, self.topic)
         )
 
 
-def tail_batches_of(portion: FetchResult, topic: str) -> list[TailBatch]:
+def tail_batches_of(result: FetchResult, topic: str) -> list[TailBatch]:
     """Return a batch for each run of frames. Runs without visible records are omitted."""
-    after = portion.after
+    after = result.after
     found: list[TailBatch] = []
-    for run in portion.runs:
-        if after < portion.examined and run.last_seq > after:
-            batch = TailBatch(topic, portion.epoch, run, after, portion.examined, portion.hidden)
+    for run in result.runs:
+        if after < result.examined and run.last_seq > after:
+            batch = TailBatch(topic, result.epoch, run, after, result.examined, result.hidden)
             if batch:
                 found.append(batch)
             after = batch.last_seq

@@ -64,7 +64,7 @@ class RouterOptions:
     guarantee: str = "at_least_once"
 
 
-def described(info: RouterInfo) -> RouterDescription:
+def router_description_of(info: RouterInfo) -> RouterDescription:
     """Convert a scheduler's reply to the terms of this library."""
     wanted = None if info.filter is None else tuple(info.filter)
     return RouterDescription(
@@ -84,14 +84,14 @@ def create(
     wanted: Any = check_tag_filter(options.filter, "filter")
     if wanted is not None and not isinstance(wanted, str):
         wanted = list(wanted)
-    order = RouterCreate(
+    request = RouterCreate(
         name, source, dest, wanted, keeps_node, keeps_tag, check_bool(options.create_dest, "create_dest"),
         check_bool(options.allow_cycle, "allow_cycle"), guarantee,
     )  # fmt: skip
     # The call may create either topic, so their cached descriptions are dropped.
     session.forget(source)
     session.forget(dest)
-    return described((yield session.ask_scheduler(order)))
+    return router_description_of((yield session.ask_scheduler(request)))
 
 
 def get(session: Session, name: str, settle_s: float) -> Steps[RouterDescription]:
@@ -125,7 +125,7 @@ def _settled(
             break
         slice_ms = min(left_ms, ROUTER_SETTLE_MS_MAX)
         info = yield session.ask_scheduler(RouterGet(name, slice_ms, wanted), extra_ms=slice_ms)
-    return described(info), wanted
+    return router_description_of(info), wanted
 
 
 def delete(session: Session, name: str) -> Steps[bool]:
@@ -147,9 +147,9 @@ class RouterPages:
         """Return the next routers; an empty list after the last one."""
         if not self._has_more:
             return []
-        order = RouterList(*self._wanted, self._after, self._page_size)
-        reply: RouterListReply = yield session.ask_scheduler(order)
+        request = RouterList(*self._wanted, self._after, self._page_size)
+        reply: RouterListReply = yield session.ask_scheduler(request)
         self._has_more = reply.more and bool(reply.routers)
         if reply.routers:
             self._after = reply.routers[-1].router
-        return [described(info) for info in reply.routers]
+        return [router_description_of(info) for info in reply.routers]

@@ -120,7 +120,7 @@ def create(
     is_update = exist_ok == "update"
     put = TopicPut(topic, {"type": LOG} | named if is_update else named, "update" if is_update else "create")
     if put.config.get("type") == QUEUE:
-        yield from _check_letters(session, topic, put.config)
+        yield from _check_dead_letter_cycle(session, topic, put.config)
     info = yield from session.ask_name_owner(topic, put)
     if not info.created and not exist_ok:
         raise TopicIncompatible(
@@ -132,9 +132,9 @@ def create(
     return TopicDescription(topic, info.epoch, info.created, info.config)
 
 
-def _require_same(topic: str, asked: dict[str, Any], existing: dict[str, Any]) -> None:
+def _require_same(topic: str, requested: dict[str, Any], existing: dict[str, Any]) -> None:
     """Raise TopicIncompatible if settings of an existing topic differ. The error names each difference."""
-    found = differences(asked, existing)
+    found = differences(requested, existing)
     if found:
         hint = "" if "type" in found else '; exist_ok="update" changes them'
         raise TopicIncompatible(
@@ -144,7 +144,7 @@ def _require_same(topic: str, asked: dict[str, Any], existing: dict[str, Any]) -
         )
 
 
-def _check_letters(session: Session, topic: str, config: dict[str, Any]) -> Steps[None]:
+def _check_dead_letter_cycle(session: Session, topic: str, config: dict[str, Any]) -> Steps[None]:
     """Raise InvalidRequest if dead letters could return to the topic."""
     target = config.get("dead_letter")
     if isinstance(target, str) and target:
@@ -159,7 +159,7 @@ def configure(session: Session, topic: str, config: TopicSettings) -> Steps[Topi
     def change(_: TopicInfo) -> TopicPut:
         return TopicPut(topic, named, "merge")
 
-    yield from _check_letters(session, topic, named)
+    yield from _check_dead_letter_cycle(session, topic, named)
     info: TopicInfo = session.cache_topic((yield from session.ask_resolved_topic(topic, change)))
     return TopicDescription(topic, info.epoch, False, info.config)
 
@@ -180,13 +180,13 @@ def delete(session: Session, topic: str, if_empty: bool) -> Steps[TopicRemoval]:
     try:
         info: TopicInfo = yield session.resolve(topic)
         # The topic's shard knows only the routers to the topic, not the routers from it.
-        onward: list[str] = yield session.routers_from(topic)
+        outgoing: list[str] = yield session.routers_from(topic)
         reply: TopicDeleted = yield session.ask_topic(info, TopicDelete(topic, if_empty))
     except TopicNotFound:
         return TopicRemoval(topic, False)
     finally:
         session.forget(topic)
-    removed = sorted({*reply.routers, *onward}) if reply.deleted else []
+    removed = sorted({*reply.routers, *outgoing}) if reply.deleted else []
     return TopicRemoval(topic, reply.deleted, tuple(removed))
 
 
@@ -204,8 +204,8 @@ def delete_records(session: Session, topic: str, before_seq: int, match: TagFilt
     # topic.
     session.forget(topic)
     info: TopicInfo = yield session.resolve(topic)
-    order = RecordsDelete(topic, before_seq, wanted, epoch=info.epoch)
-    reply: RecordsDeleted = yield session.ask_topic(info, order)
+    request = RecordsDelete(topic, before_seq, wanted, epoch=info.epoch)
+    reply: RecordsDeleted = yield session.ask_topic(info, request)
     return Deletion(reply.topic, reply.deleted, reply.earliest_seq, reply.head_seq, reply.count, reply.bytes)
 
 
@@ -264,10 +264,10 @@ class TopicMerge:
             heads = [(page[0].topic.encode(), shard) for shard, page in enumerate(self._pages) if page]
             if not heads:
                 break
-            reply_of = self._pages[min(heads)[1]].pop(0)
-            if reply_of.topic != self._last:
-                found.append(summary_of(reply_of))
-            self._last = reply_of.topic
+            first_reply = self._pages[min(heads)[1]].pop(0)
+            if first_reply.topic != self._last:
+                found.append(summary_of(first_reply))
+            self._last = first_reply.topic
         return found
 
     def _begin_at(self, last: str, shards: int) -> None:

@@ -55,12 +55,12 @@ def check_int(value: Any, name: str) -> int:
             found = operator.index(value)
         except TypeError:
             raise UsageError(
-                f"{name} must be a whole number, got {_shown(value)}", found=_shown(value)
+                f"{name} must be a whole number, got {_short_repr(value)}", found=_short_repr(value)
             ) from None
     if not -WHOLE_MAX <= found <= WHOLE_MAX:
         raise UsageError(
-            f"{name} must be from {-WHOLE_MAX} to {WHOLE_MAX}, got {_shown(found)}", found=_shown(found),
-            max=WHOLE_MAX,
+            f"{name} must be from {-WHOLE_MAX} to {WHOLE_MAX}, got {_short_repr(found)}",
+            found=_short_repr(found), max=WHOLE_MAX,
         )  # fmt: skip
     return found
 
@@ -78,7 +78,7 @@ def check_int_range(value: Any, name: str, low: int = 0, high: int = WHOLE_MAX) 
 def check_str(value: Any, name: str) -> str:
     """Check a str that can be encoded as UTF-8. Raises UsageError for any other value."""
     if not isinstance(value, str):
-        raise UsageError(f"{name} must be a str, got {_shown(value)}", found=_shown(value))
+        raise UsageError(f"{name} must be a str, got {_short_repr(value)}", found=_short_repr(value))
     if not value.isascii():
         utf8(value, name)
     return value
@@ -90,7 +90,7 @@ def check_bool(value: Any, name: str) -> bool:
         return value
     if isinstance(value, np.bool_):
         return bool(value)
-    raise UsageError(f"{name} must be True or False, got {_shown(value)}")
+    raise UsageError(f"{name} must be True or False, got {_short_repr(value)}")
 
 
 def check_timeout(value: Any, name: str) -> float | None:
@@ -98,12 +98,12 @@ def check_timeout(value: Any, name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise UsageError(f"{name} must be a number of seconds, got {_shown(value)}")
+        raise UsageError(f"{name} must be a number of seconds, got {_short_repr(value)}")
     found = float(value) if -WHOLE_MAX < value < WHOLE_MAX else float(f"{value}")
     if found == inf:
         return None
     if not 0 <= found <= SECONDS_MAX:
-        raise UsageError(f"{name} must be from 0 to {SECONDS_MAX:.0f} seconds, got {_shown(value)}")
+        raise UsageError(f"{name} must be from 0 to {SECONDS_MAX:.0f} seconds, got {_short_repr(value)}")
     return found
 
 
@@ -131,7 +131,7 @@ def check_sequence(value: Any, name: str) -> Sequence[Any]:
 def check_callable(value: Any, name: str) -> None:
     """Raise UsageError if the value is not callable."""
     if not callable(value):
-        raise UsageError(f"{name} must be a function, got {_shown(value)}")
+        raise UsageError(f"{name} must be a function, got {_short_repr(value)}")
 
 
 def check_payload_codec(value: Any, name: str = "payload") -> PayloadCodec[Any]:
@@ -142,7 +142,7 @@ def check_payload_codec(value: Any, name: str = "payload") -> PayloadCodec[Any]:
         is_codec = False
     if not is_codec:
         raise UsageError(
-            f"{name} must be RAW, TEXT, JSON or have encode, decode and kind, got {_shown(value)}"
+            f"{name} must be RAW, TEXT, JSON or have encode, decode and kind, got {_short_repr(value)}"
         )
     found: PayloadCodec[Any] = value
     return found
@@ -170,7 +170,7 @@ def check_start(value: Any, name: str = "start") -> Start:
         return check_start_time(value, name)
     if isinstance(value, str | bytes) or not (isinstance(value, Cursor) or hasattr(value, "__index__")):
         raise UsageError(
-            f"{name} must be EARLIEST, LATEST, a Cursor, a position or a datetime, got {_shown(value)}"
+            f"{name} must be EARLIEST, LATEST, a Cursor, a position or a datetime, got {_short_repr(value)}"
         )
     if isinstance(value, Cursor):
         return check_cursor(value, name)
@@ -185,7 +185,7 @@ def cursor_before(seq: Any, name: str) -> Cursor:
 def check_start_time(value: Any, name: str) -> datetime:
     """Check a datetime with a time zone."""
     if not isinstance(value, datetime):
-        raise UsageError(f"{name} must be a datetime with a time zone, got {_shown(value)}")
+        raise UsageError(f"{name} must be a datetime with a time zone, got {_short_repr(value)}")
     if value.tzinfo is None:
         raise UsageError(f"{name} must be a datetime with a time zone, got {value}", found=str(value))
     return value
@@ -219,7 +219,7 @@ def check_auto_commit_ms(auto_commit_ms: Any) -> int | None:
 def producer_id(value: Any) -> int:
     """Check a producer id that the program chose."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _PRODUCER_ID_MAX:
-        raise UsageError(f"producer_id must be a whole number from 1 to 2**64 - 1, got {_shown(value)}")
+        raise UsageError(f"producer_id must be a whole number from 1 to 2**64 - 1, got {_short_repr(value)}")
     return value
 
 
@@ -296,5 +296,5 @@ def _usage(error: InvalidRequest) -> UsageError:
     return UsageError(error.message, **error.detail)
 
 
-def _shown(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     return repr(value)[:_SHOWN_CHARS_MAX]

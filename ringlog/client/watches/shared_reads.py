@@ -17,7 +17,7 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ringlog.bounded_cache import BoundedByBytes
+from ringlog.bounded_cache import ByteBoundedCache
 from ringlog.client.read.pages import Cursor, Page
 from ringlog.client.read.record_batches import FrameRecordBatch, RecordBatch
 from ringlog.envelope.messages import Located
@@ -77,9 +77,9 @@ class SharedReads:
     def __init__(self, bytes_max: int = SHARED_FRAMES_BYTES_MAX) -> None:
         self.watches = 0
         """Number of watches. Each watch adds and subtracts itself."""
-        self._readings: BoundedByBytes[int, SharedFrame] = BoundedByBytes(bytes_max)
+        self._frames: ByteBoundedCache[int, SharedFrame] = ByteBoundedCache(bytes_max)
         """Last frame of each topic, by topic id."""
-        self._passages: BoundedByBytes[tuple[int, int], SharedPage] = BoundedByBytes(bytes_max)
+        self._pages: ByteBoundedCache[tuple[int, int], SharedPage] = ByteBoundedCache(bytes_max)
         """Pages, by topic id and the seq after which they begin."""
         self._followers: dict[int, int] = {}
         """Number of watches that follow each topic."""
@@ -93,12 +93,14 @@ class SharedReads:
     def get_frame(self, topic_id: int, epoch: int, hint: LocationHint) -> SharedFrame | None:
         """Return the frame at this location. The caller must check with its source whether it is still
         current."""
-        found = self._readings.get(topic_id)
+        found = self._frames.get(topic_id)
         return found if found is not None and found.hint == hint and found.epoch == epoch else None
 
-    def put_frame(self, topic_id: int, reading: SharedFrame) -> None:
+    def put_frame(self, topic_id: int, shared_frame: SharedFrame) -> None:
         """Replace the topic's frame. The oldest frames are dropped if the cache exceeds its size."""
-        self._readings.put(topic_id, reading, sum(piece.view.total_bytes for piece in reading.batches))
+        self._frames.put(
+            topic_id, shared_frame, sum(batch.view.total_bytes for batch in shared_frame.batches)
+        )
 
     def follow(self, topic_id: int) -> None:
         """Count one more watch of this topic."""
@@ -112,7 +114,7 @@ class SharedReads:
             if left:
                 self._followers[topic_id] = left
         if left < 2:
-            self._passages.drop_where(lambda key: key[0] == topic_id)
+            self._pages.drop_where(lambda key: key[0] == topic_id)
 
     def is_followed_by_several(self, topic_id: int) -> bool:
         """Return True if several watches follow the topic."""
@@ -123,20 +125,22 @@ class SharedReads:
 
         The caller must check with its source whether the page is still current.
         """
-        found = self._passages.get((topic_id, after.seq))
+        found = self._pages.get((topic_id, after.seq))
         # Epoch 0, a watch that does not know the topic's life yet, matches any life.
         is_it = found is not None and found.limits == limits and after.epoch in {0, found.epoch}
         return found if is_it else None
 
-    def put_page(self, topic_id: int, after: int, passage: SharedPage) -> None:
+    def put_page(self, topic_id: int, after: int, shared_page: SharedPage) -> None:
         """Add a page for watches that reach this position later. The oldest pages are dropped first."""
-        self._passages.put((topic_id, after), passage, _pinned(passage.batches))
+        self._pages.put((topic_id, after), shared_page, _pinned(shared_page.batches))
 
     def __len__(self) -> int:
-        return len(self._readings) + len(self._passages)
+        return len(self._frames) + len(self._pages)
 
 
-def _pinned(pieces: Sequence[RecordBatch]) -> int:
+def _pinned(record_batches: Sequence[RecordBatch]) -> int:
     """Return the bytes that these batches keep in memory: whole read buffers, including other topics'
     frames."""
-    return sum({id(piece.buffer.obj): memoryview(piece.buffer.obj).nbytes for piece in pieces}.values())
+    return sum(
+        {id(batch.buffer.obj): memoryview(batch.buffer.obj).nbytes for batch in record_batches}.values()
+    )

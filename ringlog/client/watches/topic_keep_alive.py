@@ -44,7 +44,7 @@ class KeepAliveHandle:
 
 @dataclass(slots=True)
 class _FollowedTopic:
-    uses: list[weakref.ref[KeepAliveHandle]] = field(default_factory=list)
+    handles: list[weakref.ref[KeepAliveHandle]] = field(default_factory=list)
     period_ms: int = 0
     is_planned: bool = False
     """True while a timer is set or a request is in flight."""
@@ -55,64 +55,64 @@ class TopicKeepAlive:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._used: dict[str, _FollowedTopic] = {}
+        self._followed: dict[str, _FollowedTopic] = {}
 
     def acquire(self, topic: str, epoch: int) -> KeepAliveHandle:
         """Return a handle that marks the topic as in use. Returns at once and never fails."""
-        use, info = KeepAliveHandle(epoch), self._session.cached_topic(topic)
+        handle, info = KeepAliveHandle(epoch), self._session.cached_topic(topic)
         is_known = info is not None and epoch in {0, info.epoch}
         if info is not None and is_known and not _period_of(info):
-            return use
-        used = self._used.setdefault(topic, _FollowedTopic())
-        used.uses = [each for each in used.uses if _is_live(each)]
-        used.uses.append(weakref.ref(use))
-        if not used.is_planned:
-            used.is_planned = True
+            return handle
+        followed = self._followed.setdefault(topic, _FollowedTopic())
+        followed.handles = [each for each in followed.handles if _is_live(each)]
+        followed.handles.append(weakref.ref(handle))
+        if not followed.is_planned:
+            followed.is_planned = True
             if info is not None and is_known:
-                self._plan(topic, used, _period_of(info))
+                self._plan(topic, followed, _period_of(info))
             else:
-                self._renew(topic, used)
-        return use
+                self._renew(topic, followed)
+        return handle
 
-    def _plan(self, topic: str, used: _FollowedTopic, period_ms: int) -> None:
-        used.period_ms = period_ms
-        self._after(period_ms // TOPIC_KEEPALIVES_PER_PERIOD, topic, used)
+    def _plan(self, topic: str, followed: _FollowedTopic, period_ms: int) -> None:
+        followed.period_ms = period_ms
+        self._after(period_ms // TOPIC_KEEPALIVES_PER_PERIOD, topic, followed)
 
-    def _after(self, pause_ms: int, topic: str, used: _FollowedTopic) -> None:
+    def _after(self, pause_ms: int, topic: str, followed: _FollowedTopic) -> None:
         when_ns = self._session.clock.monotonic_ns() + pause_ms * _MS_NS
-        self._session.timers.call_at(when_ns, lambda: self._renew(topic, used))
+        self._session.timers.call_at(when_ns, lambda: self._renew(topic, followed))
 
-    def _renew(self, topic: str, used: _FollowedTopic) -> None:
-        used.uses = [each for each in used.uses if _is_live(each)]
-        if not used.uses:
-            self._used.pop(topic, None)
+    def _renew(self, topic: str, followed: _FollowedTopic) -> None:
+        followed.handles = [each for each in followed.handles if _is_live(each)]
+        if not followed.handles:
+            self._followed.pop(topic, None)
             return
-        run_steps(self._ask(topic)).when_done(lambda done: self._renewed(done, topic, used))
+        run_steps(self._ask(topic)).when_done(lambda done: self._renewed(done, topic, followed))
 
     def _ask(self, topic: str) -> Steps[TopicInfo]:
         yield self._session.wait_connected()
         return (yield from self._session.ask_name_owner(topic, TopicResolve(topic)))
 
-    def _renewed(self, done: Pending[TopicInfo], topic: str, used: _FollowedTopic) -> None:
+    def _renewed(self, done: Pending[TopicInfo], topic: str, followed: _FollowedTopic) -> None:
         if done.error is None:
             info = done.result()
             if _period_of(info):
-                self._plan(topic, used, _period_of(info))
+                self._plan(topic, followed, _period_of(info))
                 return
-            if any((use := each()) is not None and use.epoch > info.epoch for each in used.uses):
-                self._after(_RETRY_MS, topic, used)  # The reply predates the topic's re-creation.
+            if any((handle := each()) is not None and handle.epoch > info.epoch for each in followed.handles):
+                self._after(_RETRY_MS, topic, followed)  # The reply predates the topic's re-creation.
                 return
         elif not isinstance(done.error, TopicNotFound) and not self._session.is_closed:
-            pause_ms = used.period_ms // TOPIC_KEEPALIVES_PER_PERIOD or _RETRY_MS
-            self._after(min(pause_ms, _RETRY_MS), topic, used)
+            pause_ms = followed.period_ms // TOPIC_KEEPALIVES_PER_PERIOD or _RETRY_MS
+            self._after(min(pause_ms, _RETRY_MS), topic, followed)
             return
         # The topic does not exist or does not expire. A follower of a re-created topic calls `acquire` again.
-        self._used.pop(topic, None)
+        self._followed.pop(topic, None)
 
 
 def _is_live(ref: weakref.ref[KeepAliveHandle]) -> bool:
-    use = ref()
-    return use is not None and not use.is_over
+    handle = ref()
+    return handle is not None and not handle.is_over
 
 
 def _period_of(info: TopicInfo) -> int:

@@ -88,7 +88,7 @@ RETRY_S = 0.1
 HALTED_RETRY_S = 5.0
 """Pause in seconds before a halted topic is read again. It needs a restart of the engine."""
 _WILD = "*"
-_AGAIN = (NotReady, ConnectionTrouble)
+_RETRIABLE = (NotReady, ConnectionTrouble)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,14 +291,14 @@ class WatchCore:
         nodes = node_filter(options.node) if info.config.get("dedupe_node", True) else frozenset()
         source = open_source(connection, info.topic, is_following=True)
         source.keep_topic_alive(info.epoch)
-        kept = options.cursors.get(info.topic)
-        cursor = yield from resolve_start(connection, source, info.topic, kept or where)
+        stored = options.cursors.get(info.topic)
+        cursor = yield from resolve_start(connection, source, info.topic, stored or where)
         level = Durability.parse(str(info.config.get("durability", "disk")))
         # The classes `fsync` and `ephemeral` know only one consistency: acks are durable, or never.
         is_strong = options.consistency == "strong" and level not in {Durability.FSYNC, Durability.EPHEMERAL}
         self._positions[info.topic] = cursor
         # The head was just read, so the life is known.
-        has_begun = kept is None and where is LATEST
+        has_begun = stored is None and where is LATEST
         return WatchedTopic(
             info, source, Filters(nodes, tag_filter(options.tags)), cursor, has_begun=has_begun,
             is_strong=is_strong,
@@ -306,30 +306,30 @@ class WatchCore:
 
     # -- grants -----------------------------------------------------------------------------------------
 
-    def grant_steps(self, turn: ReadGrant, now_s: Callable[[], float]) -> Steps[GrantResult]:
+    def grant_steps(self, grant: ReadGrant, now_s: Callable[[], float]) -> Steps[GrantResult]:
         """Read the topic of one grant."""
-        topic = self._topics.get(turn.feed)
+        topic = self._topics.get(grant.feed)
         if topic is None:
             return GrantResult()
         result = GrantResult(after=topic.cursor.seq)
-        if turn.error is not None:
-            self._halt(topic, result, turn.error)
+        if grant.error is not None:
+            self._halt(topic, result, grant.error)
             return result
-        sequence = self._sequence(topic, turn)
+        sequence = self._sequence(topic, grant)
         # The durable position is not known: check the state of the topic, but return no records.
-        is_blind = topic.is_strong and turn.until >= UNBOUNDED
+        is_durable_position_unknown = topic.is_strong and grant.until >= UNBOUNDED
         try:
             page = self._take_shared_page(topic)
             if page is None:
                 page = yield from read_page(
                     topic.source, topic.info.topic, topic.cursor, limit=self.options.limit,
                     max_bytes=self.options.max_bytes, filters=topic.filters,
-                    until=turn.until if topic.is_strong else None,
+                    until=grant.until if topic.is_strong else None,
                 )  # fmt: skip
                 page = self._share_page(topic, page)
         except TopicNotFound:
             self._end_topic(topic, result, "deleted")
-        except _AGAIN as e:
+        except _RETRIABLE as e:
             if is_shard_failed(e):
                 self._halt(topic, result, e)
             else:
@@ -342,8 +342,15 @@ class WatchCore:
         else:
             topic.is_halted = False
             if sequence >= 0:
-                page = self._share_frame(topic, turn, page, sequence)
-            self._apply_page(topic, page, turn, result, now_s(), is_blind=is_blind)
+                page = self._share_frame(topic, grant, page, sequence)
+            self._apply_page(
+                topic,
+                page,
+                grant,
+                result,
+                now_s(),
+                is_durable_position_unknown=is_durable_position_unknown,
+            )
         return result
 
     @staticmethod
@@ -352,36 +359,36 @@ class WatchCore:
         result.retry_after_s, result.error = HALTED_RETRY_S, None if topic.is_halted else error
         topic.is_halted = True
 
-    def take_shared_frame(self, turn: ReadGrant) -> bool:
+    def take_shared_frame(self, grant: ReadGrant) -> bool:
         """Use the frame that another watch of this client has just read, if this watch would read the same.
 
         Reads no file. Returns True after queueing the page, up to the hint's last record. Returns False if no
         such frame exists; the caller then uses `read_at_hint`.
         """
-        topic, hint = self._topics.get(turn.feed), turn.hint
+        topic, hint = self._topics.get(grant.feed), grant.hint
         if topic is None or hint is None or not topic.is_caught_up:
             return False
         source, cursor = topic.source, topic.cursor
-        reading = self._shared.get_frame(topic.info.topic_id, cursor.epoch, hint)
-        if reading is None or hint.first_seq != cursor.seq + 1 or not isinstance(source, LocalSource):
+        shared_frame = self._shared.get_frame(topic.info.topic_id, cursor.epoch, hint)
+        if shared_frame is None or hint.first_seq != cursor.seq + 1 or not isinstance(source, LocalSource):
             return False
-        if not self._is_plain(topic, turn, hint) or not source.is_frame_current(reading):
+        if not self._is_plain(topic, grant, hint) or not source.is_frame_current(shared_frame):
             return False
         source.advance_past(hint)
-        page, name = reading.page(), topic.info.topic
+        page, name = shared_frame.page(), topic.info.topic
         # No call between these lines, so that an interruption cannot separate them.
-        topic.cursor, topic.head_seq = reading.cursor, hint.last_seq
+        topic.cursor, topic.head_seq = shared_frame.cursor, hint.last_seq
         self.events.append((name, page, page.cursor))
         return True
 
-    def read_at_hint(self, turn: ReadGrant) -> GrantResult | None:
+    def read_at_hint(self, grant: ReadGrant) -> GrantResult | None:
         """Read only the frame of the grant: the short path of a reader that keeps up.
 
         Returns None, without side effects, if the short path is not possible. The caller then uses
         `grant_steps`.
         """
-        topic, hint = self._topics.get(turn.feed), turn.hint
-        if topic is None or hint is None or not self._is_plain(topic, turn, hint):
+        topic, hint = self._topics.get(grant.feed), grant.hint
+        if topic is None or hint is None or not self._is_plain(topic, grant, hint):
             return None
         source = topic.source
         if not isinstance(source, LocalSource):
@@ -395,48 +402,48 @@ class WatchCore:
         if found is None:
             return None
         view, facts = found
-        reading = source.make_shared_frame(topic.cursor.epoch, sequence, hint, view, facts.earliest_seq)
+        shared_frame = source.make_shared_frame(topic.cursor.epoch, sequence, hint, view, facts.earliest_seq)
         if sequence >= 0 and facts.head_seq == hint.last_seq:
-            self._shared.put_frame(topic.info.topic_id, reading)
-        return self._apply_frame(topic, reading)
+            self._shared.put_frame(topic.info.topic_id, shared_frame)
+        return self._apply_frame(topic, shared_frame)
 
-    def _is_plain(self, topic: WatchedTopic, turn: ReadGrant, hint: LocationHint) -> bool:
+    def _is_plain(self, topic: WatchedTopic, grant: ReadGrant, hint: LocationHint) -> bool:
         """Return True if the watch returns the whole frame and nothing else."""
-        if not topic.has_begun or topic.filters or (topic.is_strong and hint.last_seq != turn.until):
+        if not topic.has_begun or topic.filters or (topic.is_strong and hint.last_seq != grant.until):
             return False
         options = self.options
         is_small = hint.last_seq - hint.first_seq < options.limit
         return is_small and hint.stop - hint.offset <= options.max_bytes
 
-    def _apply_frame(self, topic: WatchedTopic, reading: SharedFrame) -> GrantResult:
+    def _apply_frame(self, topic: WatchedTopic, shared_frame: SharedFrame) -> GrantResult:
         """Apply the next frame, which is the topic's last and of the same life. The short form of
         `_apply_page`."""
-        last_seq, cursor = reading.hint.last_seq, reading.cursor
+        last_seq, cursor = shared_frame.hint.last_seq, shared_frame.cursor
         topic.cursor, topic.head_seq = cursor, last_seq
-        result = GrantResult([(reading.page(), cursor)], last_seq, is_consumed=True)
+        result = GrantResult([(shared_frame.page(), cursor)], last_seq, is_consumed=True)
         if not topic.is_caught_up:
             result.events.append(self.caught_up_event(topic))
         return result
 
-    def _sequence(self, topic: WatchedTopic, turn: ReadGrant) -> int:
+    def _sequence(self, topic: WatchedTopic, grant: ReadGrant) -> int:
         """Return the change number of the topic's slot before a read that may be shared; -1 if it will not be
         shared."""
-        source, is_wanted = topic.source, turn.hint is not None and self._shared.is_useful
+        source, is_wanted = topic.source, grant.hint is not None and self._shared.is_useful
         return source.slot_sequence if is_wanted and isinstance(source, LocalSource) else -1
 
     def _take_shared_page(self, topic: WatchedTopic) -> Page | None:
         """Return the page that another watch of this client read at this position, if it is still current."""
         source, cursor = topic.source, topic.cursor
-        passage = self._shared.get_page(topic.info.topic_id, cursor, self._limits)
-        if passage is None or not self._is_for_all(topic) or not isinstance(source, LocalSource):
+        shared_page = self._shared.get_page(topic.info.topic_id, cursor, self._limits)
+        if shared_page is None or not self._is_for_all(topic) or not isinstance(source, LocalSource):
             return None
-        facts = source.facts_if_current(passage)
+        facts = source.facts_if_current(shared_page)
         if facts is None:
             return None
-        source.advance_past_page(passage)
+        source.advance_past_page(shared_page)
         return Page(
-            topic.info.topic, passage.batches, passage.cursor, tombstone=None, head_seq=facts.head_seq,
-            earliest_seq=facts.earliest_seq,
+            topic.info.topic, shared_page.batches, shared_page.cursor, tombstone=None,
+            head_seq=facts.head_seq, earliest_seq=facts.earliest_seq,
         )  # fmt: skip
 
     def _share_page(self, topic: WatchedTopic, page: Page) -> Page:
@@ -446,12 +453,12 @@ class WatchCore:
         is_wanted = is_wanted and after.epoch in {0, page.epoch}
         if not is_wanted or not isinstance(source, LocalSource):
             return page
-        passage = source.make_shared_page(page, self._limits)
-        if passage is None:
+        shared_page = source.make_shared_page(page, self._limits)
+        if shared_page is None:
             return page
-        self._shared.put_page(topic.info.topic_id, after.seq, passage)
+        self._shared.put_page(topic.info.topic_id, after.seq, shared_page)
         return Page(
-            page.topic, passage.batches, page.cursor, tombstone=None, head_seq=page.head_seq,
+            page.topic, shared_page.batches, page.cursor, tombstone=None, head_seq=page.head_seq,
             earliest_seq=page.earliest_seq,
         )  # fmt: skip
 
@@ -460,26 +467,28 @@ class WatchCore:
         """Return True if this watch omits and delays no records."""
         return not topic.filters and not topic.is_strong
 
-    def _share_frame(self, topic: WatchedTopic, turn: ReadGrant, page: Page, sequence: int) -> Page:
+    def _share_frame(self, topic: WatchedTopic, grant: ReadGrant, page: Page, sequence: int) -> Page:
         """Share a page with other watches if it is the whole frame of its grant. Returns the page to use
         instead."""
-        hint, source, pieces = turn.hint, topic.source, page.batches
-        if hint is None or not isinstance(source, LocalSource) or len(pieces) != 1:
+        hint, source, record_batches = grant.hint, topic.source, page.batches
+        if hint is None or not isinstance(source, LocalSource) or len(record_batches) != 1:
             return page
-        piece = pieces[0]
-        if not isinstance(piece, FrameRecordBatch) or not piece.is_whole or page.tombstone is not None:
+        batch = record_batches[0]
+        if not isinstance(batch, FrameRecordBatch) or not batch.is_whole or page.tombstone is not None:
             return page
-        view = piece.view
+        view = batch.view
         is_it = (view.first_seq, view.last_seq, page.head_seq) == (
             hint.first_seq, hint.last_seq, hint.last_seq,
         )  # fmt: skip
         # Expiry depends on the clock and does not change the slot.
         if not is_it or source.slot_sequence != sequence or not source.never_expires:
             return page
-        reading = source.make_shared_frame(page.epoch, sequence, hint, view.read_only(), page.earliest_seq)
-        self._shared.put_frame(topic.info.topic_id, reading)
+        shared_frame = source.make_shared_frame(
+            page.epoch, sequence, hint, view.read_only(), page.earliest_seq
+        )
+        self._shared.put_frame(topic.info.topic_id, shared_frame)
         return Page(
-            page.topic, reading.batches, page.cursor, tombstone=None, head_seq=page.head_seq,
+            page.topic, shared_frame.batches, page.cursor, tombstone=None, head_seq=page.head_seq,
             earliest_seq=page.earliest_seq,
         )  # fmt: skip
 
@@ -487,30 +496,30 @@ class WatchCore:
         self,
         topic: WatchedTopic,
         page: Page,
-        turn: ReadGrant,
+        grant: ReadGrant,
         result: GrantResult,
         now_s: float,
         *,
-        is_blind: bool,
+        is_durable_position_unknown: bool,
     ) -> None:
         name, gap = topic.info.topic, page.tombstone
         is_other_life = topic.has_begun and page.epoch != topic.cursor.epoch
         if is_other_life and gap is not None and gap.reason == RECREATED:
             self._end_topic(topic, result, RECREATED)
             return
-        behind = page.head_seq - topic.cursor.seq
-        if is_blind:
-            if not behind and not topic.is_caught_up:
+        lag = page.head_seq - topic.cursor.seq
+        if is_durable_position_unknown:
+            if not lag and not topic.is_caught_up:
                 topic.head_seq = page.head_seq
                 result.events.append(self.caught_up_event(topic))
             return
         waited_s = now_s - (
-            topic.lag_tracker.since_s if topic.lag_tracker is not None else turn.granted_ns / 1e9
+            topic.lag_tracker.since_s if topic.lag_tracker is not None else grant.granted_ns / 1e9
         )
         may_lag = topic.is_caught_up or topic.lag_tracker is not None
-        if may_lag and behind > len(page) and waited_s >= LAGGED_AFTER_S:
+        if may_lag and lag > len(page) and waited_s >= LAGGED_AFTER_S:
             topic.is_caught_up, topic.lag_tracker = False, None
-            result.events.append((Lagged(name, behind, round(waited_s, 3)), None))
+            result.events.append((Lagged(name, lag, round(waited_s, 3)), None))
             return  # Return it without records: they might be deleted before the program requests them.
         cursor = page.cursor
         if gap is not None:
@@ -524,7 +533,7 @@ class WatchCore:
             if topic.is_caught_up:
                 topic.is_caught_up, topic.lag_tracker = (
                     False,
-                    LagTracker(turn.granted_ns / 1e9, page.head_seq, now_s),
+                    LagTracker(grant.granted_ns / 1e9, page.head_seq, now_s),
                 )
             elif topic.lag_tracker is not None:
                 topic.lag_tracker.update(cursor.seq, page.head_seq, now_s)

@@ -123,12 +123,19 @@ class Batch(Pending[Appended]):
                 self.deduped,
                 self.commit_ts,
             )
-        whole = self.result()
+        appended = self.result()
         if index < 0:
-            return whole
-        seq = whole.first_seq + index if whole.first_seq else 0
+            return appended
+        seq = appended.first_seq + index if appended.first_seq else 0
         return Appended(
-            whole.topic, whole.epoch, seq, seq, 1, whole.durability, whole.deduped, whole.commit_ts
+            appended.topic,
+            appended.epoch,
+            seq,
+            seq,
+            1,
+            appended.durability,
+            appended.deduped,
+            appended.commit_ts,
         )
 
     def record_error(self, index: int) -> Exception | None:
@@ -242,7 +249,7 @@ class Shipment(OutboundFrames):
         return self.batch.stream.disable_backpressure
 
     @property
-    def place(self) -> tuple[int, int]:
+    def sort_key(self) -> tuple[int, int]:
         """Position of the frames in the sending order of their stream."""
         return self.order, 0 if self.rows is None else int(self.rows[0])
 
@@ -250,10 +257,10 @@ class Shipment(OutboundFrames):
         """Settle appended frames, and pass refused frames to the stream."""
         self._mark_progress()
         if not self.is_abandoned:
-            self._take(first, entries)
-        self._land()
+            self._apply_entries(first, entries)
+        self._finish_processing()
 
-    def _take(self, first: int, entries: SettleEntries) -> None:
+    def _apply_entries(self, first: int, entries: SettleEntries) -> None:
         batch = self.batch
         if not batch.has_many_frames and not int(entries[0, S_COUNT_STATUS]) >> STATUS_SHIFT & 0xFFFF:
             batch.settle_single_frame(entries[0].tolist())
@@ -276,7 +283,7 @@ class Shipment(OutboundFrames):
         self._mark_progress()
         if not self.is_abandoned:
             self.batch.stream.handle_refused(self, np.arange(first, first + count), error, by_shard=False)
-        self._land()
+        self._finish_processing()
 
     def abandon(self) -> None:
         """Free the bytes: no caller waits for the result any more."""
@@ -291,10 +298,10 @@ class Shipment(OutboundFrames):
                 self.timer.cancel()
             self.batch.stream.handle_settled(self)
 
-    def _land(self) -> None:
+    def _finish_processing(self) -> None:
         # Only after the stream has the refused frames, which it must send before later ones.
         if self.settled == self.count:
-            self.batch.stream.handle_landed(self)
+            self.batch.stream.handle_processed(self)
 
     def rows_in_batch(self, frames: NDArray[Any]) -> NDArray[Any]:
         """Return the indexes in the batch of these frames of the shipment."""

@@ -81,7 +81,7 @@ class NumberedStream(Stream):
         self, shipment: Shipment, frames: NDArray[Any], error: RinglogError, *, by_shard: bool
     ) -> None:
         """Fail the frame without a retry."""
-        self._lose(shipment, frames, error)
+        self._fail_frames(shipment, frames, error)
 
 
 class NumberedProducer:

@@ -41,7 +41,7 @@ def check_window(window_ms: int | None) -> int:
     return window_ms
 
 
-def check_once(records: Assembler, topic: str, key: str = "") -> None:
+def check_dedup_write(records: Assembler, topic: str, key: str = "") -> None:
     """Check a write with dedup ids before it is sent. Raises InvalidRequest or BatchTooLarge."""
     if key:
         raise InvalidRequest("a write must have idempotency_key or dedup ids, not both", topic=topic)
@@ -66,7 +66,7 @@ def append_idempotent(
         find_first.setdefault(digest, row)
     # If one write contains an id twice, the second record is a repeat of the first.
     rows = [row for row in range(size) if find_first.get(records.ids.get(row, b""), row) == row]
-    stamps, met, epoch = set(), None, 0
+    stamps, reached, epoch = set(), None, 0
     while rows:
         part = records.only(rows)
         ids = b"".join(part.ids.get(at, _NO_ID) for at in range(len(rows)))
@@ -82,14 +82,14 @@ def append_idempotent(
             seqs[row] = seq
         rows = [row for row in rows if not seqs[row]]
         stamps.add(done.commit_ts)
-        met, epoch = done.durability, done.epoch
+        reached, epoch = done.durability, done.epoch
     for row in range(size):
         if not seqs[row]:
             seqs[row] = seqs[find_first[records.ids[row]]]
             repeated.add(row)
-    assert met is not None
+    assert reached is not None
     return AppendedOnce(
-        stream.topic, epoch, seqs[0], seqs[-1], size, met, len(repeated) == size, max(stamps),
+        stream.topic, epoch, seqs[0], seqs[-1], size, reached, len(repeated) == size, max(stamps),
         seqs=tuple(seqs), repeated=frozenset(repeated),
     )  # fmt: skip
 

@@ -32,7 +32,7 @@ from ringlog.errors import (
 )
 from ringlog.frame import codec as frame_codec
 from ringlog.frame.columns import COLUMN_NAMES, encode_records
-from ringlog.frame.header import append_header
+from ringlog.frame.header import append_header_template
 from ringlog.frame.layout import HEADER_BYTES
 from ringlog.frame.view import open_frame
 from ringlog.limits import COMPRESS_BYTES_MIN, RECORD_BYTES_MAX
@@ -54,7 +54,9 @@ class ProducerCore:
         self.topic = check_str(topic, "topic")
         self.options = options
         self._durability = options.durability or Durability.EPHEMERAL  # No more than the topic's own class.
-        self._header = append_header(flags=frame_codec.flags_of(self._durability, options.payload.kind))
+        self._header = append_header_template(
+            flags=frame_codec.flags_of(self._durability, options.payload.kind)
+        )
         producer_id = None if options.name is None else named_producer_id(options.name)
         self.stream: Stream = session.open_stream(
             topic, producer_id=producer_id, create=options.create, durability=options.durability,
@@ -71,8 +73,8 @@ class ProducerCore:
         self._records_sent = self._waits = 0
         self._reported_acked = self._reported_failed = 0
         self._first_error: RinglogError | None = None
-        self._room: list[Pending[None]] = []
-        self._idle: list[Pending[None]] = []
+        self._room_waiters: list[Pending[None]] = []
+        self._settled_waiters: list[Pending[None]] = []
 
         session.producer_cores.add(self)
 
@@ -128,8 +130,8 @@ class ProducerCore:
     def has_room(self, size: int) -> bool:
         """Return True if the buffer has room for `size` bytes. A single record is always accepted by an empty
         buffer."""
-        held = self.stream.pending_bytes + self._records.bytes
-        return held + size + FRAME_OVERHEAD_BYTES <= self.options.max_buffer_bytes or not held
+        used_bytes = self.stream.pending_bytes + self._records.bytes
+        return used_bytes + size + FRAME_OVERHEAD_BYTES <= self.options.max_buffer_bytes or not used_bytes
 
     def add(self, payload: bytes | None, values: dict[str, Any] | None = None) -> tuple[Batch, int]:
         """Add one record to the open batch. Returns the batch and the record's index."""
@@ -295,7 +297,7 @@ class ProducerCore:
         self._waits += 1
         self.flush_open()
         pending: Pending[None] = Pending()
-        self._room.append(pending)
+        self._room_waiters.append(pending)
         return pending
 
     def buffer_full_error(self) -> Backpressure:
@@ -311,7 +313,7 @@ class ProducerCore:
         if not self.stream.pending_records:
             return resolved(None)
         pending: Pending[None] = Pending()
-        self._idle.append(pending)
+        self._settled_waiters.append(pending)
         return pending
 
     def report(self) -> FlushReport:
@@ -352,8 +354,8 @@ class ProducerCore:
     def _batch_done(self, batch: Batch, error: RinglogError | None) -> None:
         if error is not None and self._first_error is None:
             self._first_error = error
-        if self._room:
-            waiting, self._room = self._room, []
+        if self._room_waiters:
+            waiting, self._room_waiters = self._room_waiters, []
             # Given-up frames also make room. But a sender that waits because the engine does not answer must
             # fail after its timeout, instead of continuing with further records.
             is_given_up = isinstance(error, ConnectionTrouble)
@@ -362,8 +364,8 @@ class ProducerCore:
                     pending.fail(self.buffer_full_error())
                 else:
                     pending.resolve(None)
-        if self._idle and not self.stream.pending_records:
-            waiting, self._idle = self._idle, []
+        if self._settled_waiters and not self.stream.pending_records:
+            waiting, self._settled_waiters = self._settled_waiters, []
             for pending in waiting:
                 pending.resolve(None)
 

@@ -50,19 +50,19 @@ from ringlog.types import SESSION_BIT, Durability
 
 RETRY_MS = 20
 RETRY_MS_MAX = 1_000
-_LATER = (Throttled, NotReady, ShuttingDown)
+_TEMPORARY = (Throttled, NotReady, ShuttingDown)
 _OF_ONE_RECORD = (RecordTooLarge, BatchTooLarge, PayloadTooLarge, TopicFull)
 """Refusals of a frame that may not apply to each of its records if sent separately."""
-_ELSEWHERE = (StaleEpoch, TopicNotFound)
+_TOPIC_MOVED = (StaleEpoch, TopicNotFound)
 
 
-def effective_durability(info: TopicInfo, asked: Durability | None) -> Durability:
+def effective_durability(info: TopicInfo, requested: Durability | None) -> Durability:
     """Return the durability class of an ack, as the shard determines it.
 
     A frame may require a stronger class than its topic's, but not on an ephemeral topic.
     """
     own = Durability.parse(str(info.config.get("durability", "disk")))
-    return own if own is Durability.EPHEMERAL else max(own, asked or own)
+    return own if own is Durability.EPHEMERAL else max(own, requested or own)
 
 
 class Stream:
@@ -114,7 +114,7 @@ class Stream:
         self._in_flight: set[Shipment] = set()
         """Frames that were passed to the links and are not settled."""
         self._shipped = 0
-        self._again_ns = 0
+        self._retry_at_ns = 0
         """Earliest time at which refused frames are resent."""
         self._is_flushing = False
         self._locating: Pending[TopicInfo] | None = None
@@ -166,9 +166,9 @@ class Stream:
     def query_producer_state(self) -> Pending[ProducerStateReply | None]:
         """Resolve the topic, and claim a named producer. Resolves with the state that the engine had of
         it."""
-        return run_steps(self._meet_steps())
+        return run_steps(self._resolve_steps())
 
-    def _meet_steps(self) -> Steps[ProducerStateReply | None]:
+    def _resolve_steps(self) -> Steps[ProducerStateReply | None]:
         if not self._is_located():
             self._locate()
             if self._locating is not None:
@@ -188,7 +188,7 @@ class Stream:
     def _enqueue(self, shipment: Shipment) -> None:
         self._shipped += 1
         shipment.order = self._shipped
-        self._await(shipment)
+        self._start_timeout(shipment)
         if self._fenced is not None:
             self._give_up(shipment, self._fenced)
         elif self._queue or self._refused or self._displaced or not self._is_located():
@@ -197,7 +197,7 @@ class Stream:
         else:
             self._send(shipment)
 
-    def _await(self, shipment: Shipment) -> None:
+    def _start_timeout(self, shipment: Shipment) -> None:
         self._live.add(shipment)
         shipment.timer = self._host.timers.call_at(shipment.deadline_ns, lambda: self._expire(shipment))
 
@@ -226,7 +226,7 @@ class Stream:
             return self._displaced.popleft()
         if self._refused:
             # They get new numbers, so no frame with an old number may be in flight.
-            if self._in_flight or self._host.clock.monotonic_ns() < self._again_ns:
+            if self._in_flight or self._host.clock.monotonic_ns() < self._retry_at_ns:
                 return None
             self._queue_refused()
             if self._displaced:
@@ -238,14 +238,14 @@ class Stream:
         all others."""
         # Abandoned frames have no bytes any more.
         refused, self._refused = [each for each in self._refused if not each.is_abandoned], []
-        may_be_there = list(takewhile(lambda each: each.is_stamped, refused))
-        if may_be_there:
+        may_be_appended = list(takewhile(lambda each: each.is_stamped, refused))
+        if may_be_appended:
             # The first frame need not follow a frame that is settled. A frame that is refused for its order
             # is resent.
-            for place, shipment in enumerate(may_be_there):
-                shipment.set_follows_flags(first=place > 0)
-            self._displaced.extend(may_be_there)
-            self._refused = refused[len(may_be_there) :]
+            for index, shipment in enumerate(may_be_appended):
+                shipment.set_follows_flags(first=index > 0)
+            self._displaced.extend(may_be_appended)
+            self._refused = refused[len(may_be_appended) :]
             return
         for shipment in refused:
             # These frames follow one that the shard refused for certain, so they were not appended either.
@@ -292,10 +292,10 @@ class Stream:
         """
         if self._fenced is not None:
             raise self._fenced
-        held = self._claim if self.resumed is not None and self.resumed.epoch == info.epoch else 0
-        question = ProducerState(self.topic, self.producer_id, self._owner, held)
+        known_claim = self._claim if self.resumed is not None and self.resumed.epoch == info.epoch else 0
+        request = ProducerState(self.topic, self.producer_id, self._owner, known_claim)
         try:
-            reply: ProducerStateReply = yield self._host.ask_topic(info, question)
+            reply: ProducerStateReply = yield self._host.ask_topic(info, request)
         except ProducerFenced as e:
             self._fenced = e
             raise
@@ -348,43 +348,43 @@ class Stream:
         appended. Otherwise they were not appended by this attempt.
         """
         # A refused resend does not tell the outcome of the first attempt.
-        may_be_there = not by_shard and (shipment.was_rewound or error.outcome == "unknown")
+        may_be_appended = not by_shard and (shipment.was_rewound or error.outcome == "unknown")
         now = self._host.clock.monotonic_ns()
         delay_ns = self._pause_ns(error, shipment.attempts)
         if isinstance(error, ProducerFenced):
             self._fenced = ProducerFenced(error.message, **error.detail)
-        may_retry = isinstance(error, _LATER) or (
-            isinstance(error, _ELSEWHERE)
+        may_retry = isinstance(error, _TEMPORARY) or (
+            isinstance(error, _TOPIC_MOVED)
             # Without `create` retry once: it may have been deleted and created again.
             and (self.create or isinstance(error, StaleEpoch) or not shipment.attempts)
         )
-        may_retry &= may_be_there or error.outcome == "not_applied"
+        may_retry &= may_be_appended or error.outcome == "not_applied"
         may_retry &= error.detail.get("reason") not in FINAL_REASONS
-        if isinstance(error, _ELSEWHERE):
+        if isinstance(error, _TOPIC_MOVED):
             # Also if this shipment fails: the next one must resolve the topic again.
             self._info = None
             self._host.forget(self.topic)
         if not may_retry or now + delay_ns >= shipment.deadline_ns:
-            if may_be_there:
+            if may_be_appended:
                 error = type(error)(error.message, outcome="unknown", **error.detail)
             if by_shard and isinstance(error, _OF_ONE_RECORD) and shipment.batch.is_gathered:
                 self._split(shipment)
                 return
-            self._lose(shipment, frames, error)
+            self._fail_frames(shipment, frames, error)
             return
         self.retries += len(frames)
         self._host.retries += len(frames)
         buffer, offsets = shipment.copy_frames(frames)
-        again = Shipment(
+        resend = Shipment(
             shipment.batch, buffer, offsets, shipment.deadline_ns, shipment.rows_in_batch(frames),
             shipment.attempts + 1, shipment.order,
         )  # fmt: skip
-        again.refusal = error
-        again.is_stamped = again.was_rewound = may_be_there
-        self._await(again)
+        resend.refusal = error
+        resend.is_stamped = resend.was_rewound = may_be_appended
+        self._start_timeout(resend)
         self._drop_if_finished(shipment)
-        insort(self._refused, again, key=lambda each: each.place)
-        self._again_ns = max(self._again_ns, now + delay_ns)
+        insort(self._refused, resend, key=lambda each: each.sort_key)
+        self._retry_at_ns = max(self._retry_at_ns, now + delay_ns)
         self._host.timers.call_at(now + delay_ns, self._flush)
 
     def handle_batch_done(self, batch: Batch, *, acked: int, error: RinglogError | None = None) -> None:
@@ -402,7 +402,7 @@ class Stream:
         """Remove a shipment whose frames are all settled."""
         self._live.discard(shipment)
 
-    def handle_landed(self, shipment: Shipment) -> None:
+    def handle_processed(self, shipment: Shipment) -> None:
         """Remove a shipment whose results are all processed. Refused frames may be resent then."""
         self._in_flight.discard(shipment)
         if self._refused and not self._in_flight:
@@ -425,7 +425,7 @@ class Stream:
         if shipment.settled >= shipment.count:
             self._live.discard(shipment)
 
-    def _lose(self, shipment: Shipment, frames: NDArray[Any], error: RinglogError) -> None:
+    def _fail_frames(self, shipment: Shipment, frames: NDArray[Any], error: RinglogError) -> None:
         self._drop_if_finished(shipment)
         shipment.batch.fail_frames(shipment.rows_in_batch(frames), error)
 
@@ -438,12 +438,12 @@ class Stream:
         self._drop_if_finished(shipment)
         assert self.on_split is not None, "gathered frames are made by a producer"
         buffer, offsets = self.on_split(shipment.buffer)
-        again = Shipment(
+        resend = Shipment(
             batch, buffer, offsets, shipment.deadline_ns, np.arange(batch.frames), shipment.attempts + 1,
             shipment.order,
         )  # fmt: skip
-        self._await(again)
-        insort(self._refused, again, key=lambda each: each.place)
+        self._start_timeout(resend)
+        insort(self._refused, resend, key=lambda each: each.sort_key)
         self._host.timers.call_at(self._host.clock.monotonic_ns(), self._flush)
 
     def _expire(self, shipment: Shipment) -> None:
@@ -485,4 +485,4 @@ class Stream:
             shipment.batch.fail_frames(shipment.rows_in_batch(frames), error)
         # Frames of it in flight have lower numbers than all later frames: they are appended before those, or
         # never.
-        self.handle_landed(shipment)
+        self.handle_processed(shipment)

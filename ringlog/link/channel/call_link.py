@@ -29,7 +29,7 @@ class CallLink:
         self._shard = shard
         self._clock, self._fds = clock, fds
         self._peer: Peer | None = None
-        self._asked: Pending[PeerReply] | None = None
+        self._ring_request: Pending[PeerReply] | None = None
         self._ring: CallClient | None = None
         self._shard_bell: BellRinger | None = None
         self._is_asleep: Callable[[], bool] = lambda: True
@@ -51,23 +51,23 @@ class CallLink:
 
     def request_ring(self, peer: Peer, shm_dir: str, is_asleep: Callable[[], bool]) -> None:
         """Request a ring, unless that was done on this connection."""
-        if self._asked is not None or not peer.is_up:
+        if self._ring_request is not None or not peer.is_up:
             return
         deadline_ns = self._clock.monotonic_ns() + _ASK_NS
-        asked = self._asked = peer.request(OpenCalls(), deadline_ns, is_patient=False)
-        asked.when_done(lambda done: self._answered(done, peer, shm_dir, is_asleep))
+        pending = self._ring_request = peer.request(OpenCalls(), deadline_ns, is_patient=False)
+        pending.when_done(lambda done: self._answered(done, peer, shm_dir, is_asleep))
 
     def _answered(
-        self, asked: Pending[PeerReply], peer: Peer, shm_dir: str, is_asleep: Callable[[], bool]
+        self, pending: Pending[PeerReply], peer: Peer, shm_dir: str, is_asleep: Callable[[], bool]
     ) -> None:
-        if asked is not self._asked:
+        if pending is not self._ring_request:
             return
-        if asked.error is not None:
-            if isinstance(asked.error, ConnectionTrouble):
+        if pending.error is not None:
+            if isinstance(pending.error, ConnectionTrouble):
                 # The next job request repeats this. A slow shard then returns the same ring.
-                self._asked = None
+                self._ring_request = None
             return
-        name = asked.result().message.name
+        name = pending.result().message.name
         if not name:
             return
         try:
@@ -88,7 +88,7 @@ class CallLink:
             if not ring.send(data):
                 return False
         except RingError:
-            self._lose()
+            self._give_up_ring()
             return False
         if self._is_asleep() and self._shard_bell is not None:
             self._shard_bell.ring()
@@ -101,15 +101,15 @@ class CallLink:
             return False
         if not ring.has_replies:
             if ring.is_closed:
-                self._lose()
+                self._give_up_ring()
                 return True
             return False
         try:
-            answers = ring.take_replies()
+            replies = ring.take_replies()
         except RingError:
-            self._lose()
+            self._give_up_ring()
             return True
-        for data in answers:
+        for data in replies:
             peer.on_message(data, None)
         return True
 
@@ -125,7 +125,7 @@ class CallLink:
         if self._ring is not None:
             self._ring.drain_bell()
 
-    def _lose(self) -> None:
+    def _give_up_ring(self) -> None:
         """Give up the ring, because it is closed or corrupt.
 
         Its unanswered requests go through the socket.
@@ -136,7 +136,7 @@ class CallLink:
 
     def drop_ring(self) -> None:
         """Give up the ring, because the connection ended."""
-        self._asked = None
+        self._ring_request = None
         peer = self._detach_ring()
         if peer is not None:
             peer.close_fast_path(is_up=False)

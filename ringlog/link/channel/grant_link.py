@@ -21,10 +21,10 @@ _ASK_NS = 5_000 * MS
 class GrantLink:
     """Grant ring of one scheduler. Not thread-safe."""
 
-    def __init__(self, scheduler: int, *, clock: Clock, fds: FdSet, hears: SchedulerListener) -> None:
+    def __init__(self, scheduler: int, *, clock: Clock, fds: FdSet, listener: SchedulerListener) -> None:
         self._scheduler = scheduler
-        self._clock, self._fds, self._scheduler_listener = clock, fds, hears
-        self._asked: Pending[PeerReply] | None = None
+        self._clock, self._fds, self._scheduler_listener = clock, fds, listener
+        self._ring_request: Pending[PeerReply] | None = None
         self._ring: GrantReader | None = None
 
     @property
@@ -35,19 +35,19 @@ class GrantLink:
     def request_ring(self, peer: Peer, shm_dir: str) -> None:
         """Request a ring, as the first request on a new connection."""
         self.drop_ring()
-        asked = self._asked = peer.request(OpenTurns(), self._deadline_ns(), is_patient=False)
-        asked.when_done(lambda done: self._answered(done, peer, shm_dir))
+        pending = self._ring_request = peer.request(OpenTurns(), self._deadline_ns(), is_patient=False)
+        pending.when_done(lambda done: self._answered(done, peer, shm_dir))
 
-    def _answered(self, asked: Pending[PeerReply], peer: Peer, shm_dir: str) -> None:
-        if asked is not self._asked:
+    def _answered(self, pending: Pending[PeerReply], peer: Peer, shm_dir: str) -> None:
+        if pending is not self._ring_request:
             return
-        if asked.error is not None:
-            if isinstance(asked.error, ConnectionTrouble) and peer.is_up:
+        if pending.error is not None:
+            if isinstance(pending.error, ConnectionTrouble) and peer.is_up:
                 # The scheduler is slow and did not refuse: it may still create a ring and then send grants
                 # only there.
                 self.request_ring(peer, shm_dir)
             return
-        name = asked.result().message.name
+        name = pending.result().message.name
         if not name:
             return
         try:
@@ -65,14 +65,14 @@ class GrantLink:
         After the reply the reader checks every feed, because grants in the ring are lost.
         """
 
-        def answered(asked: Pending[PeerReply]) -> None:
-            if asked.error is None:
+        def answered(pending: Pending[PeerReply]) -> None:
+            if pending.error is None:
                 self._scheduler_listener.scheduler_grants(self._scheduler, [], is_complete=False)
-            elif isinstance(asked.error, ConnectionTrouble) and peer.is_up:
+            elif isinstance(pending.error, ConnectionTrouble) and peer.is_up:
                 self._request_messages(peer)
 
-        asked = peer.request(OpenTurns(wanted=False), self._deadline_ns(), is_patient=False)
-        asked.when_done(answered)
+        pending = peer.request(OpenTurns(wanted=False), self._deadline_ns(), is_patient=False)
+        pending.when_done(answered)
 
     def _deadline_ns(self) -> int:
         return self._clock.monotonic_ns() + _ASK_NS
@@ -88,15 +88,15 @@ class GrantLink:
         ring = self._ring
         if ring is None or not ring.has_grants:
             return False
-        taken = ring.take_grants()
+        grants = ring.take_grants()
         self._scheduler_listener.scheduler_grants(
-            self._scheduler, taken.rows.tolist(), is_complete=taken.is_complete
+            self._scheduler, grants.rows.tolist(), is_complete=grants.is_complete
         )
         return True
 
     def drop_ring(self) -> None:
         """Give up the ring, because the connection ended."""
-        self._asked = None
+        self._ring_request = None
         ring, self._ring = self._ring, None
         if ring is not None:
             self._fds.unwatch(ring.fileno())

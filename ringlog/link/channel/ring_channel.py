@@ -61,7 +61,7 @@ BY_MESSAGE_BYTES = 1 << 20
 """Frames are combined into messages up to this size. A larger frame is sent on its own."""
 RING_CHECK_NS = 1_000 * MS
 """Interval of checks of the ring while frames wait: it may have been removed."""
-STRIKES_MAX = 2
+CLOSES_PER_FRAME_MAX = 2
 """Number of rings that a shard may close with the same oldest frame before that frame is given up."""
 
 
@@ -80,17 +80,17 @@ class RingLocation:
 class ClientRing:
     """A ring of this client, the bell that wakes the client, and the bell that wakes the shard."""
 
-    def __init__(self, place: RingLocation, opened: RingOpened, fds: FdSet) -> None:
+    def __init__(self, location: RingLocation, opened: RingOpened, fds: FdSet) -> None:
         self.name = opened.ring
-        self._place, self._fds = place, fds
-        self.producer = RingProducer.attach(f"{place.shm_dir}/{opened.ring}", engine_id=place.engine_id)
+        self._location, self._fds = location, fds
+        self.producer = RingProducer.attach(f"{location.shm_dir}/{opened.ring}", engine_id=location.engine_id)
         try:
-            self._bell = BellListener(f"{place.shm_dir}/{opened.bell}")
+            self._bell = BellListener(f"{location.shm_dir}/{opened.bell}")
         except BaseException:
             self.producer.close()
             raise
-        self._shard_bell = BellRinger(shard_bell(place.shm_dir, place.shard))
-        self._wants = 0
+        self._shard_bell = BellRinger(shard_bell(location.shm_dir, location.shard))
+        self._wakeup_bits = 0
         self.is_urgent = False
         """Its frames must not wait for frames of other clients."""
         fds.watch(self._bell.fileno())
@@ -108,18 +108,18 @@ class ClientRing:
         """Set the events that wake this client."""
         if self.is_urgent:
             bits |= WakeupFlags.NO_BATCH_WINDOW
-        if bits != self._wants:
-            self._wants = bits
+        if bits != self._wakeup_bits:
+            self._wakeup_bits = bits
             self.producer.set_wakeup_flags(bits)
 
-    def set_urgent(self, *, is_pressing: bool) -> None:
+    def set_urgent(self, *, is_urgent: bool) -> None:
         """Set whether frames may wait for those of other clients; call it before they are published."""
-        self.is_urgent = is_pressing
-        self.set_wakeups(self._wants & ~WakeupFlags.NO_BATCH_WINDOW)
+        self.is_urgent = is_urgent
+        self.set_wakeups(self._wakeup_bits & ~WakeupFlags.NO_BATCH_WINDOW)
 
     def wake_shard(self) -> None:
         """Ring the shard's bell if it sleeps. Call it after publishing, never before."""
-        if self._place.is_asleep():
+        if self._location.is_asleep():
             self._shard_bell.ring()
 
     def close(self) -> None:
@@ -147,9 +147,9 @@ class RingChannel:
         self._clock, self._timers, self._fds = clock, timers, fds
         self._control = control
         self._on_displaced = on_displaced
-        self._place: RingLocation | None = None
+        self._location: RingLocation | None = None
         self._ring: ClientRing | None = None
-        self._larger: ClientRing | None = None
+        self._next_ring: ClientRing | None = None
         """The next ring, which is used once the current one is empty."""
         self._grow_after_ns = 0
         self._by_message_until_ns = 0
@@ -160,7 +160,7 @@ class RingChannel:
         self._in_flight = InFlight()
         self._is_sending_message = False
         self._last_oldest: tuple[OutboundFrames, int] | None = None
-        self._strikes = 0
+        self._close_count = 0
         self.frames_resent = 0
 
     # -- calls of the owner ----------------------------------------------------------------------------
@@ -231,67 +231,67 @@ class RingChannel:
         if self._ring is not None:
             self._ring.set_wakeups(WakeupFlags.SETTLEMENTS if is_wanted and self.has_work else 0)
 
-    def move(self, place: RingLocation | None) -> None:
+    def move(self, location: RingLocation | None) -> None:
         """Use another start of the engine (None: no engine). Unsettled frames are displaced."""
-        self._place = None
+        self._location = None
         self.close_ring()
-        self._strikes = 0
-        runs = self._take_back()
-        self._place = place
+        self._close_count = 0
+        runs = self._withdraw_runs()
+        self._location = location
         for run in runs:
             self._on_displaced(run)
 
     def close(self) -> list[OutboundFrames]:
         """Close the channel. Return the unsettled runs, oldest first."""
-        self._place = None
+        self._location = None
         ring = self._ring
         if ring is not None:
             # A corrupt ring has no last settlements. Its frames stay unsettled.
             with contextlib.suppress(RingError):
                 self._in_flight.match(ring.producer.take_settlements())
         self.close_ring()
-        return self._take_back()
+        return self._withdraw_runs()
 
     # -- the ring -----------------------------------------------------------------------------------
 
     def _open(self, ring_bytes: int = 0) -> None:
         """Request a ring: the first one, or one of `ring_bytes` to replace the current one."""
-        place = self._place
-        if place is None or self._opening is not None or self._retry is not None:
+        location = self._location
+        if location is None or self._opening is not None or self._retry is not None:
             return
         deadline = self._clock.monotonic_ns() + OPEN_REQUEST_NS
-        request = RingOpen(self._client_id, os.getpid(), place.shard, ring_bytes, born=own_process_id()[1])
-        self._opening = opening = place.supervisor.request(request, deadline)
-        opening.when_done(lambda done: self._opened(place, done))
+        request = RingOpen(self._client_id, os.getpid(), location.shard, ring_bytes, born=own_process_id()[1])
+        self._opening = opening = location.supervisor.request(request, deadline)
+        opening.when_done(lambda done: self._opened(location, done))
 
-    def _opened(self, place: RingLocation, opening: Pending[PeerReply]) -> None:
+    def _opened(self, location: RingLocation, opening: Pending[PeerReply]) -> None:
         is_awaited = self._opening is opening
         if is_awaited:
             self._opening = None
-        if self._place is not place or not is_awaited:
+        if self._location is not location or not is_awaited:
             if opening.error is None:
                 # A ring of another start of the engine, for a location that this channel has left. It is not
                 # used.
-                self._send_ring_close(place, opening.result().message.ring)
+                self._send_ring_close(location, opening.result().message.ring)
             if is_awaited:
                 self._try_again()  # This request was the one that detected the end of the previous engine.
             return
         try:
-            ring = ClientRing(place, opening.result().message, self._fds)
+            ring = ClientRing(location, opening.result().message, self._fds)
         except RinglogError as e:
             if opening.error is None:
                 # The ring exists, but this client cannot use it (no descriptors). Without a close each retry
                 # would leave one.
-                self._send_ring_close(place, opening.result().message.ring)
+                self._send_ring_close(location, opening.result().message.ring)
             self._not_opened(e)
             return
         if self._ring is None:
             self._ring, self._by_message_until_ns = ring, 0
         elif ring.producer.capacity > self._ring.producer.capacity:
-            self._larger = ring
+            self._next_ring = ring
         else:
             ring.close()
-            self._send_ring_close(place, ring.name)
+            self._send_ring_close(location, ring.name)
             self._grow_after_ns = self._clock.monotonic_ns() + GROW_RETRY_NS
         self._push()
 
@@ -327,25 +327,25 @@ class RingChannel:
 
     def _grow(self, ring: ClientRing, frame_bytes: int) -> None:
         """Request a larger ring: this one was full, or is too small for a frame of this size."""
-        if self._larger is None and self._clock.monotonic_ns() >= self._grow_after_ns:
+        if self._next_ring is None and self._clock.monotonic_ns() >= self._grow_after_ns:
             wanted = max(ring.producer.capacity * RING_GROWTH, frame_bytes * RING_FRAME_FRACTION)
             self._open(min(wanted, RING_BYTES_MAX))
 
-    def _move_to_larger(self) -> ClientRing | None:
+    def _switch_ring(self) -> ClientRing | None:
         """Return the ring to push into: the larger one once the current one is empty, None until then."""
-        ring, larger = self._ring, self._larger
-        if ring is None or larger is None or ring.producer.is_consumer_closed:
+        ring, next_ring = self._ring, self._next_ring
+        if ring is None or next_ring is None or ring.producer.is_consumer_closed:
             return ring
         if self._in_flight.frames:
             return None
-        self._ring, self._larger = larger, None
+        self._ring, self._next_ring = next_ring, None
         ring.close()
-        if self._place is not None:
-            self._send_ring_close(self._place, ring.name)
-        return larger
+        if self._location is not None:
+            self._send_ring_close(self._location, ring.name)
+        return next_ring
 
-    def _send_ring_close(self, place: RingLocation, name: str) -> None:
-        place.supervisor.request(RingClose(name), self._clock.monotonic_ns() + OPEN_REQUEST_NS)
+    def _send_ring_close(self, location: RingLocation, name: str) -> None:
+        location.supervisor.request(RingClose(name), self._clock.monotonic_ns() + OPEN_REQUEST_NS)
 
     def _try_again(self) -> None:
         self._retry = None
@@ -361,29 +361,29 @@ class RingChannel:
             self._check_timer.cancel()
             self._check_timer = None
         self._opening = None
-        for ring in (self._ring, self._larger):
+        for ring in (self._ring, self._next_ring):
             if ring is not None:
                 ring.close()
-        self._ring = self._larger = None
+        self._ring = self._next_ring = None
 
     def _displace(self, reason: str) -> None:
         """Replace a ring that is lost. Its unsettled frames are pushed again."""
-        ring, place = self._ring, self._place
+        ring, location = self._ring, self._location
         self.close_ring()
-        if ring is not None and place is not None:
-            self._send_ring_close(place, ring.name)
-        self._outbox.extend(self._take_back())
-        self._count_strike(reason)
+        if ring is not None and location is not None:
+            self._send_ring_close(location, ring.name)
+        self._outbox.extend(self._withdraw_runs())
+        self._count_close(reason)
         self._push()
 
-    def _count_strike(self, reason: str) -> None:
+    def _count_close(self, reason: str) -> None:
         if not self._outbox:
             return
         oldest = (self._outbox[0], self._outbox[0].settled)
-        self._strikes = self._strikes + 1 if oldest == self._last_oldest else 1
+        self._close_count = self._close_count + 1 if oldest == self._last_oldest else 1
         self._last_oldest = oldest
-        if self._strikes > STRIKES_MAX:
-            self._strikes = 0
+        if self._close_count > CLOSES_PER_FRAME_MAX:
+            self._close_count = 0
             run = self._outbox[0]
             run.fail_next(
                 1,
@@ -394,18 +394,18 @@ class RingChannel:
             if run.settled == run.count:
                 self._outbox.popleft()
 
-    def _take_back(self) -> list[OutboundFrames]:
+    def _withdraw_runs(self) -> list[OutboundFrames]:
         """Remove and return all unsettled runs, oldest first. Their unsettled frames count as not pushed."""
         runs = list(dict.fromkeys([*self._in_flight.drain(), *self._outbox]))
         self._outbox.clear()
         self._is_sending_message = False
-        kept = []
+        unsettled = []
         for run in runs:
             if run.is_abandoned or run.settled == run.count:
                 continue
             self.frames_resent += run.rewind()
-            kept.append(run)
-        return kept
+            unsettled.append(run)
+        return unsettled
 
     # -- pushing ------------------------------------------------------------------------------------
 
@@ -414,7 +414,7 @@ class RingChannel:
             self._push_without_ring()
             return
         try:
-            ring = self._move_to_larger()
+            ring = self._switch_ring()
             pushed = 0 if ring is None else self._push_what_fits(ring)
         except RingError as e:
             # The ring is corrupt. All unsettled frames, also those of this call, go into another ring.
@@ -469,13 +469,13 @@ class RingChannel:
             large_at = run.first_larger(ring.producer.frame_bytes_max)
             if large_at == run.pushed:
                 self._grow(ring, run.size_of(large_at))
-                if self._in_flight.frames == 0 and self._larger is None and self._opening is None:
+                if self._in_flight.frames == 0 and self._next_ring is None and self._opening is None:
                     self._send_message(run, 1)
                 break
             if run.disable_backpressure is not ring.is_urgent and (
                 run.disable_backpressure or not self._in_flight.frames
             ):
-                ring.set_urgent(is_pressing=run.disable_backpressure)
+                ring.set_urgent(is_urgent=run.disable_backpressure)
             count = self._push_part(ring.producer, run, large_at)
             pushed += count
             if run.pushed == run.count:
@@ -511,21 +511,21 @@ class RingChannel:
         run.pushed += count
         request = Append(run.topic, count, disable_backpressure=run.disable_backpressure)
         frames = run.view(row, row + count)
-        answer = self._control.request(request, run.deadline_ns, frames, is_patient=False)
-        answer.when_done(lambda done: self._message_done(run, row, count, done))
+        reply = self._control.request(request, run.deadline_ns, frames, is_patient=False)
+        reply.when_done(lambda done: self._message_done(run, row, count, done))
 
-    def _message_done(self, run: OutboundFrames, row: int, count: int, answer: Pending[PeerReply]) -> None:
+    def _message_done(self, run: OutboundFrames, row: int, count: int, reply: Pending[PeerReply]) -> None:
         if run.settled != row or run.pushed != row + count or not self._is_sending_message:
             return  # The run was taken back in the meantime, and its frames are sent again.
         self._is_sending_message = False
         if run.pushed == run.count and self._outbox and self._outbox[0] is run:
             self._outbox.popleft()
-        if answer.error is None:
+        if reply.error is None:
             run.take_entries(
-                np.frombuffer(answer.result().message.entries, dtype=np.uint64).reshape(-1, WORDS)
+                np.frombuffer(reply.result().message.entries, dtype=np.uint64).reshape(-1, WORDS)
             )
-        elif isinstance(answer.error, RinglogError):
-            run.fail_next(count, answer.error)
+        elif isinstance(reply.error, RinglogError):
+            run.fail_next(count, reply.error)
         else:
-            raise InvariantViolation("a request failed with an error outside RinglogError") from answer.error
+            raise InvariantViolation("a request failed with an error outside RinglogError") from reply.error
         self._push()

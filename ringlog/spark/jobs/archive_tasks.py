@@ -106,11 +106,11 @@ class ArchiveReader(DataSourceReader):
         bounds = [Bounds(*each) for each in assignment.bounds]
         with Catalog.open(assignment.path) as catalog:
             stored = [
-                stretch
+                stored_range
                 for each in bounds
-                for stretch in catalog.stored_ranges(each.topic, each.after, each.until)
+                for stored_range in catalog.stored_ranges(each.topic, each.after, each.until)
             ]
-            worth = sum(stretch.bytes for stretch in stored) // FILE_BYTES_MIN
+            worth = sum(stored_range.bytes for stored_range in stored) // FILE_BYTES_MIN
             options = replace(
                 assignment.options(), min_partitions=max(min(assignment.min_partitions, worth), 1)
             )

@@ -106,7 +106,7 @@ def summarize_audit(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
             faults = sorted(faults, key=lambda row: (row["file"], row["offset"]))[:FAULTS_PER_TASK_MAX]
         is_append = pc.and_(pc.equal(kinds, "append"), pc.is_valid(batch.column("topic")))
         for owner, part in _by_owner(batch.filter(is_append)):
-            stored[owner] = _together(stored[owner], part) if owner in stored else part
+            stored[owner] = _merge(stored[owner], part) if owner in stored else part
     rows: list[dict[str, Any]] = [
         {"what": TOTAL, "frames": frames, "records": records, "bytes": size, "damaged": damaged}
     ]
@@ -123,7 +123,7 @@ def _count(mask: Any) -> int:
     return int(pc.sum(mask).as_py() or 0)
 
 
-def _together(one: SeqRangeArrays, other: SeqRangeArrays) -> SeqRangeArrays:
+def _merge(one: SeqRangeArrays, other: SeqRangeArrays) -> SeqRangeArrays:
     return merge_seq_ranges(
         np.concatenate((one.firsts, other.firsts)), np.concatenate((one.lasts, other.lasts))
     )

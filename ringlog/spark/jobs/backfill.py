@@ -100,7 +100,7 @@ def run(
         state = BackfillState(source, path, files, -(-total // step_rows(rate)))
         kept.save(state)
     check_same_options(state, {"source": source, "to_path": path})
-    work = _Work(state, source)
+    work = _StepRanges(state, source)
     skipped = state.done
     written = as_text({"createTopics": True, **({"topic": topic} if topic else {}), **(sink or {})})
     for step in steps(state.done, state.steps, work.size, rate, progress or SilentProgress(), "backfill"):
@@ -116,7 +116,7 @@ def run(
     )  # fmt: skip
 
 
-class _Work:
+class _StepRanges:
     """Maps steps to ranges of the rows of all files."""
 
     def __init__(self, state: BackfillState, source: str) -> None:
@@ -139,13 +139,13 @@ class _Work:
         spelled = {unquote(urlsplit(url).path): urlsplit(url).path for url in files.inputFiles()}
         starts = [stop - rows for stop, (_, rows) in zip(self._stops, self._state.files, strict=True)]
         bases = [(spelled[path], starts[first + i]) for i, path in enumerate(paths)]
-        places = session.createDataFrame(bases, "file_path string, base long")
+        file_bases = session.createDataFrame(bases, "file_path string, base long")
         # One Spark API returns file:///x, the other file:/x.
         path = F.regexp_replace("_metadata.file_path", "^file:/+", "/").alias("file_path")
         frame = files.select("*", path, "_metadata.row_index")
         unknown = F.raise_error(F.concat(F.lit("not a file of this job: "), "file_path")).cast("long")
         base = F.coalesce("base", unknown)
-        placed = frame.join(F.broadcast(places), "file_path", "left").withColumn(
+        placed = frame.join(F.broadcast(file_bases), "file_path", "left").withColumn(
             "place", base + F.col("row_index")
         )
         chosen = placed.filter((F.col("place") >= low) & (F.col("place") < high)).orderBy("place")

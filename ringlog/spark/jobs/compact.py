@@ -17,7 +17,7 @@ from pyspark.sql.window import Window
 
 from ringlog.clock import SystemClock
 from ringlog.errors import StaleEpoch
-from ringlog.spark.catalog import Catalog, TopicAt
+from ringlog.spark.catalog import Catalog, TopicState
 from ringlog.spark.clients import client_of
 from ringlog.spark.errors import OptionError
 from ringlog.spark.jobs.archive import subscription
@@ -111,7 +111,7 @@ def run(
     return CompactReport(proposals, total, apply, deleted, (clock.monotonic_ns() - started) / 1e9)
 
 
-def _before(catalog: Catalog, at: TopicAt, older_than_us: int | None) -> int:
+def _before(catalog: Catalog, at: TopicState, older_than_us: int | None) -> int:
     """Return the first position to keep."""
     if older_than_us is None:
         return at.head + 1
@@ -120,7 +120,7 @@ def _before(catalog: Catalog, at: TopicAt, older_than_us: int | None) -> int:
 
 
 def _ranges(
-    session: SparkSession, path: str, wanted: list[tuple[TopicAt, int]], tags: Sequence[str]
+    session: SparkSession, path: str, wanted: list[tuple[TopicState, int]], tags: Sequence[str]
 ) -> DataFrame:
     """Return (topic, epoch, first_seq, last_seq, records) of each run of matching live records."""
     options: dict[str, Any] = {"endingOffsets": {at.topic: before for at, before in wanted}}
@@ -141,7 +141,7 @@ def _ranges(
 
 
 def _proposals(
-    ranges: DataFrame, wanted: list[tuple[TopicAt, int]], tags: tuple[str, ...]
+    ranges: DataFrame, wanted: list[tuple[TopicState, int]], tags: tuple[str, ...]
 ) -> tuple[Proposal, ...]:
     totals = {
         (row["topic"], row["epoch"]): row

@@ -55,7 +55,7 @@ class DamagedFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingRange:
     """Unexplained missing positions, inclusive."""
 
     topic: str
@@ -75,7 +75,7 @@ class VerifyReport:
     damaged: int
     damage: tuple[DamagedFrame, ...]
     """The first FINDINGS_MAX."""
-    missing: tuple[Missing, ...]
+    missing: tuple[MissingRange, ...]
     """The first FINDINGS_MAX."""
     missing_positions: int
     is_whole: bool
@@ -111,7 +111,7 @@ def run(
     )
     faults = [row for row in rows if row["what"] == FAULT]
     damage = [_damage(row) for row in sorted(faults, key=lambda row: (row["file"], row["offset"]))]
-    missing = _missing(list(_breaks([row for row in rows if row["what"] == STORED], before)), before, options)
+    missing = _missing(list(_holes([row for row in rows if row["what"] == STORED], before)), before, options)
     seconds = (clock.monotonic_ns() - started) / 1e9
     return VerifyReport(
         tuple(Bound(each.topic, each.epoch, 0, each.head_seq) for each in before), frames, records, size,
@@ -121,7 +121,7 @@ def run(
     )  # fmt: skip
 
 
-def _breaks(rows: list[Row], places: list[TopicLocations]) -> Iterator[Missing]:
+def _holes(rows: list[Row], places: list[TopicLocations]) -> Iterator[MissingRange]:
     """Yield the positions up to each topic's head that no stored frame contains, explained or not."""
     stored: dict[tuple[str, int], list[tuple[int, int]]] = {(each.topic, each.epoch): [] for each in places}
     for row in rows:
@@ -134,7 +134,7 @@ def _breaks(rows: list[Row], places: list[TopicLocations]) -> Iterator[Missing]:
         both = merge_seq_ranges(*np.array(found, dtype=np.int64).T)
         for last, first in zip(both.lasts[:-1].tolist(), both.firsts[1:].tolist(), strict=True):
             if last < each.head_seq:
-                yield Missing(each.topic, each.epoch, last + 1, min(first - 1, each.head_seq))
+                yield MissingRange(each.topic, each.epoch, last + 1, min(first - 1, each.head_seq))
 
 
 def _damage(row: Row) -> DamagedFrame:
@@ -142,13 +142,15 @@ def _damage(row: Row) -> DamagedFrame:
     return DamagedFrame(**{name: fields[name] for name in DamagedFrame.__slots__})
 
 
-def _missing(breaks: list[Missing], before: list[TopicLocations], options: SourceOptions) -> list[Missing]:
+def _missing(
+    candidates: list[MissingRange], before: list[TopicLocations], options: SourceOptions
+) -> list[MissingRange]:
     """Return the holes that neither the state before nor the state now explains, if a read confirms them."""
     client = client_of(options.path)
     known = {(each.topic, each.epoch): each for each in before}
     now: dict[str, TopicLocations | None] = {}
-    found: list[Missing] = []
-    for topic, epoch, first, last in map(astuple, breaks):
+    found: list[MissingRange] = []
+    for topic, epoch, first, last in map(astuple, candidates):
         then = known[topic, epoch]
         if topic not in now:
             try:
@@ -159,7 +161,7 @@ def _missing(breaks: list[Missing], before: list[TopicLocations], options: Sourc
         if after is None or after.epoch != epoch:
             continue  # Deleted or recreated meanwhile: nothing is missing.
         holes = [
-            Missing(topic, epoch, *both)
+            MissingRange(topic, epoch, *both)
             for start, stop in then.unaccounted_ranges(first, last)
             for both in after.unaccounted_ranges(start, stop)
         ]

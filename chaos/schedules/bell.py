@@ -240,7 +240,7 @@ class BellExplorer:
             _load_monitor=SimpleNamespace(
                 window=SimpleNamespace(is_holding=False), idle_ns=0, wait_ms=lambda longest: longest
             ),
-            _idle_sleeps=0, _commit_from_ns=0, _has_looked_on=False,
+            _idle_sleeps=0, _commit_from_ns=0,
             _poll=SimpleNamespace(poll=poll),
             _bell=SimpleNamespace(drain=lambda: memory.access(lambda: memory.set(bell=0))),
         )  # fmt: skip

@@ -457,6 +457,7 @@ def _resolve(config: Config, cwd: str) -> Config:
     def absolute(path: str) -> str:
         return os.path.normpath(os.path.join(os.path.abspath(cwd), os.path.expanduser(path))) if path else ""
 
+    _require_text(config)
     replace = msgspec.structs.replace
     data = absolute(config.data.dir)
     found = replace(
@@ -468,18 +469,21 @@ def _resolve(config: Config, cwd: str) -> Config:
         cold=replace(config.cold, dir=absolute(config.cold.dir)),
         log=replace(config.log, file=absolute(config.log.file)),
     )
-    _require_utf8(found)
+    _require_text(found)
     return found
 
 
-def _require_utf8(config: Config) -> None:
-    """Raise ConfigError for a setting or path that is not UTF-8, because processes exchange them as UTF-8.
+def _require_text(config: Config) -> None:
+    """Raise ConfigError for a setting or path with a NUL character, or one that is not UTF-8.
 
-    Other bytes of the command line, the environment or the working directory's name are surrogates here.
+    No path can contain NUL, and processes exchange settings as UTF-8. Other bytes of the command line, the
+    environment or the working directory's name are surrogates here.
     """
     for section, struct in _SECTIONS.items():
         for key in _keys(struct):
             value = getattr(getattr(config, section), key)
+            if isinstance(value, str) and "\0" in value:
+                raise ConfigError(f"{section}.{key} must not contain a NUL character", found=ascii(value))
             if isinstance(value, str) and not value.isascii():
                 try:
                     value.encode()

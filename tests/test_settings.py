@@ -162,6 +162,12 @@ def test_the_configuration_survives_serialisation_for_an_actor(tmp_path: Path) -
         c.from_plain({"wal": {"shards": "x"}})
 
 
+@pytest.mark.parametrize("value", ["~user\0", "/x\0y", "\0"])
+def test_a_nul_character_in_a_path_is_refused(tmp_path: Path, value: str) -> None:
+    with pytest.raises(ConfigError, match=r"cold\.dir must not contain a NUL character"):
+        load(tmp_path, cold__dir=value)
+
+
 def test_a_set_argument_without_a_value_is_refused() -> None:
     assert c.parse_flags(["wal.shards=2", "log.level=info,a=debug"]) == {
         "wal.shards": "2",

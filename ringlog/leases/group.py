@@ -514,10 +514,7 @@ class ConsumerGroup(Dispatch):
                     self.apply_event(row, EXHAUST)
         if not rows:
             return
-        holder, process_number = (
-            self.holders.touch_member(change.node, at_ms),
-            self.number_of_process(change.process_id),
-        )
+        process_number = self.number_of_process(change.process_id)
         for at in range(0, len(rows), CLAIM_ROW):
             first, stop = rows[at], rows[at] + rows[at + 1]
             if stop > change.cursor and not self.is_default_group:
@@ -528,6 +525,8 @@ class ConsumerGroup(Dispatch):
             if row >= 0 or stop - first > 1:
                 for row in self.isolate_rows(first, stop):
                     self.drop(row)  # Delivered again; the reason of its last failure is kept.
+            # After the drop: a holder that lost its last run is forgotten, and its number is reused.
+            holder = self.holders.touch_member(change.node, at_ms)
             self.lease(
                 first, stop, change.until_ms, rows[at + 3], holder, rows[at + 2],
                 process_number=process_number, begun=begun, given=at_ms,

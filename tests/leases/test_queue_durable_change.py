@@ -158,3 +158,21 @@ def test_a_lease_without_a_time_counts_from_the_last_change() -> None:
     """Older snapshots have no delivery times. Their live leases must not appear idle."""
     golden = bytes.fromhex((GOLDEN.parent / "leases" / "queue_row.hex").read_text())
     assert decode_queue_leases(golden).list_pending(NOW)[0][0].given_ms == NOW
+
+
+def test_a_worker_that_steals_its_only_leases_keeps_them() -> None:
+    """Found by the fuzzer: the worker was forgotten in the middle, and the next one got its number."""
+    queue, live = ConsumerGroup(tokens=LeaseTokens(9)), LiveSeqs(1, 4)
+    queue.begin_log()
+    assert queue.claim(live, "ann", 2, 60_000, NOW)
+    stolen = queue.steal(np.array([1, 2]), "ann", 60_000, NOW + 1)
+    assert stolen is not None
+    queue.check()
+    assert queue.claim(live, "bob", 1, 60_000, NOW + 2)
+    queue.check()
+    seqs, token = np.array([1, 2]), stolen.rows[3]
+    assert queue.match(seqs, np.array([token, token + 1], np.uint64), "ann", NOW + 3).leased.tolist() == [1, 2]
+    assert not queue.match(seqs, np.zeros(2, np.uint64), "bob", NOW + 3).leased.tolist()
+    again = decode_queue_leases(encode_queue_leases(queue))
+    again.check()
+    assert [entry.node for entry in again.list_pending(NOW + 4)[0]] == ["ann", "bob"]

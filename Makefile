@@ -113,7 +113,7 @@ check: $(STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	$(PY) -m pytest -q tests/test_architecture.py tests/test_house_rules.py tests/test_names.py \
+	$(PY) -m pytest -q tests/test_architecture.py tests/test_house_rules.py tests/test_names.py tests/test_prose.py \
 	  tests/test_unasync.py
 
 # Warnings are errors: a link that leads nowhere, a page that is in no table of contents.

@@ -17,6 +17,7 @@ from bench.host import Host
 from bench.rows import Row, progress, row, scaled
 from bench.watchers import Watchers, stamp
 from ringlog.client import Page
+from ringlog.types import Durability
 
 ROUNDS = 5
 APPENDS = 300
@@ -84,7 +85,7 @@ def _one_watcher(host: Host, level: str) -> NDArray[np.int64]:
 
     The first appends, which open rings, are left out.
     """
-    host.client.topics.create(level, durability=level)
+    host.client.topics.create(level, durability=Durability.parse(level))
     warm, count = scaled(FIRST, 5), scaled(APPENDS, 20)
     watchers = Watchers(host.url, [level], frame=1, processes=1, each=1, untimed=warm)
     for _ in range(warm + count):

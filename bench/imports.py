@@ -1,4 +1,5 @@
-"""Time that an import of ringlog adds to a program, and its pytest plug-in to a test run that does not use it.
+"""Time that an import of ringlog adds to a program, and its pytest plug-in to a test run that does not use
+it.
 
 The floor of a row is the same process without ringlog, started in turns with it.
 """

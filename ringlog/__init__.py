@@ -84,8 +84,8 @@ __all__ = [
     "Payload", "PayloadCodec", "PendingEntry", "PendingJob", "Producer", "ProducerStats", "Queue",
     "QueueStats", "Reader", "Record", "RecordFields", "RouterDescription", "Routers", "Settled", "Start",
     "Tailer", "Ticket", "Tombstone", "TopicDeleted", "TopicDescription", "TopicRemoval", "TopicSettings",
-    "TopicSummary", "Topics", "Watch", "WatchEvent", "__version__", "aio", "backoff_ms", "client", "connect", "errors",
-    "msgspec_codec", "spark", "testing",
+    "TopicSummary", "Topics", "Watch", "WatchEvent", "__version__", "aio", "backoff_ms", "client", "connect",
+    "errors", "msgspec_codec", "spark", "testing",
 ]  # fmt: skip
 _PACKAGES = {"aio", "client", "errors", "spark", "testing"}
 

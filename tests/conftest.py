@@ -149,8 +149,8 @@ def shm_entries() -> set[str]:
 
 
 def ours_in_shm(names: set[str]) -> set[str]:
-    """Return the names that no process outside of this test run uses: the engine of another run is no leak.
-    """
+    """Return the names that no process outside of this test run uses: the engine of another run is no
+    leak."""
     return {name for name in names if (SHM / name).exists() and not _used_by_strangers(name)}
 
 

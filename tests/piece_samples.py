@@ -1,5 +1,5 @@
-"""Runs of frames with any records, as the readers of a log find them. Tests build record batches from them.
-"""
+"""Runs of frames with any records, as the readers of a log find them. Tests build record batches from
+them."""
 
 import numpy as np
 from hypothesis import strategies as st

@@ -19,7 +19,7 @@ PAGES_OF_WORK = ("CONTRIBUTING.md", "CHANGELOG.md")
 
 ID = re.compile(r"(?<![\w.-])(?:[A-Z]{1,3}-\d{1,3}|(?<=\()[A-Z]{1,2}\d{1,2}(?=[,)]))(?![\w-])")
 """A rule id: `G-12` anywhere, or `W3` in parentheses."""
-NOT_AN_ID = {"C-11", "L-1", "L-2", "SHA-1", "ISO-8", "UTF-8", "UTF-16", "UTF-32", "X86"}
+NOT_AN_ID = {"SHA-1", "SHA-256", "UTF-8", "UTF-16", "UTF-32", "X86", "Z85"}
 DIALECT = {
     "whoever": "name the component",
     "nobody": "name the component",
@@ -67,9 +67,9 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
 
 def _strings(source: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            if isinstance(node.value.value, str):
-                yield node.lineno, node.value.value
+        value = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            yield node.lineno, value.value
 
 
 @cache
@@ -77,7 +77,9 @@ def defined_ids() -> frozenset[str]:
     invariants = (ROOT / "docs/reference/invariants.md").read_text()
     faults = (ROOT / "chaos/faults.toml").read_text()
     rows = re.findall(r"^\| ([A-Z]+\d+) \|", invariants, re.MULTILINE)
-    return frozenset(rows) | frozenset(re.findall(r'^id = "([^"]+)"', faults, re.MULTILINE))
+    plans = "".join(plan.read_text() for plan in (ROOT / "chaos/plans").glob("*.toml"))
+    targets = re.findall(r'^target = "([^"]+)"', plans, re.MULTILINE)
+    return frozenset([*rows, *targets, *re.findall(r'^id = "([^"]+)"', faults, re.MULTILINE)])
 
 
 def undefined_ids(text: str) -> list[str]:

@@ -53,7 +53,7 @@ TEXTS = {
     r"; `await ticket` gives their numbers\.": ". Thread-safe.",
     r"\bTimeoutError when `timeout` ended": "RequestTimeout too when `timeout` ended",
     r"\bOne task at a time\b": "One thread at a time",
-    r"\bfrom the loop; soon if": "from whichever thread learns it; at once if",
+    r"\bfrom the loop; soon if": "from any thread; at once if",
 }
 """Replacements of patterns in docstrings and comments."""
 ELSEWHERE = re.compile(r"\bringlog\.client\.(shell|ref_count)\b")

@@ -277,9 +277,7 @@ class CheckpointTask:
             base = snapshots.empty_snapshot(plan.shard, plan.shards)
         ids, starts, merged = snapshots.merge_rows(base, rows.ids, rows.lengths, rows.rows)
         listed = [ref.created_us for ref in (*plan.segments, *self._added)]
-        number = snapshots.next_snapshot_number(
-            ctx.disk, ctx.data_dir, plan.shard, plan.shards, plan.number
-        )
+        number = snapshots.next_snapshot_number(ctx.disk, ctx.data_dir, plan.shard, plan.shards, plan.number)
         snapshot = Snapshot(
             number, plan.shard, plan.shards, plan.incarnation, max([ctx.clock.now_us(), *listed]),
             rows.facts, ids, starts, merged,

@@ -427,9 +427,7 @@ class Reclaimer:
         liveness = self._query_liveness([np.array(sorted(topics), dtype=np.uint64)])
         # If a shard does not reply, its topics are not in `liveness`. A halted topic still exists.
         return {
-            name
-            for topic_id, name in topics.items()
-            if topic_id in liveness and not liveness[topic_id].epoch
+            name for topic_id, name in topics.items() if topic_id in liveness and not liveness[topic_id].epoch
         }
 
     def _remove(self, name: str, state: _RegisteredState) -> None:

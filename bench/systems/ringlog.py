@@ -10,6 +10,7 @@ from bench.host import Host
 from bench.load import topics_for
 from bench.systems.base import BATCHES_JOBS, CONNECT_S, LEASE_MS, LOOP_JOBS, Batch, Blocking, Way
 from ringlog.client import LATEST, Page
+from ringlog.types import Durability
 
 ALONE = "storage.enabled=false"
 SHARDS = 2
@@ -106,7 +107,7 @@ class Server:
     warm_s = 0.5
 
     def __init__(self, durability: str, *sets: str) -> None:
-        self._durability = _CLASSES.get(durability, durability)
+        self._durability = Durability.parse(_CLASSES.get(durability, durability))
         self.host = Host(SHARDS, ALONE, *sets)
         self.address = self.host.url
         self.started_s = self.host.started_s

@@ -38,6 +38,7 @@ from chaos.leases.putting import MARKS
 from chaos.leases.verdict import Death, Place, Rules
 from chaos.order import Account, Order
 from chaos.rigs.nursery import Client
+from ringlog.types import Durability
 
 PUTS_PER_S = 60.0
 MEMBERS = 2
@@ -58,7 +59,7 @@ class Groups:
     def make(self, client: ringlog.Client, topics: list[str]) -> None:
         """Create the topics. Implements Cast."""
         for number, name in enumerate(topics):
-            durability = ("fsync", "disk")[number // SHARDS]
+            durability = (Durability.FSYNC, Durability.DISK)[number // SHARDS]
             client.topics.create(name, durability=durability, record_priority=_has_marks(number))
 
     def start(self, scene: Scene) -> tuple[list[Client], list[Client]]:

@@ -20,6 +20,7 @@ from chaos.leases.putting import MARKS
 from chaos.leases.verdict import Death, Place, Rules
 from chaos.order import Account, Order
 from chaos.rigs.nursery import Client
+from ringlog.types import Durability
 
 PUTS_PER_S = 250.0
 WORKERS = 3
@@ -41,7 +42,7 @@ class Jobs:
         for number, name in enumerate(topics):
             more: dict[str, Any] = {"dead_letter": DEAD} if number % SHARDS == WITH_LETTERS else {}
             more |= {"record_priority": True} if number == WITH_MARKS else {}
-            durability = ("fsync", "disk")[number // SHARDS]
+            durability = (Durability.FSYNC, Durability.DISK)[number // SHARDS]
             client.topics.create(name, type="queue", durability=durability, lease_ms=LEASE_MS, **more)
 
     def start(self, scene: Scene) -> tuple[list[Client], list[Client]]:

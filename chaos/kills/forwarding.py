@@ -14,6 +14,7 @@ from chaos.rigs.work import KEPT_TOPICS
 from ringlog.board.processes import SCHEDULER, WAL_SHARD
 from ringlog.client import Client
 from ringlog.errors import RinglogError
+from ringlog.types import Durability
 
 PER_S = 800.0
 DESTS = (("fsync", 0), ("disk", 1), ("memory", 2))
@@ -36,7 +37,7 @@ def routers(stage: Stage, seconds: float, passes: tuple[int, ...] = stop_plan.PA
         for source in KEPT_TOPICS:
             for durability, number in DESTS:
                 dest = f"copy-{source}-{number}"
-                client.topics.create(dest, exist_ok=True, durability=durability)
+                client.topics.create(dest, exist_ok=True, durability=Durability.parse(durability))
                 client.routers.create(dest, scene.load.topics[source], dest)
     scene.start_load(PER_S)
     deadline = time.monotonic() + seconds

@@ -289,8 +289,9 @@ class Operations:
 
     @overload
     async def read(
-        self, topic: str, after: Cursor | int = ..., *, payload: PayloadCodec[T], start: datetime | None = ...,
-        limit: int = ..., max_bytes: int = ..., wait_ms: int = ..., tags: TagFilter | None = ...,
+        self, topic: str, after: Cursor | int = ..., *, payload: PayloadCodec[T],
+        start: datetime | None = ..., limit: int = ...,
+        max_bytes: int = ..., wait_ms: int = ..., tags: TagFilter | None = ...,
         node: str | list[str] | None = ...,
     ) -> Page[T]: ...  # fmt: skip
 
@@ -479,7 +480,8 @@ class Operations:
     @overload
     def group(
         self, topic: str, name: str, *, payload: PayloadCodec[T], mode: Literal["queue", "stream"] = ...,
-        start: Start = ..., tags: TagFilter | None = ..., node: str | None = ..., **limits: Unpack[GroupLimits],
+        start: Start = ..., tags: TagFilter | None = ..., node: str | None = ...,
+        **limits: Unpack[GroupLimits],
     ) -> Group[T]: ...  # fmt: skip
 
     def group(

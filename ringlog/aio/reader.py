@@ -152,7 +152,7 @@ class Reader(Generic[V]):
         )  # fmt: skip
 
     @staticmethod
-    def _before(page: Page) -> int:
+    def _before(page: Page[Any]) -> int:
         """Return the position just before the first record of the page."""
         return page.batches[0].seq_at(0) - 1 if page.batches else page.cursor.seq
 

@@ -20,6 +20,7 @@ from ringlog.cli.output import Format
 from ringlog.cli.probe import existing_parent, machine_facts, quantile, time_syncs
 from ringlog.errors import Internal, UsageError
 from ringlog.limits import BATCH_RECORDS_MAX, RECORD_BYTES_MAX
+from ringlog.types import Durability
 
 if TYPE_CHECKING:
     from ringlog.client import Client
@@ -200,7 +201,7 @@ def _topic(url: str, durability: str) -> Iterator[tuple[Client, str]]:
 
     topic = f"bench-{secrets.token_hex(6)}"
     with ringlog.connect(url, wait=10.0) as client:
-        client.topics.create(topic, durability=durability)
+        client.topics.create(topic, durability=Durability.parse(durability))
         try:
             yield client, topic
         finally:

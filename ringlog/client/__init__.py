@@ -83,7 +83,8 @@ __all__ = [
     "Job", "Lagged", "NewRecord", "Page", "Payload", "PayloadCodec", "PendingEntry", "PendingJob", "Producer",
     "ProducerStats", "Queue", "QueueStats", "Reader", "Record", "RecordFields", "RouterDescription",
     "Routers", "Settled", "Start", "Tailer", "Ticket", "Tombstone", "TopicDeleted", "TopicDescription",
-    "TopicRemoval", "TopicSettings", "TopicSummary", "Topics", "Watch", "WatchEvent", "backoff_ms", "connect", "msgspec_codec",
+    "TopicRemoval", "TopicSettings", "TopicSummary", "Topics", "Watch", "WatchEvent", "backoff_ms", "connect",
+    "msgspec_codec",
 ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 # Generated from ringlog/aio/group.py by tools/unasync.py: do not edit; `make fmt` regenerates it.
-"""Consumer groups: several programs share the records of a topic, and the engine keeps how far they are.
+"""Consumer groups: several programs share the records of a topic, and the engine stores the group's position.
 
-    billing = client.group("orders", "billing")
+    billing = client.group("orders", "billing", mode="queue")
     for job in billing.jobs(max_in_flight=8):
         with job:
             charge(job.json())
@@ -9,8 +9,8 @@
     for order in client.group("orders", "report", mode="stream"):
         add(order)
 
-Records stay in the topic for everybody else. In mode `queue` each is leased to one member at a time until it
-is acked; in mode `stream` one member reads all of them in order, and what it is done with is committed.
+Records stay in the topic for other readers. In mode `queue` the engine leases each record to one member at a
+time until a member acks it. In mode `stream` one member reads all records in order and commits its position.
 """
 
 from __future__ import annotations
@@ -35,24 +35,35 @@ from ringlog.clock import SystemClock
 from ringlog.errors import RinglogError, UsageError
 from ringlog.limits import AUTO_COMMIT_MS_DEFAULT
 from ringlog.link.futures import Steps
+from ringlog.payload import RAW, PayloadCodec, V
 
 if TYPE_CHECKING:
     from ringlog.client.connection.shell import ThreadedShell
     from ringlog.client.operations import Operations
 
 
-class Group(LeaseClient):
-    """One consumer group, as one member sees it. It is made when it is first used. `node` is the member's
-    name, which holds the leases."""
+class Group(LeaseClient[V]):
+    """View of one member on one consumer group. The first use creates the group.
 
-    def __init__(self, client: Operations, shell: ThreadedShell, working: GroupLeaseOperations) -> None:
-        super().__init__(client, shell, working)
-        self._operations: GroupLeaseOperations = working
+    The engine records leases under the member's name, `node`.
+
+    Example:
+        group = client.group("orders", "report")
+        for record in group.records():
+            add(record)
+    """
+
+    def __init__(
+        self, client: Operations, shell: ThreadedShell, operations: GroupLeaseOperations,
+        payload: PayloadCodec[Any] = RAW,
+    ) -> None:  # fmt: skip
+        super().__init__(client, shell, operations, payload)
+        self._operations: GroupLeaseOperations = operations
         self._stream_reader: GroupStreamReader | None = None
 
     @property
     def name(self) -> str:
-        """Its name, and behind an `@` its filter of tags, if it has one."""
+        """Name of the group, followed by `@` and its tag filter if it has one."""
         return self._operations.group
 
     # -- mode queue -----------------------------------------------------------------------------------
@@ -60,29 +71,47 @@ class Group(LeaseClient):
     def pending(
         self, *, node: str = "", idle_ms: int = 0, min_deliveries: int = 0, after: int = 0, limit: int = 100
     ) -> list[PendingEntry]:
-        """What was given out and is not done, by number: of one member, untouched for so long, given out so
-        often. Looking changes nothing."""
-        asked = pending_options(node, idle_ms, min_deliveries, after, limit)
-        steps = self._operations.pending(self._client.connection, *asked)
+        """Return delivered records that are not acked, in order of their seqs. The call changes no state.
+
+        Args:
+            node: Only records of this member; "" = of all members.
+            idle_ms: Only records whose last delivery or lease extension is at least this old, in
+                milliseconds.
+            min_deliveries: Only records that were delivered at least this often.
+            after: Only records above this seq.
+            limit: Most entries to return. An entry may cover several consecutive records.
+        """
+        options = pending_options(node, idle_ms, min_deliveries, after, limit)
+        steps = self._operations.pending(self._client.connection, *options)
         return self._shell.run(steps)
 
     def leave(self) -> int:
-        """This member leaves: what it holds is ready for others at once; how many records."""
+        """Leave the group: records that are leased to this member become ready for other members at once.
+
+        Returns:
+            Number of records that were released.
+        """
         return self._shell.run(self._operations.leave(self._client.connection))
 
     # -- mode stream ----------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Record | Tombstone]:
+    def __iter__(self) -> Iterator[Record[V] | Tombstone]:
         return self.records()
 
-    def records(self, *, auto_commit_ms: int | None = AUTO_COMMIT_MS_DEFAULT) -> Iterator[Record | Tombstone]:
-        """Every record behind what is committed, in order, for ever; tombstones between them say what is
-        gone.
+    def records(
+        self, *, auto_commit_ms: int | None = AUTO_COMMIT_MS_DEFAULT
+    ) -> Iterator[Record[V] | Tombstone]:
+        """Iterate in order over all records after the committed position. The iteration does not end by
+        itself.
 
-        Whoever begins this reads the group alone: a member that read it before is told with LeaseLost when it
-        commits. A record is done when the next one is asked for. What is done is committed every
-        `auto_commit_ms` (0 = with each record), before waiting for more, and at the end; with None only
-        `commit` does.
+        Tombstones between the records report lost records. Starting an iteration fences the previous reader
+        of the group: its next commit raises LeaseLost. A record counts as processed when the program requests
+        the next one.
+
+        Args:
+            auto_commit_ms: Interval in milliseconds between commits of processed records; 0 commits after
+                each record. The iteration also commits before it waits for new records and when it ends. With
+                None only `commit` commits.
         """
         streaming = GroupStreamReader(self._operations, check_auto_commit_ms(auto_commit_ms), SystemClock())
         return self._in_order(streaming, self._shell.begin(lambda: self._begin(streaming)))
@@ -91,7 +120,7 @@ class Group(LeaseClient):
         yield from streaming.take_over(self._client.connection)
         self._stream_reader = streaming
 
-    def _in_order(self, streaming: GroupStreamReader, begun: Any) -> Iterator[Record | Tombstone]:
+    def _in_order(self, streaming: GroupStreamReader, begun: Any) -> Iterator[Record[V] | Tombstone]:
         self._shell.finish(begun)
         try:
             while not self._shell.is_closed and streaming is self._stream_reader:
@@ -103,17 +132,19 @@ class Group(LeaseClient):
                         return
         except RinglogError:
             if not self._shell.is_closed:
-                raise  # Else what was asked for has failed because the client ended, and so do we.
+                # The request failed because the client was closed; the iteration then ends without an error.
+                raise
         finally:
             if streaming.is_auto and not self._shell.is_closed and streaming is self._stream_reader:
                 with suppress(RinglogError):
                     self._shell.run(streaming.commit(self._client.connection, streaming.processed))
             streaming.close()
 
-    def _page(self, streaming: GroupStreamReader) -> Page | None:
-        """The next records; None, behind a pause, when the engine cannot answer for now (CL-7)."""
+    def _page(self, streaming: GroupStreamReader) -> Page[V] | None:
+        """Return the next records; None, after a pause, if the engine cannot answer at present."""
         try:
-            return self._shell.run(streaming.page(self._client.connection))
+            page = self._shell.run(streaming.page(self._client.connection))
+            return page.with_payload(self._codec)
         except RinglogError as e:
             if not e.retriable or self._client.state is ClientState.CLOSED:
                 raise
@@ -121,47 +152,71 @@ class Group(LeaseClient):
             return None
 
     def commit(self, seq: int | None = None) -> None:
-        """Everything up to `seq` is done, or everything that was given out so far; durable as the topic's
-        class asks when this returns. Raises LeaseLost when somebody else reads the group now."""
+        """Mark every record up to `seq` as processed.
+
+        When the call returns, the position is as durable as the topic's class requires.
+
+        Args:
+            seq: Last processed seq. None commits every record that the iteration has returned so far.
+
+        Raises:
+            LeaseLost: Another member reads the group now.
+            UsageError: No iteration is active, or `seq` is above the last returned record.
+        """
         if seq is not None:
             seq = check_seq(seq, "seq")
         streaming = self._stream_reader
         if streaming is None:
-            raise UsageError("nothing is read from this group", group=self.name)
+            raise UsageError(
+                "no iteration over this group is active: iterate records() before commit()", group=self.name
+            )
         wanted = streaming.delivered if seq is None else seq
         self._shell.run(streaming.commit(self._client.connection, wanted))
 
-    # -- where it is ----------------------------------------------------------------------------------
+    # -- position -------------------------------------------------------------------------------------
 
     def seek(self, start: Start) -> int:
-        """Have the group go on from there, back or forth: EARLIEST, LATEST, the first number to deliver, or a
-        time. Nothing is pending then, and every lease has ended. Returns the first number that is given
-        out."""
+        """Move the group to another position, forward or back. All leases end and no record stays pending.
+
+        Args:
+            start: EARLIEST, LATEST, the first seq to deliver, a cursor, or a time.
+
+        Returns:
+            First seq that the group delivers from now on.
+        """
         start = check_start(start)
         self._stream_reader = None
         return self._shell.run(self._operations.seek(self._client.connection, start))
 
     def lag(self) -> tuple[int, int]:
-        """Records that nobody was given yet, and records that were given out and are not done."""
+        """Return the number of records that were never delivered, and the number of pending records."""
         found = self.stats()
         return found.undelivered, found.pending
 
     def stats(self) -> GroupStats:
-        """How the group is."""
+        """Return the state of the group: position, counts and members."""
         found: GroupStats = self._shell.run(self._operations.stats(self._client.connection))
         return found
 
     def members(self) -> tuple[GroupMember, ...]:
-        """Who works for it: who holds something, or asked in the last two minutes."""
+        """Return the members that hold leases or sent a request within the last two minutes."""
         found = self.stats()
         return found.members
 
     def delete(self) -> bool:
-        """Remove the group: its place and its pending list are forgotten. Was it there?"""
+        """Delete the group with its position and its pending records.
+
+        Returns:
+            False if the group did not exist.
+        """
         self._stream_reader = None
         return self._shell.run(self._operations.delete(self._client.connection))
 
     def close(self, timeout: float = GIVE_BACK_S) -> None:
-        """Give back what was claimed and not begun, and let go of files. The client calls it, too."""
+        """Return unstarted records, then release the files. Closing the client also closes the group.
+
+        Args:
+            timeout: Longest time to wait for the engine, in seconds.
+        """
         self._stream_reader = None
         super().close(timeout)

@@ -1,33 +1,41 @@
 # Generated from ringlog/aio/job.py by tools/unasync.py: do not edit; `make fmt` regenerates it.
-"""One job of a queue, or one record that a consumer group leases, for who works on it."""
+"""One job of a queue, or one record that a consumer group leases to a worker."""
 
 from __future__ import annotations
 
 import threading
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ringlog.client.leases.ack_pipeline import AckPipeline
 from ringlog.client.leases.job_facts import JobFacts, failure_reason, report_failure
 from ringlog.client.leases.lease_extender import Lease
 from ringlog.client.read.pages import Record
 from ringlog.errors import RinglogError
-from ringlog.payload import RAW, PayloadCodec
+from ringlog.payload import RAW, PayloadCodec, V
 
 if TYPE_CHECKING:
     from ringlog.client.lease_client import LeaseClient
 
 
-class Job(JobFacts):
-    """One job and the right to it. As a context: acked when the block ends well, given back when it does not,
-    to rest for a while (`backoff_ms`)."""
+class Job(JobFacts[V]):
+    """One job with its lease.
+
+    As a context manager, a job is acked when its block succeeds. When the block raises, the job is nacked
+    with backoff (`backoff_ms`).
+
+    Example:
+        for job in queue.jobs():
+            with job:
+                handle(job.json())
+    """
 
     __slots__ = ("_ack_pipeline", "_lost", "_queue")
 
     def __init__(
         self,
-        queue: LeaseClient,
+        queue: LeaseClient[V],
         record: Record,
         lease: Lease,
         deliveries: int,
@@ -37,15 +45,16 @@ class Job(JobFacts):
         self._queue = queue
         self._lost: threading.Event | None = None
         self._ack_pipeline: AckPipeline | None = None
-        """Where its ack goes when its block ends, if nobody waits for that."""
+        """Pipeline that sends the ack when the block ends. None: the end of the block waits for the ack."""
         lease.on_lost = self._was_lost
 
     @property
     def lost(self) -> threading.Event:
-        """Set when the lease is known to have ended: somebody else may be at work on the job."""
+        """Event that is set when the lease is known to have ended. Another worker may then process the
+        job."""
         if self._lost is None:
-            # Made when somebody asks: that takes longer than all the rest of a job. In this order, since the
-            # lease may be lost at any moment.
+            # Created on first access, since creating it takes longer than all other work for a job. Create
+            # the event before testing the lease, which may be lost at any moment.
             self._lost = threading.Event()
             if self.lease.is_lost:
                 self._lost.set()
@@ -56,37 +65,56 @@ class Job(JobFacts):
             self._lost.set()
 
     def ack(self) -> None:
-        """The job is done; it is gone for good when this returns. Raises LeaseLost when the lease had ended:
-        the job was or will be handed out again, unless somebody finished it."""
+        """Acknowledge the job. When the call returns, the queue has deleted it and never delivers it again.
+
+        Raises:
+            LeaseLost: The lease had ended. The job is or was delivered again, unless another worker acked it.
+        """
         settled = self._queue.ack([self])
         if not settled.is_complete:
             raise self.lease_lost_error()
 
     def nack(self, *, delay_ms: int | None = None, reason: str = "") -> None:
-        """Give the job back, to be claimed by anybody after `delay_ms`; raises LeaseLost. See
-        Queue.nack."""
+        """Return the job to its queue. It is ready after `delay_ms`. See Queue.nack.
+
+        Args:
+            delay_ms: Delay in milliseconds. None uses the backoff of the topic or group.
+            reason: Why the job failed. A dead letter records its first line.
+
+        Raises:
+            LeaseLost: The lease had ended.
+        """
         settled = self._queue.nack([self], delay_ms=delay_ms, reason=reason)
         if not settled.is_complete:
             raise self.lease_lost_error()
 
     def reject(self, reason: str = "") -> None:
-        """Send the job to the dead letters: it would fail again. Raises LeaseLost; see Queue.reject."""
+        """Move the job to the dead-letter topic, without further deliveries. See Queue.reject.
+
+        Raises:
+            LeaseLost: The lease had ended.
+            InvalidRequest: The queue or group has no dead-letter topic.
+        """
         self._queue.reject(self, reason)
 
     def extend(self, lease_ms: int) -> None:
-        """Hold the job up to `lease_ms` from now; raises LeaseLost."""
+        """Set the lease to end `lease_ms` milliseconds from now.
+
+        Raises:
+            LeaseLost: The lease had ended.
+        """
         settled = self._queue.extend([self], lease_ms)
         if not settled.is_complete:
             raise self.lease_lost_error()
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if self.is_from_parent:
-            return False  # What a job forks is no end of it.
+            return False  # The end of the block in a forked child does not settle the parent's job.
         on_error = self._on_error
         if error is None:
             try:
@@ -97,8 +125,8 @@ class Job(JobFacts):
                 report_failure(on_error, self, e)
             return False
         if not self.lease.is_over:
-            # The error of the block is what its caller has to hear of: a lease that is lost besides, or an
-            # engine that is gone, gives the job to somebody else by itself.
+            # The caller must see the error of the block, not a failed nack. If the lease is lost or the
+            # engine is down, the lease expires and the job is delivered again.
             with suppress(RinglogError):
                 self._queue.nack_with_backoff(self, failure_reason(error))
         if on_error is None or not isinstance(error, Exception):

@@ -1,5 +1,5 @@
 # Generated from ringlog/aio/lease_client.py by tools/unasync.py: do not edit; `make fmt` regenerates it.
-"""Who claims, keeps and settles jobs: a worker of a queue, or a member of a consumer group."""
+"""Claim, extend and settle jobs: the base of a queue's worker and of a consumer group's member."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self
 
-from ringlog.client.connection.shell import NO_ANSWER
+from ringlog.client.connection.shell import UNKNOWN_OUTCOME
 from ringlog.client.job import Job
 from ringlog.client.leases.ack_pipeline import AckPipeline
 from ringlog.client.leases.claim_batches import ClaimBatches
@@ -59,7 +59,7 @@ from ringlog.client.requests.validation import (
 )
 from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound
 from ringlog.link.futures import Steps, run_steps
-from ringlog.payload import RAW, PayloadCodec
+from ringlog.payload import RAW, PayloadCodec, V
 
 if TYPE_CHECKING:
     from ringlog.client.connection.session import Session
@@ -69,86 +69,105 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class LeaseClient:
-    """What a worker of a queue and a member of a consumer group do alike. A group's jobs are records of its
-    topic, whose ack deletes nothing."""
+class LeaseClient(Generic[V]):
+    """Operations that a queue's worker and a consumer group's member share.
+
+    The jobs of a group are records of its topic. An ack of a group deletes no record.
+    """
 
     def __init__(
         self,
         client: Operations,
         shell: ThreadedShell,
-        working: LeaseOperations,
+        operations: LeaseOperations,
         payload: PayloadCodec[Any] = RAW,
     ) -> None:
         self._client, self._shell = client, shell
-        self._codec, self._operations = check_payload_codec(payload), working
-        self._closings = 0
-        """How often it was closed: iterations that were begun before end with it."""
+        self._operations = operations
+        self._codec: PayloadCodec[V] = check_payload_codec(payload)
+        self._close_count = 0
+        """Number of calls of `close`. Iterations that began before a call end with it."""
         self._waiting: set[ClaimHandle] = set()
-        self._slots: set[InFlightLimit] = set()
+        self._in_flight_limits: set[InFlightLimit] = set()
         self._missing_queue_retry = MissingQueueRetry()
         self._extender: LeaseExtender | None = None
-        self._unbegun: list[deque[Job]] = []
-        """Of each iteration, jobs that were claimed and not given out."""
+        self._unstarted: list[deque[Job[V]]] = []
+        """For each iteration, the claimed jobs that it has not yet returned."""
         self._ack_pipelines: list[AckPipeline] = []
-        """Of each iteration that asked for it, acks that nobody waits for."""
+        """For each iteration with pipelined acks, its pipeline."""
 
     @property
     def topic(self) -> str:
-        """Its name."""
+        """Name of the topic."""
         return self._operations.topic
 
     @property
     def node(self) -> str:
-        """The worker's name, which holds the leases."""
+        """Name of the worker, under which the engine records its leases."""
         return self._operations.node
 
-    # -- taking them out ------------------------------------------------------------------------------
+    # -- claiming -------------------------------------------------------------------------------------
 
     def claim(
         self, max: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None, auto_extend: bool = False,
-        order: str = "priority", done: Iterable[Job] = (),
-    ) -> Jobs[Job]:  # fmt: skip
-        """Lease up to `max` jobs (at most 1,000), those that came back first, then lowest number first.
+        order: str = "priority", done: Iterable[Job[V]] = (),
+    ) -> Jobs[Job[V]]:  # fmt: skip
+        """Lease up to `max` ready jobs: returned jobs first, then the lowest seqs.
 
-        Where the topic has `record_priority` the more urgent of these go first; with `order="seq"` the lowest
-        number does all the same. An empty list: there was none within `wait_ms`. The leases last `lease_ms`,
-        or as long as the topic says; with `auto_extend` as long as this process lives and they are not
-        settled.
+        If the topic has `record_priority`, jobs of higher priority come first, unless `order` is "seq".
 
-        Jobs that are `done` are acked before, and are gone for good when this returns: in the same request,
-        where the engine is on this host and the queue has no priorities and no durable leases, or this is a
-        group without a filter. That takes half the time of an ack and a claim. Raises LeaseLost, and claims
-        nothing, when one of their leases had ended.
+        Jobs in `done` are acked first, and the ack is complete when the call returns. Where possible, one
+        request does both, in half the time of an ack and a claim. This requires an engine on this host. A
+        queue must have neither priorities nor durable leases, and a group must have no tag filter.
+
+        Args:
+            max: Most jobs to lease, 1 to 1,000.
+            wait_ms: Longest time to wait for a ready job, in milliseconds.
+            lease_ms: Length of the leases in milliseconds, 100 to 86,400,000. None uses the topic's
+                `lease_ms`.
+            auto_extend: Extend the leases in the background until the jobs are settled or this process exits.
+            order: "priority", or "seq" for the lowest seqs whatever their priority.
+            done: Jobs to ack first.
+
+        Returns:
+            The leased jobs. The sequence is empty if no job was ready within `wait_ms`.
+
+        Raises:
+            LeaseLost: A lease of a job in `done` had ended. No job was claimed.
+            TopicNotFound: The topic does not exist.
+            NotAQueue: The topic is not of type `queue`.
         """
         max, wait_ms, lease_ms = check_claim(max, wait_ms, lease_ms)
         auto_extend, done = check_bool(auto_extend, "auto_extend"), check_jobs(done, "done")
-        wish = ClaimHandle(by_number=is_seq_order(order))
+        handle = ClaimHandle(by_number=is_seq_order(order))
         if done:
-            jobs = self._claim_after(done, max, lease_ms, auto_extend, wish)
+            jobs = self._claim_after(done, max, lease_ms, auto_extend, handle)
             if jobs or (jobs is not None and not wait_ms):
                 return jobs
-        return self._claim(max, wait_ms / 1_000, lease_ms, auto_extend, wish)
+        return self._claim(max, wait_ms / 1_000, lease_ms, auto_extend, handle)
 
     def _claim(
-        self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool, wish: ClaimHandle,
+        self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool, handle: ClaimHandle,
         slots: InFlightLimit | None = None,
-    ) -> Jobs[Job]:  # fmt: skip
-        steps = self._operations.claim(self._client.connection, most, wait_s, lease_ms, wish)
-        self._waiting.add(wish)
+    ) -> Jobs[Job[V]]:  # fmt: skip
+        steps = self._operations.claim(self._client.connection, most, wait_s, lease_ms, handle)
+        self._waiting.add(handle)
         try:
-            jobs = self._claimed(steps, auto_extend, wish, slots)
+            jobs = self._claimed(steps, auto_extend, handle, slots)
         finally:
-            self._waiting.discard(wish)
+            self._waiting.discard(handle)
         assert jobs is not None
         return jobs
 
     def _claimed(
-        self, steps: Steps[ClaimResult | None], auto_extend: bool, wish: ClaimHandle,
+        self, steps: Steps[ClaimResult | None], auto_extend: bool, handle: ClaimHandle,
         slots: InFlightLimit | None = None, then: Callable[[Any, BaseException | None], None] | None = None,
-    ) -> Jobs[Job] | None:  # fmt: skip
-        """Wait for a claim. What it is given is extended, and counted as in flight; `then` is told of it,
-        also when nobody waits any more."""
+    ) -> Jobs[Job[V]] | None:  # fmt: skip
+        """Wait for a claim, then extend its leases and count its jobs as in flight. None: it could not be
+        combined with acks.
+
+        `then` receives the result or the error of the claim, even if this call is interrupted.
+        """
         try:
             claimed = self._shell.run(steps) if then is None else self._shell.run_then(steps, then)
             if claimed is None:
@@ -163,38 +182,41 @@ class LeaseClient:
         except Exception:
             raise
         except BaseException:
-            self._cancel_claim(wish)
+            self._cancel_claim(handle)
             raise
         return jobs
 
-    def _cancel_claim(self, wish: ClaimHandle) -> None:
-        """Who waited for this claim was interrupted, and whatever it is given goes back."""
+    def _cancel_claim(self, handle: ClaimHandle) -> None:
+        """Undo an interrupted claim: jobs that the engine leased to it return to the queue."""
         with suppress(RinglogError), self._shell.checked_lock, self._shell.guarded_session as session:
-            session.track_claim_cancel(self._operations.cancel_claim(session, wish))
+            session.track_claim_cancel(self._operations.cancel_claim(session, handle))
 
     def _claim_after(
-        self, done: Iterable[Job], most: int, lease_ms: int | None, auto_extend: bool, wish: ClaimHandle
-    ) -> Jobs[Job] | None:
-        """Ack these, and claim others in the same request; None: that was not possible, and they are acked
-        alone. Raises LeaseLost."""
-        together = unsplit_claim_of(done)
-        jobs = [] if together is not None else list(done)
-        leases: Leases = together if together is not None else [job.lease for job in jobs]
+        self, done: Iterable[Job[V]], most: int, lease_ms: int | None, auto_extend: bool, handle: ClaimHandle
+    ) -> Jobs[Job[V]] | None:
+        """Ack `done` and claim other jobs in one request. None: that was not possible, and `done` was acked
+        on its own.
+
+        Raises LeaseLost.
+        """
+        whole_claim = unsplit_claim_of(done)
+        jobs = [] if whole_claim is not None else list(done)
+        leases: Leases = whole_claim if whole_claim is not None else [job.lease for job in jobs]
         try:
-            steps = self._operations.ack_and_claim(self._client.connection, leases, most, lease_ms, wish)
-            claimed = self._claimed(steps, auto_extend, wish) if len(leases) else None
-        except NO_ANSWER:
+            steps = self._operations.ack_and_claim(self._client.connection, leases, most, lease_ms, handle)
+            claimed = self._claimed(steps, auto_extend, handle) if len(leases) else None
+        except UNKNOWN_OUTCOME:
             with self._shell.lock:
                 mark_lost(leases)
             raise
         finally:
-            # Also where what was claimed cannot be read: by then they are done.
+            # Also if the claimed jobs cannot be read: `done` is settled at this point.
             if jobs:
                 with self._shell.lock:
                     release_settled_slots(jobs)
         if claimed is not None:
             return claimed
-        settled = self.ack(jobs if together is None else done)
+        settled = self.ack(jobs if whole_claim is None else done)
         if not settled.is_complete:
             raise lease_lost_before_claim(self.topic, settled)
         return None
@@ -202,25 +224,37 @@ class LeaseClient:
     def jobs(
         self, *, max_in_flight: int = 1, lease_ms: int | None = None, auto_extend: bool = True,
         pipelined_acks: bool = False, on_error: OnError | None = None, idle_s: float | None = None,
-    ) -> Iterator[Job]:  # fmt: skip
-        """Jobs one after the other: waits when there is none, and ends when the queue or the client is closed
-        or, with `idle_s`, when no job came for so many seconds.
+    ) -> Iterator[Job[V]]:  # fmt: skip
+        """Iterate over jobs one at a time. The iteration waits for jobs and ends when the queue or the client
+        is closed.
 
-        An exception in a `with job:` block gives the job back and ends the loop. With `on_error`, a function
-        of (job, error) or "log", the loop goes on with the next job instead; the function is also told of
-        acks that fail. KeyboardInterrupt and its like end the loop all the same.
+        At most `max_in_flight` jobs are claimed and not settled. At the limit the iterator waits until one is
+        acked, nacked, or its lease is lost. Leaving the loop returns unstarted jobs to the queue at once.
 
-        Up to `max_in_flight` are claimed and not settled; more are claimed as these are acked, given back or
-        lost. Whoever asks for the next one before that waits. Leaving the loop gives back at once what was
-        not begun (CL-10).
+        If a `with job:` block raises, the job is nacked and the loop ends, unless `on_error` is set.
+        KeyboardInterrupt and similar exceptions always end the loop.
 
-        With `pipelined_acks` the end of a `with job:` block does not wait for its ack. With one job in
-        flight the
-        ack travels with the claim of the next one, which is given when the first is gone for good: twice as
-        fast. With many in flight acks are sent as blocks end, and jobs wait here meanwhile: many times as
-        fast, where jobs are small. Leaving the loop waits for all acks. That a lease had ended before is
-        logged then, and sets `job.lost`, where it raises LeaseLost otherwise; an error that meets an ack
-        comes out of the loop with the next job.
+        With `pipelined_acks` the end of a `with job:` block does not wait for the ack:
+
+        - With one job in flight, the ack is sent with the claim of the next job. The iterator returns that
+          job after the ack is complete. This doubles the rate.
+        - With several jobs in flight, acks are sent as blocks end. For small jobs this is many times faster.
+        - A lease that had ended is logged and sets `job.lost`, instead of raising LeaseLost. The error of an
+          ack is raised with the next job. Leaving the loop waits for all acks.
+
+        Args:
+            max_in_flight: Most unsettled jobs of this iteration, 1 to 1,000.
+            lease_ms: Length of the leases in milliseconds. None uses the topic's `lease_ms`.
+            auto_extend: Extend the leases in the background until the jobs are settled.
+            pipelined_acks: Do not wait for acks at the end of `with job:` blocks.
+            on_error: A function of (job, error), or "log". Receives failed jobs and failed acks, and the loop
+                continues.
+            idle_s: End the iteration after this time without a job, in seconds. None waits without a limit.
+
+        Example:
+            for job in queue.jobs(max_in_flight=8, on_error="log"):
+                with job:
+                    handle(job.json())
         """
         slots = InFlightLimit(check_iteration(max_in_flight))
         return self._iterate(
@@ -232,60 +266,74 @@ class LeaseClient:
     def _iterate(
         self, slots: InFlightLimit, lease_ms: int | None, auto_extend: bool, pipelined_acks: bool,
         on_error: OnError | None, idle_s: float | None,
-    ) -> Iterator[Job]:  # fmt: skip
-        unbegun: deque[Job] = deque()
-        self._unbegun.append(unbegun)
-        self._slots.add(slots)
-        closings, begun_in = self._closings, fork_count()
-        behind = None
+    ) -> Iterator[Job[V]]:  # fmt: skip
+        unstarted: deque[Job[V]] = deque()
+        self._unstarted.append(unstarted)
+        self._in_flight_limits.add(slots)
+        close_count, forks_at_start = self._close_count, fork_count()
+        ack_pipeline = None
         if pipelined_acks:
-            behind = AckPipeline(self._operations, self._shell.session, waits_for_claim=slots.limit == 1)
-            self._ack_pipelines.append(behind)
+            ack_pipeline = AckPipeline(
+                self._operations, self._shell.session, waits_for_claim=slots.limit == 1
+            )
+            self._ack_pipelines.append(ack_pipeline)
         try:
-            while not self._shell.is_closed and closings == self._closings:
-                if not unbegun:
+            while not self._shell.is_closed and close_count == self._close_count:
+                if not unstarted:
                     wait_s = inf if idle_s is None else idle_s
-                    is_idle = self._fill_again(slots, unbegun, lease_ms, auto_extend, behind, wait_s)
+                    is_idle = self._claim_next_with_retry(
+                        slots, unstarted, lease_ms, auto_extend, ack_pipeline, wait_s
+                    )
                     if is_idle and idle_s is not None:
                         return
-                while unbegun:
-                    job = unbegun[0]  # It is among those that nobody has begun until it is handed out.
+                while unstarted:
+                    job = unstarted[0]  # The job counts as unstarted until it is returned.
                     is_good = not job.lease.is_lost and self._is_readable(job)
-                    unbegun.popleft()
+                    unstarted.popleft()
                     if is_good:
-                        job._ack_pipeline, job._on_error = behind, on_error
+                        job._ack_pipeline, job._on_error = ack_pipeline, on_error
                         yield job
-                        if behind is not None and (error := behind.take_error()) is not None:
+                        if ack_pipeline is not None and (error := ack_pipeline.take_error()) is not None:
                             if on_error is None:
                                 raise error
-                            log.error("jobs of %s were not acked, and come back: %s", self.topic, error)
+                            log.error("acks failed, jobs of %s are delivered again: %s", self.topic, error)
         except RinglogError:
             if not self._shell.is_closed:
-                raise  # Else what was asked for has failed because the client ended, and so do we.
+                # The request failed because the client was closed; the iteration then ends without an error.
+                raise
         finally:
-            self._unbegun.remove(unbegun)
-            self._slots.discard(slots)
-            if begun_in == fork_count():
-                self._give_back(unbegun, GIVE_BACK_S)
-            if behind is not None:
-                self._ack_pipelines.remove(behind)
-                self._wait_acks(behind, None)
+            self._unstarted.remove(unstarted)
+            self._in_flight_limits.discard(slots)
+            if forks_at_start == fork_count():
+                self._release(unstarted, GIVE_BACK_S)
+            if ack_pipeline is not None:
+                self._ack_pipelines.remove(ack_pipeline)
+                self._wait_acks(ack_pipeline, None)
 
     def batches(
         self, size: int = 100, *, max_in_flight: int | None = None, lease_ms: int | None = None,
         auto_extend: bool = True, idle_s: float | None = None,
-    ) -> Iterator[Jobs[Job]]:  # fmt: skip
-        """Batch after batch of up to `size` jobs: waits when there is none, and ends as `jobs` does.
+    ) -> Iterator[Jobs[Job[V]]]:  # fmt: skip
+        """Iterate over batches of up to `size` jobs. The iteration waits for jobs and ends as `jobs` does.
 
-        Up to `max_in_flight` jobs (as many as a batch has, if nothing is said; at most 1,000) are claimed at
-        once, and the next ones when these are done: of small jobs several batches at a time are faster. The
-        next claim acks those before it, as far as they were not settled one by one: both travel together, and
-        nobody waits for the ack. Of a claim of several batches those that are done are acked after 10 ms,
-        should the others take longer. `batch.payloads()` looks at all jobs at once.
+        The next claim acks the jobs of earlier batches that were not settled one by one. Both requests are
+        sent together, and the program does not wait for the acks. If a claim covers several batches, finished
+        batches are acked after 10 ms even if others are not finished.
 
-        Leaving the loop in the middle of a batch, by `break` or an error, gives back what was not settled of
-        it and of those behind it, and waits for the acks of the others. Lost leases and errors are told as
-        for `jobs(pipelined_acks=True)`.
+        Leaving the loop inside a batch returns its unsettled jobs and all unstarted jobs to the queue, and
+        waits for the other acks. Lost leases and errors are reported as with `jobs(pipelined_acks=True)`.
+
+        Args:
+            size: Most jobs of one batch, 1 to 1,000.
+            max_in_flight: Most jobs of one claim, from `size` to 1,000. None means `size`. For small jobs,
+                several batches per claim are faster.
+            lease_ms: Length of the leases in milliseconds. None uses the topic's `lease_ms`.
+            auto_extend: Extend the leases in the background until the jobs are settled.
+            idle_s: End the iteration after this time without a job, in seconds. None waits without a limit.
+
+        Example:
+            for batch in queue.batches(size=100):
+                store(batch.payloads())
         """
         size, most = check_batches(size, max_in_flight)
         return self._in_batches(
@@ -295,14 +343,14 @@ class LeaseClient:
 
     def _in_batches(
         self, size: int, most: int, lease_ms: int | None, auto_extend: bool, idle_s: float | None
-    ) -> Iterator[Jobs[Job]]:
-        behind = AckPipeline(self._operations, self._shell.session)
-        batches = ClaimBatches(size, behind)
-        self._ack_pipelines.append(behind)
+    ) -> Iterator[Jobs[Job[V]]]:
+        ack_pipeline = AckPipeline(self._operations, self._shell.session)
+        batches = ClaimBatches(size, ack_pipeline)
+        self._ack_pipelines.append(ack_pipeline)
         clock = self._shell.session.clock
-        closings, begun_in = self._closings, fork_count()
+        close_count, forks_at_start = self._close_count, fork_count()
         try:
-            while not self._shell.is_closed and closings == self._closings:
+            while not self._shell.is_closed and close_count == self._close_count:
                 jobs = self._next_claim(most, lease_ms, inf if idle_s is None else idle_s)
                 if jobs is not None and not jobs and idle_s is not None:
                     return
@@ -316,19 +364,20 @@ class LeaseClient:
                     with self._shell.checked_lock, self._shell.guarded_session:
                         batches.finish_batch()
                         part = batches.next_batch(clock.monotonic_ns())
-                    if (error := behind.take_error()) is not None:
+                    if (error := ack_pipeline.take_error()) is not None:
                         raise error
         except RinglogError:
             if not self._shell.is_closed:
-                raise  # Else what was asked for has failed because the client ended, and so do we.
+                # The request failed because the client was closed; the iteration then ends without an error.
+                raise
         finally:
-            self._ack_pipelines.remove(behind)
-            if begun_in == fork_count():
-                self._give_back_batches(batches)
-            self._wait_acks(behind, None)
+            self._ack_pipelines.remove(ack_pipeline)
+            if forks_at_start == fork_count():
+                self._release_batches(batches)
+            self._wait_acks(ack_pipeline, None)
 
-    def _next_claim(self, most: int, lease_ms: int | None, wait_s: float) -> Jobs[Job] | None:
-        """None: the engine could not answer."""
+    def _next_claim(self, most: int, lease_ms: int | None, wait_s: float) -> Jobs[Job[V]] | None:
+        """Claim the next jobs; None, after a pause, if the engine could not answer."""
         try:
             jobs = self._claim(most, wait_s, lease_ms, False, ClaimHandle())
             self._missing_queue_retry.reset()
@@ -342,40 +391,43 @@ class LeaseClient:
             self._extender = LeaseExtender(session, self.topic, self.node, self._operations.group)
         return self._extender
 
-    def _give_back_batches(self, batches: ClaimBatches) -> None:
+    def _release_batches(self, batches: ClaimBatches) -> None:
         if self._shell.is_closed:
             return
         with self._shell.checked_lock, self._shell.guarded_session as session:
-            begun, unbegun = batches.take_unsettled()
-            giving = [run_steps(self._operations.nack(session, leases, 0)) for leases in begun]
-            giving += [run_steps(self._operations.release(session, leases)) for leases in unbegun]
-        for each in giving:
+            started, unstarted = batches.take_unsettled()
+            releasing = [run_steps(self._operations.nack(session, leases, 0)) for leases in started]
+            releasing += [run_steps(self._operations.release(session, leases)) for leases in unstarted]
+        for each in releasing:
             self._shell.wait(each, GIVE_BACK_S)
-        for leases in begun + unbegun:
+        for leases in started + unstarted:
             mark_lost(leases)
 
-    def pipeline_ack(self, job: Job, behind: AckPipeline) -> None:
-        """The block of a job of this iteration has ended."""
+    def pipeline_ack(self, job: Job[V], ack_pipeline: AckPipeline) -> None:
+        """Ack a job through the pipeline of its iteration, at the end of its block."""
         with self._shell.checked_lock, self._shell.guarded_session:
-            behind.add_job(job)
+            ack_pipeline.add_job(job)
 
-    def _wait_acks(self, behind: AckPipeline, timeout: float | None) -> None:
-        """Wait until every ack has its answer, which each has or is refused in its time."""
+    def _wait_acks(self, ack_pipeline: AckPipeline, timeout: float | None) -> None:
+        """Wait until the engine answered every ack. Each request fails by itself at its own timeout."""
         if self._shell.is_closed:
             return
         with self._shell.checked_lock, self._shell.guarded_session:
-            wait_answered = behind.wait_answered()
+            wait_answered = ack_pipeline.wait_answered()
         self._shell.wait(wait_answered, timeout)
-        if (error := behind.take_error()) is not None:
-            log.error("jobs of %s were not acked, and come back: %s", self.topic, error)
+        if (error := ack_pipeline.take_error()) is not None:
+            log.error("acks failed, jobs of %s are delivered again: %s", self.topic, error)
 
-    def _is_readable(self, job: Job) -> bool:
-        """What cannot be decoded never will be: it is rejected with the reason, or rests long where there are
-        no dead letters."""
+    def _is_readable(self, job: Job[V]) -> bool:
+        """Return True if the payload can be decoded. Otherwise reject the job with the reason.
+
+        A job that cannot be decoded will never succeed. Without a dead-letter topic it is nacked with the
+        longest backoff.
+        """
         reason = None if self._codec is RAW else decode_failure(job)
         if reason is None:
             return True
-        log.error("job %d of %s: %s", job.seq, self.topic, reason)
+        log.error("undecodable job %d of %s: %s", job.seq, self.topic, reason)
         try:
             self.reject(job, reason)
         except InvalidRequest:
@@ -386,13 +438,14 @@ class LeaseClient:
                 raise
         return False
 
-    def _fill_again(
-        self, slots: InFlightLimit, unbegun: deque[Job], lease_ms: int | None, auto_extend: bool,
-        behind: AckPipeline | None, wait_s: float,
+    def _claim_next_with_retry(
+        self, slots: InFlightLimit, unstarted: deque[Job[V]], lease_ms: int | None, auto_extend: bool,
+        ack_pipeline: AckPipeline | None, wait_s: float,
     ) -> bool:  # fmt: skip
-        """As `_fill`, and again as long as the engine cannot answer for now (CL-7)."""
+        """Claim as `_claim_next` does. If the engine cannot answer at present, pause; the caller tries
+        again."""
         try:
-            is_idle = self._fill(slots, unbegun, lease_ms, auto_extend, behind, wait_s)
+            is_idle = self._claim_next(slots, unstarted, lease_ms, auto_extend, ack_pipeline, wait_s)
             self._missing_queue_retry.reset()
             return is_idle
         except RinglogError as e:
@@ -400,26 +453,27 @@ class LeaseClient:
             return False
 
     def _pause_after(self, error: RinglogError) -> None:
-        """Wait a moment before asking again; raises the error when that is of no use."""
+        """Sleep before a retry. Raises the error if a retry is of no use."""
         if self._client.state is ClientState.CLOSED or not self._missing_queue_retry.should_retry(error):
             raise error
         self._shell.pause(RETRY_S)
 
-    def _fill(
-        self, slots: InFlightLimit, unbegun: deque[Job], lease_ms: int | None, auto_extend: bool,
-        behind: AckPipeline | None, wait_s: float,
+    def _claim_next(
+        self, slots: InFlightLimit, unstarted: deque[Job[V]], lease_ms: int | None, auto_extend: bool,
+        ack_pipeline: AckPipeline | None, wait_s: float,
     ) -> bool:  # fmt: skip
-        """Claim as many as may be in flight; waits for room, and for jobs. Was there none in `wait_s`?"""
+        """Wait for room below the limit, then claim as many jobs as fit. Returns True if no job was ready in
+        `wait_s`."""
         jobs = None
-        if behind is not None and slots.limit == 1:
-            jobs = self._go_on(behind, slots, lease_ms, auto_extend)
+        if ack_pipeline is not None and slots.limit == 1:
+            jobs = self._ack_and_claim(ack_pipeline, slots, lease_ms, auto_extend)
         if not jobs:
             with self._shell.checked_lock, self._shell.guarded_session:
                 waits = [slots.wait_room()]
-                if behind is not None:
-                    behind.flush()  # Before the claim: the shard takes them in this order.
+                if ack_pipeline is not None:
+                    ack_pipeline.flush()  # Before the claim: the shard handles requests in this order.
                     if slots.limit == 1:
-                        waits.append(behind.wait_answered())
+                        waits.append(ack_pipeline.wait_answered())
             for each in waits:
                 self._shell.wait(each, None)
             if slots.in_flight >= slots.limit:
@@ -427,90 +481,124 @@ class LeaseClient:
             jobs = self._claim(
                 slots.limit - slots.in_flight, wait_s, lease_ms, auto_extend, ClaimHandle(), slots
             )
-        unbegun += jobs
+        unstarted += jobs
         return not jobs
 
-    def _go_on(
-        self, behind: AckPipeline, slots: InFlightLimit, lease_ms: int | None, auto_extend: bool
-    ) -> Jobs[Job] | None:
-        """Ack what is done, and claim the next one in the same request, as far as both are possible."""
+    def _ack_and_claim(
+        self, ack_pipeline: AckPipeline, slots: InFlightLimit, lease_ms: int | None, auto_extend: bool
+    ) -> Jobs[Job[V]] | None:
+        """Ack finished jobs and claim the next job in one request. None if there is no ack, or both cannot be
+        combined."""
         with self._shell.checked_lock, self._shell.guarded_session:
-            leases = behind.take_unsent()
+            leases = ack_pipeline.take_unsent()
         if not leases:
             return None
-        wish = ClaimHandle()
-        steps = self._operations.ack_and_claim(self._client.connection, leases, 1, lease_ms, wish)
-        return self._claimed(steps, auto_extend, wish, slots, partial(behind.on_answered, leases))
+        handle = ClaimHandle()
+        steps = self._operations.ack_and_claim(self._client.connection, leases, 1, lease_ms, handle)
+        return self._claimed(steps, auto_extend, handle, slots, partial(ack_pipeline.on_answered, leases))
 
-    def _give_back(self, unbegun: deque[Job], timeout: float) -> None:
-        """Nobody begins these any more. If the engine is not there, their leases end by themselves."""
-        left: list[Job] = []
-        while unbegun:
-            left.append(unbegun.popleft())
+    def _release(self, unstarted: deque[Job[V]], timeout: float) -> None:
+        """Return unstarted jobs to the queue. If the engine is down, their leases expire."""
+        left: list[Job[V]] = []
+        while unstarted:
+            left.append(unstarted.popleft())
         leases = [job.lease for job in left if not job.lease.is_over]
         if not leases or self._shell.is_closed:
             return
         with self._shell.checked_lock, self._shell.guarded_session as session:
-            giving = run_steps(self._operations.release(session, leases))
-        self._shell.wait(giving, timeout)
+            releasing = run_steps(self._operations.release(session, leases))
+        self._shell.wait(releasing, timeout)
         with self._shell.checked_lock, self._shell.guarded_session:
             for job in left:
                 job.lease.mark_lost()
 
-    # -- what becomes of them -------------------------------------------------------------------------
+    # -- settling -------------------------------------------------------------------------------------
 
-    def ack(self, jobs: Iterable[Job]) -> Settled:
-        """These jobs are done, all at once as far as their leases hold; `skipped` are those that do not. A
-        thousand in one request are one record of the log.
+    def ack(self, jobs: Iterable[Job[V]]) -> Settled:
+        """Acknowledge jobs. A request of up to 1,000 acks is one record in the log.
 
-        When the engine does not answer, the leases are not extended any more; trying again does no harm."""
+        A retry after an error is harmless. If the engine does not answer, the leases are no longer extended.
+
+        Args:
+            jobs: Jobs of this queue or group; a whole claim is settled fastest.
+
+        Returns:
+            The number of acked jobs, and in `skipped` the seqs of jobs whose leases had ended.
+        """
         return self._settle(jobs, None)
 
-    def nack(self, jobs: Iterable[Job], *, delay_ms: int | None = None, reason: str = "") -> Settled:
-        """Give these jobs back, ready after `delay_ms` (at most a day), or when that is not said after the
-        back-off of the topic or group (`backoff_ms`), which is none by default. A `reason` says that they
-        failed: should they become dead letters, its first line, the time, and how often that was go with
-        them."""
+    def nack(self, jobs: Iterable[Job[V]], *, delay_ms: int | None = None, reason: str = "") -> Settled:
+        """Return jobs to the queue.
+
+        Args:
+            jobs: Jobs of this queue or group.
+            delay_ms: Delay until the jobs are ready, in milliseconds, at most one day. None uses `backoff_ms`
+                of the topic or group, which is 0 by default.
+            reason: Marks the jobs as failed. Dead letters record its first line, the time and the number of
+                failures.
+
+        Returns:
+            The number of returned jobs, and in `skipped` the seqs of jobs whose leases had ended.
+        """
         return self._settle(jobs, check_nack_options(delay_ms, reason))
 
-    def nack_with_backoff(self, job: Job, reason: str) -> None:
-        """Its block has failed: it rests as the topic says, or for `backoff_ms`."""
+    def nack_with_backoff(self, job: Job[V], reason: str) -> None:
+        """Nack a job whose block failed, with the backoff of the topic, or of `backoff_ms` if the topic has
+        none."""
         self._settle([job], NackOptions(backoff_ms(job.deliveries), reason, True))
 
-    def reject(self, job: Job, reason: str = "") -> None:
-        """Send a job to the dead letters at once, whatever its deliveries; the first line of `reason` goes
-        with it. Raises InvalidRequest where there are none, and LeaseLost."""
+    def reject(self, job: Job[V], reason: str = "") -> None:
+        """Move a job to the dead-letter topic at once, regardless of its number of deliveries.
+
+        Args:
+            job: Job of this queue or group.
+            reason: Why the job was rejected. The dead letter records its first line.
+
+        Raises:
+            InvalidRequest: The queue or group has no dead-letter topic.
+            LeaseLost: The lease had ended.
+        """
         steps = self._operations.reject(self._client.connection, [check_job(job).lease], check_reason(reason))
         settled = self._shell.run_then(steps, partial(release_slots, [job]))
         if not settled.is_complete:
             raise job.lease_lost_error()
 
-    def _jobs_of(self, claimed: ClaimResult) -> Jobs[Job]:
+    def _jobs_of(self, claimed: ClaimResult) -> Jobs[Job[V]]:
         return Jobs(claimed, partial(Job, self, codec=self._codec))
 
-    def _settle(self, jobs: Iterable[Job], rest: NackOptions | None) -> Settled:
-        connection, working = self._client.connection, self._operations
-        together = unsplit_claim_of(jobs)
-        if together is not None:
-            return self._settled_together(together, rest)
+    def _settle(self, jobs: Iterable[Job[V]], nack_options: NackOptions | None) -> Settled:
+        connection, operations = self._client.connection, self._operations
+        whole_claim = unsplit_claim_of(jobs)
+        if whole_claim is not None:
+            return self._settle_whole_claim(whole_claim, nack_options)
         jobs = list(check_jobs(jobs))
         leases = [job.lease for job in jobs]
-        if rest is None:
-            return self._shell.run_then(working.ack(connection, leases), partial(release_slots, jobs))
-        return self._shell.run_then(working.nack(connection, leases, *rest), partial(release_slots, jobs))
+        if nack_options is None:
+            return self._shell.run_then(operations.ack(connection, leases), partial(release_slots, jobs))
+        return self._shell.run_then(
+            operations.nack(connection, leases, *nack_options), partial(release_slots, jobs)
+        )
 
-    def _settled_together(self, claimed: ClaimResult, rest: NackOptions | None) -> Settled:
-        connection, working = self._client.connection, self._operations
+    def _settle_whole_claim(self, claimed: ClaimResult, nack_options: NackOptions | None) -> Settled:
+        connection, operations = self._client.connection, self._operations
         try:
-            if rest is None:
-                return self._shell.run(working.ack(connection, claimed))
-            return self._shell.run(working.nack(connection, claimed, *rest))
+            if nack_options is None:
+                return self._shell.run(operations.ack(connection, claimed))
+            return self._shell.run(operations.nack(connection, claimed, *nack_options))
         except RinglogError:
             claimed.mark_lost()
             raise
 
-    def extend(self, jobs: Iterable[Job], lease_ms: int) -> Settled:
-        """Hold these jobs up to `lease_ms` from now, which may be earlier than before."""
+    def extend(self, jobs: Iterable[Job[V]], lease_ms: int) -> Settled:
+        """Set the leases to end `lease_ms` milliseconds from now, which may be earlier than before.
+
+        Args:
+            jobs: Jobs of this queue or group.
+            lease_ms: New length in milliseconds, 100 to 86,400,000.
+
+        Returns:
+            The number of extended leases, and in `skipped` the seqs of jobs whose leases had ended.
+        """
         lease_ms = check_lease(lease_ms)
         leases = [job.lease for job in check_jobs(jobs)]
         return self._shell.run(self._operations.extend(self._client.connection, leases, lease_ms))
@@ -518,30 +606,46 @@ class LeaseClient:
     def steal(
         self, seqs: Iterable[int], *, min_idle_ms: int = 0, lease_ms: int | None = None,
         auto_extend: bool = False,
-    ) -> Jobs[Job]:  # fmt: skip
-        """Lease those of these jobs that were handed out, whoever holds them, if nothing was done about them
-        for `min_idle_ms`. Who held them finds his lease lost."""
+    ) -> Jobs[Job[V]]:  # fmt: skip
+        """Lease delivered jobs that other workers hold. Their leases end, and the workers' next request
+        fails.
+
+        Args:
+            seqs: Seqs of the jobs. Jobs that were never delivered are omitted.
+            min_idle_ms: Only jobs whose last delivery or lease extension is at least this old, in
+                milliseconds.
+            lease_ms: Length of the leases in milliseconds. None uses the topic's `lease_ms`.
+            auto_extend: Extend the leases in the background until the jobs are settled.
+
+        Returns:
+            The leased jobs.
+        """
         seqs, lease_ms = check_seqs(seqs), check_claim_lease(lease_ms)
         min_idle_ms, auto_extend = (
             check_call_setting(min_idle_ms, "min_idle_ms"),
             check_bool(auto_extend, "auto_extend"),
         )
-        wish = ClaimHandle()
-        steps = self._operations.steal(self._client.connection, seqs, min_idle_ms, lease_ms, wish)
-        jobs = self._claimed(steps, auto_extend, wish)
+        handle = ClaimHandle()
+        steps = self._operations.steal(self._client.connection, seqs, min_idle_ms, lease_ms, handle)
+        jobs = self._claimed(steps, auto_extend, handle)
         assert jobs is not None
         return jobs
 
     # -- dead letters ---------------------------------------------------------------------------------
 
     def dead_letters(self) -> Iterator[Record | Tombstone]:
-        """This queue's jobs, or this group's records, in the topic of its dead letters, oldest first, up to
-        the last one there is now. A tombstone says that some were lost there. Raises InvalidRequest where
-        there is no such topic."""
-        return self._letters(self._shell.begin(lambda: self._operations.dead_letter(self._client.connection)))
+        """Iterate over the dead letters of this queue or group, oldest first, up to the current head of the
+        dead-letter topic.
 
-    def _letters(self, begun: Any) -> Iterator[Record | Tombstone]:
-        name: str = self._shell.finish(begun)
+        A tombstone reports letters that the dead-letter topic lost. Raises InvalidRequest if the queue or
+        group has no dead-letter topic.
+        """
+        return self._iterate_dead_letters(
+            self._shell.begin(lambda: self._operations.dead_letter(self._client.connection))
+        )
+
+    def _iterate_dead_letters(self, started: Any) -> Iterator[Record | Tombstone]:
+        name: str = self._shell.finish(started)
         with suppress(TopicNotFound), self._client.reader(name) as reader:
             for item in reader:
                 if self._operations.is_own_dead_letter(item):
@@ -550,48 +654,65 @@ class LeaseClient:
     def redrive(
         self, where: RedriveFilter = None, *, limit: int | None = None, rate: float | None = None
     ) -> RedriveReport:
-        """Put dead letters back into this queue, with all they have, or have the group give out their records
-        once more, as if it never had; and delete the letters: all, those with these numbers there, or those
-        for which `where(record)` is true; the oldest `limit`, at most `rate` a second.
+        """Move dead letters back to their queue, or have the group deliver their records again, and delete
+        the letters.
 
-        Safe to repeat after an error or a crash: nothing is lost, and nothing comes back twice as long as the
-        shard remembers who wrote. Raises what an append raises; what was moved before stays so. Letters of a
-        group whose records have left the topic stay, and are counted as `gone`."""
+        A retry after an error or a crash is safe. No letter is lost. None returns twice as long as the shard
+        remembers the producer of the copies.
+
+        Args:
+            where: A function of a record, or a collection of seqs in the dead-letter topic. None selects all
+                letters.
+            limit: Most letters to move, oldest first. None sets no limit.
+            rate: Most letters per second. None sets no limit.
+
+        Returns:
+            Counts of moved letters. `gone` counts letters of a group that stay because their records left the
+                topic.
+
+        Raises:
+            InvalidRequest: The queue or group has no dead-letter topic.
+            Refused: The append of a copy was refused. Letters that were moved before stay moved.
+        """
         plan = Redrive(self._operations, where, limit, rate)
         name = self._shell.ask(lambda session: run_steps(plan.begin(session)))
         if name is not None:
             with self._client.reader(name) as reader:
                 for page in reader.pages():
-                    for part in plan.parts(page.records):
+                    for part in plan.select_parts(page.records):
                         self._shell.ask(partial(begin_move, plan, part))
                     if plan.is_done:
                         break
         return plan.report()
 
     def close(self, timeout: float = GIVE_BACK_S) -> None:
-        """End its loops, also where they wait for jobs, give back what was claimed and not begun, and let go
-        of files. The client calls it, too."""
+        """End all iterations, return unstarted jobs, then release the files. Closing the client does this,
+        too.
+
+        Args:
+            timeout: Longest time to wait for each step, in seconds.
+        """
         timeout = check_close_timeout(timeout)
-        self._closings += 1
-        for wish in list(self._waiting):
-            self._cancel_claim(wish)
+        self._close_count += 1
+        for handle in list(self._waiting):
+            self._cancel_claim(handle)
         with suppress(RinglogError), self._shell.checked_lock, self._shell.guarded_session:
-            for slots in self._slots:
+            for slots in self._in_flight_limits:
                 slots.wake()
-        for unbegun in list(self._unbegun):
-            self._give_back(unbegun, timeout)
-        for behind in list(self._ack_pipelines):
-            self._wait_acks(behind, timeout)
+        for unstarted in list(self._unstarted):
+            self._release(unstarted, timeout)
+        for ack_pipeline in list(self._ack_pipelines):
+            self._wait_acks(ack_pipeline, timeout)
         self._shell.wait_claims_cancelled(timeout)
         self._operations.close()
 
     def restart_in_child(self) -> None:
-        """After a fork: the leases are the parent's, and nobody here extends them or gives them back."""
+        """Reset after a fork: leases belong to the parent, and the child neither extends nor returns them."""
         self._extender = None
-        for unbegun in self._unbegun:
-            unbegun.clear()
-        for behind in self._ack_pipelines:
-            behind.reset_in_child()
+        for unstarted in self._unstarted:
+            unstarted.clear()
+        for ack_pipeline in self._ack_pipelines:
+            ack_pipeline.reset_in_child()
         self._operations.close_files()
 
     def __enter__(self) -> Self:

@@ -1,5 +1,5 @@
 # Generated from ringlog/aio/operations.py by tools/unasync.py: do not edit; `make fmt` regenerates it.
-"""What a client is asked to do: write, read, watch, work."""
+"""Calls of a client: write, read, watch, and work on jobs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ringlog.client.read.pages import EARLIEST, STORED, Cursor, Page, Record, St
 from ringlog.client.requests.results import Appended, ClientState
 from ringlog.client.requests.validation import (
     check_group_limits,
+    check_payload_codec,
     check_start,
     check_str,
     check_tag_filter,
@@ -25,7 +26,7 @@ from ringlog.client.topics import Topics
 from ringlog.client.watches.shared_reads import SharedReads
 from ringlog.client.write.assembler import Assembler
 from ringlog.client.write.fields import NewRecord, Payload, RecordFields, digest_of
-from ringlog.client.write.idempotent_append import check_idempotency_key, check_once, check_window
+from ringlog.client.write.idempotent_append import check_dedup_write, check_idempotency_key, check_window
 from ringlog.client.write.producer_core import ProducerCore
 from ringlog.client.write.producer_options import ProducerOptions, parse_codec, parse_durability
 from ringlog.clock import SystemClock
@@ -51,7 +52,7 @@ T = TypeVar("T")
 
 
 class Operations:
-    """The calls of a Client, which adds how it begins and ends."""
+    """Calls that both kinds of Client share. A Client adds its opening and closing."""
 
     if TYPE_CHECKING:
 
@@ -67,9 +68,9 @@ class Operations:
         self._shared_reads = SharedReads()
         self._appenders: dict[tuple[str, Durability | None, bool, bool], ProducerCore] = {}
         self._producers: weakref.WeakSet[Producer[Any]] = weakref.WeakSet()
-        self._readers: weakref.WeakSet[Reader | Tailer | Watch] = weakref.WeakSet()
-        """What it gave out and has to close at the latest when it is closed itself."""
-        self._queues: weakref.WeakSet[LeaseClient] = weakref.WeakSet()
+        self._readers: weakref.WeakSet[Reader[Any] | Tailer | Watch[Any]] = weakref.WeakSet()
+        """Readers of this client. Closing the client closes them."""
+        self._queues: weakref.WeakSet[LeaseClient[Any]] = weakref.WeakSet()
 
     @property
     def topics(self) -> Topics:
@@ -82,18 +83,25 @@ class Operations:
         return Routers(self._shell, self)
 
     def wait_ready(self, timeout: float) -> None:
-        """Wait until the engine was met; raises NotConnected after `timeout` seconds, and AuthFailed as soon
-        as it says that it does not admit the key, VersionMismatch as soon as it is known to be of another
-        protocol."""
+        """Wait until the engine answers.
+
+        Args:
+            timeout: Longest time to wait, in seconds.
+
+        Raises:
+            NotConnected: The engine did not answer within `timeout`.
+            AuthFailed: The engine refused the key.
+            VersionMismatch: The engine uses another protocol version.
+        """
         wait_s = check_timeout(timeout, "timeout")
         with self._shell.checked_lock, self._shell.guarded_session as session:
             connecting = session.links.connect()
         if not self._shell.wait(connecting, wait_s):
-            raise self._shell.session.no_engine(timeout_s=timeout)
+            raise self._shell.session.no_engine_error(timeout_s=timeout)
         connecting.result()
 
     def run(self, steps: Steps[T]) -> T:
-        """Run an operation over `connection`."""
+        """Run an operation over `connection` and return its result."""
         return self._shell.run(steps)
 
     # -- writing ------------------------------------------------------------------------------------
@@ -111,14 +119,33 @@ class Operations:
         dedup_window_ms: int | None = None,
         **record: Unpack[RecordFields],
     ) -> Appended:
-        """Append one record and wait until it met its class; the topic is made if absent, unless told not to.
+        """Append one record and wait until it reached its durability class.
 
-        Raises a Refused by what was wrong, RequestTimeout when the fate is unknown, NotConnected when
-        there was no engine and nothing was applied. What is refused under pressure (Throttled) is tried again
-        until the client's timeout; with `disable_backpressure` pressure is no reason to refuse it.
+        Args:
+            topic: Topic to append to.
+            data: Payload in bytes; None appends a null.
+            durability: Durability class of this write, if stronger than the topic's.
+            create: Create the topic if it does not exist.
+            disable_backpressure: Do not let the engine refuse the record because of pressure. Limits still
+                apply.
+            dedup_id: Skip the append if this id was used within the window, and return the seq of the first
+                append.
+            dedup_window_ms: Deduplication window in milliseconds, if shorter than the topic's
+                `idempotency_window_ms`.
+            record: Other fields of the record: key, tag, node, meta, headers, event_ts, ttl_ms, expires_at,
+                not_before, priority.
 
-        With a `dedup_id` a repeat inside the topic's window (`idempotency_window_ms`), or the shorter one of
-        `dedup_window_ms`, appends nothing and returns the number of the first time.
+        Returns:
+            Seq, durability class and commit time of the record.
+
+        Raises:
+            Refused: The engine refused the record. The subclass states the reason. The client retries
+                Throttled until its timeout.
+            RequestTimeout: No reply within the client's timeout. Whether the record was appended is unknown.
+            NotConnected: There was no connection to an engine. Nothing was appended.
+
+        Example:
+            appended = client.append("orders", b"...", key=b"42", dedup_id="order-42")
         """
         shell, window_ms = self._shell, check_window(dedup_window_ms)
         with shell.checked_lock, shell.guarded_session as session:
@@ -145,20 +172,40 @@ class Operations:
         create: bool = True,
         disable_backpressure: bool = False,
     ) -> Appended:
-        """Append records in one atomic write, all or nothing, at most 10,000.
+        """Append up to 10,000 records in one atomic write.
 
-        With an `idempotency_key` a repeat inside the topic's window appends nothing and returns the numbers
-        of the first time. NewRecords may have a `dedup_id` each instead, up to 1,000 in one write: those
-        whose id was used inside the window are left out, and the AppendedOnce says which they are and what
-        numbers they have. `dedup_window_ms` is a shorter window than the topic's, for what is new.
+        Idempotency is per write with `idempotency_key`, or per record with NewRecord.dedup_id. The two cannot
+        be combined.
+
+        Args:
+            topic: Topic to append to.
+            records: Payloads, NewRecord objects, or Record objects that were read before. Up to 1,000 records
+                of one write may have a `dedup_id`.
+            idempotency_key: Skip the write if this key was used within the topic's window, and return the
+                seqs of the first write.
+            dedup_window_ms: Window in milliseconds for the new key or ids, if shorter than the topic's.
+            durability: Durability class of this write, if stronger than the topic's.
+            create: Create the topic if it does not exist.
+            disable_backpressure: Do not let the engine refuse the write because of pressure. Limits still
+                apply.
+
+        Returns:
+            Seqs, durability class and commit time. With dedup ids an AppendedOnce, which names the repeated
+                records.
+
+        Raises:
+            Refused: The engine refused the write. The subclass states the reason.
+            RequestTimeout: No reply within the client's timeout. Whether the records were appended is
+                unknown.
+            NotConnected: There was no connection to an engine. Nothing was appended.
         """
-        asked = parse_durability(durability)
+        level = parse_durability(durability)
         key, window_ms = check_idempotency_key(idempotency_key), check_window(dedup_window_ms)
         with self._shell.checked_lock, self._shell.guarded_session as session:
-            core = self._appender(session, topic, asked, create, disable_backpressure)
+            core = self._appender(session, topic, level, create, disable_backpressure)
         assembled = core.assemble(records)
         if assembled.ids:
-            check_once(assembled, topic, key)
+            check_dedup_write(assembled, topic, key)
             return self._shell.ask(lambda _: run_steps(core.append_idempotent(assembled, window_ms)))
         if key:
             frame = core.keyed_frame(assembled)
@@ -203,13 +250,26 @@ class Operations:
         name: str | None = None,
         disable_backpressure: bool = False,
     ) -> Producer[Any]:
-        """A producer of many records to one topic, gathered into frames.
+        """Open a producer, which sends many records to one topic in frames.
 
-        A frame leaves when it has `max_frame_records` or `max_frame_bytes`, or `linger_ms` after its first
-        record. `max_buffer_bytes` bounds what is not settled. `durability` asks for more than the topic's
-        class. `codec` compresses frames (default: as the topic's `compression` says). A `name` makes the
-        producer's identity last: the engine remembers what it settled of it, and `producer.resume()` asks.
-        With `disable_backpressure` pressure is no reason to refuse its frames; limits and a full intake are.
+        The producer sends a frame when it has `max_frame_records` records or `max_frame_bytes` bytes, or
+        `linger_ms` after its first record.
+
+        Args:
+            topic: Topic to append to.
+            linger_ms: Longest time that a record waits for others, in milliseconds.
+            max_frame_records: Most records of one frame, 1 to 10,000.
+            max_frame_bytes: Size in bytes at which a frame is sent.
+            max_buffer_bytes: Most bytes of records that are not settled.
+            on_full: At a full buffer "wait" up to the client's timeout, or "raise" Backpressure at once.
+            durability: Durability class of the records, if stronger than the topic's.
+            codec: Compression of frames: none, lz4 or zstd. None uses the topic's `compression`.
+            payload: Codec that encodes values to payloads.
+            create: Create the topic if it does not exist.
+            name: Name of a producer whose identity survives its process. `producer.resume()` then returns
+                what the engine last settled for it.
+            disable_backpressure: Do not let the engine refuse frames because of pressure. Limits and a full
+                intake still apply.
         """
         options = ProducerOptions(
             linger_ms, max_frame_records, max_frame_bytes, max_buffer_bytes, on_full,
@@ -221,48 +281,104 @@ class Operations:
 
     # -- reading ------------------------------------------------------------------------------------
 
+    @overload
+    def read(
+        self, topic: str, after: Cursor | int = ..., *, start: datetime | None = ..., limit: int = ...,
+        max_bytes: int = ..., wait_ms: int = ..., tags: TagFilter | None = ...,
+        node: str | list[str] | None = ...,
+    ) -> Page: ...  # fmt: skip
+
+    @overload
+    def read(
+        self, topic: str, after: Cursor | int = ..., *, payload: PayloadCodec[T],
+        start: datetime | None = ..., limit: int = ...,
+        max_bytes: int = ..., wait_ms: int = ..., tags: TagFilter | None = ...,
+        node: str | list[str] | None = ...,
+    ) -> Page[T]: ...  # fmt: skip
+
     def read(
         self,
         topic: str,
         after: Cursor | int = 0,
         *,
+        payload: PayloadCodec[Any] = RAW,
         start: datetime | None = None,
         limit: int = 256,
         max_bytes: int = 0,
         wait_ms: int = 0,
         tags: TagFilter | None = None,
         node: str | list[str] | None = None,
-    ) -> Page:
-        """One page of records after `after`; empty when there are none (CL-5).
+    ) -> Page[Any]:
+        """Read one page of records after a position. The page is empty if there are no records.
 
-        Up to `limit` records (1..1000, 0 = 256) or `max_bytes` of them (0 = 1 MiB, at most 8 MiB); what is
-        larger is clamped. `after` as a Cursor carries the topic's life: should that have ended, the page
-        says so. `start`, a time with its zone, instead of `after`: from the first record committed then.
-        With nothing to tell it waits up to `wait_ms`. `tags` and `node` leave records out, silently.
+        Args:
+            topic: Topic to read.
+            after: Read after this seq or Cursor. With a Cursor, the page reports whether the topic was
+                created again since.
+            payload: Codec that decodes payloads to the `value` of records.
+            start: A time with a time zone, instead of `after`: read from the first record that was committed
+                at or after it.
+            limit: Most records, 1 to 1,000; 0 = 256. Larger values are reduced.
+            max_bytes: Most bytes of records; 0 = 1 MiB. Values above 8 MiB are reduced.
+            wait_ms: Longest time to wait for a record, in milliseconds.
+            tags: Return only records whose tag matches.
+            node: Omit records of this node, or of these nodes.
+
+        Raises:
+            TopicNotFound: The topic does not exist.
         """
         import_in_thread("ringlog.client.read.paging")
         from ringlog.client.read.paging import read
 
+        codec = check_payload_codec(payload)
         steps = read(
             self.connection, topic, after, start=start, limit=limit, max_bytes=max_bytes, wait_ms=wait_ms,
             tags=tags, node=node,
         )  # fmt: skip
-        return self._shell.run(steps)
+        return (self._shell.run(steps)).with_payload(codec)
+
+    @overload
+    def reader(
+        self, topic: str, start: Start = ..., *, follow: bool = ..., tags: TagFilter | None = ...,
+        node: str | list[str] | None = ...,
+    ) -> Reader: ...  # fmt: skip
+
+    @overload
+    def reader(
+        self, topic: str, start: Start = ..., *, payload: PayloadCodec[T], follow: bool = ...,
+        tags: TagFilter | None = ..., node: str | list[str] | None = ...,
+    ) -> Reader[T]: ...  # fmt: skip
 
     def reader(
-        self, topic: str, start: Start = EARLIEST, *, follow: bool = False, tags: TagFilter | None = None,
-        node: str | list[str] | None = None,
-    ) -> Reader:  # fmt: skip
-        """Iterate over records and tombstones; with `follow` wait for more for ever."""
+        self, topic: str, start: Start = EARLIEST, *, payload: PayloadCodec[Any] = RAW, follow: bool = False,
+        tags: TagFilter | None = None, node: str | list[str] | None = None,
+    ) -> Reader[Any]:  # fmt: skip
+        """Return an iterator over the records and tombstones of a topic. With `follow` it waits for new
+        records.
+
+        Args:
+            topic: Topic to read.
+            start: EARLIEST, LATEST, the first seq, a Cursor, or a time with a time zone.
+            payload: Codec that decodes payloads to the `value` of records.
+            follow: Wait for new records instead of ending at the head.
+            tags: Return only records whose tag matches.
+            node: Omit records of this node, or of these nodes.
+        """
         import_in_thread("ringlog.client.reader")
         from ringlog.client.reader import Reader
 
-        reader = Reader(self, topic, start, follow=follow, tags=tags, node=node)
+        reader = Reader(self, topic, start, payload=payload, follow=follow, tags=tags, node=node)
         self._readers.add(reader)
         return reader
 
     def tailer(self, topic: str, start: Start = EARLIEST, *, follow: bool = True) -> Tailer:
-        """Fast reading on the engine's host: mapped files, memoryviews, NumPy, Arrow."""
+        """Return a tailer, the fastest reader on the engine's host: mapped files, memoryviews, NumPy, Arrow.
+
+        Args:
+            topic: Topic to read.
+            start: EARLIEST, LATEST, the first seq, a Cursor, or a time with a time zone.
+            follow: Wait for new records instead of ending at the head.
+        """
         import_in_thread("ringlog.client.tailer")
         from ringlog.client.tailer import Tailer
 
@@ -270,20 +386,42 @@ class Operations:
         self._readers.add(tailer)
         return tailer
 
+    @overload
     def watch(
-        self, topics: WatchTopics, *, start: Start = EARLIEST, cursor: str = "",
-        tags: TagFilter | None = None, node: str | list[str] | None = None, limit: int = 0,
+        self, topics: WatchTopics, *, start: Start = ..., cursor: str = ..., tags: TagFilter | None = ...,
+        node: str | list[str] | None = ..., limit: int = ..., max_bytes: int = ...,
+        consistency: Literal["eventual", "strong"] = ..., credit: int = ..., lenient: bool = ...,
+    ) -> Watch: ...  # fmt: skip
+
+    @overload
+    def watch(
+        self, topics: WatchTopics, *, payload: PayloadCodec[T], start: Start = ..., cursor: str = ...,
+        tags: TagFilter | None = ..., node: str | list[str] | None = ..., limit: int = ...,
+        max_bytes: int = ..., consistency: Literal["eventual", "strong"] = ..., credit: int = ...,
+        lenient: bool = ...,
+    ) -> Watch[T]: ...  # fmt: skip
+
+    def watch(
+        self, topics: WatchTopics, *, payload: PayloadCodec[Any] = RAW, start: Start = EARLIEST,
+        cursor: str = "", tags: TagFilter | None = None, node: str | list[str] | None = None, limit: int = 0,
         max_bytes: int = 0, consistency: Literal["eventual", "strong"] = "eventual",
         credit: int = CREDIT_DEFAULT, lenient: bool = False,
-    ) -> Watch:  # fmt: skip
+    ) -> Watch[Any]:  # fmt: skip
         """Follow many topics at once: `for event in client.watch(["orders", "prices.*"], start=LATEST)`.
 
-        `topics`: a name, names, or a mapping from names to where to start; a `*` in a name stands for any
-        characters, and topics that are made later and match are read from their beginning. `cursor` is a
-        `watch.cursor` of before, for the topics it knows. One turn reads up to `limit` records (0 = 4,096) or
-        `max_bytes` (0 = 1 MiB) of a topic; up to `credit` topics have a turn at the same time. With
-        consistency "strong" only what survives power loss is given. Unknown names raise TopicNotFound, or are
-        left out if `lenient`.
+        Args:
+            topics: A name, names, or a mapping from names to start positions. `*` in a name matches any
+                characters. Matching topics that are created later are read from their beginning.
+            payload: Codec that decodes payloads to the `value` of records.
+            start: Start position of topics without one of their own.
+            cursor: `watch.cursor` of an earlier watch. It takes precedence for the topics that it contains.
+            tags: Return only records whose tag matches.
+            node: Omit records of this node, or of these nodes.
+            limit: Most records of one page; 0 = 4,096.
+            max_bytes: Most bytes of one page; 0 = 1 MiB.
+            consistency: With "strong", return only records that survive a power loss.
+            credit: Number of topics that may be granted to this watch at a time.
+            lenient: Ignore names of topics that do not exist, instead of raising TopicNotFound.
         """
         import_in_thread("ringlog.client.watch")
         from ringlog.client.watch import Watch
@@ -293,25 +431,39 @@ class Operations:
             topics, start=start, cursor=cursor, tags=tags, node=node, limit=limit, max_bytes=max_bytes,
             consistency=consistency, credit=credit, lenient=lenient,
         )  # fmt: skip
-        watch = Watch(self, self._shell, options, self._shared_reads)
+        watch = Watch(self, self._shell, options, self._shared_reads, payload)
         self._readers.add(watch)
         return watch
 
-    # -- working ------------------------------------------------------------------------------------
+    # -- jobs ---------------------------------------------------------------------------------------
+
+    @overload
+    def queue(
+        self, topic: str, *, node: str | None = ..., release_on_exit: bool = ..., min_idle_ms: int = ...
+    ) -> Queue: ...
+
+    @overload
+    def queue(
+        self, topic: str, *, node: str | None = ..., payload: PayloadCodec[T], release_on_exit: bool = ...,
+        min_idle_ms: int = ...,
+    ) -> Queue[T]: ...  # fmt: skip
 
     def queue(
         self, topic: str, *, node: str | None = None, payload: PayloadCodec[Any] = RAW,
         release_on_exit: bool = True, min_idle_ms: int = 0,
-    ) -> Queue:  # fmt: skip
-        """A queue, as the worker `node` sees it; without a name, this client's. See ringlog.client.queue.
+    ) -> Queue[Any]:  # fmt: skip
+        """Return a view of one worker on a queue. See ringlog.client.queue.
 
-        On the engine's host, what is claimed is given back as soon as this process is gone; not so without
-        `release_on_exit`: then leases last as long as they were asked for. With `min_idle_ms` this
-        worker's claims take over jobs that another one did nothing about for so long, when nothing else is
-        there.
-
-        With another `payload` than RAW, jobs are put from values and have a `value`; what cannot be decoded
-        is rejected by a `jobs()` loop."""
+        Args:
+            topic: Topic of type `queue`.
+            node: Name of the worker. None uses the name of this client.
+            payload: Codec that converts between values and payloads. Jobs then have a `value`. A `jobs()`
+                loop rejects jobs that it cannot decode.
+            release_on_exit: On the engine's host, end the leases of this process when it exits. With False
+                they last until their deadline.
+            min_idle_ms: If no other job is ready, claims take over jobs of other workers whose last delivery
+                or lease extension is at least this old, in milliseconds. 0 never does.
+        """
         import_in_thread("ringlog.client.queue")
         from ringlog.client.queue import Queue
 
@@ -320,48 +472,71 @@ class Operations:
         self._queues.add(queue)
         return queue
 
+    @overload
     def group(
-        self, topic: str, name: str, *, mode: Literal["queue", "stream"] = "stream", start: Start = STORED,
-        tags: TagFilter | None = None, node: str | None = None, **limits: Unpack[GroupLimits],
-    ) -> Group:  # fmt: skip
-        """A consumer group of a topic, as its member `node` sees it; made when it is first used. See
+        self, topic: str, name: str, *, mode: Literal["queue", "stream"] = ..., start: Start = ...,
+        tags: TagFilter | None = ..., node: str | None = ..., **limits: Unpack[GroupLimits],
+    ) -> Group: ...  # fmt: skip
+
+    @overload
+    def group(
+        self, topic: str, name: str, *, payload: PayloadCodec[T], mode: Literal["queue", "stream"] = ...,
+        start: Start = ..., tags: TagFilter | None = ..., node: str | None = ...,
+        **limits: Unpack[GroupLimits],
+    ) -> Group[T]: ...  # fmt: skip
+
+    def group(
+        self, topic: str, name: str, *, payload: PayloadCodec[Any] = RAW,
+        mode: Literal["queue", "stream"] = "stream", start: Start = STORED, tags: TagFilter | None = None,
+        node: str | None = None, **limits: Unpack[GroupLimits],
+    ) -> Group[Any]:  # fmt: skip
+        """Return a view of one member on a consumer group. The first use creates the group. See
         ringlog.client.group.
 
-        `start` is where a new group begins; one that is there goes on where it stands. With `tags` it is a
-        group of its own, which passes over every other record. `max_in_flight` and `member_max_in_flight`
-        bound what is claimed and not acked, of all members and of one; they, too, are those of a new group.
-        What was given out `max_deliveries` times and comes back goes to the topic `dead_letter`, of a new
-        group in mode queue; what came back before rests for `backoff_ms`, doubled with each delivery up to
-        `backoff_max_ms`. With `create=False` the group has to be there: GroupNotFound.
-        With `min_idle_ms` this member's claims take over what another one did nothing about for so long, when
-        nothing else is there. On the engine's host what a process holds is ready for others when it ends; not
-        so with `release_on_exit=False`.
+        Settings apply to a new group. If the group exists, the settings named here must match its own;
+        otherwise the first use raises GroupIncompatible.
+
+        Args:
+            topic: Topic whose records the group shares.
+            name: Name of the group.
+            payload: Codec that decodes payloads to the `value` of jobs and records.
+            mode: "queue" leases records to several members. "stream" lets one member read all records in
+                order.
+            start: Position of a new group. An existing group continues at its own position.
+            tags: Skip records whose tag does not match. A tag filter makes this a separate group.
+            node: Name of the member. None uses the name of this client.
+            limits: Settings of GroupLimits, in milliseconds where their names end in `_ms`. `max_in_flight`
+                and `member_max_in_flight` limit the unacked records of the group and of one member. After
+                `max_deliveries` deliveries a record moves to the topic `dead_letter`. A returned record waits
+                for `backoff_ms`, doubled with each delivery up to `backoff_max_ms`. `create=False` requires
+                that the group exists; otherwise the first use raises GroupNotFound. `min_idle_ms` and
+                `release_on_exit` are as for `queue`.
         """
         import_in_thread("ringlog.client.group")
         from ringlog.client.group import Group
         from ringlog.client.leases.group_lease_operations import GroupLeaseOperations
 
-        working = GroupLeaseOperations(
+        operations = GroupLeaseOperations(
             check_str(topic, "topic"), check_str(name, "name"), check_str(mode, "mode"),
             node_name(node, self.client_id), SystemClock(), start=check_start(start),
             tags=check_tag_filter(tags),
             **check_group_limits(limits),
         )  # fmt: skip
-        group = Group(self, self._shell, working)
+        group = Group(self, self._shell, operations, payload)
         self._queues.add(group)
         return group
 
-    # -- inside -------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------
 
     def _appender(
         self, session: Session, topic: str, durability: Durability | None, create: bool, is_pressing: bool
     ) -> ProducerCore:
-        """The producer behind `append`: one record a frame, sent at once."""
+        """Return the producer core that `append` uses: one record per frame, sent at once."""
         key = (topic, durability, create, is_pressing)
         try:
             core = self._appenders.get(key)
         except TypeError:
-            core = None  # What has no hash is refused below.
+            core = None  # An unhashable value is refused below.
         if core is None:
             check_str(topic, "topic")
             options = ProducerOptions(

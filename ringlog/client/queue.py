@@ -1,9 +1,8 @@
 # Generated from ringlog/aio/queue.py by tools/unasync.py: do not edit; `make fmt` regenerates it.
 """Queues for workers: `for job in client.queue("emails").jobs(): with job: deliver(job.json())`.
 
-A job is leased to one worker at a time. It is done when the worker acks it; given back, or not extended in
-time, it is handed out again. So every job is worked on at least once, and what it does should bear a second
-time.
+A job is leased to one worker at a time until the worker acks it. If the worker nacks the job or its lease
+expires, the job is delivered again. Delivery is at-least-once, so job handlers must be idempotent.
 """
 
 from __future__ import annotations
@@ -24,71 +23,113 @@ from ringlog.client.requests.validation import (
     check_seq,
     check_str,
 )
-from ringlog.client.write.fields import RecordFields
+from ringlog.client.write.fields import NewRecord, RecordFields
 from ringlog.clock import SystemClock
-from ringlog.payload import RAW, PayloadCodec
+from ringlog.payload import RAW, PayloadCodec, V
 
 if TYPE_CHECKING:
     from ringlog.client.connection.shell import ThreadedShell
     from ringlog.client.operations import Operations
 
 
-class Queue(LeaseClient):
-    """One queue, as one worker sees it. `node` names the worker, which holds the leases."""
+class Queue(LeaseClient[V]):
+    """View of one worker on one queue. The engine records leases under the name `node`.
+
+    Example:
+        queue = client.queue("emails")
+        queue.put(b"...")
+        for job in queue.jobs():
+            with job:
+                deliver(job.data)
+    """
 
     def __init__(
         self, client: Operations, shell: ThreadedShell, topic: str, node: str,
         payload: PayloadCodec[Any] = RAW, release_on_exit: bool = True, min_idle_ms: int = 0,
     ) -> None:  # fmt: skip
-        working = LeaseOperations(
+        operations = LeaseOperations(
             check_str(topic, "topic"), check_str(node, "node"), SystemClock(),
             release_on_exit=check_bool(release_on_exit, "release_on_exit"),
             min_idle_ms=check_call_setting(min_idle_ms, "min_idle_ms"),
         )  # fmt: skip
-        super().__init__(client, shell, working, payload)
+        super().__init__(client, shell, operations, payload)
 
-    # -- putting jobs in ------------------------------------------------------------------------------
+    # -- adding jobs ----------------------------------------------------------------------------------
 
     def put(
-        self, data: Any, /, *, dedup_id: str | None = None, dedup_window_ms: int | None = None,
+        self, data: V, /, *, dedup_id: str | None = None, dedup_window_ms: int | None = None,
         **record: Unpack[RecordFields],
     ) -> Appended:  # fmt: skip
-        """Add a job: bytes, or what the queue's codec takes; fields and dedup as in Client.append. Raises
-        TopicNotFound: a queue is made with `client.topics.create(topic, type="queue")`; and NotAQueue."""
+        """Add a job to the queue and wait until it reached the durability class of the topic.
+
+        Create the queue first: `client.topics.create(topic, type="queue")`.
+
+        Args:
+            data: Payload in bytes, or a value that the queue's codec encodes.
+            dedup_id: Skip the append if this id was used within the window. See Client.append.
+            dedup_window_ms: Deduplication window in milliseconds, if shorter than the topic's.
+            record: Other fields of the record: key, tag, headers, priority, not_before and so on.
+
+        Returns:
+            The appended record.
+
+        Raises:
+            TopicNotFound: The topic does not exist.
+            NotAQueue: The topic is not of type `queue`.
+        """
         self._require_queue()
         return self._client.append(
             self.topic, self._codec.encode(data), create=False, dedup_id=dedup_id,
             dedup_window_ms=dedup_window_ms, **record,
         )  # fmt: skip
 
-    def put_many(self, jobs: Iterable[Any], /, *, dedup_window_ms: int | None = None) -> Appended:
-        """Add jobs in one atomic write, at most 10,000: each as for `put`, a NewRecord, or a Record. Dedup
-        ids are as in Client.append_many."""
+    def put_many(
+        self, jobs: Iterable[V | NewRecord | Record], /, *, dedup_window_ms: int | None = None
+    ) -> Appended:
+        """Add up to 10,000 jobs in one atomic write.
+
+        Args:
+            jobs: Payloads as in `put`, NewRecord objects, or Record objects that were read before. A
+                NewRecord may have a dedup id. See Client.append_many.
+            dedup_window_ms: Deduplication window in milliseconds, if shorter than the topic's.
+
+        Raises:
+            TopicNotFound: The topic does not exist.
+            NotAQueue: The topic is not of type `queue`.
+        """
         self._require_queue()
         return self._client.append_many(
             self.topic, encode_payloads(jobs, self._codec), create=False, dedup_window_ms=dedup_window_ms
         )
 
-    # -- looking --------------------------------------------------------------------------------------
+    # -- inspecting -----------------------------------------------------------------------------------
 
     def stats(self) -> QueueStats:
-        """How many jobs are in which state; raises NotAQueue, TopicNotFound."""
+        """Return the number of jobs in each state. Raises NotAQueue, TopicNotFound."""
         return self._shell.run(self._operations.stats(self._client.connection))
 
     def pending(self, limit: int = 100, *, after: int = 0) -> list[PendingJob]:
-        """The first jobs behind `after` that were handed out and are not done: who holds them, until when,
-        how often they were handed out, why they failed. Looking changes nothing."""
+        """Return delivered jobs that are not acked, with node, deadline, number of deliveries and last
+        failure.
+
+        The call changes no state.
+
+        Args:
+            limit: Most jobs to return, at least 1.
+            after: Only jobs above this seq.
+        """
         after, limit = check_seq(after, "after"), check_int_range(limit, "limit", 1)
         return self._shell.run(self._operations.pending_jobs(self._client.connection, after, limit))
 
     def peek(self, limit: int = 1) -> list[Record]:
-        """The first jobs that are there, whoever holds them, without claiming any."""
+        """Return the first jobs of the queue, leased or not, without claiming them."""
         self._require_queue()
         page = self._client.read(self.topic, limit=limit)
         return page.records
 
     def purge(self) -> Deletion:
-        """Delete every job that is there now: ready, leased and delayed ones. They do not come back."""
+        """Delete every job that the queue contains now: ready, leased and delayed jobs. This cannot be
+        undone."""
         self._require_queue()
         found = self._client.topics.state(self.topic, touch=False)
         return self._client.topics.delete_records(self.topic, before_seq=found.head_seq + 1)

@@ -1,11 +1,11 @@
 # Generated from ringlog/aio/tailer.py by tools/unasync.py: do not edit; `make fmt` regenerates it.
-"""Tailer: the fast way to read on the engine's own host.
+"""Tailer: the fastest reader on the engine's host.
 
-It maps the log's files and hands out stretches of them, verified but not copied: a gigabyte a second and
-more into Arrow. A stretch keeps its mapping alive as long as it, or anything viewed from it, lives.
+A tailer maps the log files and returns verified batches of records without copying them. It reaches more than
+1 GB/s into Arrow. A batch keeps its mapping alive as long as the batch, or a view into it, exists.
 
-What that costs: if the disk fails under a mapping, the kernel kills the process with SIGBUS. A tailer
-belongs in a process that may die and be started again; elsewhere use `reader().pages()`.
+If the disk fails under a mapping, the kernel kills the process with SIGBUS. Use a tailer only in a process
+that may be restarted; elsewhere use `reader().pages()`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,15 @@ _NO_LIMIT = 1 << 62
 
 
 class Tailer:
-    """Iterates over TailBatch and Tombstone items of one topic; `for item in client.tailer("t")`.
+    """Iterator over TailBatch and Tombstone items of one topic.
 
-    With `follow` (the default) it waits for more until it is closed; `next(timeout)` waits a bounded time.
+    With `follow` (the default) the iteration waits for new records until the tailer is closed.
+
+    Example:
+        tailer = client.tailer("orders")
+        for item in tailer:
+            if isinstance(item, TailBatch):
+                process(item)
     """
 
     def __init__(
@@ -51,23 +57,28 @@ class Tailer:
 
     @property
     def cursor(self) -> Cursor:
-        """Behind the last item given."""
+        """Position of the last item that the iteration returned. Pass it as `start` to resume after this
+        item."""
         if self._start is not None:
             self._files.read_if_blocking(self._client, self._settled)
         return self._cursor
 
     def seek(self, start: Start) -> None:
-        """Go on from there."""
+        """Continue the iteration at another position."""
         self._start = check_start(start)
         self._ready.clear()
 
     def next(self, timeout: float | None = None) -> TailBatch | Tombstone | None:
-        """Return the next item, or None after `timeout` seconds without one; None = wait for ever."""
+        """Return the next item. None after `timeout` seconds without one.
+
+        Args:
+            timeout: Longest time to wait, in seconds. None waits until the tailer is closed.
+        """
         timeout = check_timeout(timeout, "timeout")
         if self._start is not None:
             self._files.read(self._client, self._settled)
         if self._ready and (self._source is None or not self._source.is_current):
-            self._ready.clear()  # Read ahead, and some of it may have been deleted since (DL-9).
+            self._ready.clear()  # A record that was read ahead may have been deleted since.
         while not self._ready:
             self._fetch(inf if timeout is None else timeout)
             if timeout is not None or self._is_closed:
@@ -91,11 +102,11 @@ class Tailer:
 
     @property
     def is_closed(self) -> bool:
-        """After close."""
+        """True after `close`."""
         return self._is_closed
 
     def close(self) -> None:
-        """End the iteration and let go of files. What was handed out stays valid."""
+        """End the iteration and release the files. Returned batches stay valid."""
         self._is_closed = True
         self._ready.clear()
         self._files.close_when_unused()
@@ -107,37 +118,38 @@ class Tailer:
         self.close()
 
     def _settled(self, source: LocalSource) -> Steps[None]:
-        """Look up where to start. Interrupted meanwhile, the next call does; sought elsewhere, this one."""
+        """Resolve the start position. If the call is interrupted, the next call resolves it. A `seek`
+        meanwhile restarts it."""
         while (start := self._start) is not None:
             self._cursor = yield from resolve_start(self._client.connection, source, self._topic, start)
             if self._start is start:
                 self._start = None
 
-    def _portion(self, source: LocalSource, wait_s: float) -> Steps[FetchResult]:
+    def _fetch_result(self, source: LocalSource, wait_s: float) -> Steps[FetchResult]:
         self._source = source
         return source.fetch(self._cursor, limit=_NO_LIMIT, bytes_max=WINDOW_BYTES, wait_s=wait_s)
 
     def _fetch(self, wait_s: float) -> None:
-        portion = self._files.read(self._client, lambda source: self._portion(source, wait_s))
-        self._resume = portion.after
-        self._is_caught_up = portion.examined >= portion.head_seq
-        self._cursor = Cursor(portion.epoch, self._cursor.seq)
-        if (gap := portion.gap) is not None:
+        result = self._files.read(self._client, lambda source: self._fetch_result(source, wait_s))
+        self._resume = result.after
+        self._is_caught_up = result.examined >= result.head_seq
+        self._cursor = Cursor(result.epoch, self._cursor.seq)
+        if (gap := result.gap) is not None:
             self._ready.append(
                 Tombstone(
-                    self._topic, gap.gap_from, gap.gap_to, gap.reason, portion.earliest_seq, portion.head_seq
+                    self._topic, gap.gap_from, gap.gap_to, gap.reason, result.earliest_seq, result.head_seq
                 )
             )
-        self._ready += tail_batches_of(portion, self._topic)
+        self._ready += tail_batches_of(result, self._topic)
         if not self._ready:
-            self._cursor = Cursor(portion.epoch, max(self._cursor.seq, portion.examined))
+            self._cursor = Cursor(result.epoch, max(self._cursor.seq, result.examined))
 
 
 def _opened(client: ReaderClient, topic: str, follow: bool) -> LocalSource:
     connection = client.connection
     if connection.transport != "ring":
         raise UsageError(
-            "a tailer reads the engine's files and must run on its host",
+            "a tailer needs transport ring, on the engine's host: use reader().pages()",
             transport=connection.transport, instead="reader().pages()",
         )  # fmt: skip
     return LocalSource(connection, topic, is_mapped=True, is_settling=True, is_following=follow)

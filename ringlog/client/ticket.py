@@ -1,5 +1,5 @@
 # Generated from ringlog/aio/ticket.py by tools/unasync.py: do not edit; `make fmt` regenerates it.
-"""Ticket: what became of records that were sent."""
+"""Ticket: the result of records that were sent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 
 
 class Ticket:
-    """Resolves by itself when the engine settled the records (CL-3). Thread-safe."""
+    """Result of `send`: resolves once the engine settles the records. Thread-safe.
+
+    A ticket resolves without any further call of the program.
+
+    Example:
+        ticket = producer.send(b"...")
+        appended = ticket.result(timeout=5)
+    """
 
     __slots__ = ("_batch", "_index", "_shell")
 
@@ -25,14 +32,25 @@ class Ticket:
         self._index = index
 
     def done(self) -> bool:
-        """True when the fate is known."""
+        """Return True if the records are settled: appended, refused or given up."""
         return self._batch.is_done
 
     def result(self, timeout: float | None = None) -> Appended:
-        """Wait for the fate, at most `timeout` seconds; the numbers the records got.
+        """Wait until the records are settled and return the seqs that they got.
 
-        Raises what they were refused for, RequestTimeout (outcome unknown) when the engine did not settle
-        in time, and RequestTimeout too when `timeout` ended first: then the ticket is still open.
+        Fails with RequestTimeout too when `timeout` ended first; the ticket then stays open.
+
+        Args:
+            timeout: Longest time to wait, in seconds. None waits until the client's own timeout ends the
+                request.
+
+        Returns:
+            The appended records: first and last seq, durability class and commit time.
+
+        Raises:
+            Refused: The engine refused the records. The subclass states the reason.
+            RequestTimeout: The engine did not settle the records in time. Whether they were appended is
+                unknown.
         """
         batch, timeout = self._batch, check_timeout(timeout, "timeout")
         if not batch.is_done and not self._shell.wait(batch, timeout):
@@ -40,11 +58,11 @@ class Ticket:
         return batch.record_result(self._index)
 
     def error(self) -> Exception | None:
-        """The reason of a failure; None when it is done well or not done."""
+        """Return the error of failed records. None if the ticket succeeded or is still open."""
         return self._batch.record_error(self._index)
 
     def on_done(self, fn: Callable[[Ticket], None]) -> None:
-        """Call `fn(ticket)` when the fate is known, from whichever thread learns it; at once if it is."""
+        """Call `fn(ticket)` once the records are settled, from any thread; at once if they already are."""
         check_callable(fn, "fn")
         self._shell.when_done(self._batch, lambda: fn(self))
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Unpack
 
 from ringlog.client.connection.shell import ThreadedShell
 from ringlog.client.leases.group_facts import GroupSummary
@@ -22,39 +22,77 @@ from ringlog.client.requests.topic_requests import (
     delete_records,
     state,
 )
+from ringlog.client.requests.topic_settings import TopicSettings
 from ringlog.client.requests.validation import check_str
 from ringlog.limits import LIST_PAGE_DEFAULT
 from ringlog.link.futures import run_steps
 
 
 class Topics:
-    """`client.topics`."""
+    """Create, configure, inspect and delete topics. Available as `client.topics`.
+
+    Example:
+        client.topics.create("orders", durability="fsync", cap_records=1_000_000)
+        for summary in client.topics.list("ord"):
+            print(summary.topic, summary.count)
+    """
 
     def __init__(self, shell: ThreadedShell, client: object) -> None:
         self._shell = shell
         self._client = client
-        """Lasts as long as it is of use."""
+        """Reference that keeps the client alive while its topics are in use."""
 
-    def create(self, topic: str, *, exist_ok: ExistOk = False, **config: Any) -> TopicDescription:
-        """Make a topic with these settings (durability="fsync", ttl_ms=…, cap_records=…, discard=…, …).
+    def create(
+        self, topic: str, *, exist_ok: ExistOk = False, **config: Unpack[TopicSettings]
+    ) -> TopicDescription:
+        """Create a topic with the given settings.
 
-        An existing topic is refused. With `exist_ok=True` it is described, if its type and the settings that
-        this call names are as asked for (no `type` = "log"). With `exist_ok="update"` the named settings are
-        changed as by `configure`. Raises TopicIncompatible naming each difference with both values, and
-        InvalidRequest naming a setting that does not exist, with the nearest name, or has a wrong value.
+        Args:
+            topic: Name of the topic.
+            exist_ok: What to do if the topic exists. False refuses. True returns its description if its type
+                and the settings named in this call are equal (no `type` means "log"). "update" changes the
+                named settings as `configure` does.
+            config: Settings of the topic (TopicSettings), such as durability="fsync", ttl_ms or cap_records.
+
+        Returns:
+            The topic, with `created` = true if this call created it.
+
+        Raises:
+            TopicIncompatible: The topic exists and `exist_ok` is false, or settings differ. The error names
+                each difference with both values.
+            InvalidRequest: A setting does not exist (the error names the nearest one), or its value is
+                invalid.
         """
         return self._shell.ask(lambda session: run_steps(create(session, topic, exist_ok, config)))
 
-    def configure(self, topic: str, **config: Any) -> TopicDescription:
-        """Change the named settings, keep the others; raises TopicNotFound, InvalidRequest."""
+    def configure(self, topic: str, **config: Unpack[TopicSettings]) -> TopicDescription:
+        """Change the named settings of a topic and keep all others.
+
+        Raises:
+            TopicNotFound: The topic does not exist.
+            InvalidRequest: A setting does not exist, or its value is invalid.
+        """
         return self._shell.ask(lambda session: run_steps(configure(session, topic, config)))
 
     def state(self, topic: str, *, touch: bool = True) -> TopicSummary:
-        """A topic's numbers; `touch` counts as use of the topic. Raises TopicNotFound; never creates."""
+        """Return the counters, positions and settings of a topic. Never creates the topic.
+
+        Args:
+            topic: Name of the topic.
+            touch: Count this call as use of the topic, which delays `expire_unused_ms`.
+
+        Raises:
+            TopicNotFound: The topic does not exist.
+        """
         return self._shell.ask(lambda session: run_steps(state(session, topic, touch)))
 
     def list(self, prefix: str = "", *, page_size: int = LIST_PAGE_DEFAULT) -> Iterator[TopicSummary]:
-        """All topics whose name begins with `prefix`, in byte order of names, fetched page by page."""
+        """Iterate over topics in byte order of their names. The client fetches them page by page.
+
+        Args:
+            prefix: Only topics whose names begin with this text.
+            page_size: Topics per request, 1 to 1,000.
+        """
         self._shell.require_open()
         return self._merged(TopicMerge(prefix, page_size))
 
@@ -63,21 +101,43 @@ class Topics:
             yield from page
 
     def groups(self, topic: str) -> tuple[GroupSummary, ...]:
-        """The consumer groups of a topic, in byte order of names; raises TopicNotFound."""
+        """Return the consumer groups of a topic, in byte order of their names. Raises TopicNotFound."""
         from ringlog.client.leases.group_lease_operations import list_groups
 
         return self._shell.ask(lambda session: run_steps(list_groups(session, check_str(topic, "topic"))))
 
     def delete(self, topic: str, *, if_empty: bool = False) -> TopicRemoval:
-        """Remove a topic, all it holds, and its routers. The result is true when there was one, and names the
-        routers, as far as a scheduler could be asked. `if_empty` may raise TopicNotEmpty."""
+        """Delete a topic, all its records, and the routers from and to it.
+
+        Args:
+            topic: Name of the topic.
+            if_empty: Refuse to delete a topic that contains records.
+
+        Returns:
+            True in a boolean context if the topic existed. It names the deleted routers, as far as a
+                scheduler could be queried.
+
+        Raises:
+            TopicNotEmpty: The topic contains records, and `if_empty` is true.
+        """
         return self._shell.ask(lambda session: run_steps(delete(session, topic, if_empty)))
 
     def delete_records(self, topic: str, *, before_seq: int = 0, match: TagFilter | None = None) -> Deletion:
-        """Delete records for good: those below `before_seq`, those whose tag matches, or both at once.
+        """Delete records permanently: below a seq, by tag, or both.
 
-        When it returns, no reader anywhere sees them any more; records that come later are not touched.
-        `match` is a tag, or a prefix ending in `*`. Raises InvalidRequest for neither or for what is no
-        filter, TopicNotFound.
+        When the call returns, no reader returns these records any more. Records that are appended later are
+        not affected.
+
+        Args:
+            topic: Name of the topic.
+            before_seq: Delete records below this seq. 0 sets no bound.
+            match: Delete records whose tag equals this text, or begins with it if it ends in `*`.
+
+        Returns:
+            Number of deleted records, and the state of the topic afterwards.
+
+        Raises:
+            InvalidRequest: Neither argument was given, or `match` is not a filter.
+            TopicNotFound: The topic does not exist.
         """
         return self._shell.ask(lambda session: run_steps(delete_records(session, topic, before_seq, match)))

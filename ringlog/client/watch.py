@@ -1,76 +1,98 @@
 # Generated from ringlog/aio/watch.py by tools/unasync.py: do not edit; `make fmt` regenerates it.
-"""Watch: `for event in client.watch([...])`."""
+"""Watch: follows many topics, `for event in client.watch([...])`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 from ringlog.client.connection.ref_count import open_ref_counted
 from ringlog.client.connection.shell import CANCELLED
+from ringlog.client.read.pages import Page
 from ringlog.client.requests.topic_requests import list_topic_names
-from ringlog.client.requests.validation import check_timeout
+from ringlog.client.requests.validation import check_payload_codec, check_timeout
 from ringlog.client.watches.events import WatchEvent
 from ringlog.client.watches.shared_reads import SharedReads
 from ringlog.client.watches.watch_core import GrantResult, WatchCore, WatchedTopic, WatchOptions
 from ringlog.errors import is_shard_failed
 from ringlog.link.delivery import ClientSubscription, Delivery, ReadGrant
 from ringlog.link.futures import run_steps
+from ringlog.payload import RAW, PayloadCodec, V
 
 if TYPE_CHECKING:
     from ringlog.client.connection.shell import ThreadedShell
     from ringlog.client.operations import Operations
 
 
-class Watch:
-    """Follows topics: gives Page, Tombstone, CaughtUp, TopicDeleted and Lagged items as there are any.
+class Watch(Generic[V]):
+    """Follows many topics and returns Page, Tombstone, CaughtUp, TopicDeleted and Lagged items as they occur.
 
-    Of one topic they come in order; among topics in order of value when there is more than the reader takes,
-    and no topic waits for another's backlog. One thread at a time.
+    Items of one topic arrive in order. If the reader is slower than the topics, schedulers grant topics in
+    order of priority. No topic waits for the backlog of another. One thread at a time may use a watch.
+
+    Example:
+        for event in client.watch(["orders", "prices.*"], start=LATEST):
+            if isinstance(event, Page):
+                process(event.topic, event.bytes())
     """
 
     def __init__(
-        self, client: Operations, shell: ThreadedShell, options: WatchOptions, shared: SharedReads
-    ) -> None:
+        self, client: Operations, shell: ThreadedShell, options: WatchOptions, shared: SharedReads,
+        payload: PayloadCodec[Any] = RAW,
+    ) -> None:  # fmt: skip
         self._client, self._shell, self._shared = client, shell, shared
+        self._codec: PayloadCodec[V] = check_payload_codec(payload)
         self._core = core = WatchCore(options, shared)
         self._files = open_ref_counted(lambda: core)
         self._subscription: ClientSubscription | None = None
         self._grant: ReadGrant | None = None
-        """Taken and not over: its topic has no other until it is, whatever interrupts us meanwhile."""
+        """Grant that this watch has taken and not returned, also after an interruption. Its topic gets no
+        other grant until it is returned."""
         self._is_closed = False
 
     @property
     def cursor(self) -> str:
-        """Where to go on later, behind the last event given: `client.watch(..., cursor=watch.cursor)`."""
+        """Position after the last returned event of each topic. Resume with `client.watch(...,
+        cursor=watch.cursor)`."""
         return self._core.cursor
 
     @property
     def topics(self) -> list[str]:
-        """The topics that are followed now; patterns may bring more."""
+        """Topics that the watch follows now. Patterns may add topics later."""
         return self._core.topics
 
     @property
     def has_news(self) -> bool:
-        """`next(0)` has something to look at. Costs next to nothing."""
+        """True if `next(0)` has an event to return or a grant to read. This test costs almost nothing."""
         subscription = self._subscription
         if subscription is None:
             return bool(self._core.events)
         is_lined_up = subscription.ready or self._core.events or self._grant is not None
         return bool(is_lined_up) or subscription.has_work
 
-    def open(self) -> Watch:
-        """Find the topics and subscribe; done by the first `next` otherwise. Raises TopicNotFound."""
+    def open(self) -> Self:
+        """Resolve the topics and subscribe to them. Otherwise the first `next` does this.
+
+        Raises:
+            TopicNotFound: A named topic does not exist, and the watch is not lenient.
+        """
         if self._subscription is None:
             self._begin()
         return self
 
-    def next(self, timeout: float | None = None) -> WatchEvent | None:
-        """The next event; None after `timeout` seconds without one, or when no topic is left to follow.
+    def next(self, timeout: float | None = None) -> WatchEvent[V] | None:
+        """Return the next event. None after `timeout` seconds without one, or if no topic is left to follow.
 
-        Raises CorruptData for damage, TopicHalted for a topic of which a file is missing, and NotReady for
-        one whose shard was given up (reason shard_failed): once for each topic; the other topics go on.
+        Args:
+            timeout: Longest time to wait, in seconds. None waits without a limit.
+
+        Raises:
+            CorruptData: Data of a topic is damaged. The watch drops this topic.
+            TopicHalted: A file of a topic is missing. Raised once for each topic; the watch retries the
+                topic.
+            NotReady: The shard of a topic was given up (reason `shard_failed`). Raised once for each topic.
+                After any of these errors the next call continues with the other topics.
         """
         timeout = check_timeout(timeout, "timeout")
         deadline = self._shell.now_s() + timeout if timeout else None
@@ -78,26 +100,27 @@ class Watch:
         core, subscription = self._core, self.subscription
         while not self._is_closed:
             if core.events:
-                return core.pop_event()
+                event = core.pop_event()
+                return event.with_payload(self._codec) if isinstance(event, Page) else event
             if core.is_over:
                 return None
-            turn = self._grant
-            if turn is None:
-                turn = self._grant = self._take_grant(subscription)
-            if turn is not None:
-                self._read(turn)
+            grant = self._grant
+            if grant is None:
+                grant = self._grant = self._take_grant(subscription)
+            if grant is not None:
+                self._read(grant)
                 continue
             left = timeout if deadline is None else max(0.0, deadline - self._shell.now_s())
             if not self._shell.wait_for_news(subscription, left):
                 return None
         return None
 
-    def __iter__(self) -> Iterator[WatchEvent]:
+    def __iter__(self) -> Iterator[WatchEvent[V]]:
         while (event := self.next()) is not None:
             yield event
 
     def close(self) -> None:
-        """End the subscription and let go of files. What was handed out stays valid."""
+        """End the subscription and release the files. Returned pages stay valid."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -105,7 +128,7 @@ class Watch:
             self._shell.close_subscription(self._subscription)
         self._files.close_when_unused()
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -113,11 +136,11 @@ class Watch:
 
     @property
     def subscription(self) -> ClientSubscription:
-        """What it has at the schedulers, once it is open."""
+        """Subscription at the schedulers. Only after `open`."""
         assert self._subscription is not None
         return self._subscription
 
-    # -- inside -----------------------------------------------------------------------------------------
+    # -- internals --------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         options = self._core.options
@@ -128,33 +151,36 @@ class Watch:
             )
         try:
             if options.patterns:
-                # First: a topic created from here on is listed below, or reported as a change of names.
+                # Subscribe to changes of names first. A topic created from now on is then listed below, or
+                # reported as a change.
                 self._shell.ask(lambda session: session.delivery.add_feeds(subscription, []))
             with self._files.use() as core:
                 steps = core.begin_steps(self._client.connection)
                 self._follow(self._shell.run_then(steps, partial(self._found, core)))
                 if options.patterns:
-                    self._look_for_names(is_new=False)
+                    self._list_names(is_new=False)
         except CANCELLED:
-            # Who waits no longer has not said that he wants no events: the next call begins anew.
+            # An interruption does not close the watch. Discard the partial state, so that the next call
+            # starts from the beginning.
             self._shell.close_subscription(subscription)
             self._subscription = None
             self._core.close()
-            self._core = anew = WatchCore(options, self._shared)
-            self._files = open_ref_counted(lambda: anew)
+            self._core = new_core = WatchCore(options, self._shared)
+            self._files = open_ref_counted(lambda: new_core)
             raise
         except BaseException:
             self.close()
             raise
 
     def _found(self, core: WatchCore, topics: list[WatchedTopic] | None, _: BaseException | None) -> None:
-        """What was begun goes on without who waited for it, and nobody follows what it finds."""
+        """Close the sources of an interrupted start: the operation continues, but no watch uses its
+        result."""
         if core is not self._core:
             for topic in topics or ():
                 topic.source.close()
 
     def _follow(self, topics: list[WatchedTopic]) -> None:
-        """Subscribe to them, and say at once which have nothing new."""
+        """Subscribe to topics, and report at once which of them have no new records."""
         subscription = self._subscription
         if not topics or subscription is None:
             return
@@ -162,9 +188,9 @@ class Watch:
         feeds = self._shell.ask(lambda session: session.delivery.add_feeds(subscription, wanted))
         self._core.follow(topics, feeds)
         for topic in topics:
-            self._look_at_start(subscription, topic)
+            self._check_backlog(subscription, topic)
 
-    def _look_at_start(self, subscription: ClientSubscription, topic: WatchedTopic) -> None:
+    def _check_backlog(self, subscription: ClientSubscription, topic: WatchedTopic) -> None:
         connection = self._client.connection
         facts = connection.facts(topic.info) if connection.transport == "ring" else None
         if facts is not None and facts.head_seq == topic.cursor.seq:
@@ -174,7 +200,7 @@ class Watch:
             with self._shell.checked_lock, self._shell.guarded_session as session:
                 session.delivery.self_grant(subscription, topic.feed)
 
-    def _look_for_names(self, *, is_new: bool) -> None:
+    def _list_names(self, *, is_new: bool) -> None:
         core = self._core
         found = core.matching(
             self._shell.ask(lambda session: run_steps(list_topic_names(session, core.prefixes)))
@@ -197,55 +223,59 @@ class Watch:
             return Delivery.take_grant(subscription)
         if subscription.failure is not None:
             raise subscription.failure
-        subscription.names_changed = False  # First: who sets it again meanwhile has us look again.
+        # Clear the flag before listing, so that a change during the listing sets it again.
+        subscription.names_changed = False
         try:
             with self._files.use():
-                self._look_for_names(is_new=True)
+                self._list_names(is_new=True)
         except BaseException as e:
-            # A shard that was given up would be asked again and again: new names come with the next start.
+            # Do not list again at once for a shard that was given up. The next start of the engine reports
+            # new names.
             subscription.names_changed |= not is_shard_failed(e)
             raise
         return Delivery.take_grant(subscription)
 
-    def _read(self, turn: ReadGrant) -> None:
+    def _read(self, grant: ReadGrant) -> None:
         files = self._files
-        if not files.has_detached_run and turn.hint is not None and self._core.take_shared_frame(turn):
-            self._finish(turn, turn.hint.last_seq, is_consumed=True)
+        if not files.has_detached_run and grant.hint is not None and self._core.take_shared_frame(grant):
+            self._finish(grant, grant.hint.last_seq, is_consumed=True)
             self._grant = None
             return
         with files.use() as core:
-            result = None if files.has_detached_run else core.read_at_hint(turn)
+            result = None if files.has_detached_run else core.read_at_hint(grant)
             if result is None:
-                result = files.run(self._shell, lambda: core.grant_steps(turn, self._shell.now_s))
+                result = files.run(self._shell, lambda: core.grant_steps(grant, self._shell.now_s))
         self._core.enqueue_events(result.events)
         if result.is_topic_ended or result.retry_after_s:
-            self._end_or_look_again(turn, result)
+            self._end_or_retry(grant, result)
         else:
-            self._finish(turn, result.after, is_consumed=result.is_consumed)
+            self._finish(grant, result.after, is_consumed=result.is_consumed)
         self._grant = None
         if result.error is not None:
             raise result.error
 
-    def _finish(self, turn: ReadGrant, after: int, *, is_consumed: bool) -> None:
+    def _finish(self, grant: ReadGrant, after: int, *, is_consumed: bool) -> None:
         subscription = self._subscription
         if subscription is None or self._is_closed:
             return
-        # The lock is for who has to arrange something; with hundreds of watches that is seldom.
+        # Take the lock only when returns must be collected. With hundreds of watches that is rare.
         delivery = self._shell.session.delivery
-        if not delivery.return_grant_unlocked(subscription, turn, after, is_consumed=is_consumed):
+        if not delivery.return_grant_unlocked(subscription, grant, after, is_consumed=is_consumed):
             with self._shell.checked_lock, self._shell.guarded_session:
                 delivery.collect_returns()
 
-    def _end_or_look_again(self, turn: ReadGrant, result: GrantResult) -> None:
+    def _end_or_retry(self, grant: ReadGrant, result: GrantResult) -> None:
         subscription = self._subscription
         if subscription is None or self._is_closed:
             return
         with self._shell.checked_lock, self._shell.guarded_session as session:
             if result.is_topic_ended:
-                session.delivery.drop_feed(subscription, turn.feed)
-                subscription.names_changed |= subscription.names  # The topic may have been created again.
+                session.delivery.drop_feed(subscription, grant.feed)
+                subscription.names_changed |= subscription.names  # The topic may exist again.
             else:
                 session.delivery.return_grant(
-                    subscription, turn, result.after, is_consumed=result.is_consumed
+                    subscription, grant, result.after, is_consumed=result.is_consumed
                 )
-                session.delivery.self_grant(subscription, turn.feed, after_ns=int(result.retry_after_s * 1e9))
+                session.delivery.self_grant(
+                    subscription, grant.feed, after_ns=int(result.retry_after_s * 1e9)
+                )

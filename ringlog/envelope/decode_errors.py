@@ -36,8 +36,8 @@ class MessageInvalid(EnvelopeInvalid):
 def message_invalid(
     name: str, kind: type[msgspec.Struct], corr: int, body: bytes | memoryview | msgspec.Raw, error: Exception
 ) -> MessageInvalid:
-    """Return the error for a body that does not decode. It names field, value and limit where they are known.
-    """
+    """Return the error for a body that does not decode. It names field, value and limit where they are
+    known."""
     found = _FAULT.fullmatch(str(error)) if isinstance(error, msgspec.ValidationError) else None
     steps = _STEP.findall(found["path"] or "") if found is not None else []
     if isinstance(error, UnicodeDecodeError) and (field := _text_field(kind, body)):

@@ -48,7 +48,8 @@ def _refuse_extension(code: int, data: memoryview) -> Any:
 _encoder = msgspec.msgpack.Encoder()
 _outer = msgspec.msgpack.Decoder(tuple[int, str, int, msgspec.Raw], strict=True)
 _bodies = {
-    name: msgspec.msgpack.Decoder(kind, strict=True, ext_hook=_refuse_extension) for name, kind in KINDS.items()
+    name: msgspec.msgpack.Decoder(kind, strict=True, ext_hook=_refuse_extension)
+    for name, kind in KINDS.items()
 }
 
 

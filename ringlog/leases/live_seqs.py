@@ -69,8 +69,8 @@ def _next_alive(live: LiveSeqs, at: int) -> Span:
 
 
 def end_of(numbers: BitMap64, first: int) -> int:
-    """Return the end (exclusive) of the gapless range in a set that starts at `first`, which is in the set.
-    """
+    """Return the end (exclusive) of the gapless range in a set that starts at `first`, which is in the
+    set."""
     step = 1
     while numbers.contains_range(first, first + 2 * step):
         step *= 2

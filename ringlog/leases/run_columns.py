@@ -41,7 +41,8 @@ class _SavedRuns(msgspec.Struct, array_like=True, frozen=True):
     """Reasons of rejections, in the format from before `failures`."""
     failures: list[SavedFailure] = []
     given: bytes = b""
-    """8 bytes each, little-endian: time of the last delivery or extension. Empty in the format from before."""
+    """8 bytes each, little-endian: time of the last delivery or extension. Empty in the format from
+    before."""
     ages: bytes = b""
     """4 bytes each, little-endian: ms from the first delivery to that time, at most 2^32 - 1."""
 

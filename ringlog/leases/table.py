@@ -495,8 +495,8 @@ class LeaseTable:
         return (seqs - self.runs.first[row]).astype(np.uint64) + np.uint64(self.runs.token[row])
 
     def apply_removal(self, floor: int, seqs: BitMap64 | None = None, *, on_request: bool = False) -> None:
-        """End the leases and delays of seqs below `floor` and in `seqs`, because they are not alive any more.
-        """
+        """End the leases and delays of seqs below `floor` and in `seqs`, because they are not alive any
+        more."""
         if not len(self.runs):
             return
         event = DELETE if on_request else REMOVE

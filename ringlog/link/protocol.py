@@ -85,8 +85,8 @@ class Links(Protocol):
 
     @property
     def generation(self) -> int:
-        """Number of starts of the engine that were seen (for a gateway: of connections); 0 = never connected.
-        """
+        """Number of starts of the engine that were seen (for a gateway: of connections); 0 = never
+        connected."""
         ...
 
     @property

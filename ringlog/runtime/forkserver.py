@@ -182,6 +182,6 @@ def _double_fork(child_socket: socket.socket) -> ForkRequest:
     except OSError:
         os._exit(ExitCode.ORPHANED)
     if not request:
-        # Nobody waits for us any more: another one may be what we were meant to be.
+        # The supervisor gave this child up, and may have started its replacement.
         os._exit(ExitCode.ORPHANED)
     return msgspec.msgpack.decode(request, type=ForkRequest)

@@ -84,9 +84,7 @@ def _check_column(name: str, kind: DataType) -> None:
     allowed = ROW_COLUMN_TYPES.get(name)
     if allowed is None:
         hint = REMEDIES.get(name) or near_names(name, ROW_COLUMN_TYPES)
-        raise SchemaError(
-            "unknown column", column=name, hint=hint, known=list(ROW_COLUMN_TYPES)
-        )
+        raise SchemaError("unknown column", column=name, hint=hint, known=list(ROW_COLUMN_TYPES))
     is_right = isinstance(kind, allowed)
     if is_right and isinstance(kind, MapType):
         is_right = isinstance(kind.keyType, StringType) and isinstance(kind.valueType, BinaryType)
@@ -94,9 +92,7 @@ def _check_column(name: str, kind: DataType) -> None:
         pair = kind.elementType
         is_right = isinstance(pair, StructType) and _is_pair(pair)
     if not is_right:
-        raise SchemaError(
-            "wrong column type", column=name, found=kind.simpleString(), expected=_words(name)
-        )
+        raise SchemaError("wrong column type", column=name, found=kind.simpleString(), expected=_words(name))
 
 
 def _is_pair(pair: StructType) -> bool:

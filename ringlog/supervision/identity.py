@@ -110,6 +110,4 @@ class EngineIdentity:
         """Refuse to start on a log without an identity file: a new one could reuse incarnation numbers."""
         wal = os.path.join(data_dir, WAL_DIR)
         if self._disk.exists(wal) and self._disk.list_dir(wal):
-            raise StartRefused(
-                "meta/engine is missing but the log exists: restore it from a backup", dir=wal
-            )
+            raise StartRefused("meta/engine is missing but the log exists: restore it from a backup", dir=wal)

@@ -197,8 +197,8 @@ class ProducerTable:
         return len(self) < self._most or self._sessions > 0
 
     def admit(self, producer_id: int) -> ProducerHistory | None:
-        """Return the producer's history, a new one if needed; None if the table is full of named producers.
-        """
+        """Return the producer's history, a new one if needed; None if the table is full of named
+        producers."""
         producer = self._find(producer_id)
         if producer is not None:
             if self._by_id is not None:

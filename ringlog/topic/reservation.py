@@ -26,8 +26,8 @@ class Reservation:
         self._last_us = 0
 
     def needed(self, last_seq: int) -> bool:
-        """Return True if a new reservation must be durable before a write that ends at `last_seq` is acked.
-        """
+        """Return True if a new reservation must be durable before a write that ends at `last_seq` is
+        acked."""
         return last_seq >= self.reserved
 
     def extend(self, last_seq: int, now_us: int, interval_us: int) -> int:

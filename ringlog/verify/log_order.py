@@ -124,9 +124,7 @@ def _judge_register(
                 f"the newest WAL file of shard {register.extra['shard']} is missing: {wal_file_name(file_id)}"
             )
     own = [
-        each
-        for each in ordered
-        if each.header["shard"] == register.extra["shard"] and each.extra["groups"]
+        each for each in ordered if each.header["shard"] == register.extra["shard"] and each.extra["groups"]
     ]
     if own and own[-1].extra["file_id"] > max(
         (file_id for _, file_id in register.extra["newest"]), default=0

@@ -250,4 +250,6 @@ class World:
             link.turns.append(row)
         for number, credit in link.credits.items():
             out = sum(sub == number for sub, _ in link.out)
-            assert out <= max(credit, 0) or not any(row[0] == number for row in rows), "the grants exceed the credit (T1)"
+            assert out <= max(credit, 0) or not any(row[0] == number for row in rows), (
+                "the grants exceed the credit (T1)"
+            )

@@ -261,7 +261,9 @@ def test_one_shard_is_polled_at_a_time():
     core = compactor()
     assert core.handle(at(NS_PER_S)) == [PollShard(0, roll=False)]
     assert core.handle(at(NS_PER_S)) == []
-    assert core.handle(at(NS_PER_S, ShardPolled(0, NOTHING))) == [], "requests must be handled before the next poll"
+    assert core.handle(at(NS_PER_S, ShardPolled(0, NOTHING))) == [], (
+        "requests must be handled before the next poll"
+    )
     assert core.handle(at(NS_PER_S)) == [PollShard(1, roll=False)]
     core.handle(at(NS_PER_S, ShardPolled(1, NOTHING)))
     assert core.handle(at(NS_PER_S)) == []

@@ -247,11 +247,17 @@ def test_a_scheduler_takes_over_the_pressure_of_a_shard_with_a_heartbeat(
         with stopped(running):
             said = shard_of(board)
             wait_until(
-                lambda: instance_of(board).pressure >= said.pressure, WAIT_S, "the instance to take over the pressure"
+                lambda: instance_of(board).pressure >= said.pressure,
+                WAIT_S,
+                "the instance to take over the pressure",
             )
             assert instance_of(board).step >= PressureStep.WIDEN
             assert instance_of(board).fill < 0.5, "delivery itself has no pressure"
-            wait_until(lambda: instance_of(board).pressure < 0.5, WAIT_S, "the pressure of the stopped shard to expire")
+            wait_until(
+                lambda: instance_of(board).pressure < 0.5,
+                WAIT_S,
+                "the pressure of the stopped shard to expire",
+            )
         producer.flush(WAIT_S)
         assert sorted(stored(client, "t")) == list(range(20_000))
         wait_until(lambda: instance_of(board).pressure == 0, WAIT_S, "the instance to have no pressure")

@@ -208,7 +208,9 @@ def test_low_disk_space_refuses_appends_and_accepts_deletes(tmp_path):
             os.posix_fallocate(file.fileno(), 0, 2 * spare)
         with ringlog.connect(host.url) as client:
             wait_until(
-                lambda: word(host, "reclaimer", ProcessField.DISK_LOW) == 1, 30.0, "low disk space to be detected"
+                lambda: word(host, "reclaimer", ProcessField.DISK_LOW) == 1,
+                30.0,
+                "low disk space to be detected",
             )
             wait_until(lambda: not can_write(client), 30.0, "records to be refused")
             client.topics.delete_records(TOPICS[0], before_seq=11)

@@ -400,9 +400,7 @@ def test_the_reader_of_a_topic_on_a_missing_shard_gets_a_recheck() -> None:
         ("FEEDS_PER_SCHEDULER_MAX", 2),
     ],
 )  # fmt: skip
-def test_a_bound_admits_exactly_its_number(
-    monkeypatch: pytest.MonkeyPatch, limit: str, most: int
-) -> None:
+def test_a_bound_admits_exactly_its_number(monkeypatch: pytest.MonkeyPatch, limit: str, most: int) -> None:
     """Beyond the bound the reply is `THROTTLED` with the limit and its maximum."""
     monkeypatch.setattr(scheduler_core, limit, most)
     world = World()

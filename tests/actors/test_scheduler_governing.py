@@ -139,7 +139,9 @@ def test_the_load_of_another_scheduler_counts(running: Engine) -> None:
         running.sample(running.second, rested_ns=0)
     running.sample(running.first)
     assert running.instance.pressure > 0.99
-    assert running.pages[1].get(GovernorField.PRESSURE) == 0, "only the first scheduler writes the instance's pressure"
+    assert running.pages[1].get(GovernorField.PRESSURE) == 0, (
+        "only the first scheduler writes the instance's pressure"
+    )
 
 
 def test_latency_covers_the_grants_since_the_previous_sample(running: Engine) -> None:

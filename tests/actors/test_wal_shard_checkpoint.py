@@ -296,7 +296,9 @@ def test_a_segment_goes_cold_only_when_a_snapshot_names_it(world):
     assert world.ask(run, m.SegmentTier(listed, m.TIER_COLD)).accepted
     del run.core.checkpoint.segments.refs[listed + 1]
     restart(world, "kill")
-    assert world.ask(world.runs[0], m.SegmentTier(listed, m.TIER_COLD)).accepted, "the snapshot must be known after a restart"
+    assert world.ask(world.runs[0], m.SegmentTier(listed, m.TIER_COLD)).accepted, (
+        "the snapshot must be known after a restart"
+    )
 
 
 def test_invalid_checkpoint_messages_are_refused(world):

@@ -386,7 +386,9 @@ def test_a_full_disk_refuses_appends_serves_other_requests_and_needs_no_restart(
     accepted = sum(1 for each in outcomes if each is None)
     assert 1 <= accepted < 12
     assert {each.status for each in outcomes if each is not None} == {Status.INTERNAL}
-    assert all(each is not None for each in outcomes[accepted:]), "after a refusal all appends must be refused until space is free"
+    assert all(each is not None for each in outcomes[accepted:]), (
+        "after a refusal all appends must be refused until space is free"
+    )
     run = world.runs[0]
     assert run.core.awaited is AwaitedCompletion.NOTHING
     assert world.request(m.TopicDelete("victim")).deleted, "the end of the file is reserved for deletes"

@@ -100,7 +100,9 @@ def check(damages: Iterator[tuple[str, Files]], records: Records) -> dict[str, i
             outcomes["refused"] += 1
             continue
         for name, expected in records.items():
-            assert world.runs[0].core.directory.find(name), f"{what}: topic {name} disappeared without an error"
+            assert world.runs[0].core.directory.find(name), (
+                f"{what}: topic {name} disappeared without an error"
+            )
             assert world.records(name) == expected, f"{what}: topic {name} changed without an error"
         outcomes["harmless"] += 1
     return outcomes

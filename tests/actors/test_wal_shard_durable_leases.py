@@ -56,7 +56,9 @@ def ask(world: World, kind: Any, jobs: dict[int, int], node: str = "w", name: st
 def stats(world: World) -> tuple[int, int, int]:
     found = world.request(m.LeaseStats("q"))
     world.run_of("q").core.check()
-    assert found.ready + found.in_flight + found.delayed == world.request(m.TopicState("q")).count, "the counts differ from the topic's records (Q2)"
+    assert found.ready + found.in_flight + found.delayed == world.request(m.TopicState("q")).count, (
+        "the counts differ from the topic's records (Q2)"
+    )
     return found.ready, found.in_flight, found.delayed
 
 
@@ -92,16 +94,22 @@ def test_leases_counts_and_delays_outlive_the_shard(how, is_absorbed):
     before = stats(world)
     restart(world, how)
     assert stats(world) == before == (5 + is_absorbed, 5, 1)
-    assert numbers(ask(world, m.Ack, {1: jobs[1]}, node="v").skipped) == [1], "another node must not ack the job"
+    assert numbers(ask(world, m.Ack, {1: jobs[1]}, node="v").skipped) == [1], (
+        "another node must not ack the job"
+    )
     assert numbers(ask(world, m.Ack, {1: jobs[1] + 1}).skipped) == [1], "another token must not ack the job"
     assert ask(world, m.Ack, {1: jobs[1]}).acked == 1
     again = claim(world, 2, node="v", lease_ms=600_000)
     assert [run[:3] for run in again.runs] == [(8, 2, 1)]
-    assert set(held(again).values()).isdisjoint([*jobs.values(), *other.values()]), "a lease token was issued twice (Q3)"
+    assert set(held(again).values()).isdisjoint([*jobs.values(), *other.values()]), (
+        "a lease token was issued twice (Q3)"
+    )
     world.clock.advance(60.0)
     assert stats(world)[1] == 6, "at its deadline a lease must still be valid"
     world.clock.advance(0.001)
-    assert [run[:3] for run in claim(world, 1, lease_ms=600_000).runs] == [(3, 1, 2)], "wrong order or number of deliveries"
+    assert [run[:3] for run in claim(world, 1, lease_ms=600_000).runs] == [(3, 1, 2)], (
+        "wrong order or number of deliveries"
+    )
     world.clock.advance(30.0)
     back = claim(world, 9, lease_ms=600_000)
     assert [run[:3] for run in back.runs][:2] == [(5, 1, 3), (7, 1, 2)]

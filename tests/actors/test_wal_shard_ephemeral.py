@@ -139,7 +139,9 @@ def test_ephemeral_frames_are_throttled_while_shared_memory_is_full(world):
     assert world.append("f", [b"goes on"]) == 1
     assert run.core.directory.find("e").next_seq == 1
     world.is_shm_full = False
-    assert refusals(world.send("e", [world.frame_for("e", [b"c"])]))[0] is not None, "the allocation must not be retried each time"
+    assert refusals(world.send("e", [world.frame_for("e", [b"c"])]))[0] is not None, (
+        "the allocation must not be retried each time"
+    )
     world.tick(1.1)
     assert world.append("e", [b"d"]) == 1
 
@@ -161,7 +163,9 @@ def test_ephemeral_frames_are_written_once_although_their_commit_batch_waits_for
     late = run.frames(1, world.frame_for("e", [b"b"]))
     file_id, offset = run.core.log.file_id, run.core.volatile_files.log.offset
     effects = run.core.handle([run._tick(), mixed])
-    assert "WriteBatch" not in [type(effect).__name__ for effect in effects], "the batch must wait for a rotation"
+    assert "WriteBatch" not in [type(effect).__name__ for effect in effects], (
+        "the batch must wait for a rotation"
+    )
     assert run.core.handle([run._tick(), late]) == []
     run._pump(effects)
     assert run.core.log.file_id != file_id

@@ -76,7 +76,9 @@ def test_a_record_is_delivered_up_to_its_maximum_and_is_then_exhausted(world: Wo
     assert spent(world, found.number) == m.ExhaustedReply()
     assert list(held(claim(world, 9))) == [3, 4], "an exhausted record must not be delivered"
     reply = stand(world)
-    assert (reply.set_aside, reply.in_flight, reply.info.floor) == (2, 2, 0), "an exhausted record must stay pending"
+    assert (reply.set_aside, reply.in_flight, reply.info.floor) == (2, 2, 0), (
+        "an exhausted record must stay pending"
+    )
     assert pending(world)[1] == (EXHAUSTED, "", 2)
     assert held(world.request(m.Steal("t", "w", words([1]), group="g"))) == {}
 

@@ -201,7 +201,9 @@ def test_what_is_done_and_the_next_claim_in_one_request(world):
     assert ack_and_claim(world, held(last), call=7).runs == []
     world.kill()
     world.start()
-    assert ack_and_claim(world, held(last), call=7).runs == [], "the ack must succeed although no record is ready"
+    assert ack_and_claim(world, held(last), call=7).runs == [], (
+        "the ack must succeed although no record is ready"
+    )
     assert stand(world).info.floor == 5
 
 
@@ -323,14 +325,18 @@ def test_a_stream_group_is_read_by_one_member_at_a_time(world):
     assert (reply.committed, reply.cursor, reply.is_holder) == (4, 7, True)
     refused(world, m.GroupCommit("t", "g", taken.token, 8, 8), InvalidRequest)
     refused(world, m.GroupCommit("t", "g", taken.token, 8, 11), InvalidRequest)
-    assert world.request(m.GroupCommit("t", "g", taken.token, 2, 7)).committed == 4, "a commit must not move back"
+    assert world.request(m.GroupCommit("t", "g", taken.token, 2, 7)).committed == 4, (
+        "a commit must not move back"
+    )
     assert (stand(world).undelivered, stand(world).holder) == (5, "a")
     other = world.request(m.GroupTake("t", "g", "b"))
     assert other.committed == 4
     late = world.request(m.GroupCommit("t", "g", taken.token, 7, 8))
     assert (late.is_holder, late.committed) == (False, 4)
     assert world.request(m.GroupSeek("t", "g", 2)).floor == 1
-    assert not world.request(m.GroupCommit("t", "g", other.token, 7, 8)).is_holder, "the position of the group changed"
+    assert not world.request(m.GroupCommit("t", "g", other.token, 7, 8)).is_holder, (
+        "the position of the group changed"
+    )
 
 
 @pytest.mark.parametrize("is_absorbed", [False, True])

@@ -51,7 +51,9 @@ def test_every_job_exists_or_was_acked(seed: int, durability: str) -> None:
                 end(world, rng, durability, has_power=True)
                 held.clear()
                 live -= set(jobs) - set(numbers(before.skipped))
-                assert ack(world, jobs, **message).skipped == before.skipped, "a repeated ack must have the same reply"
+                assert ack(world, jobs, **message).skipped == before.skipped, (
+                    "a repeated ack must have the same reply"
+                )
                 continue
             reply = ack(world, jobs, **message)
             done = set(jobs) - set(numbers(reply.skipped))

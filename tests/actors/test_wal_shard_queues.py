@@ -60,7 +60,9 @@ def nack(world: World, jobs: dict[int, int] | list[int], node: str = "w", **opti
 def stats(world: World) -> tuple[int, int, int]:
     found = world.request(m.LeaseStats("q"))
     count = world.request(m.TopicState("q")).count
-    assert found.ready + found.in_flight + found.delayed == count, "the counts differ from the topic's records (Q2)"
+    assert found.ready + found.in_flight + found.delayed == count, (
+        "the counts differ from the topic's records (Q2)"
+    )
     world.run_of("q").core.check()
     return found.ready, found.in_flight, found.delayed
 
@@ -340,7 +342,9 @@ def test_a_repeated_ack_after_a_restart_succeeds_if_its_deletion_was_logged(worl
     own = jobs_of(claim(world, 1))
     (seq, token), *_ = own.items()
     ack(world, own)
-    assert ack(world, {seq: token}, in_time=True).acked == 0, "a settled job of this incarnation must be skipped"
+    assert ack(world, {seq: token}, in_time=True).acked == 0, (
+        "a settled job of this incarnation must be skipped"
+    )
 
 
 def test_a_bounded_number_of_replies_is_kept(world, monkeypatch):
@@ -381,7 +385,9 @@ def test_a_claim_that_is_called_off_is_as_if_it_had_never_been_made(world):
         assert nack(world, [], undo=True, call=8).nacked == nacked, "once"
     again = claim(world, 3, call=9)
     assert [(number, deliveries) for number, _, deliveries, _ in again.runs] == [(1, 1)]
-    assert not set(jobs_of(first).values()) & set(jobs_of(again).values()), "a lease token was issued twice (Q3)"
+    assert not set(jobs_of(first).values()) & set(jobs_of(again).values()), (
+        "a lease token was issued twice (Q3)"
+    )
     for _ in range(2):
         assert nack(world, {2: jobs_of(again)[2]}, undo=True, call=10).nacked == 1, "the same answer"
     assert claim(world).runs[0][:3] == (2, 1, 1)

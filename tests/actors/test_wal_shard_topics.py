@@ -531,7 +531,9 @@ def test_a_repeated_write_is_recognised_as_a_whole_with_and_without_ids(keyed):
         if not keyed.runs:
             keyed.start()
         again = keyed.request(message, bytearray(mixed))
-        assert (numbers(again), known(again)) == ((2, 3, True), []), "a repeat must be recognised by its frame number"
+        assert (numbers(again), known(again)) == ((2, 3, True), []), (
+            "a repeat must be recognised by its frame number"
+        )
     assert [data for _, data in keyed.records("a")] == [b"old", b"x", b"y", b"z"]
 
 

@@ -63,8 +63,8 @@ class Table:
 
 
 class World(NamedTuple):
-    """Memory, the writer (life, act, accesses), the reader (position, accesses), and the rows counted so far.
-    """
+    """Memory, the writer (life, act, accesses), the reader (position, accesses), and the rows counted so
+    far."""
 
     words: tuple[int, ...]
     life: int

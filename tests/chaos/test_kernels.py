@@ -1,5 +1,5 @@
-"""The class `kernels`: guest kernels die and recover; syncs without effect, and wrong reports, are detected.
-"""
+"""The class `kernels`: guest kernels die and recover; syncs without effect, and wrong reports, are
+detected."""
 
 from __future__ import annotations
 

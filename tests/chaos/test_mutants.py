@@ -38,7 +38,17 @@ def test_a_mutant_applies_and_parses(mutant: Mutant, tmp_path: Path):
 
 def undefined_names(path: Path) -> str:
     """Return ruff's messages about undefined names in a file."""
-    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--quiet", "--select", "F821"]
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "check",
+        "--isolated",
+        "--no-cache",
+        "--quiet",
+        "--select",
+        "F821",
+    ]
     return subprocess.run([*command, str(path)], capture_output=True, text=True, check=False).stdout
 
 
@@ -94,8 +104,8 @@ def test_a_finding_of_another_kind_does_not_count_as_detection(tmp_path: Path):
 
 
 def test_tests_do_not_see_the_shared_memory_of_parallel_classes(tmp_path: Path):
-    """They once reported engines that a class had just killed, before the test that detects the mutant ran.
-    """
+    """They once reported engines that a class had just killed, before the test that detects the mutant
+    ran."""
     if not private_tmpfs("/dev/shm"):
         pytest.skip("mounts of one's own are not allowed here")
     (tmp_path / "test_it.py").write_text(

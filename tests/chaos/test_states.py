@@ -271,8 +271,8 @@ def test_an_account_counts_only_the_rows_that_ran(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_two_processes_explore_the_same_states_as_one(tmp_path, monkeypatch):
-    """No state is explored twice, although a prefix may belong to the other process, and no state is omitted.
-    """
+    """No state is explored twice, although a prefix may belong to the other process, and no state is
+    omitted."""
     chosen = [("append",), ("create",), ("append", "create"), ("create", "append")]
     assert len({Part(0, 2).has(steps) for steps in chosen}) == 2, "each has some"
 

@@ -52,8 +52,8 @@ def contents(client: Client) -> dict[str, list[tuple[int, int, bytes, str | None
 def test_a_backup_of_a_running_engine_restores_every_record(
     running: TestEngine, tmp_path: Path, capsys
 ) -> None:
-    """A writer is active all the time. The backup contains everything that was acknowledged before it began.
-    """
+    """A writer is active all the time. The backup contains everything that was acknowledged before it
+    began."""
     with ringlog.connect(running.url, wait=10) as client:
         fill(client)
         client.topics.delete_records("slow", match="t3")

@@ -171,7 +171,10 @@ def test_a_worker_that_steals_its_only_leases_keeps_them() -> None:
     assert queue.claim(live, "bob", 1, 60_000, NOW + 2)
     queue.check()
     seqs, token = np.array([1, 2]), stolen.rows[3]
-    assert queue.match(seqs, np.array([token, token + 1], np.uint64), "ann", NOW + 3).leased.tolist() == [1, 2]
+    assert queue.match(seqs, np.array([token, token + 1], np.uint64), "ann", NOW + 3).leased.tolist() == [
+        1,
+        2,
+    ]
     assert not queue.match(seqs, np.zeros(2, np.uint64), "bob", NOW + 3).leased.tolist()
     again = decode_queue_leases(encode_queue_leases(queue))
     again.check()

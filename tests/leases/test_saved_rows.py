@@ -1,5 +1,5 @@
-"""Snapshot rows from before queues and groups shared one implementation are read with their original meaning.
-"""
+"""Snapshot rows from before queues and groups shared one implementation are read with their original
+meaning."""
 
 from __future__ import annotations
 

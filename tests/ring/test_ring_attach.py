@@ -332,8 +332,8 @@ def test_a_weakly_ordered_machine_needs_the_package_or_sockets(
 def test_a_ring_on_a_weakly_ordered_machine_uses_the_package(
     make_ring: MakeRing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The package provides acquire loads and release stores instead of plain ones. The protocol is the same.
-    """
+    """The package provides acquire loads and release stores instead of plain ones. The protocol is the
+    same."""
     pytest.importorskip("atomicshm", reason="only needed on machines that reorder stores")
     monkeypatch.setattr(atomic_words.stores_are_ordered.__globals__["platform"], "machine", lambda: "aarch64")
     path = make_ring()

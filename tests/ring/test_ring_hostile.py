@@ -154,7 +154,7 @@ def test_a_change_after_the_copy_does_not_reach_the_copy(make_ring: Callable[...
 
 @pytest.mark.slow
 def test_a_producer_that_changes_published_bytes_gets_no_bad_frame_accepted(
-    make_ring: Callable[..., str]
+    make_ring: Callable[..., str],
 ) -> None:
     """Another process changes published bytes all the time, and a verified copy stays valid (RF-33).
 

@@ -48,8 +48,8 @@ def test_a_frame_is_seen_whole_and_settled_once(ends: Ends) -> None:
 
 
 def test_frames_never_cross_the_end_of_a_lap_and_padding_is_skipped(ends: Ends) -> None:
-    """One pad word fills the rest of a lap if the rest is too short. A rest that fits exactly needs no pad.
-    """
+    """One pad word fills the rest of a lap if the rest is too short. A rest that fits exactly needs no
+    pad."""
     producer, consumer = ends
     size = 16_000
     for number in range(12):

@@ -1,5 +1,5 @@
-"""Golden segments: bytes that must never change, read by the engine's decoder and by the verifier's decoder.
-"""
+"""Golden segments: bytes that must never change, read by the engine's decoder and by the verifier's
+decoder."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from ringlog.spark.source import RinglogDataSource
 
 
 class CrashingDataSource(RinglogDataSource):
-    """`format("ringlog-crashing")` with the option `stopPoints`. It is armed while the file `armed` exists.
-    """
+    """`format("ringlog-crashing")` with the option `stopPoints`. It is armed while the file `armed`
+    exists."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,5 +1,5 @@
-"""The archive's files: their state after a run dies at any change of the disk, and their division into rows.
-"""
+"""The archive's files: their state after a run dies at any change of the disk, and their division into
+rows."""
 
 from __future__ import annotations
 

@@ -114,8 +114,8 @@ def alone(tiered, **options):
 
 
 def test_the_cold_tier_is_read_without_an_engine(tiered):
-    """The option `cold` uses the snapshots of a data directory. The read ends at the last relocated record.
-    """
+    """The option `cold` uses the snapshots of a data directory. The read ends at the last relocated
+    record."""
     found = alone(tiered, maxPartitionBytes="100k")
     assert found["seq"].to_pylist() == list(range(1, MOVED + 1))
     assert found["payload"].to_pylist() == [b"%d" % n + b"." * 50 for n in range(1, MOVED + 1)]

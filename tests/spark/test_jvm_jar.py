@@ -1,5 +1,5 @@
-"""The jar of the JVM reader: compiled once for each Spark version, and not used where it cannot be compiled.
-"""
+"""The jar of the JVM reader: compiled once for each Spark version, and not used where it cannot be
+compiled."""
 
 from __future__ import annotations
 

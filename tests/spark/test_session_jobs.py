@@ -77,8 +77,8 @@ def test_archive_continues_where_it_ended_and_read_all_joins_it_with_the_log(
 
 
 def test_archive_handles_recreated_topics_and_losses_between_runs(spark, data, sealing_client, tmp_path):
-    """A new epoch starts at its earliest record. Records lost between two runs fail the run or are reported.
-    """
+    """A new epoch starts at its earliest record. Records lost between two runs fail the run or are
+    reported."""
     topic, place = "jobs.lives", str(tmp_path / "arch")
     sealing_client.topics.create(topic, cap_records=20, discard="old")
     write(sealing_client, topic, 1, 10, frame=5)

@@ -131,8 +131,8 @@ def nothing_stays_open():
 def test_python_verifies_bodies_only_for_quarantine(
     sealing_engine, sealing_client, ringlog_topic, monkeypatch
 ):
-    """The JVM verifies all bodies, so Python does not. Only onCorrupt=quarantine needs the result in Python.
-    """
+    """The JVM verifies all bodies, so Python does not. Only onCorrupt=quarantine needs the result in
+    Python."""
     topic = ringlog_topic()
     looked = []
     monkeypatch.setattr("ringlog.storage.reader.frames.first_bad_body", lambda *_: looked.append(1))

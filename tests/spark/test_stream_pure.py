@@ -45,8 +45,8 @@ def test_an_offset_keeps_its_text_after_decode_and_encode(found):
 
 
 def test_the_beginning_differs_from_an_offset_without_topics():
-    """A topic that appears later belongs to the beginning in one case, and is new to the query in the other.
-    """
+    """A topic that appears later belongs to the beginning in one case, and is new to the query in the
+    other."""
     assert decode(encode(LOG, BEGINNING), LOG) is BEGINNING
     assert decode(encode(LOG, {}), LOG) == {}
     assert encode(LOG, BEGINNING) != encode(LOG, {})

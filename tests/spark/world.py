@@ -37,8 +37,8 @@ def checkpoint(running):
 
 
 def records(first, last, size=0):
-    """Return records first..last: the payload is the number, the tag is t0..t9, and two of three have a key.
-    """
+    """Return records first..last: the payload is the number, the tag is t0..t9, and two of three have a
+    key."""
     return [
         NewRecord(
             data=b"%d" % n + b"." * size,

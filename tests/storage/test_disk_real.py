@@ -376,8 +376,8 @@ print(disk.write_at(fd, [whole[:4000], whole[4000:]], 0), disk.read_at(fd, 9000,
 
 
 def test_a_real_short_write_continues_until_the_kernel_refuses(root):
-    """RLIMIT_FSIZE makes the kernel write 6,000 of 8,000 bytes and then return EFBIG. A later write succeeds.
-    """
+    """RLIMIT_FSIZE makes the kernel write 6,000 of 8,000 bytes and then return EFBIG. A later write
+    succeeds."""
     done = subprocess.run(
         [sys.executable, "-c", SHORT_WRITE, f"{root}/a"],
         capture_output=True,
@@ -418,8 +418,8 @@ def test_a_lock_ends_with_its_process(disk, root):
 
 
 class Kernel:
-    """A replacement for pwritev that accepts at most `step` bytes a call and raises the errors in `refusals`.
-    """
+    """A replacement for pwritev that accepts at most `step` bytes a call and raises the errors in
+    `refusals`."""
 
     def __init__(self, step, refusals=()):
         self.image = bytearray()

@@ -111,8 +111,8 @@ class CountingDisk(SimulatedDisk):
 
 
 def test_a_register_opens_its_file_once_and_cannot_write_its_successors_file():
-    """The next log file needs no new descriptor, and a replaced process does not write the current register.
-    """
+    """The next log file needs no new descriptor, and a replaced process does not write the current
+    register."""
     disk = CountingDisk("/data")
     before, after = LogRegister(disk, "/data", 0), LogRegister(disk, "/data", 0)
     before.record_newest_file(ENGINE, 1, 1 << 24, 1 << 20, (0, 0))

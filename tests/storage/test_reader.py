@@ -139,8 +139,8 @@ def test_the_open_end_of_a_closed_file_needs_a_new_location(world):
 
 
 def test_a_closed_extent_is_still_bounded_by_a_mark_inside_it(world):
-    """The shard already writes the next file while the last commit batch of the old file waits for its sync.
-    """
+    """The shard already writes the next file while the last commit batch of the old file waits for its
+    sync."""
     old, new = world.file(), world.file(n=1)
     old.append(5, 1, [b"a"])
     world.publish(old)

@@ -393,8 +393,8 @@ def test_a_lost_range_inside_a_segments_frame_gives_a_tombstone(world):
 @pytest.mark.parametrize("way", [pages, sent])
 @pytest.mark.parametrize("frame_records", [1, 7, 400])
 def test_hidden_records_do_not_count_towards_a_limit(world, way, frame_records):
-    """A range of many frames is cut where the limit of visible records is reached, and no record is skipped.
-    """
+    """A range of many frames is cut where the limit of visible records is reached, and no record is
+    skipped."""
     for _ in range(2800 // frame_records):
         fill(world, frame_records)
     gone = {n for n in range(1, 2801) if n % 2 == 0 or 100 < n < 900}
@@ -485,8 +485,8 @@ _STEPS = st.lists(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(_STEPS, st.integers(0, 300), st.sampled_from([1, 7, 1000]))
 def test_every_read_path_agrees_with_a_list_after_any_history(tmp_path_factory, steps, after, limit):
-    """The history mixes log, segments, rewritten and cold segments, and deletes before and after each step.
-    """
+    """The history mixes log, segments, rewritten and cold segments, and deletes before and after each
+    step."""
     world = LogWorld(str(tmp_path_factory.mktemp("w")))
     world.cold_dir = f"{world.data_dir}/cold"
     model = {}

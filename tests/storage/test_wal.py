@@ -110,8 +110,8 @@ def test_close_truncates_the_unused_end():
 
 
 def test_a_concurrent_sync_fails_if_the_first_sync_fails():
-    """The kernel reports a failed write-back once. The second sync waits and is then refused (RF-41, RF-43).
-    """
+    """The kernel reports a failed write-back once. The second sync waits and is then refused (RF-41,
+    RF-43)."""
 
     class SlowToFail(SimulatedDisk):
         """A disk whose first sync fails after another thread had time to start a sync."""

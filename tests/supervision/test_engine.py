@@ -102,8 +102,8 @@ Start = Callable[..., EngineProcess]
 
 @pytest.fixture
 def start(data_dir: Path) -> Iterator[Start]:
-    """Start engines on one data directory. Engines that still run afterwards are stopped in an orderly way.
-    """
+    """Start engines on one data directory. Engines that still run afterwards are stopped in an orderly
+    way."""
     engines: list[EngineProcess] = []
 
     def start(**settings: object) -> EngineProcess:

@@ -1,5 +1,5 @@
-"""A process that runs out of descriptors stops listening before libzmq gets EMFILE, and listens again later.
-"""
+"""A process that runs out of descriptors stops listening before libzmq gets EMFILE, and listens again
+later."""
 
 from __future__ import annotations
 

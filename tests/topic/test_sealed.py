@@ -77,8 +77,8 @@ def test_of_overlapping_segments_the_greater_number_wins():
 
 
 def test_random_segments_agree_with_a_dictionary():
-    """The greatest segment number that contains a position serves it. A removal undoes exactly one segment.
-    """
+    """The greatest segment number that contains a position serves it. A removal undoes exactly one
+    segment."""
     rng = random.Random(30)
     sealed, model = SegmentCatalog(), {}
     for number in range(1, 400):

@@ -1,5 +1,5 @@
-"""Damage that the chaos class `rot` found, and that the offline verifier and recovery did not detect before.
-"""
+"""Damage that the chaos class `rot` found, and that the offline verifier and recovery did not detect
+before."""
 
 from __future__ import annotations
 
@@ -128,9 +128,7 @@ def test_a_segment_that_exists_only_in_the_cold_tier_is_reported(specimen: Speci
         put(laid, part.replace("/data/", "/cold/"), specimen.files[part])
         (laid / part[1:]).unlink()
     found = verified(laid)
-    assert said_of(found, name) == [
-        ("remark", "is in the cold tier only: no file on the host refers to it")
-    ]
+    assert said_of(found, name) == [("remark", "is in the cold tier only: no file on the host refers to it")]
     assert any("are missing" in what for _, what in said_of(found, ".")), "the host cannot read them"
 
 

@@ -1,6 +1,6 @@
 """The core's table of volatile files: append position, and the records of each topic in each file. Pure.
 
-The shell manages the files themselves (io/volatile_log.py). When a new file needs space, the oldest file is
+The shell manages the files themselves (wal_shard/io/volatile_log.py). When a new file needs space, the oldest file is
 deleted with its records, and the floors of their topics rise.
 """
 

@@ -789,7 +789,7 @@ class ThreadedShell:
     def _close_interrupted_session(self) -> None:
         try:
             self.session.close()
-        except Exception as e:  # noqa: BLE001  anything may be half done, and there is nobody to tell
+        except Exception as e:  # noqa: BLE001  no caller can receive the error
             log.debug("closing an interrupted session failed: %r", e)
 
     def _close_descriptors(self) -> None:

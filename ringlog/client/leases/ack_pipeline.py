@@ -54,7 +54,7 @@ class AckPipeline:
         self._error: RinglogError | None = None
         self._waits: list[Pending[None]] = []
 
-    def add_job(self, job: JobFacts) -> None:
+    def add_job(self, job: JobFacts[Any]) -> None:
         """Ack a finished job. It frees its slot at once: its ack is sent before the next claim."""
         self._unsent.append(job.lease)
         job.release_slot()

@@ -55,6 +55,7 @@ from ringlog.errors import GroupIncompatible, LeaseLost, RinglogError, UsageErro
 from ringlog.limits import BACKOFF_MAX_MS_DEFAULT, SEQ_MAX
 from ringlog.link.futures import Steps
 from ringlog.link.peer import MS
+from ringlog.payload import V
 from ringlog.settings import describe_differences, differences
 from ringlog.tags import parse_match, request_form
 
@@ -311,7 +312,7 @@ class GroupStreamReader:
         self._cursor = page.cursor
         return page
 
-    def items(self, page: Page | None) -> Iterator[Record | Tombstone]:
+    def items(self, page: Page[V] | None) -> Iterator[Record[V] | Tombstone]:
         """Iterate over the items of a page. The request of the next item marks the previous one as
         processed."""
         source = self._source

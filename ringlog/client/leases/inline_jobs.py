@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ringlog.client.read.pages import Record
+from ringlog.client.read.pages import Record, new_record
 from ringlog.client.read.record_batches import visible_record_batches
 from ringlog.client.read.remote_source import decode_received_frames
 from ringlog.envelope.messages import ClaimReply
@@ -81,7 +81,7 @@ class InlineJobs:
 
     def records(self) -> list[Record]:
         stamps = np.frombuffer(self._stamps, "<i8").tolist()
-        return list(map(Record, self._seqs, stamps, self._payloads))
+        return list(map(new_record, self._seqs, stamps, self._payloads))
 
 
 def decode_inline_jobs(topic: str, message: ClaimReply, attached: Any) -> list[ClaimedRecords]:

@@ -26,7 +26,7 @@ def _encoded(jobs: Iterable[Any], codec: PayloadCodec[Any]) -> Iterator[Any]:
             yield job if isinstance(job, Record) else codec.encode(job)
 
 
-def decode_failure(job: JobFacts) -> str | None:
+def decode_failure(job: JobFacts[Any]) -> str | None:
     """Return why a job's payload cannot be decoded, or None. A codec of the program may raise any
     exception."""
     try:

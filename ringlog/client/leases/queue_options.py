@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ringlog.client.connection.session import Session
 from ringlog.client.leases.job_facts import JobFacts, check_reason
@@ -27,14 +28,14 @@ def begin_move(plan: Redrive, letters: Sequence[Record], session: Session) -> Pe
     return run_steps(plan.move(session, letters))
 
 
-def release_settled_slots(jobs: Iterable[JobFacts]) -> None:
+def release_settled_slots(jobs: Iterable[JobFacts[Any]]) -> None:
     """Remove the settled ones of these jobs from the jobs in flight."""
     for job in jobs:
         if job.lease.is_over:
             job.release_slot()
 
 
-def release_slots(jobs: Sequence[JobFacts], _: Settled | None, error: BaseException | None) -> None:
+def release_slots(jobs: Sequence[JobFacts[Any]], _: Settled | None, error: BaseException | None) -> None:
     """Remove jobs from the jobs in flight after a request.
 
     After an error the outcome is unknown, and the leases are marked as lost. If they were still extended,

@@ -86,9 +86,7 @@ class Redrive:
     def select_parts(self, items: Sequence[Record]) -> Iterator[Sequence[Record]]:
         """Return the selected letters among these records, in parts of the size that `move` accepts."""
         selected = [
-            item
-            for item in items
-            if item.seq <= self._head and self._operations.is_own_dead_letter(item)
+            item for item in items if item.seq <= self._head and self._operations.is_own_dead_letter(item)
         ]
         if callable(self._where):
             selected = list(filter(self._where, selected))

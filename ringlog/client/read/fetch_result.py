@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from ringlog.client.read.pages import Cursor, Record
 from ringlog.client.read.record_batches import RecordBatch, visible_record_batches
@@ -27,7 +27,7 @@ class RecordCheck(Protocol):
     at: int
     seen: int
 
-    def __call__(self, record: Record) -> bool:
+    def __call__(self, record: Record[Any]) -> bool:
         """Return True if the record may be returned."""
         ...
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringlog.client.read.pages import NO_HEADERS, Record
+from ringlog.client.read.pages import NO_HEADERS, Record, new_record
 from ringlog.errors import CorruptData, FrameInvalid
 from ringlog.frame import layout
 from ringlog.frame.body import with_nulls
@@ -118,11 +118,11 @@ class MultiFrameRecordBatch:
     def records(self) -> list[Record]:
         seqs, times, payloads = self._seqs.tolist(), self._times.tolist(), self.payloads()
         if len(self._spans) == 1 and not self._fixed and self._headers is None:
-            return list(map(Record, seqs, times, payloads))
+            return list(map(new_record, seqs, times, payloads))
         priorities = self._fixed.get(Column.PRIORITY)
         return list(
             map(
-                Record, seqs, times, payloads, self._keys(), self._text(Column.TAG),
+                new_record, seqs, times, payloads, self._keys(), self._text(Column.TAG),
                 self._text(Column.NODE), self._metas(),
                 self.header_maps() or repeat(NO_HEADERS), self._times_of(Column.EVENT_TS, EVENT_TS_NONE),
                 self._times_of(Column.EXPIRES_AT, 0), self._times_of(Column.NOT_BEFORE, 0),

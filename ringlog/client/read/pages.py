@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, cast
 
@@ -96,7 +95,16 @@ class DecodedRecord(Record[V], frozen=True, gc=False):
         return cast("V", None if self.data is None else self.codec.decode(self.data))
 
 
-_fields_of = attrgetter(*Record.__struct_fields__)
+def _decoded(record: Record, codec: PayloadCodec[Any]) -> Record:
+    return DecodedRecord(
+        record.seq, record.ts, record.data, record.key, record.tag, record.node, record.meta_json,
+        record.headers,
+        record.event_ts, record.expires_at, record.not_before, record.priority, codec,
+    )  # fmt: skip
+
+
+new_record: Callable[..., Record] = Record
+"""`Record`, for `map`: it returns plain records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +150,7 @@ class Cursor(NamedTuple):
         is_number = epoch.isascii() and epoch.isdecimal() and seq.isascii() and seq.isdecimal()
         if not colon or not is_number or len(epoch) > _DIGITS_MAX or len(seq) > _DIGITS_MAX:
             raise UsageError(
-                f"a cursor must have the form epoch:seq, got {ascii(text[:64])}", found=ascii(text[:64]),
+                f"a cursor must have the form epoch:seq, got {text[:64]!a}", found=ascii(text[:64]),
                 form="epoch:seq",
             )  # fmt: skip
         return cls(int(epoch), int(seq))
@@ -264,7 +272,7 @@ class Page(Generic[V]):
         if self._records is None:
             found = [record for batch in self.batches for record in batch.records()]
             if self._codec is not RAW:
-                found = [DecodedRecord(*_fields_of(record), codec=self._codec) for record in found]
+                found = [_decoded(record, self._codec) for record in found]
             self._records = cast("list[Record[V]]", found)
         return self._records
 

@@ -9,6 +9,7 @@ READ_AHEAD_MS, which costs one round trip.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from ringlog.client.connection.read_connection import Connection
 from ringlog.client.read.fetch_result import NO_WORD, Source
@@ -16,6 +17,7 @@ from ringlog.client.read.pages import Page, Record
 from ringlog.clock import Clock
 from ringlog.envelope.messages import Located
 from ringlog.limits import READ_AHEAD_MS, READ_AHEAD_RECORDS_MAX, READ_AHEAD_RECORDS_MIN
+from ringlog.payload import V
 
 _NEVER = -1
 """Equal to no word: the check is called for each record."""
@@ -32,7 +34,7 @@ class ReadAhead:
         self.seq = 0
         """If stale: seq of the last returned record, or the seq before the page's first."""
 
-    def records(self, page: Page, source: Source) -> Iterator[Record]:
+    def records(self, page: Page[V], source: Source) -> Iterator[Record[V]]:
         """Iterate over the records of a page that was just read from `source`, until one of them may have
         been removed."""
         self.is_stale = False
@@ -40,7 +42,7 @@ class ReadAhead:
         words, at = may_return.words, may_return.at
         # The page was read in this same call of the iterator, unless a tombstone was returned first.
         is_just_read = page.tombstone is None
-        last: Record | None = None
+        last: Record[V] | None = None
         for record in page.records:
             try:
                 is_unchanged = is_just_read or words[at] == may_return.seen
@@ -70,7 +72,7 @@ class LocalRecordCheck:
         self.words, self.at = location or (NO_WORD, 0)
         self.seen = self._sequence = _NEVER
 
-    def __call__(self, record: Record) -> bool:
+    def __call__(self, record: Record[Any]) -> bool:
         """Return True if the record still exists."""
         located = self._located
         if located is None:
@@ -102,7 +104,7 @@ class LocalRecordCheck:
         self.seen = _NEVER if facts.due_us else self._sequence
         return True
 
-    def _has_expired(self, record: Record, now_us: int) -> bool:
+    def _has_expired(self, record: Record[Any], now_us: int) -> bool:
         expires_us = record.expires_at or 0
         return 0 < expires_us <= now_us or (self._ttl_us > 0 and record.ts < now_us - self._ttl_us)
 
@@ -117,6 +119,6 @@ class RemoteRecordCheck:
         self._clock = clock
         self._until_ns = clock.monotonic_ns() + READ_AHEAD_MS * 1_000_000
 
-    def __call__(self, record: Record) -> bool:
+    def __call__(self, record: Record[Any]) -> bool:
         """Return True until READ_AHEAD_MS have passed."""
         return self._clock.monotonic_ns() < self._until_ns

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ringlog.client.read.multi_frame_batch import I64, decode_frames, malformed
-from ringlog.client.read.pages import NO_HEADERS, Record
+from ringlog.client.read.pages import NO_HEADERS, Record, new_record
 from ringlog.errors import FrameInvalid
 from ringlog.frame import batch as frames
 from ringlog.frame.body import with_nulls
@@ -241,12 +241,12 @@ class FrameRecordBatch:
         view = self.view
         if view.columns == 1 << Column.PAYLOAD:
             seqs = range(view.first_seq, view.last_seq + 1)
-            return self._chosen(list(map(Record, seqs, repeat(view.commit_ts), view.to_list())))
+            return self._chosen(list(map(new_record, seqs, repeat(view.commit_ts), view.to_list())))
         times = view.commit_stamps.tolist()
         found = view.records()
         optional = (found.event_ts, found.expires_at, found.not_before)
         all_records = map(
-            Record,
+            new_record,
             found.seqs,
             times,
             found.payloads,

@@ -106,9 +106,7 @@ class RemoteSource:
         reply = yield self._connection.seek_remote(SeekTime(self._topic, ts_us))
         return Cursor(reply.epoch, reply.after)
 
-    def _result(
-        self, reply: ReadReply, gap: Gap | None, after: int, runs: Sequence[FrameRun]
-    ) -> FetchResult:
+    def _result(self, reply: ReadReply, gap: Gap | None, after: int, runs: Sequence[FrameRun]) -> FetchResult:
         return FetchResult(
             reply.epoch, reply.head_seq, reply.earliest_seq, gap, after, tuple(runs), reply.next_after,
             self._hidden, reply.version,

@@ -107,9 +107,7 @@ class Deletion:
     bytes: int
 
 
-def create(
-    session: Session, topic: str, exist_ok: ExistOk, config: TopicSettings
-) -> Steps[TopicDescription]:
+def create(session: Session, topic: str, exist_ok: ExistOk, config: TopicSettings) -> Steps[TopicDescription]:
     """Create a topic. An existing topic is refused, compared or configured, according to `exist_ok`."""
     topic = check_str(topic, "topic")
     if exist_ok not in EXIST_OK:

@@ -1,15 +1,18 @@
-"""Settings of a topic as keyword arguments, for type checkers. `ringlog.settings` has their ranges and defaults."""
+"""Settings of a topic as keyword arguments, for type checkers. `ringlog.settings` has their ranges and
+defaults."""
 
 from __future__ import annotations
 
 from typing import Literal, TypedDict
 
+from ringlog.types import Durability
+
 
 class TopicSettings(TypedDict, total=False):
     """Keyword arguments of `topics.create` and `topics.configure`.
 
-    Names that end in `_ms` are milliseconds. The reference of topic settings states range, default and meaning of
-    each.
+    Names that end in `_ms` are milliseconds. The reference of topic settings states range, default and
+    meaning of each.
     """
 
     type: Literal["log", "queue"]
@@ -18,7 +21,7 @@ class TopicSettings(TypedDict, total=False):
     cap_bytes: int
     discard: Literal["old", "reject"]
     durable: bool
-    durability: Literal["ephemeral", "memory", "disk", "fsync"]
+    durability: Literal["ephemeral", "memory", "disk", "fsync"] | Durability
     priority: int | None
     auto_priority: bool
     auto_create: bool

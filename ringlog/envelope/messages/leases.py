@@ -193,8 +193,8 @@ class Extend(Message, frozen=True):
 
 
 class ExtendReply(Message, frozen=True):
-    """Reply to Extend: `extended` records are held until `deadline` (milliseconds); `skipped` as in AckReply.
-    """
+    """Reply to Extend: `extended` records are held until `deadline` (milliseconds); `skipped` as in
+    AckReply."""
 
     topic: Name
     extended: U64

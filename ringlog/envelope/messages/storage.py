@@ -10,8 +10,8 @@ TIER_HOT, TIER_BOTH, TIER_COLD = 0, 1, 2
 
 
 class SegmentRef(Message, frozen=True):
-    """One segment: a data part, its index and, with tags, its dictionary; each part is named `stem` + suffix.
-    """
+    """One segment: a data part, its index and, with tags, its dictionary; each part is named `stem` +
+    suffix."""
 
     number: U64
     """Unique in the data directory and growing. If two segments have the same records, the greater number is

@@ -447,8 +447,8 @@ class RingChannel:
             )
 
     def _check_ring_name(self) -> None:
-        """Check whether the ring was removed: it works while its shard lives, but no successor would find it.
-        """
+        """Check whether the ring was removed: it works while its shard lives, but no successor would find
+        it."""
         self._check_timer = None
         if self._ring is None or not self.has_work:
             return

@@ -22,14 +22,13 @@ _LISTED = ("topic", "type", "durability", "head_seq", "earliest_seq", "count", "
 class ConfigFlags:
     """Settings of a topic. A setting that is not given keeps its default (create) or its value (set).
 
-        Parameters
-        ----------
-        durability
-            Durability: ephemeral, memory, disk or fsync.
-        ttl
-            Age at which records expire: 7d, 90m; 0 = never.
-        cap_records
-            Maximum number of records; 0 = no bound.
+    Parameters
+    ----------
+    durability
+        Durability: ephemeral, memory, disk or fsync.
+    ttl
+        Age at which records expire: 7d, 90m; 0 = never.
+    cap_records
         Maximum number of records; 0 = no limit.
     cap_bytes
         Maximum number of payload bytes: 64MiB; 0 = no limit.
@@ -37,8 +36,8 @@ class ConfigFlags:
         Handling of a write beyond the cap: old (evict the oldest records) or reject.
     compression
         Compression: none, lz4 or zstd.
-        sets
-            Any other setting as name=value, the value in JSON; may be given several times.
+    sets
+        Any other setting as name=value, the value in JSON; may be given several times.
     """
 
     durability: str | None = None

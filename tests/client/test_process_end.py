@@ -108,4 +108,4 @@ def test_unsettled_records_at_process_exit_are_reported(program, tmp_path, how, 
     The client prints their number and does not change the exit status.
     """
     done = run(program, f"ringlog://{tmp_path}", "", how, where)
-    assert "100 records" in done.stderr
+    assert "100 unsettled records" in done.stderr

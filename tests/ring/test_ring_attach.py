@@ -156,7 +156,7 @@ def test_a_path_that_is_not_a_private_ring_file_is_refused(
             pytest.skip("changing an owner needs root")
         os.rename(path, target)
         os.chown(target, 12_345, -1)
-    with pytest.raises(RingError, match=r"symbolic|name|regular|directory|mode|owned"):
+    with pytest.raises(RingError, match=r"symbolic|link|regular|directory|mode|owned"):
         attach(str(target))
 
 

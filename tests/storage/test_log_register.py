@@ -37,7 +37,7 @@ def test_an_entry_has_the_bytes_of_the_format_page():
     assert encode_register(ENTRY) == bytes(4096) + body, "an odd number lies behind an even one"
     assert decode_register(encode_register(ENTRY), "meta/log-03") == ENTRY
     report = verify_register("meta/log-03", encode_register(ENTRY))
-    assert report.more["newest"] == [(4, 9 << 24 | 2), (1, 2 << 24), (8, 5 << 24 | 1)]
+    assert report.extra["newest"] == [(4, 9 << 24 | 2), (1, 2 << 24), (8, 5 << 24 | 1)]
     assert not report.is_damaged
 
 

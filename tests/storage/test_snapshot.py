@@ -115,7 +115,7 @@ def test_load_snapshots_returns_the_newest_first_and_reports_damaged_files(disk)
     overwrite(disk, f"{DATA}/meta/{snap.snapshot_name(0, 3)}", b"rotten")
     found, skipped = snap.load_snapshots(disk, DATA, 0)
     assert [each.number for each in found] == [2, 1]
-    assert skipped == ["meta/snapshot-00.0000000000000003: snapshot is shorter than its header"]
+    assert skipped == ["meta/snapshot-00.0000000000000003: snapshot must have at least 96 bytes, got 6"]
     assert [each.number for each in snap.load_snapshots(disk, DATA, 0, most=1)[0]] == [2]
 
 

@@ -51,5 +51,13 @@ def _unlink_outside(app: object, docname: str, source: list[str]) -> None:
     source[0] = LINK.sub(plain, source[0])
 
 
+def _mark_examples(
+    app: object, what: str, name: str, target: object, options: object, lines: list[str]
+) -> None:
+    """Make the block below `Example:` code. Runs before napoleon, which takes it for text."""
+    lines[:] = ["Example::" if line == "Example:" else line for line in lines]
+
+
 def setup(app: Sphinx) -> None:
     app.connect("source-read", _unlink_outside)
+    app.connect("autodoc-process-docstring", _mark_examples, priority=400)

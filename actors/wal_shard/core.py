@@ -16,8 +16,8 @@ Invariants (docs/reference/invariants.md):
 - W8: A commit batch never spans files.
 - W9: A frame that follows another frame of its producer is appended directly after it, or refused.
 
-A shard whose directory is not writable is active without a log file (wal_shard/requests/read_only_mode.py). It accepts
-all events and refuses all changes.
+A shard whose directory is not writable is active without a log file
+(wal_shard/requests/read_only_mode.py). It accepts all events and refuses all changes.
 
 Phases: recovering -> active -> draining -> stopped. At most one commit batch is in flight. Staged changes are
 already in the memory of the topics, but not published. If they cannot be made durable, the incarnation ends.

@@ -1,7 +1,7 @@
 """The core's table of volatile files: append position, and the records of each topic in each file. Pure.
 
-The shell manages the files themselves (wal_shard/io/volatile_log.py). When a new file needs space, the oldest file is
-deleted with its records, and the floors of their topics rise.
+The shell manages the files themselves (wal_shard/io/volatile_log.py). When a new file needs space, the oldest
+file is deleted with its records, and the floors of their topics rise.
 """
 
 from __future__ import annotations

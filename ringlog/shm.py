@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import secrets
 import stat
 import sys
 
+from ringlog.entropy import random_hex
 from ringlog.errors import KernelMissing, RinglogError
 
 FILE_MODE = 0o600
@@ -47,7 +47,7 @@ def make_file(path: str, size: int, first_bytes: bytes, error: type[RinglogError
     if os.path.lexists(path):
         raise error("cannot create: the file exists", path=path, bytes=size)
     # Use a temporary name first: a creator that dies half-way leaves no file under the final name.
-    unfinished = f"{path}.{secrets.token_hex(4)}.tmp"
+    unfinished = f"{path}.{random_hex(4)}.tmp"
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         fd = os.open(unfinished, flags, FILE_MODE)

@@ -21,7 +21,7 @@ BASE = {
     "errors", "types", "limits", "clock", "config", "metrics", "stop_points", "hardening", "signals", "logs",
     "shm", "governor", "payload", "process_id", "tags", "digests", "environment", "bounded_cache",
     "native_kernel", "cores",
-    "settings", "names", "descriptors", "spin_wait", "placement", "observers",
+    "entropy", "settings", "names", "descriptors", "spin_wait", "placement", "observers",
 }  # fmt: skip
 
 PURE_STORAGE = {"storage.layout", "storage.index", "storage.tags", "storage.recovery"}

@@ -17,7 +17,6 @@ them.
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -37,6 +36,7 @@ from actors.compactor.shard_client import CompactorShardClient
 from ringlog import stop_points
 from ringlog.clock import Clock
 from ringlog.config import StorageConfig
+from ringlog.entropy import random_u64
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, DiskError, Internal, RinglogError
 from ringlog.limits import MIB, SNAPSHOTS_KEPT
@@ -170,7 +170,7 @@ class CheckpointTask:
         ctx, storage = self.context, self.context.storage
         created_us = ctx.clock.now_us()
         writer = SegmentWriter(
-            ctx.disk, ctx.data_dir, number=ctx.numbers.allocate(), salt=secrets.randbits(64) | 1,
+            ctx.disk, ctx.data_dir, number=ctx.numbers.allocate(), salt=random_u64() | 1,
             shard=self.plan.shard, shards=self.plan.shards, engine_id=ctx.engine_id, created_us=created_us,
             compression=storage.compression, compression_min_bytes=storage.compression_min_bytes,
             compression_saving=storage.compression_saving, yield_cpu=ctx.throttle,

@@ -15,8 +15,6 @@ Keys are stored as digests. A lookup compares with every entry in constant time.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -74,7 +72,9 @@ class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
 
 def key_id(public_key: str) -> str:
     """Return the user id for a CURVE key (Z85): its SHA-256 digest, so that the key itself is not stored."""
-    return hashlib.sha256(public_key.encode()).hexdigest()
+    from hashlib import sha256  # Loads OpenSSL: only for engines with keys.
+
+    return sha256(public_key.encode()).hexdigest()
 
 
 class KeyRing:
@@ -89,9 +89,13 @@ class KeyRing:
 
     def find(self, user_id: str) -> Principal | None:
         """Return the principal of this user id, or None. Always compares with every entry."""
+        if not self._entries:
+            return self._default_principal if user_id else None
+        from hmac import compare_digest
+
         wanted, found = user_id.encode(), self._default_principal if user_id else None
         for digest, principal in self._entries:
-            if hmac.compare_digest(digest, wanted):
+            if compare_digest(digest, wanted):
                 found = principal
         return found
 

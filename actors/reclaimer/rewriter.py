@@ -6,7 +6,6 @@ that is large enough for a segment of its own does not go to a pack.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from pyroaring import BitMap64
 from actors.reclaimer.plan import RegisteredSegment, SegmentSpans, TopicLiveness, contiguous_parts, row_state
 from actors.reclaimer.rate_limiter import ByteRateLimiter
 from ringlog.config import StorageConfig
+from ringlog.entropy import random_u64
 from ringlog.envelope.messages import SegmentRef
 from ringlog.errors import CorruptData
 from ringlog.frame import batch as frames
@@ -141,7 +141,7 @@ class Rewriter:
     ) -> SegmentRef | None:
         settings = self._settings
         writer = SegmentWriter(
-            self._disk, self._data_dir, number=self._numbers.allocate(), salt=secrets.randbits(64) | 1,
+            self._disk, self._data_dir, number=self._numbers.allocate(), salt=random_u64() | 1,
             shard=shard, shards=origin.shards, engine_id=origin.engine_id,
             created_us=origin.created_us, compression=settings.compression,
             compression_min_bytes=settings.compression_min_bytes,

@@ -15,11 +15,11 @@ final replies: the Peer sends it again after a pause. Every other reply goes to 
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from ringlog.clock import Clock
 from ringlog.descriptors import (
@@ -59,6 +59,8 @@ _MONITOR_EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )  # fmt: skip
 """Events of a connection before it is up."""
+_MONITOR_EVENT = struct.Struct("=Hi")
+"""First part of a monitor message: event, value. `zmq.utils.monitor` loads asyncio and OpenSSL (12 ms)."""
 _NOT_ADMITTED = 400
 """ZAP status for an unknown key; 300 and 500 are errors of ZAP itself."""
 _NOT_READY_STATUSES = frozenset({Status.NOT_READY, Status.SHUTTING_DOWN})
@@ -386,14 +388,11 @@ class Peer:
         if self._monitor is None:
             return False
         while self._monitor.poll(0):
-            monitor_event = recv_monitor_message(self._monitor)
-            event = monitor_event["event"]
+            event, value = _MONITOR_EVENT.unpack(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
             if event != zmq.EVENT_CONNECTED:
                 # The connection ended. This socket does not reconnect and sends no more events.
                 self._stop_monitor()
-                self.is_refused = (
-                    event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and monitor_event["value"] == _NOT_ADMITTED
-                )
+                self.is_refused = event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value == _NOT_ADMITTED
                 if self.is_refused and self._on_change is not None:
                     self._on_change(self)
                 return False

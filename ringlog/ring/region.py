@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import secrets
 import sys
 from typing import Any
 
 from ringlog import shm
 from ringlog.clock import Clock, SystemClock
+from ringlog.entropy import random_u64
 from ringlog.errors import RingError
 from ringlog.limits import RING_BYTES_MAX, RING_BYTES_MIN, SETTLE_ENTRIES_DEFAULT, SETTLE_ENTRY_BYTES
 from ringlog.ring import layout
@@ -65,7 +65,7 @@ def create_ring(
         engine=layout.hash_id(engine_id),
         client=layout.hash_id(client),
         created_us=(clock or SystemClock()).now_us(),
-        random=secrets.randbits(64),
+        random=random_u64(),
     )
     shm.make_file(path, identity.file_bytes, identity.encode(), RingError)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 from collections.abc import Callable
 
 from ringlog.board.board import Board, ProcessSlot
@@ -25,6 +24,7 @@ from ringlog.board.layout import (
 from ringlog.board.processes import KINDS, SCHEDULER, WAL_SHARD, bell_of
 from ringlog.clock import Clock
 from ringlog.config import Config
+from ringlog.entropy import random_hex
 from ringlog.envelope.engine_file import EngineInfo
 from ringlog.errors import DiskError, StartRefused
 from ringlog.limits import PROCESSES_MAX
@@ -57,7 +57,7 @@ class EngineResources:
         """Acquire everything. On StartRefused nothing stays locked and no shared memory is left."""
         self._disk = disk
         self.run_dir = config.run.dir
-        self.start_id = secrets.token_hex(8)
+        self.start_id = random_hex(8)
         with contextlib.ExitStack() as undo:
             refuse_root(config)
             self.data_dir = os.path.realpath(config.data.dir)

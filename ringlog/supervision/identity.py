@@ -8,8 +8,8 @@ used. A number is therefore never used twice, whichever process dies (P1).
 from __future__ import annotations
 
 import os
-import secrets
 
+from ringlog.entropy import random_hex
 from ringlog.errors import StartRefused
 from ringlog.storage.disk import Disk, replace_file
 from ringlog.storage.identity_file import (
@@ -38,7 +38,7 @@ class EngineIdentity:
         known = self.peek(disk, data_dir)
         if known is None:
             self._refuse_orphaned_wal(data_dir)
-            known = EngineFile(engine_id=secrets.token_hex(16), next_incarnation=1)
+            known = EngineFile(engine_id=random_hex(16), next_incarnation=1)
         self._refuse_used_numbers(data_dir, known)
         self.engine_id = known.engine_id
         self.previous_shm_dir = known.shm_dir

@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
 from ringlog.clock import Clock
 from ringlog.config import RunConfig
+from ringlog.entropy import random_hex
 from ringlog.envelope.messages import (
     ErrorReply,
     Message,
@@ -193,7 +193,7 @@ class RingManager:
     def _make(self, request: RingOpen) -> ManagedRing:
         self._made += 1
         # A client's string must never become part of a path.
-        stem = f"ring-{request.shard:02d}-{self._made:06d}-{secrets.token_hex(4)}"
+        stem = f"ring-{request.shard:02d}-{self._made:06d}-{random_hex(4)}"
         ring = ManagedRing(
             name=f"{stem}.ring",
             bell=f"{stem}.bell",

@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import os
 import re
-import secrets
 import shutil
 import stat
 from collections.abc import Callable
@@ -20,6 +19,7 @@ import msgspec
 
 from ringlog.board.layout import BOARD_NAME
 from ringlog.clock import Clock
+from ringlog.entropy import random_hex
 from ringlog.envelope.engine_file import ENGINE_FILE, EngineInfo
 from ringlog.errors import DiskError, NotConnected, StartRefused
 from ringlog.storage.disk import Disk, replace_file
@@ -90,7 +90,7 @@ def make_shm_dir(record: Callable[[str], None]) -> str:
     record without a directory, and never a directory without a record.
     """
     for _ in range(_SHM_TRIES):
-        path = f"{SHM_ROOT}/ringlog-{os.geteuid()}-{secrets.token_hex(4)}"
+        path = f"{SHM_ROOT}/ringlog-{os.geteuid()}-{random_hex(4)}"
         if os.path.lexists(path):
             continue
         record(path)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import secrets
 import select
 import signal
 import time
@@ -22,12 +21,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from chaos.order import GuaranteeBroken
 from ringlog import config as settings
 from ringlog.clock import SystemClock
+from ringlog.entropy import random_hex
 from ringlog.errors import StartRefused
 from ringlog.hardening import die_with_parent
 from ringlog.storage.disk import RealDisk
@@ -93,7 +92,7 @@ def _engine(root: Path, gate: _Gate) -> None:
 
     def random_and_say(count: int) -> str:
         """Report the name before the directory exists, so that the explorer can always check for it."""
-        text = secrets.token_hex(count)
+        text = random_hex(count)
         gate.say("shm", f"{run_dir.SHM_ROOT}/ringlog-{os.geteuid()}-{text}")
         return text
 
@@ -102,8 +101,7 @@ def _engine(root: Path, gate: _Gate) -> None:
         gate.wait("shm")
         return path
 
-    names: Any = SimpleNamespace(token_hex=random_and_say)
-    vars(run_dir)["secrets"] = names
+    vars(run_dir)["random_hex"] = random_and_say
     run_dir.make_shm_dir = make_and_wait
     config = _config(root)
     tree = build_tree(config)

@@ -11,21 +11,29 @@ FUZZ_STAMP := $(VENV)/.installed-fuzz
 BENCH_STAMP := $(VENV)/.installed-bench
 NIGHT_STAMP := $(VENV)/.installed-night
 DOCS_STAMP := $(VENV)/.installed-docs
+RELEASE_STAMP := $(VENV)/.installed-release
 OLDER_SPARK := $(VENV)/spark-4.2
-# Of the modules that are compiled, and of who stands on them; without those that mostly wait for the engine.
+COMPILED := build/compiled/.stamp
+SOURCES := setup.py pyproject.toml supervisor.py $(shell find actors ringlog pyspark_ringlog native -name '*.py' -o -name '*.c' -o -name '*.h')
+WHEEL_PY := build/venv/bin/python
+RUN_COMPILED := PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR) PYTHONSAFEPATH=1 $(PY)
+# The harness of chaos replaces parts of the sources; engines and client processes are compiled.
+RUN_CHAOS := RINGLOG_TEST_PACKAGE=$(CURDIR)/build/compiled $(PY) -m chaos run
+# Tests of the compiled modules and of their users, without those that mostly wait for the engine.
 WAITING_TESTS = $(addprefix tests/client/test_,unused_topics.py router_kills.py other_platforms.py \
   router_read_your_writes.py schedulers_changed.py)
 COMPILED_TESTS := $(wildcard tests/actors/test_wal_shard_*.py tests/actors/test_gateway*.py) \
   $(addprefix tests/,aio board client frame leases link ring topic)
 INTERRUPTING_TESTS = $(addprefix tests/client/test_,interrupts.py signal_handlers.py dropped.py)
 
-.PHONY: help setup compiled demo test test-compiled test-releases check bench bench-against peers chaos chaos-night chaos-long mutants test-night spark-night docs reference fmt clean
+.PHONY: help setup bytecode compiled wheel demo test test-wheel test-releases check bench bench-against peers chaos chaos-night chaos-long mutants test-night spark-night docs reference fmt clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo              run the main job on real data, with kills on the way"
 	@echo "make test              all tests (WORKERS=$(WORKERS))"
-	@echo "make test-compiled     those of what is compiled once more, on its compiled form"
+	@echo "make test-wheel        the wheel as installed: its contents, and the tests of its compiled modules"
+	@echo "make wheel             a wheel for an index, in dist/"
 	@echo "make test-releases     this release beside the one before: clients, engines, data; needs the history"
 	@echo "make check             format, lint, types, house rules: under a minute"
 	@echo "make bench AREA=commit measure one area; without AREA list them"
@@ -43,18 +51,28 @@ help:
 setup: $(STAMP)
 
 # Once for each change of what the project needs.
-$(STAMP): pyproject.toml constraints.txt hatch_build.py native/kernel.c
+$(STAMP): pyproject.toml constraints.txt setup.py native/kernel.c
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer with venv is needed; set PYTHON=/path/to/it"; exit 1; }
 	test -x $(PY) || "$(PYTHON)" -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev]" -c constraints.txt
 	@touch $@
 
-# Where Python is told not to keep what it compiles, each process of each engine compiled everything anew:
-# half of what starting one takes. Cores are compiled to machine code, where there is a compiler and their sources have
-# changed: a minute, or less where little has.
-compiled: $(STAMP)
+# Where Python stores no bytecode, each process of each engine would compile everything: half of its start.
+bytecode: $(STAMP)
 	@$(PY) -m compileall -q actors bench chaos demo pyspark_ringlog ringlog tests supervisor.py
-	@$(PY) compile_cores.py
+
+# The wheel as users install it, with modules compiled by mypyc: two minutes. It is unpacked below build/compiled.
+$(COMPILED): $(STAMP) $(SOURCES)
+	rm -rf build/wheel build/compiled build/lib build/mypyc
+	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target build/compiled build/wheel/ringlog-*.whl
+	@touch $@
+
+compiled: $(COMPILED)
+
+# For an index: with the tag of the C library that it needs. It holds no library of the system.
+wheel: $(RELEASE_STAMP) $(COMPILED)
+	$(PY) -m auditwheel repair --wheel-dir dist build/wheel/ringlog-*.whl
 
 $(FUZZ_STAMP): $(STAMP)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev,fuzz]" -c constraints.txt
@@ -70,6 +88,10 @@ $(NIGHT_STAMP): $(STAMP)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev,spark-connect,spark-jre]" -c constraints.txt
 	@touch $@
 
+$(RELEASE_STAMP): $(STAMP)
+	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev,release]" -c constraints.txt
+	@touch $@
+
 # Sphinx and its theme.
 $(DOCS_STAMP): $(STAMP)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev,docs]" -c constraints.txt
@@ -82,19 +104,26 @@ $(OLDER_SPARK): $(NIGHT_STAMP)
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target $@.new "pyspark==4.2.1"
 	mv $@.new $@
 
-demo: compiled
-	$(PY) -m demo --spark
+demo: $(COMPILED)
+	$(RUN_COMPILED) -m demo --spark
 
 # A worker with nothing left takes half of what another still has before it, from the end: they end together. By
 # whole files they did not: those go out by their number of tests, and the few tests of a real engine last longest.
-test: compiled
+test: bytecode
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal -q tests
 
-# The tests of what is compiled once more, on what it was compiled to; those that interrupt clients, or drop them,
-# with allocators that overwrite what is freed.
-test-compiled: compiled
-	RINGLOG_CORES=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal -q $(COMPILED_TESTS) $(addprefix --ignore=,$(WAITING_TESTS))
-	RINGLOG_CORES=1 PYTHONMALLOC=debug $(PY) -X faulthandler -m pytest -n $(WORKERS) -q $(INTERRUPTING_TESTS)
+# The wheel, installed in an environment of its own: what it contains, and the tests of the modules that it has compiled.
+# The dependencies and the tests come from the checkout and its environment, behind the installed package.
+# Tests that interrupt clients, or drop them, run with an allocator that overwrites freed memory.
+test-wheel: $(COMPILED)
+	$(PY) -m pytest -q -m wheel tests/wheel
+	rm -rf build/venv
+	$(PY) -m venv build/venv
+	build/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps build/wheel/ringlog-*.whl
+	$(PY) -c "import sysconfig; print(sysconfig.get_path('purelib'), '$(CURDIR)', sep='\n')" \
+	  > $$(ls -d build/venv/lib/python*/site-packages)/environment.pth
+	PYTHONSAFEPATH=1 $(WHEEL_PY) -m pytest -n $(WORKERS) --dist worksteal -q $(COMPILED_TESTS) $(addprefix --ignore=,$(WAITING_TESTS))
+	PYTHONSAFEPATH=1 PYTHONMALLOC=debug $(WHEEL_PY) -X faulthandler -m pytest -n $(WORKERS) -q $(INTERRUPTING_TESTS)
 
 # Clients and engines of this release and of the one before, and the data they leave.
 test-releases: $(STAMP)
@@ -102,10 +131,10 @@ test-releases: $(STAMP)
 
 # What takes longest: enumerations of states and schedules; and what the harness and its classes are tested with:
 # planted bugs, small runs. `make chaos` runs the classes themselves.
-test-night: $(FUZZ_STAMP) compiled
+test-night: $(FUZZ_STAMP) bytecode
 	$(PY) -m pytest -n $(WORKERS) -q -m night tests --ignore=tests/spark
 
-spark-night: $(OLDER_SPARK) compiled
+spark-night: $(OLDER_SPARK) bytecode
 	$(PY) -m pytest -q -m night tests/spark
 	$(PY) -m tests.spark.crashes
 
@@ -125,8 +154,8 @@ docs: $(DOCS_STAMP)
 reference: $(STAMP)
 	$(PY) tools/reference.py
 
-bench: $(BENCH_STAMP) compiled
-	$(PY) -m bench $(AREA)
+bench: $(BENCH_STAMP) $(COMPILED)
+	$(RUN_COMPILED) -m bench $(AREA)
 
 # Servers to measure beside; without root, and nothing outside of build/.
 peers: $(BENCH_STAMP)
@@ -134,21 +163,21 @@ peers: $(BENCH_STAMP)
 
 # Which of two revisions is faster: the working tree, as it is, and REV.
 bench-against: PAIRS ?= 7
-bench-against: $(BENCH_STAMP) compiled
+bench-against: $(BENCH_STAMP) $(COMPILED)
 	@test -n "$(REV)" && test -n "$(AREA)" || { echo "set REV=<git revision> and AREA=<area>"; exit 1; }
 	$(PY) -m bench.against --rev "$(REV)" --area "$(AREA)" --only "$(ONLY)" --pairs "$(PAIRS)"
 
-chaos: $(FUZZ_STAMP) compiled
-	$(PY) -m chaos run --plan ci
+chaos: $(FUZZ_STAMP) $(COMPILED)
+	$(RUN_CHAOS) --plan ci
 
-chaos-night: $(FUZZ_STAMP) compiled
-	$(PY) -m chaos run --plan night
+chaos-night: $(FUZZ_STAMP) $(COMPILED)
+	$(RUN_CHAOS) --plan night
 
-chaos-long: $(FUZZ_STAMP) compiled
-	$(PY) -m chaos run --plan long
+chaos-long: $(FUZZ_STAMP) $(COMPILED)
+	$(RUN_CHAOS) --plan long
 
-mutants: $(FUZZ_STAMP) compiled
-	$(PY) -m chaos run --plan night mutants
+mutants: $(FUZZ_STAMP) $(COMPILED)
+	$(RUN_CHAOS) --plan night mutants
 
 # And write what is generated: the synchronous client, and the tables of docs/reference.
 fmt: $(STAMP)

@@ -1,4 +1,5 @@
-"""`python -m actors <descriptor> <kinds>`: the fork server, from which the supervisor forks actors."""
+"""`python -m ringlog.actors <descriptor> <kinds>`: the fork server, from which the supervisor forks
+actors."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pairs", type=_pairs, default=PAIRS, help=f"number of pairs, at least {PAIRS}")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the data to use, to try it out")
     parser.add_argument(
-        "--no-cores", dest="cores", action="store_false", help="run both without compiled cores, as a trial"
+        "--sources", dest="compiled", action="store_false", help="run the sources of both, as a trial"
     )
     return parser
 
@@ -69,7 +69,7 @@ def _pairs(text: str) -> int:
 def _measure(options: argparse.Namespace, pairs: Pairs) -> None:
     commit = resolve(options.rev)
     with worktree(commit) as path:
-        new, old = Tree(HERE, ROOT, options.cores), Tree(options.rev, path, options.cores)
+        new, old = Tree(HERE, ROOT, options.compiled), Tree(options.rev, path, options.compiled)
         for tree in (new, old):
             tree.require_own_code()
             tree.require_area(options.area, options.scale)
@@ -81,7 +81,7 @@ def _measure(options: argparse.Namespace, pairs: Pairs) -> None:
             )
         for tree in (new, old):
             compile_bytecode(tree)
-            tree.require_cores()
+            tree.require_compiled()
         machine = facts()
         for i in range(options.pairs):
             rows: dict[str, list[Row]] = {}

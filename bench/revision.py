@@ -37,24 +37,21 @@ ORPHANS_STOP_S = 20.0
 _LEFT_BY_BENCH = ("bench-*", "spark-*")
 """Names below build/ that a killed benchmark leaves."""
 _SHM_DIR = re.compile(rb"/dev/shm/ringlog-\d+-[0-9a-f]{8}")
-_COMPILED = ("ringlog/_kernel*.so", "ringlog/_cores/manifest.json")
+_COMPILED = ("build/compiled/ringlog/_state__mypyc*", "ringlog/_cores/manifest.json")
+"""Files of a compiled build, of this layout and of the one before."""
 _PROBE = """
 import importlib, pathlib, sys
 tree = pathlib.Path(sys.argv[1]).resolve()
-names = ("ringlog", "actors", "bench", "supervisor")
+names = ("ringlog", "bench", "supervisor")
 files = [importlib.import_module(name).__file__ for name in names]
 foreign = [file for file in files if not pathlib.Path(file).resolve().is_relative_to(tree)]
 sys.exit(f"imported from elsewhere: {foreign}" if foreign else 0)
 """
-_CORES_PROBE = """
-import ringlog
-try:
-    from ringlog.cores import disabled_reason
-except ImportError:
-    disabled_reason = str
-print(disabled_reason())
+_COMPILED_PROBE = """
+import ringlog.client.connection.shell as module
+print(module.__file__.endswith(".py"))
 """
-"""Prints why a tree runs without compiled cores. Prints nothing if it has them, or knows no such check."""
+"""Prints True if the tree would run its sources."""
 
 
 class RevisionError(Exception):
@@ -67,8 +64,8 @@ class Tree:
 
     name: str
     path: Path
-    has_cores: bool = True
-    """False: measure without compiled cores."""
+    is_compiled: bool = True
+    """False: measure the sources."""
 
     def require_own_code(self) -> None:
         """Raise RevisionError if the interpreter would import code of another tree."""
@@ -97,16 +94,20 @@ class Tree:
 
     def compiled(self) -> list[str]:
         """Return the kinds of compiled code that it has."""
-        patterns = _COMPILED if self.has_cores else _COMPILED[:1]
-        return [pattern for pattern in patterns if any(self.path.glob(pattern))]
+        return [pattern for pattern in _COMPILED if self.is_compiled and any(self.path.glob(pattern))]
 
-    def require_cores(self) -> None:
-        """Raise RevisionError if it would run without compiled cores, for example because they are stale."""
-        reason = self._python("-P", "-c", _CORES_PROBE, capture=True).stdout.strip()
-        if self.has_cores and reason:
-            raise RevisionError(
-                f"{self.name} would run without compiled cores ({reason}): run `make compiled`"
-            )
+    @property
+    def _has_setup(self) -> bool:
+        """Whether a wheel of it contains compiled modules. Earlier revisions compile them in place."""
+        return (self.path / "setup.py").exists()
+
+    def require_compiled(self) -> None:
+        """Raise RevisionError if it would run its sources."""
+        if (
+            self.is_compiled
+            and self._python("-P", "-c", _COMPILED_PROBE, capture=True).stdout.strip() != "False"
+        ):
+            raise RevisionError(f"{self.name} would run its sources: run `make compiled`")
 
     def measure(self, area: str, only: str, scale: float) -> list[Row]:
         """Run one area in a separate process and return its rows. Raises RevisionError if it fails."""
@@ -128,8 +129,9 @@ class Tree:
     def environ(self) -> dict[str, str]:
         """Return the environment variables of its processes."""
         path = f"{PEERS / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-        found = {**os.environ, "PYTHONPATH": str(self.path), "PATH": path}
-        return found if self.has_cores else {**found, "RINGLOG_CORES": "0"}
+        package = [str(self.path / "build" / "compiled")] if self.is_compiled and self._has_setup else []
+        imports = os.pathsep.join([*package, str(self.path)])
+        return {**os.environ, "PYTHONPATH": imports, "PYTHONSAFEPATH": "1", "PATH": path}
 
     def _python(self, *arguments: str, capture: bool = False) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -189,10 +191,11 @@ def build(tree: Tree) -> None:
     Raises RevisionError with the output of the compiler.
     """
     with tempfile.TemporaryDirectory(prefix="bench-against-") as wheel:
-        # Building the wheel compiles the kernel into the tree. The wheel itself is not used.
         _build_step(tree, ["-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", wheel, "."])
-    if tree.has_cores and (tree.path / "compile_cores.py").exists():
-        _build_step(tree, ["compile_cores.py", "--must"])
+        install = ["-m", "pip", "install", "--quiet", "--no-deps", "--target", "build/compiled"]
+        _build_step(tree, [*install, *map(str, Path(wheel).glob("ringlog-*.whl"))])
+    if tree.is_compiled and (tree.path / "compile_cores.py").exists():
+        _build_step(tree, ["compile_cores.py", "--must"])  # A revision that compiles in place.
     if PEERS.exists():
         (tree.path / "build").mkdir(exist_ok=True)
         (tree.path / "build" / "peers").symlink_to(PEERS)
@@ -208,7 +211,7 @@ def _build_step(tree: Tree, command: Sequence[str]) -> None:
     done = subprocess.run(
         [sys.executable, *command],
         cwd=tree.path,
-        env={**tree.environ(), "RINGLOG_BUILD_CORES": "0"},
+        env=tree.environ(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

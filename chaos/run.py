@@ -30,6 +30,7 @@ from chaos import leaks
 from chaos.order import Account
 from chaos.plan import ROUNDS_MAX, Entry, Fault, Plan
 from chaos.processes import private_tmpfs
+from ringlog.environment import TEST_PACKAGE
 
 ROOT = Path(__file__).parent.parent
 OUTPUT_CHARS_MAX = 20_000
@@ -281,6 +282,8 @@ def run_entry(
         **os.environ, leaks.MARK: mark, "TMPDIR": str(scratch / "scratch"), "RINGLOG_ALLOW_ROOT": "1",
         "PYTHONPATH": str(root),
     }  # fmt: skip
+    if root != ROOT:
+        environ.pop(TEST_PACKAGE, None)  # A compiled build does not contain what a mutant changes.
     begun = time.monotonic()
     wrong = []
     with (scratch / "output").open("wb") as out:

@@ -13,10 +13,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ringlog import cores
+from ringlog.compilation import import_in_thread
 
 __version__ = "0.1.0"
-cores.install_finder()  # Before any other import of ringlog: a module that is imported once stays as it is.
 
 if TYPE_CHECKING:
     from ringlog import aio, client, errors, spark, testing
@@ -92,7 +91,7 @@ _PACKAGES = {"aio", "client", "errors", "spark", "testing"}
 
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
-        cores.import_in_thread(f"ringlog.{name}")
+        import_in_thread(f"ringlog.{name}")
         return import_module(f"ringlog.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'ringlog' has no attribute {name!r}")

@@ -44,7 +44,7 @@ URL = "RINGLOG_URL"
 KEY = "RINGLOG_KEY"
 KEY_FILE = "RINGLOG_KEY_FILE"
 TIMEOUT_MS = "RINGLOG_TIMEOUT_MS"
-CORES = "RINGLOG_CORES"
+TEST_PACKAGE = "RINGLOG_TEST_PACKAGE"
 STOP_POINTS = "RINGLOG_TEST_STOP_POINTS"
 SPARK_JVM = "RINGLOG_SPARK_JVM"
 SPARK_JRE = "RINGLOG_JRE"
@@ -56,14 +56,13 @@ VARIABLES: dict[str, Variable] = {
     KEY: Variable("clients: secret key of a TCP connection"),
     KEY_FILE: Variable("clients: file of that key"),
     TIMEOUT_MS: Variable("clients: bound of every request", "milliseconds, at least 1", _is_count),
-    CORES: _switch("0: no compiled cores; actors: in the engine's processes alone", "0", "1", "actors"),
     SPARK_JVM: _switch("0: Spark reads without the engine's classes for the JVM", "0", "1"),
     SPARK_JRE: Variable("the Java runtime that Spark was started on"),
     BENCH_SCALE: Variable("bench: how much of each measurement", "a number above 0", _is_scale),
     STOP_POINTS: Variable("tests: where processes end"),
+    TEST_PACKAGE: Variable("tests, chaos: directory of the package that engines and client processes run"),
     "RINGLOG_CHAOS_RUN": Variable("chaos: marks processes of a run"),
     "RINGLOG_CHAOS_KEEP": Variable("chaos: where what was found wrong is kept"),
-    "RINGLOG_BUILD_CORES": _switch("building a wheel: with compiled cores", "0", "1"),
 }
 """Name -> description and accepted values."""
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 import pytest
 from hypothesis import HealthCheck, settings
 
+from ringlog.compilation import is_compiled
 from ringlog.testing.clock import ManualClock
 
 T = TypeVar("T", bound="dict | set")
@@ -28,6 +29,13 @@ settings.register_profile(
     "ringlog", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("ringlog")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests that replace parts of a class where ringlog is compiled."""
+    for item in items:
+        if is_compiled() and item.get_closest_marker("interpreted"):
+            item.add_marker(pytest.mark.skip(reason="replaces a part of a compiled class"))
 
 
 @pytest.fixture

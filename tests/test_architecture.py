@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 BASE = {
     "errors", "types", "limits", "clock", "config", "metrics", "stop_points", "hardening", "signals", "logs",
     "shm", "governor", "payload", "process_id", "tags", "digests", "environment", "bounded_cache",
-    "native_kernel", "cores",
+    "compilation", "native_kernel",
     "entropy", "settings", "names", "descriptors", "spin_wait", "placement", "observers",
 }  # fmt: skip
 
@@ -136,52 +136,52 @@ MAY_IMPORT: dict[str, set[str]] = {
 """Unit -> units that it may import. An actor also imports modules of its own package; see `own_package`."""
 
 SHELL_SIDE: dict[str, str] = {
-    "actors.wal_shard.shell": "the effect table",
-    "actors.wal_shard.commit.scheduler_notifier": "writes news in shared memory",
-    "actors.wal_shard.requests.poison_requests": "notes in shared memory what a shard died of",
-    "actors.wal_shard.io.flusher": "the thread that syncs",
-    "actors.wal_shard.metrics.load_monitor": "measures pressure, and says so on the board",
-    "actors.wal_shard.leases.job_prefetcher": "reads jobs ahead for who claims them",
-    "actors.wal_shard.io.log_io": "writes and syncs the log",
-    "actors.wal_shard.io.read_only_probe": "looks whether a directory takes writes",
-    "actors.wal_shard.leases.worker_liveness": "looks whether workers on this host live",
-    "actors.wal_shard.metrics.queue_board": "shows what queues count on the board",
-    "actors.wal_shard.metrics.group_board": "shows what consumer groups count on the board",
-    "actors.wal_shard.io.preparer": "the thread that makes the next WAL file",
-    "actors.wal_shard.recovery.recovery": "reads the data directory for the pure replay",
-    "actors.wal_shard.recovery.baseline": "reads snapshots and indexes of segments for it",
-    "actors.wal_shard.io.rings": "drains and settles rings in shared memory",
-    "actors.wal_shard.requests.call_rings": "requests about jobs in shared memory",
-    "actors.wal_shard.io.volatile_log": "writes the volatile log in shared memory",
-    "actors.gateway.shell": "the effect table",
-    "actors.gateway.ring_push": "frames in the gateway's own ring",
-    "actors.gateway.zap": "answers libzmq's question about a connection",
-    "actors.gateway.zmq_frontend": "the sockets, bounded",
-    "actors.gateway.frame_reader": "reads the log for remote clients",
-    "actors.gateway.subscription_relay": "remote clients' subscriptions, kept with the schedulers",
-    "actors.compactor.shell": "the loop, and the socket for operators",
-    "actors.compactor.checkpoint": "makes segments and snapshots, unlinks the log",
-    "actors.compactor.logfile": "reads the log",
-    "actors.compactor.pass_executor": "runs passes in threads",
-    "actors.compactor.deletion_marks": "marks deleted records in segments",
-    "actors.relocator.shell": "the socket, the threads that fetch and the one that moves",
-    "actors.relocator.mover": "copies segments and deletes what was copied",
-    "actors.scheduler.shell": "the socket, news and topic tables of all shards",
-    "actors.scheduler.forwarding.forwarder": "follows and reads sources, sends passes to shards",
-    "actors.scheduler.forwarding.sources": "a reader's connection from within, open files of sources",
-    "actors.scheduler.forwarding.source_keep_alive": "asks shards for the sources of routers",
-    "actors.scheduler.forwarding.dead_letters": "reads spent jobs, sends their copies to shards",
-    "actors.scheduler.forwarding.redrive": "reads dead letters, sends their copies to shards",
-    "actors.scheduler.forwarding.dead_letter_stamps": "makes copies of dead letters from records as read",
-    "actors.scheduler.forwarding.forward_batch": "makes the frames of a pass with the writer of segments",
-    "actors.scheduler.forwarding.router_admin": "asks shards to make routers and topics",
-    "actors.scheduler.forwarding.router_catch_up": "asks other schedulers, reads topic tables of shards",
-    "actors.scheduler.delivery.grant_rings": "turns for clients on the host, in shared memory",
-    "actors.scheduler.delivery.load_monitor": "measures pressure, and says so on the board",
-    "actors.reclaimer.shell": "the socket, the free space, the threads that work",
-    "actors.reclaimer.reclaim_round": "asks shards, removes files",
-    "actors.reclaimer.rewriter": "writes segments from segments",
-    "actors.reclaimer.scrubber": "reads everything at rest, and heals",
+    "ringlog.actors.wal_shard.shell": "the effect table",
+    "ringlog.actors.wal_shard.commit.scheduler_notifier": "writes news in shared memory",
+    "ringlog.actors.wal_shard.requests.poison_requests": "notes in shared memory what a shard died of",
+    "ringlog.actors.wal_shard.io.flusher": "the thread that syncs",
+    "ringlog.actors.wal_shard.metrics.load_monitor": "measures pressure, and says so on the board",
+    "ringlog.actors.wal_shard.leases.job_prefetcher": "reads jobs ahead for who claims them",
+    "ringlog.actors.wal_shard.io.log_io": "writes and syncs the log",
+    "ringlog.actors.wal_shard.io.read_only_probe": "looks whether a directory takes writes",
+    "ringlog.actors.wal_shard.leases.worker_liveness": "looks whether workers on this host live",
+    "ringlog.actors.wal_shard.metrics.queue_board": "shows what queues count on the board",
+    "ringlog.actors.wal_shard.metrics.group_board": "shows what consumer groups count on the board",
+    "ringlog.actors.wal_shard.io.preparer": "the thread that makes the next WAL file",
+    "ringlog.actors.wal_shard.recovery.recovery": "reads the data directory for the pure replay",
+    "ringlog.actors.wal_shard.recovery.baseline": "reads snapshots and indexes of segments for it",
+    "ringlog.actors.wal_shard.io.rings": "drains and settles rings in shared memory",
+    "ringlog.actors.wal_shard.requests.call_rings": "requests about jobs in shared memory",
+    "ringlog.actors.wal_shard.io.volatile_log": "writes the volatile log in shared memory",
+    "ringlog.actors.gateway.shell": "the effect table",
+    "ringlog.actors.gateway.ring_push": "frames in the gateway's own ring",
+    "ringlog.actors.gateway.zap": "answers libzmq's question about a connection",
+    "ringlog.actors.gateway.zmq_frontend": "the sockets, bounded",
+    "ringlog.actors.gateway.frame_reader": "reads the log for remote clients",
+    "ringlog.actors.gateway.subscription_relay": "remote clients' subscriptions, kept with the schedulers",
+    "ringlog.actors.compactor.shell": "the loop, and the socket for operators",
+    "ringlog.actors.compactor.checkpoint": "makes segments and snapshots, unlinks the log",
+    "ringlog.actors.compactor.logfile": "reads the log",
+    "ringlog.actors.compactor.pass_executor": "runs passes in threads",
+    "ringlog.actors.compactor.deletion_marks": "marks deleted records in segments",
+    "ringlog.actors.relocator.shell": "the socket, the threads that fetch and the one that moves",
+    "ringlog.actors.relocator.mover": "copies segments and deletes what was copied",
+    "ringlog.actors.scheduler.shell": "the socket, news and topic tables of all shards",
+    "ringlog.actors.scheduler.forwarding.forwarder": "follows and reads sources, sends passes to shards",
+    "ringlog.actors.scheduler.forwarding.sources": "a reader's connection from within, open files of sources",
+    "ringlog.actors.scheduler.forwarding.source_keep_alive": "asks shards for the sources of routers",
+    "ringlog.actors.scheduler.forwarding.dead_letters": "reads spent jobs, sends their copies to shards",
+    "ringlog.actors.scheduler.forwarding.redrive": "reads dead letters, sends their copies to shards",
+    "ringlog.actors.scheduler.forwarding.dead_letter_stamps": "makes copies of dead letters from records",
+    "ringlog.actors.scheduler.forwarding.forward_batch": "makes frames with the writer of segments",
+    "ringlog.actors.scheduler.forwarding.router_admin": "asks shards to make routers and topics",
+    "ringlog.actors.scheduler.forwarding.router_catch_up": "asks schedulers, reads topic tables of shards",
+    "ringlog.actors.scheduler.delivery.grant_rings": "turns for clients on the host, in shared memory",
+    "ringlog.actors.scheduler.delivery.load_monitor": "measures pressure, and says so on the board",
+    "ringlog.actors.reclaimer.shell": "the socket, the free space, the threads that work",
+    "ringlog.actors.reclaimer.reclaim_round": "asks shards, removes files",
+    "ringlog.actors.reclaimer.rewriter": "writes segments from segments",
+    "ringlog.actors.reclaimer.scrubber": "reads everything at rest, and heals",
 }
 """Modules of actors that may do I/O, each with its purpose. Every other module of an actor is pure."""
 
@@ -241,6 +241,7 @@ def sources() -> Sources:
 
 def name_of(file: Path) -> str:
     parts = file.relative_to(ROOT).with_suffix("").parts
+    parts = ("ringlog", *parts) if parts[0] == "actors" else parts  # As imported: ringlog/actors is a link.
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -273,16 +274,16 @@ def _run_at_load(tree: ast.AST) -> Iterator[ast.AST]:
 def unit_of(module: str) -> str:
     """Return the row of the table to which a module belongs."""
     first, *rest = module.split(".")
-    if first == "actors":
-        if not rest:
-            return "actors"
-        if module in SHELL_SIDE:
-            return "actors.shell"
-        return "actors.__main__" if rest[-1] == "__main__" else "actors.core"
     if first == "supervisor":
         return "supervisor"
     if not rest:
         return "root"
+    if rest[0] == "actors":
+        if not rest[1:]:
+            return "actors"
+        if module in SHELL_SIDE:
+            return "actors.shell"
+        return "actors.__main__" if rest[-1] == "__main__" else "actors.core"
     if rest[0] in BASE:
         return "base"
     dotted = ".".join(rest[:2])
@@ -291,7 +292,7 @@ def unit_of(module: str) -> str:
 
 def is_allowed(importer: str, target: str) -> bool:
     """Return True if the table allows the import."""
-    if importer.startswith("actors.") and target.startswith("actors."):
+    if importer.startswith("ringlog.actors.") and target.startswith("ringlog.actors."):
         return own_package(importer, target)
     allowed = MAY_IMPORT[unit_of(importer)]
     unit = unit_of(target)
@@ -300,13 +301,13 @@ def is_allowed(importer: str, target: str) -> bool:
 
 def own_package(importer: str, target: str) -> bool:
     """Return True if both modules belong to one actor, and no pure module imports its shell."""
-    is_own = importer.split(".")[1] == target.split(".")[1]
+    is_own = importer.split(".")[2] == target.split(".")[2]
     is_pure_side = unit_of(importer) == "actors.core"
     return is_own and not (is_pure_side and unit_of(target) != "actors.core")
 
 
 def is_ours(target: str) -> bool:
-    return target.split(".", maxsplit=1)[0] in {"ringlog", "actors", "supervisor", "tests", "chaos", "bench"}
+    return target.split(".", maxsplit=1)[0] in {"ringlog", "supervisor", "tests", "chaos", "bench"}
 
 
 def is_pure(module: str) -> bool:
@@ -389,10 +390,10 @@ def test_every_exception_of_the_purity_rule_is_used(modules):
 
 
 def test_importing_ringlog_loads_no_client(modules):
-    """`import ringlog` starts nothing and stays cheap: it only registers the finder of compiled modules."""
+    """`import ringlog` starts nothing and stays cheap: it imports no other module of ours."""
     found = [each for each in imports_of("ringlog", modules) if each.is_at_load and is_ours(each.target)]
-    assert [each.target for each in found] == ["ringlog.cores"]
-    ours = [each for each in imports_of("ringlog.cores", modules) if is_ours(each.target)]
+    assert [each.target for each in found] == ["ringlog.compilation"]
+    ours = [each for each in imports_of("ringlog.compilation", modules) if is_ours(each.target)]
     assert not ours, "what it imports could not come compiled"
 
 
@@ -406,26 +407,27 @@ UPWARD = {
     "ringlog.storage.wal": "from ringlog.board.board import Board",
     "ringlog.topic.state": "from ringlog.storage.disk import Disk",
     "ringlog.client.reader": "from ringlog.storage.wal import WalWriter",
-    "ringlog.client.api": "from actors.wal_shard.core import Core",
+    "ringlog.client.api": "from ringlog.actors.wal_shard.core import Core",
     "ringlog.link.peer": "from ringlog.client import connect",
     "ringlog.runtime.process": "def f():\n    from ringlog.topic.state import Topic",
-    "ringlog.supervision.tree": "from actors.gateway import core",
+    "ringlog.supervision.tree": "from ringlog.actors.gateway import core",
     "ringlog.verify.files": "from ringlog.frame.codec import decode",
     "ringlog.cli.serve": "from ringlog.testing import ManualClock",
     "ringlog.clock": "import tests.conftest",
-    "actors.gateway.core": "from actors.wal_shard.events import X",
-    "actors.gateway.shell": "from ringlog.client import connect",
-    "actors.gateway.route": "from actors.gateway.shell import Shell",
-    "actors.wal_shard.shell": "from ringlog.testing.clock import ManualClock",
-    "actors.wal_shard.__main__": "from ringlog.storage.disk import RealDisk",
-    "supervisor": "from actors.wal_shard import core",
+    "ringlog.actors.gateway.core": "from ringlog.actors.wal_shard.events import X",
+    "ringlog.actors.gateway.shell": "from ringlog.client import connect",
+    "ringlog.actors.gateway.route": "from ringlog.actors.gateway.shell import Shell",
+    "ringlog.actors.wal_shard.shell": "from ringlog.testing.clock import ManualClock",
+    "ringlog.actors.wal_shard.__main__": "from ringlog.storage.disk import RealDisk",
+    "supervisor": "from ringlog.actors.wal_shard import core",
 }
 STUBS = {
     "ringlog.frame.layout": "", "ringlog.frame.codec": "", "ringlog.ring.layout": "", "ringlog.contract": "",
     "ringlog.board.board": "", "ringlog.storage.disk": "", "ringlog.storage.wal": "", "ringlog.client": "",
-    "ringlog.topic.state": "", "ringlog.testing": "", "ringlog.testing.clock": "", "actors.gateway": "",
-    "actors.gateway.core": "", "actors.gateway.shell": "", "actors.wal_shard.core": "",
-    "actors.wal_shard.events": "", "actors.wal_shard": "",
+    "ringlog.topic.state": "", "ringlog.testing": "", "ringlog.testing.clock": "",
+    "ringlog.actors.gateway": "", "ringlog.actors.gateway.core": "", "ringlog.actors.gateway.shell": "",
+    "ringlog.actors.wal_shard.core": "", "ringlog.actors.wal_shard.events": "", "ringlog.actors.wal_shard":
+    "",
 }  # fmt: skip
 
 
@@ -439,7 +441,10 @@ def test_an_upward_import_is_reported(module):
     [
         ("ringlog.storage.reader", "from ringlog.board.board import Board"),
         ("ringlog.client.tailer", "from ringlog.storage.reader import TopicReader"),
-        ("actors.gateway.shell", "from ringlog.link.peer import Peer\nfrom actors.gateway.core import Core"),
+        (
+            "ringlog.actors.gateway.shell",
+            "from ringlog.link.peer import Peer\nfrom ringlog.actors.gateway.core import Core",
+        ),
         ("ringlog.topic.state", "from ringlog.storage.layout import pack_file"),
         ("ringlog.supervision.engine", "from ringlog.storage.disk import RealDisk"),
     ],
@@ -449,7 +454,9 @@ def test_an_allowed_import_is_not_reported(module, source):
 
 
 @pytest.mark.parametrize("library", sorted(IMPURE))
-@pytest.mark.parametrize("module", ["actors.gateway.core", "ringlog.placement", "ringlog.storage.recovery"])
+@pytest.mark.parametrize(
+    "module", ["ringlog.actors.gateway.core", "ringlog.placement", "ringlog.storage.recovery"]
+)
 def test_an_impure_import_in_pure_code_is_reported(module, library):
     for source in (f"import {library}", f"from {library} import x", f"def f():\n    import {library}.inner"):
         assert len(impure_imports({module: source})) == 1
@@ -458,8 +465,8 @@ def test_an_impure_import_in_pure_code_is_reported(module, library):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("actors.gateway.core", "from ringlog.storage.disk import Disk"),
-        ("actors.gateway.route", "from ringlog import stop_points"),
+        ("ringlog.actors.gateway.core", "from ringlog.storage.disk import Disk"),
+        ("ringlog.actors.gateway.route", "from ringlog import stop_points"),
         ("ringlog.topic.state", "from ringlog.shm import make_file"),
         ("ringlog.frame.codec", "from ringlog.logs import log"),
     ],
@@ -471,7 +478,7 @@ def test_pure_code_that_does_io_through_own_modules_is_reported(module, source):
 
 def test_a_shell_may_import_impure_modules():
     assert not impure_imports(
-        {"actors.gateway.shell": "import zmq, os, time", "ringlog.ring.region": "import mmap"}
+        {"ringlog.actors.gateway.shell": "import zmq, os, time", "ringlog.ring.region": "import mmap"}
     )
 
 

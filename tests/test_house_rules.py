@@ -473,7 +473,7 @@ def missing_tests(command: str) -> list[str]:
 def test_the_makefile_names_only_existing_tests():
     """pytest runs no test at all if one path does not exist."""
     printed = subprocess.run(
-        ["make", "-n", "test-compiled"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        ["make", "-n", "test-wheel"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     ).stdout
     assert "tests/client" in printed
     assert not missing_tests(printed)

@@ -41,7 +41,7 @@ def files(patterns: tuple[str, ...]) -> list[Path]:
         for path in sorted(ROOT.glob(pattern)):
             found += [path] if path.is_file() else sorted(path.rglob("*.[cp]*"))
     kept = {".c", ".md", ".py", ".pyi"}
-    return [path for path in found if path.suffix in kept and "_cores" not in path.parts]
+    return [path for path in found if path.suffix in kept]
 
 
 @cache

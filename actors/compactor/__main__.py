@@ -1,9 +1,9 @@
-"""`python -m actors.compactor <boot>`: entry point for the supervisor."""
+"""`python -m ringlog.actors.compactor <boot>`: entry point for the supervisor."""
 
 from __future__ import annotations
 
-from actors.compactor.shell import CompactorShell
 from ringlog import config
+from ringlog.actors.compactor.shell import CompactorShell
 from ringlog.envelope.boot import ActorBoot
 from ringlog.runtime.process import main
 

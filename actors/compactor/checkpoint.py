@@ -23,17 +23,17 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from actors.compactor.deletion_marks import mark_deleted_records
-from actors.compactor.logfile import read_log
-from actors.compactor.segment_plan import (
+from ringlog import stop_points
+from ringlog.actors.compactor.deletion_marks import mark_deleted_records
+from ringlog.actors.compactor.logfile import read_log
+from ringlog.actors.compactor.segment_plan import (
     AppendCollector,
     LiveTopics,
     SegmentPlanner,
     SegmentSizeLimits,
     TopicCut,
 )
-from actors.compactor.shard_client import CompactorShardClient
-from ringlog import stop_points
+from ringlog.actors.compactor.shard_client import CompactorShardClient
 from ringlog.clock import Clock
 from ringlog.config import StorageConfig
 from ringlog.entropy import random_u64

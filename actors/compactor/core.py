@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actors.compactor.schedule import CheckpointBacklog, CheckpointSchedule
+from ringlog.actors.compactor.schedule import CheckpointBacklog, CheckpointSchedule
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import ExitCode, InvariantViolation, Refused, RinglogError, ShuttingDown, Status

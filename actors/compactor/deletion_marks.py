@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pyroaring import BitMap64
 
-from actors.compactor.segment_plan import LiveTopics
-from actors.compactor.shard_client import CompactorShardClient
+from ringlog.actors.compactor.segment_plan import LiveTopics
+from ringlog.actors.compactor.shard_client import CompactorShardClient
 from ringlog.envelope import messages as m
 from ringlog.segment.layout import parse_stem
 from ringlog.segment.segment import Segment
 
 if TYPE_CHECKING:
-    from actors.compactor.checkpoint import CheckpointContext
+    from ringlog.actors.compactor.checkpoint import CheckpointContext
 
 
 def mark_deleted_records(

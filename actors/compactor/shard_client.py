@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from actors.compactor.segment_plan import LIVE_WORDS, U64, LiveTopics, decode_live, merge_live_topics
+from ringlog.actors.compactor.segment_plan import LIVE_WORDS, U64, LiveTopics, decode_live, merge_live_topics
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData
 

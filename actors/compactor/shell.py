@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from actors.compactor.checkpoint import CheckpointContext, CheckpointTask
-from actors.compactor.checkpoint import CheckpointResult as Result
-from actors.compactor.core import (
+from ringlog.actors.compactor.checkpoint import CheckpointContext, CheckpointTask
+from ringlog.actors.compactor.checkpoint import CheckpointResult as Result
+from ringlog.actors.compactor.core import (
     CheckpointFailed,
     CheckpointFinished,
     Compactor,
@@ -25,10 +25,10 @@ from actors.compactor.core import (
     PollShard,
     ShardPolled,
 )
-from actors.compactor.pass_executor import BACKLOG_BYTES, PassExecutor
-from actors.compactor.schedule import NS_PER_S, CheckpointBacklog
-from actors.compactor.shard_client import CompactorShardClient
-from actors.compactor.throttle import CompactionThrottle
+from ringlog.actors.compactor.pass_executor import BACKLOG_BYTES, PassExecutor
+from ringlog.actors.compactor.schedule import NS_PER_S, CheckpointBacklog
+from ringlog.actors.compactor.shard_client import CompactorShardClient
+from ringlog.actors.compactor.throttle import CompactionThrottle
 from ringlog.board.board import Board
 from ringlog.board.layout import ProcessField
 from ringlog.board.processes import shard_slot, socket_of

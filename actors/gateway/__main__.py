@@ -1,9 +1,9 @@
-"""`python -m actors.gateway <boot>`: entry point for the supervisor."""
+"""`python -m ringlog.actors.gateway <boot>`: entry point for the supervisor."""
 
 from __future__ import annotations
 
-from actors.gateway.shell import GatewayShell, Listeners
 from ringlog import config
+from ringlog.actors.gateway.shell import GatewayShell, Listeners
 from ringlog.envelope.boot import ActorBoot
 from ringlog.runtime.process import main
 

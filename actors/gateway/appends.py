@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.gateway import events as ev
-from actors.gateway.append_admission import AppendAdmission, Flow
-from actors.gateway.append_validation import SentFrames, check_frames
-from actors.gateway.auth import needs_admin_to_create
-from actors.gateway.flows import AcquireAppendLane, FlowContext, GatewayRequest, ResolveTopic
+from ringlog.actors.gateway import events as ev
+from ringlog.actors.gateway.append_admission import AppendAdmission, Flow
+from ringlog.actors.gateway.append_validation import SentFrames, check_frames
+from ringlog.actors.gateway.auth import needs_admin_to_create
+from ringlog.actors.gateway.flows import AcquireAppendLane, FlowContext, GatewayRequest, ResolveTopic
 from ringlog.envelope import messages as m
 from ringlog.errors import Forbidden, StaleEpoch, TopicNotFound
 from ringlog.placement import home_shard

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from actors.gateway.permissions import ADMIN, OPEN_TO_ALL, OWNER_ONLY, SCOPES, rules_of
+from ringlog.actors.gateway.permissions import ADMIN, OPEN_TO_ALL, OWNER_ONLY, SCOPES, rules_of
 from ringlog.envelope import messages as m
 from ringlog.errors import ConfigError, Forbidden, Unauthorized
 

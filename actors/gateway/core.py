@@ -24,22 +24,22 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from actors.gateway import events as ev
-from actors.gateway.append_admission import AppendAdmission, Flow
-from actors.gateway.appends import AppendFlows
-from actors.gateway.auth import (
+from ringlog.actors.gateway import events as ev
+from ringlog.actors.gateway.append_admission import AppendAdmission, Flow
+from ringlog.actors.gateway.appends import AppendFlows
+from ringlog.actors.gateway.auth import (
     LOCAL_ID,
     OWNER,
     KeyRing,
     Principal,
     authorise,
 )
-from actors.gateway.flows import AcquireAppendLane, FlowContext, GatewayRequest, ResolveTopic
-from actors.gateway.group_permissions import GroupFlows
-from actors.gateway.jobs import JobFlows
-from actors.gateway.reads import ReadFlows
-from actors.gateway.replies import error_reply
-from actors.gateway.router_requests import RouterRequestFlows
+from ringlog.actors.gateway.flows import AcquireAppendLane, FlowContext, GatewayRequest, ResolveTopic
+from ringlog.actors.gateway.group_permissions import GroupFlows
+from ringlog.actors.gateway.jobs import JobFlows
+from ringlog.actors.gateway.reads import ReadFlows
+from ringlog.actors.gateway.replies import error_reply
+from ringlog.actors.gateway.router_requests import RouterRequestFlows
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import (

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from pyroaring import BitMap64
 
-from actors.gateway.events import FramesRead, ReadFiles
+from ringlog.actors.gateway.events import FramesRead, ReadFiles
 from ringlog.envelope.messages import ColdRead
 from ringlog.errors import CorruptData, DiskError
 from ringlog.frame import batch as frames

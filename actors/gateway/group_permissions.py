@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from actors.gateway.append_admission import Flow
-from actors.gateway.auth import Principal
-from actors.gateway.permissions import ADMIN
+from ringlog.actors.gateway.append_admission import Flow
+from ringlog.actors.gateway.auth import Principal
+from ringlog.actors.gateway.permissions import ADMIN
 from ringlog.envelope import messages as m
 from ringlog.errors import Forbidden, GroupNotFound
 from ringlog.leases.change import Mode

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from actors.gateway import events as ev
-from actors.gateway.append_admission import Flow
+from ringlog.actors.gateway import events as ev
+from ringlog.actors.gateway.append_admission import Flow
 from ringlog.envelope import messages as m
 from ringlog.errors import NotReady, RinglogError
 from ringlog.limits import CLAIM_SLICE_MS_MAX, READ_BYTES_MAX, READ_LIMIT_MAX

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
-from actors.gateway import events as ev
-from actors.gateway.append_admission import Flow
-from actors.gateway.flows import FlowContext, GatewayRequest, ResolveTopic
-from actors.gateway.replies import is_client_copy_current, plan_for_read, read_reply
+from ringlog.actors.gateway import events as ev
+from ringlog.actors.gateway.append_admission import Flow
+from ringlog.actors.gateway.flows import FlowContext, GatewayRequest, ResolveTopic
+from ringlog.actors.gateway.replies import is_client_copy_current, plan_for_read, read_reply
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, NotReady, TopicNotFound
 from ringlog.limits import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from actors.gateway import events as ev
+from ringlog.actors.gateway import events as ev
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, Refused, RinglogError, Status
 from ringlog.topic.tombstone import Floors, ReadPlan, plan_read

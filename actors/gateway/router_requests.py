@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
-from actors.gateway.append_admission import Flow
-from actors.gateway.auth import Principal, router_names
-from actors.gateway.flows import ResolveTopic
+from ringlog.actors.gateway.append_admission import Flow
+from ringlog.actors.gateway.auth import Principal, router_names
+from ringlog.actors.gateway.flows import ResolveTopic
 from ringlog.envelope import messages as m
 from ringlog.errors import Forbidden, RouterNotFound
 from ringlog.limits import LIST_PAGE_MAX

@@ -18,16 +18,16 @@ from typing import Any
 import zmq
 from msgspec import structs
 
-from actors.gateway import events as ev
-from actors.gateway.auth import KeyRing, parse_keys
-from actors.gateway.core import GatewayCore, GatewayIdentity
-from actors.gateway.frame_reader import read_files
-from actors.gateway.replies import error_reply
-from actors.gateway.ring_push import RingPush
-from actors.gateway.subscription_relay import SILENCE_NS, SubscriptionRelay
-from actors.gateway.zap import IPC_DOMAIN, TCP_DOMAIN, ZapHandler
-from actors.gateway.zmq_frontend import ZmqFrontend, require_libzmq
 from ringlog import __version__
+from ringlog.actors.gateway import events as ev
+from ringlog.actors.gateway.auth import KeyRing, parse_keys
+from ringlog.actors.gateway.core import GatewayCore, GatewayIdentity
+from ringlog.actors.gateway.frame_reader import read_files
+from ringlog.actors.gateway.replies import error_reply
+from ringlog.actors.gateway.ring_push import RingPush
+from ringlog.actors.gateway.subscription_relay import SILENCE_NS, SubscriptionRelay
+from ringlog.actors.gateway.zap import IPC_DOMAIN, TCP_DOMAIN, ZapHandler
+from ringlog.actors.gateway.zmq_frontend import ZmqFrontend, require_libzmq
 from ringlog.board import pressure
 from ringlog.board.board import Board, BoardError, BoardUnstable
 from ringlog.board.heartbeat import Heartbeat

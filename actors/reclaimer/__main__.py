@@ -1,9 +1,9 @@
-"""`python -m actors.reclaimer <boot>`: entry point for the supervisor."""
+"""`python -m ringlog.actors.reclaimer <boot>`: entry point for the supervisor."""
 
 from __future__ import annotations
 
-from actors.reclaimer.shell import ReclaimerShell
 from ringlog import config
+from ringlog.actors.reclaimer.shell import ReclaimerShell
 from ringlog.envelope.boot import ActorBoot
 from ringlog.runtime.process import main
 

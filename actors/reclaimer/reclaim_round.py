@@ -24,8 +24,9 @@ import msgspec
 import numpy as np
 from pyroaring import BitMap64
 
-from actors.reclaimer.orphan_files import OrphanFiles, group_parts
-from actors.reclaimer.plan import (
+from ringlog import stop_points
+from ringlog.actors.reclaimer.orphan_files import OrphanFiles, group_parts
+from ringlog.actors.reclaimer.plan import (
     Ranges,
     RegisteredSegment,
     SegmentLiveness,
@@ -36,8 +37,7 @@ from actors.reclaimer.plan import (
     plan_rewrites,
     superseded_ranges,
 )
-from actors.reclaimer.rewriter import Rewriter, SegmentOrigin
-from ringlog import stop_points
+from ringlog.actors.reclaimer.rewriter import Rewriter, SegmentOrigin
 from ringlog.clock import Clock
 from ringlog.config import StorageConfig
 from ringlog.envelope import messages as m

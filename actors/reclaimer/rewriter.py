@@ -12,8 +12,14 @@ from typing import Any
 
 from pyroaring import BitMap64
 
-from actors.reclaimer.plan import RegisteredSegment, SegmentSpans, TopicLiveness, contiguous_parts, row_state
-from actors.reclaimer.rate_limiter import ByteRateLimiter
+from ringlog.actors.reclaimer.plan import (
+    RegisteredSegment,
+    SegmentSpans,
+    TopicLiveness,
+    contiguous_parts,
+    row_state,
+)
+from ringlog.actors.reclaimer.rate_limiter import ByteRateLimiter
 from ringlog.config import StorageConfig
 from ringlog.entropy import random_u64
 from ringlog.envelope.messages import SegmentRef

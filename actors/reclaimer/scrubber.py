@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from actors.reclaimer.scrub_pass import COLD, ScrubItem
+from ringlog.actors.reclaimer.scrub_pass import COLD, ScrubItem
 from ringlog.envelope.messages import SegmentRef
 from ringlog.errors import ColdUnavailable, CorruptData, DiskError
 from ringlog.logs import log_event

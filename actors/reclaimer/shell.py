@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from actors.reclaimer.rate_limiter import ByteRateLimiter
-from actors.reclaimer.reclaim_round import Reclaimer
-from actors.reclaimer.rewriter import Rewriter
-from actors.reclaimer.scrub_pass import ScrubPass, pass_seconds, scrub_items
-from actors.reclaimer.scrubber import Scrubber
+from ringlog.actors.reclaimer.rate_limiter import ByteRateLimiter
+from ringlog.actors.reclaimer.reclaim_round import Reclaimer
+from ringlog.actors.reclaimer.rewriter import Rewriter
+from ringlog.actors.reclaimer.scrub_pass import ScrubPass, pass_seconds, scrub_items
+from ringlog.actors.reclaimer.scrubber import Scrubber
 from ringlog.board.board import Board
 from ringlog.board.layout import ProcessField
 from ringlog.board.processes import COMPACTOR, socket_of

@@ -1,9 +1,9 @@
-"""`python -m actors.relocator <boot>`: entry point for the supervisor."""
+"""`python -m ringlog.actors.relocator <boot>`: entry point for the supervisor."""
 
 from __future__ import annotations
 
-from actors.relocator.shell import RelocatorShell
 from ringlog import config
+from ringlog.actors.relocator.shell import RelocatorShell
 from ringlog.envelope.boot import ActorBoot
 from ringlog.runtime.process import main
 

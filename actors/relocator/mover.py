@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from actors.relocator.plan import MoveBackoff, SegmentPlacement, placements, segments_due
 from ringlog import stop_points
+from ringlog.actors.relocator.plan import MoveBackoff, SegmentPlacement, placements, segments_due
 from ringlog.clock import Clock
 from ringlog.config import ColdConfig
 from ringlog.envelope import messages as m

@@ -12,8 +12,8 @@ import random
 import threading
 from typing import Any
 
-from actors.relocator.core import ColdReads, Fetch, Fetched, PartChanged
-from actors.relocator.mover import M, Mover
+from ringlog.actors.relocator.core import ColdReads, Fetch, Fetched, PartChanged
+from ringlog.actors.relocator.mover import M, Mover
 from ringlog.board.board import Board
 from ringlog.board.layout import ProcessField
 from ringlog.board.processes import socket_of

@@ -1,9 +1,9 @@
-"""`python -m actors.scheduler <boot>`: entry point for the supervisor."""
+"""`python -m ringlog.actors.scheduler <boot>`: entry point for the supervisor."""
 
 from __future__ import annotations
 
-from actors.scheduler.shell import SchedulerShell
 from ringlog import config
+from ringlog.actors.scheduler.shell import SchedulerShell
 from ringlog.envelope.boot import ActorBoot
 from ringlog.runtime.process import main
 

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.scheduler.delivery.feeds import (
+from ringlog.actors.scheduler.delivery.feeds import (
     FeedGrantState,
     FollowedShard,
     Link,
@@ -41,9 +41,9 @@ from actors.scheduler.delivery.feeds import (
     SchedulerSubscription,
     SchedulerTopic,
 )
-from actors.scheduler.delivery.grants import GrantDispatcher
-from actors.scheduler.delivery.lag import Lag, largest_lags
-from actors.scheduler.events import (
+from ringlog.actors.scheduler.delivery.grants import GrantDispatcher
+from ringlog.actors.scheduler.delivery.lag import Lag, largest_lags
+from ringlog.actors.scheduler.events import (
     BoardMark,
     DeliveryPressureChanged,
     DurableMarkMoved,

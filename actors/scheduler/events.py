@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.scheduler.delivery.feeds import SchedulerFeed, SchedulerTopic
+from ringlog.actors.scheduler.delivery.feeds import SchedulerFeed, SchedulerTopic
 from ringlog.envelope.messages import Message
 
 BoardMark = tuple[int, int]

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import zmq
 
-from actors.scheduler import events as ev
-from actors.scheduler.core import Scheduler
-from actors.scheduler.delivery.feeds import ROUTERS
-from actors.scheduler.delivery.grant_rings import GrantRings
-from actors.scheduler.delivery.load_monitor import SchedulerLoadMonitor
-from actors.scheduler.forwarding.forwarder import ROUTER_REQUESTS, Forwarder
+from ringlog.actors.scheduler import events as ev
+from ringlog.actors.scheduler.core import Scheduler
+from ringlog.actors.scheduler.delivery.feeds import ROUTERS
+from ringlog.actors.scheduler.delivery.grant_rings import GrantRings
+from ringlog.actors.scheduler.delivery.load_monitor import SchedulerLoadMonitor
+from ringlog.actors.scheduler.forwarding.forwarder import ROUTER_REQUESTS, Forwarder
 from ringlog.board.board import Board, BoardError, BoardUnstable
 from ringlog.board.layout import (
     TOPIC_DURABILITY_SHIFT,

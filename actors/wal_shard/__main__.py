@@ -1,11 +1,11 @@
-"""Entry point `python -m actors.wal_shard <boot>`, started by the supervisor."""
+"""Entry point `python -m ringlog.actors.wal_shard <boot>`, started by the supervisor."""
 
 from __future__ import annotations
 
-from actors.wal_shard.commit.admission import AdmissionLimits
-from actors.wal_shard.core import Settings
-from actors.wal_shard.shell import WalShardShell
 from ringlog import config
+from ringlog.actors.wal_shard.commit.admission import AdmissionLimits
+from ringlog.actors.wal_shard.core import Settings
+from ringlog.actors.wal_shard.shell import WalShardShell
 from ringlog.envelope.boot import ActorBoot
 from ringlog.runtime.process import main
 

@@ -42,10 +42,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.wal_shard.commit.admission import Admission, AdmissionLimits, FrameIntake
-from actors.wal_shard.commit.commit_batch import MARK_BYTES_MAX, CommitBatch, LogPosition, lay_out
-from actors.wal_shard.commit.control_records import HeadReserved, frame_of
-from actors.wal_shard.events import (
+from ringlog.actors.wal_shard.commit.admission import Admission, AdmissionLimits, FrameIntake
+from ringlog.actors.wal_shard.commit.commit_batch import MARK_BYTES_MAX, CommitBatch, LogPosition, lay_out
+from ringlog.actors.wal_shard.commit.control_records import HeadReserved, frame_of
+from ringlog.actors.wal_shard.events import (
     BatchCommitted,
     BatchWritten,
     FileFailed,
@@ -70,14 +70,19 @@ from actors.wal_shard.events import (
     WorkerDied,
     WriteBatch,
 )
-from actors.wal_shard.phases import AwaitedCompletion, Room, ShardPhase
-from actors.wal_shard.recovery.log_file_table import LogFileTable
-from actors.wal_shard.requests.read_only_mode import ReadOnlyMode
-from actors.wal_shard.requests.socket_requests import Requests, ShardIdentity, explain_full, explain_halted
-from actors.wal_shard.retention.checkpoint import ShardCheckpoint
-from actors.wal_shard.retention.removal import LEASE_REQUESTS, StorageQuery
-from actors.wal_shard.retention.volatile_files import TopicsInFile, VolatileFileTable
-from actors.wal_shard.routing import added_bytes
+from ringlog.actors.wal_shard.phases import AwaitedCompletion, Room, ShardPhase
+from ringlog.actors.wal_shard.recovery.log_file_table import LogFileTable
+from ringlog.actors.wal_shard.requests.read_only_mode import ReadOnlyMode
+from ringlog.actors.wal_shard.requests.socket_requests import (
+    Requests,
+    ShardIdentity,
+    explain_full,
+    explain_halted,
+)
+from ringlog.actors.wal_shard.retention.checkpoint import ShardCheckpoint
+from ringlog.actors.wal_shard.retention.removal import LEASE_REQUESTS, StorageQuery
+from ringlog.actors.wal_shard.retention.volatile_files import TopicsInFile, VolatileFileTable
+from ringlog.actors.wal_shard.routing import added_bytes
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import ExitCode, InvariantViolation, Status

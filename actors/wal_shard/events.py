@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actors.wal_shard.commit.commit_batch import News
-from actors.wal_shard.retention.removal import StorageAnswer, StorageQuery
+from ringlog.actors.wal_shard.commit.commit_batch import News
+from ringlog.actors.wal_shard.retention.removal import StorageAnswer, StorageQuery
 from ringlog.frame.batch import FrameBatch
 from ringlog.frame.settle_entry import SettleEntries
 from ringlog.topic.state import ShardTopic

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from actors.wal_shard.commit.admission import HAVE_DELIVERY_ATTRIBUTES, Admission, update_next_expiry
-from actors.wal_shard.commit.commit_batch import CommitBatch, RoutedCopy, RoutedPart
-from actors.wal_shard.commit.control_records import (
+from ringlog.actors.wal_shard.commit.admission import HAVE_DELIVERY_ATTRIBUTES, Admission, update_next_expiry
+from ringlog.actors.wal_shard.commit.commit_batch import CommitBatch, RoutedCopy, RoutedPart
+from ringlog.actors.wal_shard.commit.control_records import (
     RangeLost,
     RouterCreated,
     RouterMoved,

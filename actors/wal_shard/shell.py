@@ -17,41 +17,42 @@ from typing import Any
 
 from msgspec import structs
 
-from actors.wal_shard import events as ev
-from actors.wal_shard.commit.scheduler_notifier import SchedulerNotifier
-from actors.wal_shard.core import Settings, ShardCore
-from actors.wal_shard.io.log_io import LogIO
-from actors.wal_shard.io.read_only_probe import ReadOnlyProbe
-from actors.wal_shard.io.rings import Rings
-from actors.wal_shard.io.volatile_log import VolatileLog
-from actors.wal_shard.leases.job_prefetcher import JobPrefetcher
-from actors.wal_shard.leases.worker_liveness import WorkerLiveness
-from actors.wal_shard.metrics.group_board import GroupBoard
-from actors.wal_shard.metrics.load_monitor import ShardLoadMonitor
-from actors.wal_shard.metrics.queue_board import QueueBoard
-from actors.wal_shard.phases import ShardPhase
-from actors.wal_shard.recovery.baseline import segment_tables
-from actors.wal_shard.recovery.recovery import (
+from ringlog import stop_points
+from ringlog.actors.wal_shard import events as ev
+from ringlog.actors.wal_shard.commit.scheduler_notifier import SchedulerNotifier
+from ringlog.actors.wal_shard.core import Settings, ShardCore
+from ringlog.actors.wal_shard.io.log_io import LogIO
+from ringlog.actors.wal_shard.io.read_only_probe import ReadOnlyProbe
+from ringlog.actors.wal_shard.io.rings import Rings
+from ringlog.actors.wal_shard.io.volatile_log import VolatileLog
+from ringlog.actors.wal_shard.leases.job_prefetcher import JobPrefetcher
+from ringlog.actors.wal_shard.leases.worker_liveness import WorkerLiveness
+from ringlog.actors.wal_shard.metrics.group_board import GroupBoard
+from ringlog.actors.wal_shard.metrics.load_monitor import ShardLoadMonitor
+from ringlog.actors.wal_shard.metrics.queue_board import QueueBoard
+from ringlog.actors.wal_shard.phases import ShardPhase
+from ringlog.actors.wal_shard.recovery.baseline import segment_tables
+from ringlog.actors.wal_shard.recovery.recovery import (
     Recovery,
     RecoveryResult,
     clean_up,
     make_stream,
     stream_directory,
 )
-from actors.wal_shard.recovery.replay import Replay
-from actors.wal_shard.requests.call_rings import CallRings
-from actors.wal_shard.requests.caller import Caller
-from actors.wal_shard.requests.poison_requests import PoisonRequests
-from actors.wal_shard.requests.read_only_mode import ReadOnlyMode
-from actors.wal_shard.requests.socket_requests import ShardIdentity
-from actors.wal_shard.retention.removal import answer_question
-from ringlog import cores, stop_points
+from ringlog.actors.wal_shard.recovery.replay import Replay
+from ringlog.actors.wal_shard.requests.call_rings import CallRings
+from ringlog.actors.wal_shard.requests.caller import Caller
+from ringlog.actors.wal_shard.requests.poison_requests import PoisonRequests
+from ringlog.actors.wal_shard.requests.read_only_mode import ReadOnlyMode
+from ringlog.actors.wal_shard.requests.socket_requests import ShardIdentity
+from ringlog.actors.wal_shard.retention.removal import answer_question
 from ringlog.board.board import Board
 from ringlog.board.heartbeat import Heartbeat
 from ringlog.board.layout import HistogramKind, ProcessField, ProcessState, WatermarkKind
 from ringlog.board.processes import RECLAIMER, bell_of, slot_of, socket_of
 from ringlog.board.topics import TopicFacts, TopicTable, encode_priority
 from ringlog.clock import Clock, SystemClock
+from ringlog.compilation import is_compiled
 from ringlog.config import from_plain
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
@@ -233,7 +234,7 @@ class WalShardShell:
             self._poll.register(fd, select.EPOLLIN)
         log_event(
             log, logging.INFO, "ready", shard=self._boot.shard, topics=len(self.core.directory),
-            compiled=cores.are_enabled(),
+            compiled=is_compiled(),
         )  # fmt: skip
 
     def do_work(self) -> int:

@@ -23,6 +23,7 @@ from chaos.attack.arena import Arena
 from chaos.order import CannotRun, GuaranteeBroken, require
 from ringlog.cli.maintenance import COMPACTOR, request_actor
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
+from ringlog.testing.children import package_environ
 from ringlog.testing.real_engine import engine, wait_until
 
 NOBODY = 65_534
@@ -192,7 +193,9 @@ def refusal_of(root: Path, log: Path) -> str:
     ):
         command += ["--set", setting]
     with log.open("wb") as out:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=package_environ()
+        )
 
     def is_up() -> bool:
         return child.poll() is not None or b"engine ready" in log.read_bytes()

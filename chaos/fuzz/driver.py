@@ -31,7 +31,7 @@ CRASHES_MAX = 16
 """Maximum number of distinct crashes that are kept for one target."""
 INPUT_S_MAX = 2
 RSS_MIB_MAX = 512
-INSTRUMENTED = ("ringlog", "actors")
+INSTRUMENTED = ("ringlog",)
 _PR_SET_PDEATHSIG = 1
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from actors.gateway.auth import parse_keys
 from chaos.fuzz.scratch import own_directory
+from ringlog.actors.gateway.auth import parse_keys
 from ringlog.config import load_config, parse_duration, parse_size
 from ringlog.errors import ConfigError, CorruptData, InvalidRequest
 from ringlog.topic.config import TopicConfig

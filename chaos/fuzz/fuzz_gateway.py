@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from actors.gateway import events as ev
-from actors.gateway.auth import KeyRing, Principal
-from actors.gateway.core import GatewayCore, GatewayIdentity
-from actors.gateway.permissions import SCOPES
 from chaos.fuzz.fuzz_envelope import NAMES
 from chaos.fuzz.fuzz_envelope import seeds as envelope_seeds
+from ringlog.actors.gateway import events as ev
+from ringlog.actors.gateway.auth import KeyRing, Principal
+from ringlog.actors.gateway.core import GatewayCore, GatewayIdentity
+from ringlog.actors.gateway.permissions import SCOPES
 from ringlog.contract import Reply, Tick
 from ringlog.envelope.messages import Taken
 from ringlog.envelope.wire import PROTOCOL, EnvelopeInvalid, decode

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from actors.gateway.auth import KeyRing, Principal, key_id
-from actors.gateway.permissions import SCOPES
-from actors.gateway.zap import TCP_DOMAIN, answer
 from chaos.fuzz.scratch import own_directory
+from ringlog.actors.gateway.auth import KeyRing, Principal, key_id
+from ringlog.actors.gateway.permissions import SCOPES
+from ringlog.actors.gateway.zap import TCP_DOMAIN, answer
 from ringlog.errors import ConfigError, UsageError
 from ringlog.link.address import parse_url, read_engine_file
 from ringlog.link.curve import read_key_file

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from actors.wal_shard.recovery.shard_facts import decode_facts
+from ringlog.actors.wal_shard.recovery.shard_facts import decode_facts
 from ringlog.errors import CorruptData
 from ringlog.storage.snapshot import HEADER_BYTES, Snapshot, decode_snapshot, encode_snapshot
 from ringlog.topic.config import TopicConfig

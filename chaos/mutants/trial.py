@@ -17,6 +17,7 @@ from chaos.mutants.catalogue import Mutant
 from chaos.plan import Entry
 from chaos.processes import private_tmpfs
 from chaos.run import ROOT, run_entry
+from ringlog.environment import TEST_PACKAGE
 
 COPIED = ("ringlog", "actors", "chaos", "supervisor.py", "pyproject.toml")
 WITH_TESTS = (*COPIED, "tests", "docs", "demo", "bench", "README.md", "Makefile")
@@ -68,17 +69,15 @@ def _copy(root: Path, names: tuple[str, ...], scratch: Path) -> None:
     base = scratch / f"base-{len(names)}"
     if not base.exists():
         base.mkdir()
-        # Mutants change sources. Compiled modules (`_cores`) are excluded, because they would run instead of
-        # them.
-        ignored = shutil.ignore_patterns("results", "corpus", "__pycache__", "_cores")
+        ignored = shutil.ignore_patterns("results", "corpus", "__pycache__")
         for name in names:
             source = ROOT / name
             if source.is_dir():
-                shutil.copytree(source, base / name, ignore=ignored)
+                shutil.copytree(source, base / name, ignore=ignored, symlinks=True)
             elif source.exists():
                 shutil.copy2(source, base / name)
         compileall.compile_dir(base, quiet=2, maxlevels=8)
-    shutil.copytree(base, root)
+    shutil.copytree(base, root, symlinks=True)
 
 
 class _Seen(NamedTuple):
@@ -117,6 +116,7 @@ def _first(said: list[str]) -> str:
 
 def _by_tests(mutant: Mutant, root: Path, work: Path, seed: int, *, is_changed: bool) -> _Seen:
     environ = {**os.environ, "PYTHONPATH": str(root), "RINGLOG_ALLOW_ROOT": "1"}
+    environ.pop(TEST_PACKAGE, None)  # A compiled build does not contain the mutant.
     # A short path: in the scratch directory, socket paths would be too long.
     with tempfile.TemporaryDirectory(prefix="rl-", dir=SHORT_PATHS) as base:
         # Tests complain about leftover shared memory of engines. Classes that run in parallel kill engines

@@ -12,9 +12,9 @@ from typing import Any
 
 from pyroaring import BitMap64
 
-from actors.wal_shard import events as ev
 from chaos.rigs.model import Model, Removal, SentFrame, TopicChange
 from chaos.rigs.storage import COLD
+from ringlog.actors.wal_shard import events as ev
 from ringlog.contract import Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import RinglogError, error_from_status

@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from actors.compactor import checkpoint as compactor_checkpoint
-from actors.reclaimer import rewriter as reclaimer_rewriter
-from actors.reclaimer.orphan_files import SNAPSHOTS_BEFORE_REMOVAL
-from actors.reclaimer.rate_limiter import ByteRateLimiter
-from actors.reclaimer.reclaim_round import ReclaimCounters as Reclaimed
-from actors.reclaimer.reclaim_round import Reclaimer
-from actors.reclaimer.rewriter import Rewriter
-from actors.relocator.mover import MoveCounters as Moved
-from actors.relocator.mover import Mover
+from ringlog.actors.compactor import checkpoint as compactor_checkpoint
+from ringlog.actors.reclaimer import rewriter as reclaimer_rewriter
+from ringlog.actors.reclaimer.orphan_files import SNAPSHOTS_BEFORE_REMOVAL
+from ringlog.actors.reclaimer.rate_limiter import ByteRateLimiter
+from ringlog.actors.reclaimer.reclaim_round import ReclaimCounters as Reclaimed
+from ringlog.actors.reclaimer.reclaim_round import Reclaimer
+from ringlog.actors.reclaimer.rewriter import Rewriter
+from ringlog.actors.relocator.mover import MoveCounters as Moved
+from ringlog.actors.relocator.mover import Mover
 from ringlog.clock import Clock
 from ringlog.config import ColdConfig, StorageConfig
 from ringlog.envelope import messages as m

@@ -13,13 +13,13 @@ from typing import Any
 
 from pyroaring import BitMap64
 
-from actors.reclaimer.reclaim_round import Reclaimer
-from actors.reclaimer.scrub_pass import ScrubItem
-from actors.reclaimer.scrubber import Scrubber
-from actors.relocator.mover import Mover
 from chaos.rigs.judge import write_files
 from chaos.rigs.storage import reclaimer_of
 from chaos.rot.specimen import Specimen
+from ringlog.actors.reclaimer.reclaim_round import Reclaimer
+from ringlog.actors.reclaimer.scrub_pass import ScrubItem
+from ringlog.actors.reclaimer.scrubber import Scrubber
+from ringlog.actors.relocator.mover import Mover
 from ringlog.cli.app import run as ringlog_command
 from ringlog.cli.outcome import CliExit
 from ringlog.config import ColdConfig, StorageConfig

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from actors.wal_shard.shell import WalShardShell
 from chaos.order import GuaranteeBroken
 from chaos.schedules.stepping import Stepped, Suspended, count_states
+from ringlog.actors.wal_shard.shell import WalShardShell
 from ringlog.board.layout import ProcessField
 from ringlog.link.channel.call_link import CallLink
 from ringlog.link.channel.ring_channel import ClientRing

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from actors.wal_shard import events as ev
 from chaos.rigs import storage
 from chaos.rigs.harness import CLASSES, Harness
 from chaos.rigs.model import Model, Removal, TopicChange
 from chaos.rigs.steps import STEPS
 from chaos.rigs.storage import COLD
+from ringlog.actors.wal_shard import events as ev
 from ringlog.envelope import messages as m
 from ringlog.testing import disk as d
 from ringlog.testing.shard_world import DATA, SimulatedBoardMarks

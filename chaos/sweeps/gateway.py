@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.gateway import events as ev
-from actors.gateway.auth import KeyRing, Principal
-from actors.gateway.core import GatewayCore, GatewayIdentity
-from actors.gateway.permissions import SCOPES
 from chaos.order import GuaranteeBroken
 from chaos.sweeps.lines import ROOT, Line, TooFew, Tracer, Unexpected
+from ringlog.actors.gateway import events as ev
+from ringlog.actors.gateway.auth import KeyRing, Principal
+from ringlog.actors.gateway.core import GatewayCore, GatewayIdentity
+from ringlog.actors.gateway.permissions import SCOPES
 from ringlog.contract import DrainRequested, Reply, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import NotReady, TopicNotFound

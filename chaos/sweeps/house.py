@@ -14,10 +14,6 @@ from typing import Any
 import msgspec
 import xxhash
 
-from actors.reclaimer.reclaim_round import Reclaimer
-from actors.reclaimer.scrub_pass import scrub_items
-from actors.reclaimer.scrubber import Scrubber
-from actors.wal_shard import events as ev
 from chaos.rigs.harness import Harness
 from chaos.rigs.model import Model, Removal, TopicChange
 from chaos.rigs.storage import (
@@ -29,6 +25,10 @@ from chaos.rigs.storage import (
     reclaimer_numbers,
     reclaimer_of,
 )
+from ringlog.actors.reclaimer.reclaim_round import Reclaimer
+from ringlog.actors.reclaimer.scrub_pass import scrub_items
+from ringlog.actors.reclaimer.scrubber import Scrubber
+from ringlog.actors.wal_shard import events as ev
 from ringlog.config import StorageConfig
 from ringlog.envelope import messages as m
 from ringlog.errors import ColdUnavailable, DiskError, NotReady, Refused, RequestTimeout, RinglogError

@@ -33,7 +33,7 @@ from ringlog.testing.disk import FaultyDisk, Halted
 from ringlog.testing.shard_world import NoReply
 
 ROOT = Path(__file__).parent.parent.parent
-TRACED = (str(ROOT / "ringlog") + "/", str(ROOT / "actors") + "/")
+TRACED = (str(ROOT / "ringlog") + "/",)
 NOT_TRACED = (str(ROOT / "ringlog" / "testing") + "/",)
 DEATH, EXCEPTION = "death", "exception"
 SWEPT = tuple(workload for workload in WORKLOADS if workload.sweeps_lines)

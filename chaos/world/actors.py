@@ -9,16 +9,16 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from actors.compactor.checkpoint import CheckpointContext, CheckpointTask
-from actors.compactor.schedule import CheckpointBacklog, CheckpointSchedule
-from actors.compactor.shard_client import CompactorShardClient
-from actors.reclaimer import reclaim_round as reclaimer_rounds
-from actors.relocator.core import ColdReads, Fetch, Fetched, PartChanged
-from actors.relocator.mover import Mover
 from chaos.order import GuaranteeBroken
 from chaos.rigs.storage import asked_by, reclaimer_numbers, reclaimer_of
 from chaos.world.engine import COLD, Child, Engine
 from chaos.world.tasks import NS, Process
+from ringlog.actors.compactor.checkpoint import CheckpointContext, CheckpointTask
+from ringlog.actors.compactor.schedule import CheckpointBacklog, CheckpointSchedule
+from ringlog.actors.compactor.shard_client import CompactorShardClient
+from ringlog.actors.reclaimer import reclaim_round as reclaimer_rounds
+from ringlog.actors.relocator.core import ColdReads, Fetch, Fetched, PartChanged
+from ringlog.actors.relocator.mover import Mover
 from ringlog.contract import ControlReceived, Reply, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import (

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from actors.gateway import events as ev
-from actors.gateway.auth import LOCAL_ID, KeyRing
-from actors.gateway.core import GatewayCore, GatewayIdentity
-from actors.gateway.frame_reader import read_files
 from chaos.world.engine import Child, Engine, Ring
 from chaos.world.tasks import NS, Process, Signal
+from ringlog.actors.gateway import events as ev
+from ringlog.actors.gateway.auth import LOCAL_ID, KeyRing
+from ringlog.actors.gateway.core import GatewayCore, GatewayIdentity
+from ringlog.actors.gateway.frame_reader import read_files
 from ringlog.contract import Reply, Tick
 from ringlog.errors import NotReady, RequestTimeout, RinglogError
 from ringlog.storage.reader import LogHighWatermark

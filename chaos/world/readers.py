@@ -8,13 +8,13 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from actors.gateway import events as gateway_events
-from actors.gateway.frame_reader import read_files
-from actors.gateway.replies import plan_for_read, read_reply
 from chaos.order import GuaranteeBroken
 from chaos.world.clients import Client
 from chaos.world.engine import Engine
 from chaos.world.model import Model
+from ringlog.actors.gateway import events as gateway_events
+from ringlog.actors.gateway.frame_reader import read_files
+from ringlog.actors.gateway.replies import plan_for_read, read_reply
 from ringlog.client.read.fetch_result import FetchResult
 from ringlog.client.read.remote_source import decode_received_frames, hidden_numbers
 from ringlog.envelope import messages as m

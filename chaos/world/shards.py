@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.wal_shard import events as ev
 from chaos.order import GuaranteeBroken
 from chaos.world.engine import RING_FRAMES_MAX, Child, Engine, Ring
 from chaos.world.tasks import NS, Process
+from ringlog.actors.wal_shard import events as ev
 from ringlog.contract import DrainRequested, Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import Refused

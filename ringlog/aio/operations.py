@@ -29,7 +29,7 @@ from ringlog.client.write.idempotent_append import check_dedup_write, check_idem
 from ringlog.client.write.producer_core import ProducerCore
 from ringlog.client.write.producer_options import ProducerOptions, parse_codec, parse_durability
 from ringlog.clock import SystemClock
-from ringlog.cores import import_in_thread
+from ringlog.compilation import import_in_thread
 from ringlog.limits import CREDIT_DEFAULT
 from ringlog.link.futures import Steps, run_steps
 from ringlog.payload import RAW, PayloadCodec

@@ -6,7 +6,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
-from ringlog.cores import import_in_thread
+from ringlog.compilation import import_in_thread
 
 if TYPE_CHECKING:
     from ringlog.client.client import Client

@@ -33,7 +33,7 @@ from ringlog.client.requests.validation import (
 )
 from ringlog.client.requests.validation import producer_id as checked_producer_id
 from ringlog.client.write.producer_options import parse_durability
-from ringlog.cores import import_in_thread
+from ringlog.compilation import import_in_thread
 from ringlog.errors import UsageError
 from ringlog.link.peer import FdSet
 from ringlog.link.protocol import Transport

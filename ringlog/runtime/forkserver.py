@@ -1,13 +1,14 @@
 """The fork server: the process that imports the actors' modules and is forked for each of them.
 
 The first fork server is forked from a supervisor that has only imported modules and read its settings. Its
-pages are shared, and the interpreter starts once. Later fork servers are spawned as `python -m actors …`,
-because the supervisor then has locks and threads. The fork server belongs to the supervisor
+pages are shared, and the interpreter starts once. Later fork servers are spawned as
+`python -m ringlog.actors …`, because the supervisor then has locks and threads. The fork server belongs to
+the supervisor
 (ringlog.supervision.forkserver has the reasons) and dies with it.
 
 For each request the fork server forks twice, and the process in between exits. The grandchild thus becomes a
 child of the supervisor. It sends its pid, receives its fork request, and becomes an actor like a spawned one:
-it runs `actors.<kind>.__main__` with a boot message.
+it runs `ringlog.actors.<kind>.__main__` with a boot message.
 
 The fork server has one thread and uses no library with threads, so a fork copies a consistent process. The
 supervisor sends `l` with the name for the process title and the liveness lock's descriptor. After that it
@@ -160,7 +161,7 @@ def _has_threads() -> bool:
 
 
 def _module(kind: str) -> ModuleType:
-    return importlib.import_module(f"actors.{kind}.__main__")
+    return importlib.import_module(f"ringlog.actors.{kind}.__main__")
 
 
 def _double_fork(child_socket: socket.socket) -> ForkRequest:

@@ -1,4 +1,4 @@
-"""From `python -m actors.<kind> <boot>` to a running actor, and from its end to an exit code.
+"""From `python -m ringlog.actors.<kind> <boot>` to a running actor, and from its end to an exit code.
 
 Every actor's `__main__` uses this module. It parses the boot message, confines the process, checks that the
 supervisor is alive, publishes the process on the board, and builds and runs the actor. The last `except

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 import ringlog
-from ringlog import environment, hardening
+from ringlog import hardening
 from ringlog.supervision import ONE_THREAD
 
 CHILD_OOM_SCORE = 100
@@ -35,7 +35,6 @@ _KEPT_VARIABLES = frozenset(
         "VIRTUAL_ENV",
         "LD_LIBRARY_PATH",
         "LD_PRELOAD",
-        environment.CORES,  # Not an engine setting: which code runs (ringlog/cores.py).
     }
 )
 _KEPT_PREFIXES = ("LC_", "PYTHON", "MALLOC_")
@@ -70,7 +69,7 @@ def object_store_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def actor_command(kind: str, boot: str) -> list[str]:
     """Return the command line of an actor. `-P`: a file in the working directory must not shadow a module."""
-    return [sys.executable, "-P", "-m", f"actors.{kind}", boot]
+    return [sys.executable, "-P", "-m", f"ringlog.actors.{kind}", boot]
 
 
 class ChildProcess:

@@ -110,7 +110,7 @@ class ForkServer:
             with theirs:
                 self._socket = ours
                 number = theirs.fileno()
-                command = [sys.executable, "-P", "-m", "actors", str(number), ",".join(self._kinds)]
+                command = [sys.executable, "-P", "-m", "ringlog.actors", str(number), ",".join(self._kinds)]
                 self._child = spawn_process(command, self._environ, self._liveness_fd, number)
             self._send_setup()
         except OSError as e:

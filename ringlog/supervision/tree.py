@@ -53,8 +53,9 @@ class ChildSpec:
 
     def __str__(self) -> str:
         return (
-            f"{self.name}  python -m actors.{self.kind}, slot {self.slot}, restarts <= {self.restart_max} "
-            f"in {self.restart_window_s:g} s, stuck after {self.stuck_after_s:g} s, stops {self.stop_order}"
+            f"{self.name}  python -m ringlog.actors.{self.kind}, slot {self.slot}, "
+            f"restarts <= {self.restart_max} in {self.restart_window_s:g} s, "
+            f"stuck after {self.stuck_after_s:g} s, stops {self.stop_order}"
         )
 
 

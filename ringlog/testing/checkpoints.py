@@ -6,9 +6,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from actors.compactor.checkpoint import CheckpointContext, CheckpointResult, CheckpointTask
-from actors.compactor.shard_client import CompactorShardClient
-from actors.compactor.shell import NUMBERS_SHIFT
+from ringlog.actors.compactor.checkpoint import CheckpointContext, CheckpointResult, CheckpointTask
+from ringlog.actors.compactor.shard_client import CompactorShardClient
+from ringlog.actors.compactor.shell import NUMBERS_SHIFT
 from ringlog.config import StorageConfig
 from ringlog.envelope import messages as m
 from ringlog.errors import error_from_status

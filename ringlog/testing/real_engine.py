@@ -43,6 +43,7 @@ from ringlog.envelope.messages import EngineStatus, EngineStatusReply
 from ringlog.envelope.wire import decode, encode
 from ringlog.errors import NotConnected, RequestTimeout, StartRefused, UsageError
 from ringlog.link.address import read_engine_file
+from ringlog.testing.children import package_environ
 
 READY_S = 20.0
 STOP_S = 20.0
@@ -66,7 +67,7 @@ class TestEngine:
         self.url = f"ringlog://{self.run_dir}"
         self.log_path = root / "engine.log"
         self._settings = dict(settings)
-        self._environ = dict(environ)
+        self._environ = package_environ(environ)
         self._process: subprocess.Popen[bytes] | None = None
         self._clock = SystemClock()
         self._shm_dir_known = ""
@@ -394,7 +395,7 @@ def _processes_of(data_dir: str) -> list[int]:
         command, directory = line.split(b"\0"), data_dir.encode()
         is_supervisor = (b"--data-dir", directory) in pairwise(command)
         is_actor_process = line.startswith(b"ringlog: ") or any(
-            module.partition(b".")[0] == b"actors" for flag, module in pairwise(command) if flag == b"-m"
+            module.startswith(b"ringlog.actors") for flag, module in pairwise(command) if flag == b"-m"
         )
         is_on_it = is_supervisor or (is_actor_process and directory in line)
         if is_on_it and _is_alive(int(entry)):

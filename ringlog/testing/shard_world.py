@@ -23,15 +23,15 @@ from typing import Any
 import numpy as np
 from pyroaring import BitMap64
 
-from actors.wal_shard import events as ev
-from actors.wal_shard.core import Settings, ShardCore
-from actors.wal_shard.phases import ShardPhase
-from actors.wal_shard.recovery.baseline import segment_tables
-from actors.wal_shard.recovery.recovery import Recovery, RecoveryResult, clean_up, make_stream
-from actors.wal_shard.recovery.replay import Replay
-from actors.wal_shard.requests.read_only_mode import ReadOnlyMode
-from actors.wal_shard.requests.socket_requests import ShardIdentity
-from actors.wal_shard.retention.removal import answer_question
+from ringlog.actors.wal_shard import events as ev
+from ringlog.actors.wal_shard.core import Settings, ShardCore
+from ringlog.actors.wal_shard.phases import ShardPhase
+from ringlog.actors.wal_shard.recovery.baseline import segment_tables
+from ringlog.actors.wal_shard.recovery.recovery import Recovery, RecoveryResult, clean_up, make_stream
+from ringlog.actors.wal_shard.recovery.replay import Replay
+from ringlog.actors.wal_shard.requests.read_only_mode import ReadOnlyMode
+from ringlog.actors.wal_shard.requests.socket_requests import ShardIdentity
+from ringlog.actors.wal_shard.retention.removal import answer_question
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import DiskError, FrameInvalid, InvariantViolation, Refused, error_from_status

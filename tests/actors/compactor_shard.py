@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from actors.compactor.checkpoint import CheckpointContext, CheckpointTask
-from actors.compactor.shard_client import CompactorShardClient
+from ringlog.actors.compactor.checkpoint import CheckpointContext, CheckpointTask
+from ringlog.actors.compactor.shard_client import CompactorShardClient
 from ringlog.config import StorageConfig
 from ringlog.envelope import messages as m
 from ringlog.frame import open_frame

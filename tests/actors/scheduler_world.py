@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from actors.scheduler import events as ev
-from actors.scheduler.core import Scheduler
-from actors.scheduler.delivery.grants import UNTIL_RECHECK
+from ringlog.actors.scheduler import events as ev
+from ringlog.actors.scheduler.core import Scheduler
+from ringlog.actors.scheduler.delivery.grants import UNTIL_RECHECK
 from ringlog.contract import Tick
 from ringlog.envelope import messages as m
 

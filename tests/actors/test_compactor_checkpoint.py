@@ -7,8 +7,8 @@ import pytest
 from compactor_shard import SmallShard, checkpoint, new_world
 from pyroaring import BitMap64
 
-from actors.compactor.checkpoint import retire_snapshots
 from ringlog import stop_points
+from ringlog.actors.compactor.checkpoint import retire_snapshots
 from ringlog.envelope.messages import RecordsDelete
 from ringlog.errors import CorruptData, DiskError, Internal, InvariantViolation
 from ringlog.storage import snapshot as snapshots

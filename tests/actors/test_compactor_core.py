@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pyroaring import BitMap64
 
-from actors.compactor.core import (
+from ringlog.actors.compactor.core import (
     CheckpointFailed,
     CheckpointFinished,
     Compactor,
@@ -17,7 +17,7 @@ from actors.compactor.core import (
     PollShard,
     ShardPolled,
 )
-from actors.compactor.schedule import (
+from ringlog.actors.compactor.schedule import (
     BACKOFF_NS_MAX,
     LOG_BYTES,
     NS_PER_MS,
@@ -27,7 +27,7 @@ from actors.compactor.schedule import (
     CheckpointBacklog,
     CheckpointSchedule,
 )
-from actors.compactor.segment_plan import (
+from ringlog.actors.compactor.segment_plan import (
     AppendCollector,
     LiveTopics,
     SegmentPlanner,

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import pytest
 
-from actors.compactor.throttle import PAUSE_S, SAMPLE_INTERVAL_NS, TRICKLE_BYTES_PER_S, CompactionThrottle
+from ringlog.actors.compactor.throttle import (
+    PAUSE_S,
+    SAMPLE_INTERVAL_NS,
+    TRICKLE_BYTES_PER_S,
+    CompactionThrottle,
+)
 from ringlog.testing.clock import ManualClock
 
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from actors.compactor.pass_executor import BACKLOG_BYTES, PassExecutor
+from ringlog.actors.compactor.pass_executor import BACKLOG_BYTES, PassExecutor
 from ringlog.errors import CorruptData, ShuttingDown
 
 
@@ -46,7 +46,7 @@ def test_an_exception_of_a_pass_reaches_the_caller(passes):
 
 
 def test_a_pass_that_does_not_end_is_abandoned_at_the_stop(passes, monkeypatch):
-    monkeypatch.setattr("actors.compactor.pass_executor.PASS_END_S", 0.01)
+    monkeypatch.setattr("ringlog.actors.compactor.pass_executor.PASS_END_S", 0.01)
     may_end = threading.Event()
     try:
         with pytest.raises(ShuttingDown):

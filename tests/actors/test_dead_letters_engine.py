@@ -8,8 +8,8 @@ import pytest
 import zmq
 
 import ringlog
-from actors.scheduler.forwarding.dead_letters import copy_producer_id
 from ringlog import stop_points
+from ringlog.actors.scheduler.forwarding.dead_letters import copy_producer_id
 from ringlog.board.processes import shard_socket
 from ringlog.client import EARLIEST, Client
 from ringlog.client.leases.dead_letters import split_for_move

@@ -5,9 +5,9 @@ import os
 import pytest
 from zmq.utils import z85
 
-from actors.gateway import auth
-from actors.gateway.permissions import SCOPES
-from actors.gateway.zap import answer
+from ringlog.actors.gateway import auth
+from ringlog.actors.gateway.permissions import SCOPES
+from ringlog.actors.gateway.zap import answer
 from ringlog.envelope import messages as m
 from ringlog.errors import ConfigError, Forbidden, Unauthorized
 from ringlog.link.curve import CurveKey, is_public_key, key_file_text, new_key, read_key_file

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from actors.gateway import events as ev
-from actors.gateway.append_validation import check_frames
-from actors.gateway.auth import LOCAL_ID, KeyRing, Principal
-from actors.gateway.core import GatewayCore, GatewayIdentity
-from actors.gateway.permissions import SCOPES
-from actors.gateway.replies import error_reply
+from ringlog.actors.gateway import events as ev
+from ringlog.actors.gateway.append_validation import check_frames
+from ringlog.actors.gateway.auth import LOCAL_ID, KeyRing, Principal
+from ringlog.actors.gateway.core import GatewayCore, GatewayIdentity
+from ringlog.actors.gateway.permissions import SCOPES
+from ringlog.actors.gateway.replies import error_reply
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import (
@@ -377,7 +377,7 @@ def test_requests_in_flight_are_bounded_for_each_connection(gateway):
 def test_bytes_in_flight_are_bounded_for_each_connection(gateway, monkeypatch):
     """Held bytes never exceed the bound of their connection (G5)."""
     assert GATEWAY_BYTES_PER_CONNECTION_MAX > 2 * 64 * (1 << 20)
-    monkeypatch.setattr("actors.gateway.core.GATEWAY_BYTES_PER_CONNECTION_MAX", 2 * len(frame()))
+    monkeypatch.setattr("ringlog.actors.gateway.core.GATEWAY_BYTES_PER_CONNECTION_MAX", 2 * len(frame()))
     gateway.know("t")
     first = only(gateway.ask(m.Append("t", 1), frame()), ev.PushFrames)
     only(gateway.ask(m.Append("t", 1), frame()), ev.PushFrames)

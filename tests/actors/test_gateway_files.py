@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from pyroaring import BitMap64
 
-from actors.gateway.events import ReadFiles
-from actors.gateway.frame_reader import _ReadReplyBuilder
+from ringlog.actors.gateway.events import ReadFiles
+from ringlog.actors.gateway.frame_reader import _ReadReplyBuilder
 from ringlog.client.read.fetch_result import FetchResult
 from ringlog.client.read.remote_source import decode_received_frames
 from ringlog.envelope import messages as m

@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from actors.gateway import events as ev
-from actors.gateway.auth import KeyRing, Principal, authorise
-from actors.gateway.core import GatewayCore, GatewayIdentity
+from ringlog.actors.gateway import events as ev
+from ringlog.actors.gateway.auth import KeyRing, Principal, authorise
+from ringlog.actors.gateway.core import GatewayCore, GatewayIdentity
 from ringlog.contract import Reply, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, Forbidden, NotAQueue, Status

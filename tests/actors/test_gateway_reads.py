@@ -1,8 +1,8 @@
 """The gateway's decisions about deletes, times, cold records and frames that a client already holds."""
 
-from actors.gateway import events as ev
-from actors.gateway.auth import KeyRing, Principal
-from actors.gateway.core import GatewayCore, GatewayIdentity
+from ringlog.actors.gateway import events as ev
+from ringlog.actors.gateway.auth import KeyRing, Principal
+from ringlog.actors.gateway.core import GatewayCore, GatewayIdentity
 from ringlog.contract import Reply, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import NotReady, StaleEpoch, Status

@@ -10,8 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.gateway.auth import Principal, authorise
-from actors.gateway.permissions import OPEN_TO_ALL, OWNER_ONLY, PERMISSIONS, SCOPES, SETTINGS, LeaseOwner
+from ringlog.actors.gateway.auth import Principal, authorise
+from ringlog.actors.gateway.permissions import (
+    OPEN_TO_ALL,
+    OWNER_ONLY,
+    PERMISSIONS,
+    SCOPES,
+    SETTINGS,
+    LeaseOwner,
+)
 from ringlog.envelope import messages as m
 from ringlog.envelope.messages import KINDS
 from ringlog.errors import Forbidden, InvalidRequest

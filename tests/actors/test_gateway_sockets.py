@@ -8,7 +8,7 @@ import time
 import pytest
 import zmq
 
-from actors.gateway.shell import KEYS_POLL_NS, GatewayShell, Listeners
+from ringlog.actors.gateway.shell import KEYS_POLL_NS, GatewayShell, Listeners
 from ringlog.board.board import Board
 from ringlog.config import LimitsConfig
 from ringlog.envelope import messages as m
@@ -255,7 +255,7 @@ def test_a_peer_without_a_handshake_is_disconnected(house):
 
 def test_a_client_that_does_not_read_fills_only_its_own_bounded_buffer(house, monkeypatch):
     """Replies beyond the buffer are dropped (RF-93). Another client receives every reply meanwhile."""
-    monkeypatch.setattr("actors.gateway.zmq_frontend.GATEWAY_OUTBOX_BYTES_MAX", 50_000)
+    monkeypatch.setattr("ringlog.actors.gateway.zmq_frontend.GATEWAY_OUTBOX_BYTES_MAX", 50_000)
     router = house.shell._routers[1]
     slow = house.peer(house.ipc, RCVHWM=1, SNDHWM=0, RCVBUF=4096)
     good = house.peer(house.ipc)

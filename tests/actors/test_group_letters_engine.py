@@ -8,7 +8,7 @@ import pytest
 
 import ringlog
 import ringlog.aio
-from actors.scheduler.forwarding.dead_letters import copy_producer_id
+from ringlog.actors.scheduler.forwarding.dead_letters import copy_producer_id
 from ringlog.client import Client
 from ringlog.client.group import Group
 from ringlog.client.read.pages import Record

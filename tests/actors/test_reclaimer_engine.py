@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 import ringlog
-from actors.reclaimer.shell import ReclaimerShell
 from ringlog import stop_points
+from ringlog.actors.reclaimer.shell import ReclaimerShell
 from ringlog.board.board import Board
 from ringlog.board.layout import ProcessField
 from ringlog.clock import SystemClock

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from pyroaring import BitMap64
 
-from actors.reclaimer.orphan_files import SNAPSHOTS_BEFORE_REMOVAL, OrphanFiles, group_parts
-from actors.reclaimer.plan import (
+from ringlog.actors.reclaimer.orphan_files import SNAPSHOTS_BEFORE_REMOVAL, OrphanFiles, group_parts
+from ringlog.actors.reclaimer.plan import (
     RegisteredSegment,
     SegmentLiveness,
     SegmentSpans,

@@ -7,11 +7,11 @@ import itertools
 import pytest
 from pyroaring import BitMap64
 
-from actors.reclaimer.orphan_files import SNAPSHOTS_BEFORE_REMOVAL
-from actors.reclaimer.plan import TopicLiveness
-from actors.reclaimer.rate_limiter import ByteRateLimiter
-from actors.reclaimer.reclaim_round import Reclaimer
-from actors.reclaimer.rewriter import Rewriter
+from ringlog.actors.reclaimer.orphan_files import SNAPSHOTS_BEFORE_REMOVAL
+from ringlog.actors.reclaimer.plan import TopicLiveness
+from ringlog.actors.reclaimer.rate_limiter import ByteRateLimiter
+from ringlog.actors.reclaimer.reclaim_round import Reclaimer
+from ringlog.actors.reclaimer.rewriter import Rewriter
 from ringlog.config import StorageConfig
 from ringlog.envelope import messages as m
 from ringlog.errors import NotReady, ShuttingDown

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from actors.reclaimer.scrub_pass import ScrubItem, ScrubPass, pass_seconds, scrub_items
-from actors.reclaimer.scrubber import Scrubber
+from ringlog.actors.reclaimer.scrub_pass import ScrubItem, ScrubPass, pass_seconds, scrub_items
+from ringlog.actors.reclaimer.scrubber import Scrubber
 from ringlog.envelope import messages as m
 from ringlog.errors import ColdUnavailable
 from ringlog.limits import SCRUB_FINDINGS_MAX

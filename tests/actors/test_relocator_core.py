@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.relocator.core import BlockCache, ColdReads, Fetch, Fetched
+from ringlog.actors.relocator.core import BlockCache, ColdReads, Fetch, Fetched
 from ringlog.contract import ControlReceived, Reply, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import ColdUnavailable, CorruptData, Status

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.relocator.mover import Mover
+from ringlog.actors.relocator.mover import Mover
 from ringlog.config import ColdConfig
 from ringlog.envelope import messages as m
 from ringlog.errors import ColdUnavailable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.relocator.plan import MoveBackoff, placements, segments_due
+from ringlog.actors.relocator.plan import MoveBackoff, placements, segments_due
 from ringlog.envelope.messages import SegmentRef
 from ringlog.limits import MOVE_BACKOFF_S_MAX
 from ringlog.segment.layout import pack_stem, topic_stem

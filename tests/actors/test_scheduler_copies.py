@@ -10,8 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.scheduler.forwarding.forward_batch import ORIGINAL, STAMP, build_forward_batch, stamped_meta
-from actors.scheduler.forwarding.forwarding_core import (
+from ringlog.actors.scheduler.forwarding.forward_batch import (
+    ORIGINAL,
+    STAMP,
+    build_forward_batch,
+    stamped_meta,
+)
+from ringlog.actors.scheduler.forwarding.forwarding_core import (
     CopyTransform,
     ForwardBatch,
     ReadForwardBatch,

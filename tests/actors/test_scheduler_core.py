@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from actors.scheduler import core as scheduler_core
-from actors.scheduler import events as ev
-from actors.scheduler.delivery.feeds import ROUTERS
-from actors.scheduler.delivery.grants import UNTIL_RECHECK
+from ringlog.actors.scheduler import core as scheduler_core
+from ringlog.actors.scheduler import events as ev
+from ringlog.actors.scheduler.delivery.feeds import ROUTERS
+from ringlog.actors.scheduler.delivery.grants import UNTIL_RECHECK
 from ringlog.board.layout import VOLATILE_BIT
 from ringlog.envelope import messages as m
 from ringlog.errors import Status

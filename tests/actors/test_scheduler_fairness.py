@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.scheduler import events as ev
+from ringlog.actors.scheduler import events as ev
 from ringlog.envelope import messages as m
 from tests.actors.scheduler_world import MS, World
 

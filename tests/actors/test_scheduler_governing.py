@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.scheduler import events as ev
-from actors.scheduler.core import Scheduler
-from actors.scheduler.delivery.lag import largest_lags
-from actors.scheduler.delivery.load_monitor import SchedulerLoadMonitor
+from ringlog.actors.scheduler import events as ev
+from ringlog.actors.scheduler.core import Scheduler
+from ringlog.actors.scheduler.delivery.lag import largest_lags
+from ringlog.actors.scheduler.delivery.load_monitor import SchedulerLoadMonitor
 from ringlog.board import pressure
 from ringlog.board.board import Board, ProcessSlot
 from ringlog.board.layout import GovernorField, HistogramKind, ProcessField, SchedulerField
@@ -249,7 +249,7 @@ def test_a_reader_that_returns_grants_but_never_catches_up_lags() -> None:
 
 
 def test_beyond_the_bound_only_waiting_feeds_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.scheduler.delivery.lag.LAG_CHECKS_MAX", 2)
+    monkeypatch.setattr("ringlog.actors.scheduler.delivery.lag.LAG_CHECKS_MAX", 2)
     world = World()
     told, waiting = world.topic(0, 0), world.topic(0, 1)
     world.subscribe(A, 1, [(1, told, 0), (2, waiting, 0)], credit=1)
@@ -259,7 +259,7 @@ def test_beyond_the_bound_only_waiting_feeds_are_measured(monkeypatch: pytest.Mo
         world.wait(100)
     world.subscribe(B, 1, [(1, told, 0), (2, waiting, 0)], credit=1)
     assert [lag.lag_ms for lag in largest_lags(world.core.links.values(), world.now_ms, 8)] == [100, 0]
-    monkeypatch.setattr("actors.scheduler.delivery.lag.LAG_CHECKS_MAX", 1)
+    monkeypatch.setattr("ringlog.actors.scheduler.delivery.lag.LAG_CHECKS_MAX", 1)
     assert [lag.link for lag in largest_lags(world.core.links.values(), world.now_ms, 8)] == [A]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.scheduler.forwarding.dead_letter_stamps import dead_letter_columns
+from ringlog.actors.scheduler.forwarding.dead_letter_stamps import dead_letter_columns
 from ringlog.client.leases.dead_letters import dead_letter_field, is_dead_letter_of, src_seq_of_dead_letter
 from ringlog.client.read.pages import Record
 from ringlog.envelope import messages as m

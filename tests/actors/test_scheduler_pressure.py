@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.scheduler import events as ev
-from actors.scheduler.delivery.feeds import ROUTERS
-from actors.scheduler.delivery.ready_set import ReadySet
+from ringlog.actors.scheduler import events as ev
+from ringlog.actors.scheduler.delivery.feeds import ROUTERS
+from ringlog.actors.scheduler.delivery.ready_set import ReadySet
 from ringlog.limits import BANDS, COALESCE_MS_MAX
 from ringlog.topic.priority import AGE_MS_MAX, TopicPriority
 from tests.actors.scheduler_world import MS, World, WorldTopic

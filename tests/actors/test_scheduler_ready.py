@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.scheduler.delivery.ready_set import STALE_MIN, ReadySet
+from ringlog.actors.scheduler.delivery.ready_set import STALE_MIN, ReadySet
 from ringlog.limits import AGING_TICK_MS
 from ringlog.topic.priority import AGE_MS_MAX, CREDITS, TOP_BAND, TopicPriority, band_of
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from actors.scheduler.forwarding import forwarding_core
-from actors.scheduler.forwarding.forwarding_core import (
+from ringlog.actors.scheduler.forwarding import forwarding_core
+from ringlog.actors.scheduler.forwarding.forwarding_core import (
     ActiveRouter,
     CatchUpState,
     CopyTransform,
@@ -21,7 +21,7 @@ from actors.scheduler.forwarding.forwarding_core import (
     SourceFlowKey,
     split_by_shard,
 )
-from actors.scheduler.forwarding.router_catalog import RouterCatalog, find_cycle
+from ringlog.actors.scheduler.forwarding.router_catalog import RouterCatalog, find_cycle
 from ringlog.envelope import messages as m
 from ringlog.errors import RouterCycle, TopicIncompatible
 from ringlog.limits import FORWARD_REQUESTS_MAX, ROUTE_PAUSE_MS_MAX, ROUTE_RECORDS_MAX, ROUTE_ROWS_MAX

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.wal_shard.commit.admission import AdmissionLimits
-from actors.wal_shard.core import Settings
+from ringlog.actors.wal_shard.commit.admission import AdmissionLimits
+from ringlog.actors.wal_shard.core import Settings
 from ringlog.envelope import messages as m
 from ringlog.errors import Refused, Status, TopicFull
 from ringlog.frame import Column, control_frame, encode_records, frame, layout, patch_header

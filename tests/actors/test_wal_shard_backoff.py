@@ -12,7 +12,7 @@ from group_world import make as make_group
 from removal_world import started
 from test_wal_shard_queues import claim, jobs_of, make, stats, words
 
-from actors.wal_shard import events as ev
+from ringlog.actors.wal_shard import events as ev
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest
 from ringlog.testing.shard_world import World

@@ -20,7 +20,7 @@ from checkpoint_world import (
 )
 from pyroaring import BitMap64
 
-from actors.compactor.shard_client import CompactorShardClient
+from ringlog.actors.compactor.shard_client import CompactorShardClient
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, DiskError, Internal
 from ringlog.storage.snapshot import load_snapshots
@@ -216,7 +216,7 @@ def test_a_topic_deleted_between_plan_and_rows_is_no_corruption(world):
 
 def test_changes_during_the_handover_of_rows_survive_a_restart(world, monkeypatch):
     """Rows may be newer than the positions of the plan. Replay applies each change once."""
-    monkeypatch.setattr("actors.wal_shard.retention.checkpoint.CHECKPOINT_ROWS_PER_REPLY", 2)
+    monkeypatch.setattr("ringlog.actors.wal_shard.retention.checkpoint.CHECKPOINT_ROWS_PER_REPLY", 2)
     names = [f"t{i:02d}" for i in range(9)]
     fill(world, names)
     asking, step = WorldShardRequests(world), iter(range(100))

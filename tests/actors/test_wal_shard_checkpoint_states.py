@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import pytest
 
-from actors.wal_shard.recovery import recovery
-from actors.wal_shard.retention.checkpoint import ShardCheckpoint as ShardSide
 from chaos.order import GuaranteeBroken
 from chaos.states.explore import Share, explore
+from ringlog.actors.wal_shard.recovery import recovery
+from ringlog.actors.wal_shard.retention.checkpoint import ShardCheckpoint as ShardSide
 
 SHARE = Share(recoveries_every=400, recovery_cuts=4, sends_again_every=5, goes_on_every=100)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from actors.wal_shard import events as ev
-from actors.wal_shard.core import ShardCore
-from actors.wal_shard.phases import AwaitedCompletion, Room, ShardPhase
+from ringlog.actors.wal_shard import events as ev
+from ringlog.actors.wal_shard.core import ShardCore
+from ringlog.actors.wal_shard.phases import AwaitedCompletion, Room, ShardPhase
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import DiskError, InvariantViolation, Status

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from actors.wal_shard.recovery import recovery
+from ringlog.actors.wal_shard.recovery import recovery
 from ringlog.errors import CorruptData, DiskError, RinglogError
 from ringlog.frame import batch as frames
 from ringlog.frame.layout import FrameType

@@ -8,7 +8,7 @@ import pytest
 from removal_world import read, started
 from test_wal_shard_queues import claim, jobs_of, make, nack, stats, words
 
-from actors.wal_shard.leases.lease_requests import reason_of
+from ringlog.actors.wal_shard.leases.lease_requests import reason_of
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, TopicNotFound
 from ringlog.testing.shard_world import World

@@ -7,7 +7,7 @@ import os
 import pytest
 
 import ringlog
-from actors.wal_shard.requests.poison_requests import PoisonRequests, fingerprint
+from ringlog.actors.wal_shard.requests.poison_requests import PoisonRequests, fingerprint
 from ringlog.envelope import messages as m
 from ringlog.errors import Internal
 from ringlog.limits import POISON_CRASHES, POISON_CRASHES_REMEMBERED_MAX, RESTART_MAX_DEFAULT

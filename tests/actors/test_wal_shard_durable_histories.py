@@ -13,8 +13,8 @@ from checkpoint_world import checkpoint_all, new_world
 from removal_world import delete
 from test_wal_shard_durable_leases import ask, claim, held, make, stats
 
-from actors.wal_shard import events as ev
-from actors.wal_shard.recovery import replay
+from ringlog.actors.wal_shard import events as ev
+from ringlog.actors.wal_shard.recovery import replay
 from ringlog.envelope import messages as m
 from ringlog.leases.change import Op
 from ringlog.testing.shard_world import World

@@ -9,8 +9,8 @@ import pytest
 from checkpoint_world import checkpoint_all, new_world
 from removal_world import append, delete, started
 
-from actors.wal_shard import events as ev
-from actors.wal_shard.leases import lease_registry
+from ringlog.actors.wal_shard import events as ev
+from ringlog.actors.wal_shard.leases import lease_registry
 from ringlog.contract import Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, Throttled

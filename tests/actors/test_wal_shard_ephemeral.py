@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from actors.wal_shard import events as ev
-from actors.wal_shard.io.volatile_log import FILES_WANTED, VolatileLog
+from ringlog.actors.wal_shard import events as ev
+from ringlog.actors.wal_shard.io.volatile_log import FILES_WANTED, VolatileLog
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
 from ringlog.errors import Status

@@ -7,7 +7,7 @@ from checkpoint_world import checkpoint_all, new_world
 from group_world import ack, claim, held, make, pending, words
 from removal_world import started
 
-from actors.wal_shard import events as ev
+from ringlog.actors.wal_shard import events as ev
 from ringlog.envelope import messages as m
 from ringlog.testing.shard_world import World
 

@@ -130,7 +130,7 @@ def end(world, rng, *, has_power: bool) -> None:
 @pytest.mark.interpreted
 def test_a_change_that_is_not_replayed_is_caught(monkeypatch) -> None:
     """The histories detect a replay that ignores acks."""
-    from actors.wal_shard.recovery import replay
+    from ringlog.actors.wal_shard.recovery import replay
 
     real = replay.replay_change
 

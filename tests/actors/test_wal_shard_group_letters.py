@@ -9,7 +9,7 @@ from checkpoint_world import checkpoint_all, new_world
 from group_world import QUEUE, STREAM, ack, claim, give_again, held, nack, numbers, pending, stand, words
 from removal_world import delete, started
 
-from actors.wal_shard.leases import shard_leases
+from ringlog.actors.wal_shard.leases import shard_leases
 from ringlog.envelope import messages as m
 from ringlog.errors import (
     BatchTooLarge,

@@ -9,8 +9,8 @@ from group_world import STREAM, ack, claim, held, make
 from removal_world import delete, started
 
 import ringlog
-from actors.wal_shard.metrics import group_metrics
-from actors.wal_shard.metrics.group_metrics import GroupMetrics
+from ringlog.actors.wal_shard.metrics import group_metrics
+from ringlog.actors.wal_shard.metrics.group_metrics import GroupMetrics
 from ringlog.envelope import messages as m
 from ringlog.limits import GROUP_MEMBER_SILENT_MS
 from ringlog.testing.real_engine import engine, wait_until

@@ -9,8 +9,8 @@ from checkpoint_world import checkpoint_all, new_world
 from group_world import QUEUE, STREAM, ack, claim, held, make, nack, numbers, pending, stand, words
 from removal_world import delete, started
 
-from actors.wal_shard import events as ev
-from actors.wal_shard.leases import consumer_groups, shard_leases, waiting_claims
+from ringlog.actors.wal_shard import events as ev
+from ringlog.actors.wal_shard.leases import consumer_groups, shard_leases, waiting_claims
 from ringlog.contract import DrainRequested, Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import (

@@ -57,7 +57,7 @@ def is_noticed() -> bool:
 @pytest.mark.interpreted
 def test_the_model_detects_an_ack_before_the_sync(monkeypatch):
     """A model that accepts everything proves nothing."""
-    from actors.wal_shard.core import ShardCore
+    from ringlog.actors.wal_shard.core import ShardCore
 
     monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_batch)
     assert is_noticed()
@@ -65,7 +65,7 @@ def test_the_model_detects_an_ack_before_the_sync(monkeypatch):
 
 def test_the_model_detects_a_forgotten_deletion(monkeypatch):
     """The mutant ignores the deletion of topics in replay."""
-    from actors.wal_shard.recovery.replay import Replay
+    from ringlog.actors.wal_shard.recovery.replay import Replay
 
     apply_control = Replay._apply_control
 

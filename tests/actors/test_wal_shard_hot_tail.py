@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.wal_shard.commit import hot_tail
-from actors.wal_shard.commit.hot_tail import HotTail, contents_of
+from ringlog.actors.wal_shard.commit import hot_tail
+from ringlog.actors.wal_shard.commit.hot_tail import HotTail, contents_of
 from ringlog.client.leases.inline_jobs import decode_inline_jobs
 from ringlog.client.read.pages import Record
 from ringlog.envelope import messages as m

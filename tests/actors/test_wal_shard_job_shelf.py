@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.wal_shard.commit.hot_tail import HotTail
-from actors.wal_shard.leases.job_prefetcher import JobPrefetcher
-from actors.wal_shard.leases.job_sizes import JobSizes
+from ringlog.actors.wal_shard.commit.hot_tail import HotTail
+from ringlog.actors.wal_shard.leases.job_prefetcher import JobPrefetcher
+from ringlog.actors.wal_shard.leases.job_sizes import JobSizes
 from ringlog.envelope import messages as m
 from ringlog.frame import encode_records, frame
 from ringlog.limits import INLINE_AHEAD_MIN, INLINE_BYTES_MAX, INLINE_QUEUES_MAX, INLINE_WINDOWS_PER_CLAIM

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import ringlog
-from actors.wal_shard import events as ev
-from actors.wal_shard.commit.commit_batch import News
-from actors.wal_shard.commit.scheduler_notifier import SchedulerNotifier
 from ringlog import spin_wait
+from ringlog.actors.wal_shard import events as ev
+from ringlog.actors.wal_shard.commit.commit_batch import News
+from ringlog.actors.wal_shard.commit.scheduler_notifier import SchedulerNotifier
 from ringlog.board.board import Board
 from ringlog.board.layout import SLOT_MASK, VOLATILE_BIT, ProcessField, ProcessState, news_name
 from ringlog.board.news import NewsReader, NewsRow

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.wal_shard.commit.batch_window import BatchWindow
-from actors.wal_shard.io.rings import Rings
-from actors.wal_shard.metrics.load_monitor import ShardLoadMonitor
+from ringlog.actors.wal_shard.commit.batch_window import BatchWindow
+from ringlog.actors.wal_shard.io.rings import Rings
+from ringlog.actors.wal_shard.metrics.load_monitor import ShardLoadMonitor
 from ringlog.board import pressure
 from ringlog.board.board import Board
 from ringlog.board.layout import GovernorField, ProcessField

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.wal_shard.leases.queue_fast_path import QueueFastPath
+from ringlog.actors.wal_shard.leases.queue_fast_path import QueueFastPath
 from ringlog.contract import ControlReceived
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest

@@ -12,7 +12,7 @@ from removal_world import append, delete, started
 from test_wal_shard_queues import ack, claim, jobs_of, make, nack, stats
 from test_wal_shard_routing import Routed
 
-from actors.wal_shard import events as ev
+from ringlog.actors.wal_shard import events as ev
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, Internal, Status
 from ringlog.frame import encode_records, frame

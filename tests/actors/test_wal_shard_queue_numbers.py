@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import ringlog
-from actors.wal_shard.metrics import queue_metrics
-from actors.wal_shard.metrics.queue_metrics import ACKED, CLAIMED, NACKED, REJECTED, QueueMetrics
+from ringlog.actors.wal_shard.metrics import queue_metrics
+from ringlog.actors.wal_shard.metrics.queue_metrics import ACKED, CLAIMED, NACKED, REJECTED, QueueMetrics
 from ringlog.envelope import messages as m
 from ringlog.leases.types import QueueCounts
 from ringlog.testing.real_engine import engine, wait_until

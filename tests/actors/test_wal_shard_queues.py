@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from removal_world import append, delete, read, started
 
-from actors.wal_shard import events as ev
-from actors.wal_shard.leases import reply_cache, waiting_claims
+from ringlog.actors.wal_shard import events as ev
+from ringlog.actors.wal_shard.leases import reply_cache, waiting_claims
 from ringlog.contract import DrainRequested, Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import BatchTooLarge, InvalidRequest, NotAQueue, Status, TopicNotFound

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors.wal_shard.io.read_only_probe import ReadOnlyProbe
+from ringlog.actors.wal_shard.io.read_only_probe import ReadOnlyProbe
 from ringlog.contract import DrainRequested
 from ringlog.envelope import messages as m
 from ringlog.errors import DiskError, Status, StorageReadOnly

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from actors.wal_shard import events as ev
-from actors.wal_shard.recovery.recovery import Recovery
+from ringlog.actors.wal_shard import events as ev
+from ringlog.actors.wal_shard.recovery.recovery import Recovery
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, DiskError
 from ringlog.limits import HEAD_RESERVATION_MIN

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from removal_world import append, delete, read, started, state
 
-from actors.wal_shard import events as ev
-from actors.wal_shard.phases import Room
+from ringlog.actors.wal_shard import events as ev
+from ringlog.actors.wal_shard.phases import Room
 from ringlog.envelope import messages as m
 from ringlog.errors import (
     InvalidRequest,

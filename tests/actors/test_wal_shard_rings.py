@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.wal_shard.io.rings import Rings
+from ringlog.actors.wal_shard.io.rings import Rings
 from ringlog.errors import RingError
 
 

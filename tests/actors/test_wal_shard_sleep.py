@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from actors.wal_shard.__main__ import build
-from actors.wal_shard.events import Flush, Flushed
-from actors.wal_shard.io.flusher import Flusher
-from actors.wal_shard.io.preparer import Preparer
 from ringlog import config
+from ringlog.actors.wal_shard.__main__ import build
+from ringlog.actors.wal_shard.events import Flush, Flushed
+from ringlog.actors.wal_shard.io.flusher import Flusher
+from ringlog.actors.wal_shard.io.preparer import Preparer
 from ringlog.board.board import Board, ProcessField
 from ringlog.board.layout import ProcessState
 from ringlog.envelope.boot import ActorBoot

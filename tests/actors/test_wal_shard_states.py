@@ -9,10 +9,10 @@ import random
 
 import pytest
 
-from actors.wal_shard.core import ShardCore
-from actors.wal_shard.recovery import recovery, replay
 from chaos.order import GuaranteeBroken
 from chaos.states.explore import Share, explore, histories
+from ringlog.actors.wal_shard.core import ShardCore
+from ringlog.actors.wal_shard.recovery import recovery, replay
 from ringlog.storage.disk import Disk
 from ringlog.storage.wal import WalWriter
 from ringlog.topic.dedup import ProducerTable

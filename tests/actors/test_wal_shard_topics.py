@@ -332,7 +332,7 @@ def test_a_truncated_list_of_extents_does_not_end_with_the_open_file(world, monk
     whole = world.request(m.Locate("a", 0)).extents
     assert len(whole) > 2
     assert whole[-1].stop == 0
-    monkeypatch.setattr("actors.wal_shard.requests.socket_requests.EXTENTS_PER_LOCATE_MAX", 2)
+    monkeypatch.setattr("ringlog.actors.wal_shard.requests.socket_requests.EXTENTS_PER_LOCATE_MAX", 2)
     short = world.request(m.Locate("a", 0)).extents
     assert short == whole[:2]
 

@@ -131,14 +131,14 @@ def test_a_tree_imports_its_own_code() -> None:
     Tree("here", Path(__file__).parent.parent.parent).require_own_code()
 
 
-def test_a_tree_that_would_run_without_compiled_cores_is_refused(repository: Path) -> None:
-    (repository / "ringlog").mkdir()
-    (repository / "ringlog" / "__init__.py").touch()
-    Tree("of another layout", repository).require_cores()
-    (repository / "ringlog" / "cores.py").write_text("def disabled_reason(): return 'sources changed'")
-    Tree("there", repository, has_cores=False).require_cores()
-    with pytest.raises(RevisionError, match=r"there would run .* \(sources changed\): run `make compiled`"):
-        Tree("there", repository).require_cores()
+def test_a_tree_that_would_run_its_sources_is_refused(repository: Path) -> None:
+    for package in ("ringlog", "ringlog/client", "ringlog/client/connection"):
+        (repository / package).mkdir()
+        (repository / package / "__init__.py").touch()
+    (repository / "ringlog" / "client" / "connection" / "shell.py").touch()
+    Tree("there", repository, is_compiled=False).require_compiled()
+    with pytest.raises(RevisionError, match="there would run its sources: run `make compiled`"):
+        Tree("there", repository).require_compiled()
 
 
 def test_a_tree_that_would_import_foreign_code_is_refused(repository: Path) -> None:

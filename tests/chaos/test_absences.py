@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from actors.wal_shard.recovery.replay import Replay
 from chaos import absences
 from chaos.absences.judge import FEWER_SHARDS, MODES, NEVER_COLD, NO_COLD, SAME, all_cases
 from chaos.order import Account, Order
 from chaos.rot.specimen import make_specimen
+from ringlog.actors.wal_shard.recovery.replay import Replay
 
 
 def ran(tmp_path: Path, seconds: float = 0.0, **settings: object) -> Account:
@@ -59,7 +59,9 @@ def test_a_recovery_that_gives_up_missing_records_is_detected(
 def test_a_recovery_that_ignores_the_cold_tier_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.wal_shard.recovery.recovery.Recovery._has_or_had_cold", lambda self: False)
+    monkeypatch.setattr(
+        "ringlog.actors.wal_shard.recovery.recovery.Recovery._has_or_had_cold", lambda self: False
+    )
     account = ran(tmp_path, modes=[NO_COLD], paths="snapshot")
     assert account.findings
 

@@ -22,14 +22,14 @@ ROOT = Path(chaos.__file__).parent.parent
 HOLES = {
     # Mutant 35: every client that knows the server's public key is accepted.
     "RF-105": """
-        from actors.gateway import zap
-        from actors.gateway.auth import KeyRing
+        from ringlog.actors.gateway import zap
+        from ringlog.actors.gateway.auth import KeyRing
         answered = zap.answer
         zap.answer = lambda parts, keys: answered(parts, KeyRing(admits_all=True))
     """,
     # Mutant 36: the prefix of a key's rights is not checked.
     "RF-106": """
-        from actors.gateway.auth import Principal
+        from ringlog.actors.gateway.auth import Principal
         Principal.covers = lambda self, topic: True
     """,
     # A shard that appends repeated frames again.
@@ -53,7 +53,7 @@ HOLES = {
     # Mutant 39: a payload appears in a log line.
     "RF-113": """
         import logging, sys
-        from actors.gateway import appends
+        from ringlog.actors.gateway import appends
         before = appends.check_frames
         def check_frames(message, data, bytes_max):
             print("got", bytes(data), file=sys.stderr, flush=True)
@@ -76,7 +76,7 @@ def tried(
 
         def with_hole(**settings):
             path = os.pathsep.join([str(tmp_path / "hole"), str(ROOT)])
-            return real(**{**settings, "environ": {"PYTHONPATH": path, "RINGLOG_CORES": "0"}})
+            return real(**{**settings, "environ": {"PYTHONPATH": path}})
 
         monkeypatch.setattr(arenas, "engine", with_hole)
     attack.run(Order("attack", 1, 30, tmp_path / "scratch", {"rows": rows, **settings}), account)

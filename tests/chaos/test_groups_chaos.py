@@ -259,9 +259,7 @@ def test_a_small_storm_of_groups_passes(storm: Callable[[float, float], Account]
 
 
 PLANTED = """
-import os
-os.environ["RINGLOG_CORES"] = "0"  # Compiled classes let nobody replace a method.
-from actors.wal_shard.leases.lease_registry import LeaseRegistry
+from ringlog.actors.wal_shard.leases.lease_registry import LeaseRegistry
 from ringlog.leases.change import Op
 
 log = LeaseRegistry.log

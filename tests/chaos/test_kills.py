@@ -184,8 +184,6 @@ def test_a_small_storm_of_kills_passes_and_is_counted(tmp_path):
     assert len(stage.pauses_ms) == 1
 
 
-SOURCES_ONLY = "import os; os.environ['RINGLOG_CORES'] = '0'\n"
-"""Methods of compiled classes cannot be replaced."""
 BUGS = {
     "repeats are not recognised (mutant 19)": (
         "from ringlog.topic import dedup\ndedup.ProducerHistory.find = lambda self, producer_seq: None\n",
@@ -206,7 +204,7 @@ BUGS = {
 def test_a_planted_bug_is_detected_by_kills(tmp_path, monkeypatch, bug):
     source, kinds = BUGS[bug]
     (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "sitecustomize.py").write_text(SOURCES_ONLY + source)
+    (tmp_path / "code" / "sitecustomize.py").write_text(source)
     monkeypatch.setattr(Engine, "code_first", (str(tmp_path / "code"),))
     with Nursery() as nursery:
         stage = stage_of(tmp_path, nursery)

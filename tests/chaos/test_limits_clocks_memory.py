@@ -80,7 +80,6 @@ def test_a_slice_passes_and_counts_its_work(tmp_path: Path, name: str, only: str
 
 PLANT = """
 import importlib.machinery, os, sys
-os.environ["RINGLOG_CORES"] = "0"  # What is planted is planted in sources.
 PLANTS = {plants!r}
 class Loader(importlib.machinery.SourceFileLoader):
     def get_code(self, name):
@@ -101,13 +100,13 @@ sys.meta_path.insert(0, Finder)
 """A sitecustomize module: every process that starts with it has the planted bugs, the test process has none.
 """
 
-FOLLOW_THE_CLOCK = {"actors.wal_shard.commit.admission": [("max(now_us, topic.last_ts)", "now_us")]}
+FOLLOW_THE_CLOCK = {"ringlog.actors.wal_shard.commit.admission": [("max(now_us, topic.last_ts)", "now_us")]}
 TELL_NOBODY = {
     "ringlog.supervision.rings": [("            self._notify_producer(ring)\n", "")],
     "ringlog.link.channel.ring_channel": [("if producer.is_removed:", "if False:")],
 }
 BELIEVE_BODIES = {
-    "actors.wal_shard.commit.admission": [
+    "ringlog.actors.wal_shard.commit.admission": [
         ("elif run.fault:", "elif run.fault and run.fault != Fault.CORRUPT:"),
     ]
 }

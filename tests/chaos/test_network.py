@@ -57,7 +57,7 @@ def test_network_rows_pass_and_are_counted(tmp_path):
 def test_a_shard_without_producer_history_is_detected(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(textwrap.dedent(FORGETS))
     real = arenas.engine
-    environ = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "RINGLOG_CORES": "0"}
+    environ = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     monkeypatch.setattr(arenas, "engine", lambda **given: real(**{**given, "environ": environ}))
     account = Account()
     network.run(Order("network", 1, 10, tmp_path / "s", {"rows": ["RF-91"], "step": 29}), account)

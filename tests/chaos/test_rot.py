@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import xxhash
 
-from actors.wal_shard.recovery import baseline, recovery
 from chaos.order import Account, Order
 from chaos.rot import atrest, cases, flip, judge_case, last_frame, places, run
 from chaos.rot import bench as rot_bench
@@ -19,6 +18,7 @@ from chaos.rot.answers import ask
 from chaos.rot.bench import Bench
 from chaos.rot.specimen import Specimen, make_specimen
 from chaos.rot.truncated import after_truncate
+from ringlog.actors.wal_shard.recovery import baseline, recovery
 from ringlog.frame import batch as frames
 from ringlog.segment import segment as segments
 from ringlog.storage import snapshot as snapshots

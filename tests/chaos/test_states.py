@@ -8,11 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from actors.wal_shard.commit.commit_batch import CommitBatch, LogPosition
-from actors.wal_shard.core import ShardCore
-from actors.wal_shard.recovery import recovery
-from actors.wal_shard.recovery.replay import Replay
-from actors.wal_shard.retention.checkpoint import ShardCheckpoint
 from chaos import states
 from chaos.order import Account, GuaranteeBroken, Order
 from chaos.rigs.judge import POWER_LOSS
@@ -23,6 +18,11 @@ from chaos.states.judge import Depth, judge
 from chaos.states.membership import replayed, why_illegal
 from chaos.states.offline import Offline
 from chaos.states.workload import ALPHABET
+from ringlog.actors.wal_shard.commit.commit_batch import CommitBatch, LogPosition
+from ringlog.actors.wal_shard.core import ShardCore
+from ringlog.actors.wal_shard.recovery import recovery
+from ringlog.actors.wal_shard.recovery.replay import Replay
+from ringlog.actors.wal_shard.retention.checkpoint import ShardCheckpoint
 from ringlog.errors import InvariantViolation
 from ringlog.frame.layout import FrameType
 from ringlog.segment.layout import DEL, DEL_HEADER_BYTES, DELETED

@@ -7,12 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from actors.compactor.checkpoint import CheckpointTask
-from actors.gateway.core import GatewayCore
-from actors.wal_shard.core import ShardCore
-from actors.wal_shard.events import Sync
-from actors.wal_shard.recovery.recovery import Recovery
-from actors.wal_shard.retention.checkpoint import ShardCheckpoint
 from chaos import sweeps
 from chaos.order import Account, GuaranteeBroken, Order
 from chaos.rigs.judge import KILL, POWER_LOSS
@@ -20,6 +14,12 @@ from chaos.sweeps import allocations, calls, gateway, lines
 from chaos.sweeps.house import FaultyEngine
 from chaos.sweeps.judge import ENDS, ENDS_EACH, Known, end_and_judge
 from chaos.sweeps.workloads import BY_NAME, WORKLOADS
+from ringlog.actors.compactor.checkpoint import CheckpointTask
+from ringlog.actors.gateway.core import GatewayCore
+from ringlog.actors.wal_shard.core import ShardCore
+from ringlog.actors.wal_shard.events import Sync
+from ringlog.actors.wal_shard.recovery.recovery import Recovery
+from ringlog.actors.wal_shard.retention.checkpoint import ShardCheckpoint
 from ringlog.clock import SystemClock
 from ringlog.envelope import messages as m
 from ringlog.errors import DiskError

@@ -95,7 +95,7 @@ def test_run_ends_when_its_floors_are_reached(tmp_path):
 
 def test_an_ack_before_the_sync_is_detected_by_world(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shard acks a frame before the sync that covers it (mutant 1)."""
-    from actors.wal_shard.core import ShardCore
+    from ringlog.actors.wal_shard.core import ShardCore
 
     monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_batch)
     assert "is synced up to" in is_noticed(100, 101)
@@ -111,7 +111,7 @@ def test_a_lost_producer_history_is_detected(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_ignored_deletion_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A deleted topic exists again after a restart."""
-    from actors.wal_shard.recovery.replay import Replay
+    from ringlog.actors.wal_shard.recovery.replay import Replay
 
     apply_control = Replay._apply_control
 

@@ -18,7 +18,7 @@ from ringlog.cli.doctor import (
     BAD,
     OK,
     WARN,
-    check_cores,
+    check_compilation,
     check_kernel,
     check_open_files,
     check_packages,
@@ -277,12 +277,12 @@ def test_every_bad_finding_has_advice(tmp_path: Path) -> None:
     assert all(finding.advice for finding in found)
 
 
-def test_missing_compiled_cores_are_ok_and_have_advice() -> None:
-    assert check_cores("").found == "in use"
-    found = check_cores("not compiled")
+def test_a_checkout_is_ok_and_has_advice() -> None:
+    assert check_compilation(True).found == "in use"
+    found = check_compilation(False)
     assert found.verdict == OK
-    assert "not compiled" in found.found
-    assert "make compiled" in found.advice
+    assert "source checkout" in found.found
+    assert "wheel" in found.advice
 
 
 def test_missing_packages_are_bad_unless_optional() -> None:

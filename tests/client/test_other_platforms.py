@@ -118,7 +118,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def run(
     system: str, program: str, *arguments: str, environ: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "RINGLOG_CORES": "0", **(environ or {})}
+    environ = {**os.environ, **(environ or {})}
     command = [sys.executable, "-c", SIMULATE + program, system, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environ)
 

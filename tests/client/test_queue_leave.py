@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import ringlog
-from actors.wal_shard.leases.worker_liveness import WorkerLiveness
+from ringlog.actors.wal_shard.leases.worker_liveness import WorkerLiveness
 from ringlog.process_id import own_process_id, process_started_ticks
 from ringlog.testing.children import debug_environ
 from ringlog.testing.real_engine import wait_until

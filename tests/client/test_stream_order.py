@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.wal_shard.commit.admission import Admission, AdmissionLimits
+from ringlog.actors.wal_shard.commit.admission import Admission, AdmissionLimits
 from ringlog.client.write.batch import Batch
 from ringlog.client.write.stream import Stream
 from ringlog.envelope.messages import TopicInfo

@@ -13,8 +13,6 @@ from ringlog.errors import ExitCode
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 INDEXES = ("index.md", "README.md")
-MADE = {"ringlog/_cores"}
-"""Paths that pages name and that exist only after `make compiled`."""
 ANCHORED_LINK = re.compile(r"\]\(([^)#\s]*)#([^)]+)\)")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 NAMED_FILE = re.compile(r"`((?:ringlog|actors|tests|demo|bench|chaos)/[A-Za-z0-9_/.-]+)")
@@ -35,7 +33,7 @@ def test_linked_files_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_named_files_exist(page: Path) -> None:
     named = {found.rstrip(".") for found in NAMED_FILE.findall(page.read_text())}
-    missing = sorted(n for n in named - MADE if not (ROOT / n).exists() and not n.startswith("bench/results"))
+    missing = sorted(n for n in named if not (ROOT / n).exists() and not n.startswith("bench/results"))
     assert not missing
 
 

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from actors.wal_shard.commit.control_records import decode_body, frame_of
 from ringlog import limits
+from ringlog.actors.wal_shard.commit.control_records import decode_body, frame_of
 from ringlog.errors import CorruptData
 from ringlog.frame import open_frame
 from ringlog.frame.layout import FrameType

@@ -39,7 +39,7 @@ def before() -> Iterator[Tree]:
     except RevisionError as e:
         pytest.skip(f"the history of this checkout does not reach the release before: {e}")
     with worktree(commit) as path:
-        tree = Tree(commit[:12], path, has_cores=False)
+        tree = Tree(commit[:12], path, is_compiled=(path / "setup.py").exists())
         build(tree)
         tree.require_own_code()
         yield tree
@@ -47,7 +47,7 @@ def before() -> Iterator[Tree]:
 
 @pytest.fixture(scope="module")
 def now() -> Tree:
-    return Tree("working tree", ROOT, has_cores=False)
+    return Tree("working tree", ROOT, is_compiled=False)
 
 
 @contextlib.contextmanager

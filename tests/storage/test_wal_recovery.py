@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.wal_shard.commit.commit_batch import CommitBatch, ControlPart, LogPosition, lay_out
+from ringlog.actors.wal_shard.commit.commit_batch import CommitBatch, ControlPart, LogPosition, lay_out
 from ringlog.frame import control_frame
 from ringlog.frame.layout import FrameType
 from ringlog.limits import WAL_HEADER_BYTES

@@ -173,7 +173,8 @@ from ringlog import hardening
 hardening.become_subreaper()
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 server = subprocess.Popen(
-    [sys.executable, "-P", "-m", "actors", str(theirs.fileno()), "scheduler"], pass_fds=[theirs.fileno()]
+    [sys.executable, "-P", "-m", "ringlog.actors", str(theirs.fileno()), "scheduler"],
+    pass_fds=[theirs.fileno()],
 )
 theirs.close()
 assert ours.recv(1) == b"r"

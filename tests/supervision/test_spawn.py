@@ -111,12 +111,12 @@ def test_secrets_and_settings_do_not_reach_a_child(tmp_path: Path) -> None:
 def test_a_child_imports_the_same_code() -> None:
     import ringlog
 
-    code = f"import ringlog, actors, sys; sys.exit(ringlog.__file__ != {ringlog.__file__!r})"
+    code = f"import ringlog, ringlog.actors, sys; sys.exit(ringlog.__file__ != {ringlog.__file__!r})"
     assert run_to_end(code, environ=child_environment({"PATH": os.environ["PATH"]})) == 0
 
 
 def test_an_actor_is_started_by_its_kind_and_never_from_the_working_directory() -> None:
-    assert actor_command("wal_shard", "{}") == [sys.executable, "-P", "-m", "actors.wal_shard", "{}"]
+    assert actor_command("wal_shard", "{}") == [sys.executable, "-P", "-m", "ringlog.actors.wal_shard", "{}"]
 
 
 def test_the_oom_killer_prefers_a_child_to_its_supervisor():

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.scheduler.delivery.ready_set import ReadySet
+from ringlog.actors.scheduler.delivery.ready_set import ReadySet
 from ringlog.governor import shed_bands
 from ringlog.limits import HINTS_PER_TOPIC
 from ringlog.topic.priority import TopicPriority

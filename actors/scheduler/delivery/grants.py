@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.scheduler.delivery.feeds import (
+from ringlog.actors.scheduler.delivery.feeds import (
     NO_HINT,
     FeedGrantState,
     FollowedShard,
@@ -23,8 +23,8 @@ from actors.scheduler.delivery.feeds import (
     SchedulerSubscription,
     SchedulerTopic,
 )
-from actors.scheduler.delivery.ready_set import ReadySet
-from actors.scheduler.events import SendToLink
+from ringlog.actors.scheduler.delivery.ready_set import ReadySet
+from ringlog.actors.scheduler.events import SendToLink
 from ringlog.envelope import messages as m
 from ringlog.envelope.messages.delivery import TURN_WORDS
 from ringlog.limits import BANDS, GRANTS_PER_MESSAGE_MAX

@@ -14,7 +14,7 @@ import heapq
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from actors.scheduler.delivery.feeds import FeedGrantState, Link, SchedulerSubscription
+from ringlog.actors.scheduler.delivery.feeds import FeedGrantState, Link, SchedulerSubscription
 from ringlog.limits import LAG_CHECKS_MAX
 
 

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from actors.scheduler import events as ev
-from actors.scheduler.core import Scheduler
-from actors.scheduler.delivery.lag import Lag
+from ringlog.actors.scheduler import events as ev
+from ringlog.actors.scheduler.core import Scheduler
+from ringlog.actors.scheduler.delivery.lag import Lag
 from ringlog.board import pressure
 from ringlog.board.board import Board, ProcessSlot
 from ringlog.board.histogram import HistogramSnapshot

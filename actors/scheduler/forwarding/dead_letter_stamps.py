@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from actors.scheduler.forwarding.redrive import record_columns
+from ringlog.actors.scheduler.forwarding.redrive import record_columns
 from ringlog.client.read.pages import Record
 from ringlog.envelope import messages as m
 from ringlog.frame.columns import (

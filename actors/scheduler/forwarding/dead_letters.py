@@ -17,9 +17,9 @@ from collections.abc import Sequence
 import numpy as np
 import xxhash
 
-from actors.scheduler.forwarding.dead_letter_stamps import dead_letter_columns
-from actors.scheduler.forwarding.sources import EngineConnection
 from ringlog import stop_points
+from ringlog.actors.scheduler.forwarding.dead_letter_stamps import dead_letter_columns
+from ringlog.actors.scheduler.forwarding.sources import EngineConnection
 from ringlog.board.board import BoardError, BoardUnstable
 from ringlog.board.layout import QueueField
 from ringlog.board.processes import shard_slot

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.scheduler.forwarding.forwarding_core import CopyTransform, ForwardBatch, ReadForwardBatch
+from ringlog.actors.scheduler.forwarding.forwarding_core import CopyTransform, ForwardBatch, ReadForwardBatch
 from ringlog.client.read.fetch_result import FetchResult
 from ringlog.frame.batch import codecs_of
 from ringlog.frame.layout import PAYLOAD_KIND_MASK, Column

@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 import zmq
 
-from actors.scheduler import events as ev
-from actors.scheduler.delivery.feeds import ROUTERS
-from actors.scheduler.delivery.grants import UNTIL_RECHECK
-from actors.scheduler.forwarding import forwarding_core
-from actors.scheduler.forwarding.dead_letters import DeadLetters
-from actors.scheduler.forwarding.forward_batch import build_forward_batch
-from actors.scheduler.forwarding.forwarding_core import ForwardingCore, SourceFlowKey
-from actors.scheduler.forwarding.redrive import DeadLetterRedriver
-from actors.scheduler.forwarding.router_admin import RouterAdmin
-from actors.scheduler.forwarding.router_catch_up import RouterCatchUp
-from actors.scheduler.forwarding.source_keep_alive import SourceKeepAlive
-from actors.scheduler.forwarding.sources import REQUEST_TIMEOUT_NS, EngineConnection, SourceReaders
 from ringlog import stop_points
+from ringlog.actors.scheduler import events as ev
+from ringlog.actors.scheduler.delivery.feeds import ROUTERS
+from ringlog.actors.scheduler.delivery.grants import UNTIL_RECHECK
+from ringlog.actors.scheduler.forwarding import forwarding_core
+from ringlog.actors.scheduler.forwarding.dead_letters import DeadLetters
+from ringlog.actors.scheduler.forwarding.forward_batch import build_forward_batch
+from ringlog.actors.scheduler.forwarding.forwarding_core import ForwardingCore, SourceFlowKey
+from ringlog.actors.scheduler.forwarding.redrive import DeadLetterRedriver
+from ringlog.actors.scheduler.forwarding.router_admin import RouterAdmin
+from ringlog.actors.scheduler.forwarding.router_catch_up import RouterCatchUp
+from ringlog.actors.scheduler.forwarding.source_keep_alive import SourceKeepAlive
+from ringlog.actors.scheduler.forwarding.sources import REQUEST_TIMEOUT_NS, EngineConnection, SourceReaders
 from ringlog.board.processes import scheduler_socket
 from ringlog.clock import Clock
 from ringlog.envelope import messages as m

@@ -18,8 +18,8 @@ import numpy as np
 import xxhash
 from pyroaring import BitMap64
 
-from actors.scheduler.forwarding.sources import EngineConnection
 from ringlog import stop_points
+from ringlog.actors.scheduler.forwarding.sources import EngineConnection
 from ringlog.client.leases.dead_letters import (
     dead_letter_of,
     dead_letter_of_group,

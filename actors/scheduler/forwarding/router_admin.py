@@ -11,9 +11,9 @@ from collections import deque
 from functools import partial
 from typing import Protocol
 
-from actors.scheduler.forwarding.router_catalog import RouterCatalog, check_request, router_info
-from actors.scheduler.forwarding.sources import EngineConnection
 from ringlog import stop_points
+from ringlog.actors.scheduler.forwarding.router_catalog import RouterCatalog, check_request, router_info
+from ringlog.actors.scheduler.forwarding.sources import EngineConnection
 from ringlog.clock import Clock
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, NotReady, Refused, RouterNotFound, Throttled, TopicNotFound

@@ -13,13 +13,13 @@ from __future__ import annotations
 import contextlib
 from typing import NamedTuple, Protocol
 
-from actors.scheduler.forwarding.forwarding_core import (
+from ringlog.actors.scheduler.forwarding.forwarding_core import (
     CatchUpState,
     ForwardingCore,
     SourceFlow,
     SourceFlowKey,
 )
-from actors.scheduler.forwarding.sources import EngineConnection
+from ringlog.actors.scheduler.forwarding.sources import EngineConnection
 from ringlog.clock import Clock
 from ringlog.envelope import messages as m
 from ringlog.errors import RinglogError, Throttled, TopicNotFound

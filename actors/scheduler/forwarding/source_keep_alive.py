@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from actors.scheduler.forwarding.forwarding_core import SourceFlowKey
-from actors.scheduler.forwarding.sources import EngineConnection
+from ringlog.actors.scheduler.forwarding.forwarding_core import SourceFlowKey
+from ringlog.actors.scheduler.forwarding.sources import EngineConnection
 from ringlog.envelope import messages as m
 from ringlog.errors import RinglogError, TopicNotFound
 from ringlog.limits import TOPIC_KEEPALIVES_PER_PERIOD

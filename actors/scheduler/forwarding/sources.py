@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from actors.scheduler.forwarding.forwarding_core import ReadForwardBatch, SourceFlowKey
+from ringlog.actors.scheduler.forwarding.forwarding_core import ReadForwardBatch, SourceFlowKey
 from ringlog.board.topics import TopicFacts
 from ringlog.client.read.fetch_result import FetchResult
 from ringlog.client.read.local_source import LocalSource

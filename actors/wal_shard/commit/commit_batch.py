@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from actors.wal_shard.commit.admission import FrameIntake
-from actors.wal_shard.commit.control_records import ChainMarkRecord, frame_of
+from ringlog.actors.wal_shard.commit.admission import FrameIntake
+from ringlog.actors.wal_shard.commit.control_records import ChainMarkRecord, frame_of
 from ringlog.frame import batch as frames
 from ringlog.frame import codec, layout
 from ringlog.frame.kernel import kernel

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.wal_shard.commit.admission import FrameIntake
+from ringlog.actors.wal_shard.commit.admission import FrameIntake
 from ringlog.errors import FrameInvalid
 from ringlog.frame import batch as frames
 from ringlog.frame import layout

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actors.wal_shard.commit.commit_batch import News
+from ringlog.actors.wal_shard.commit.commit_batch import News
 from ringlog.board.board import Board
 from ringlog.board.layout import VOLATILE_BIT, ProcessField, ProcessState
 from ringlog.board.news import NewsWriter

@@ -10,7 +10,7 @@ import queue
 import threading
 from collections import deque
 
-from actors.wal_shard.events import Flush, Flushed
+from ringlog.actors.wal_shard.events import Flush, Flushed
 from ringlog.errors import DiskError, InvariantViolation
 from ringlog.ring.doorbell import EventBell
 from ringlog.storage.wal import WalWriter

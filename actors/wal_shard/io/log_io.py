@@ -11,12 +11,12 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from actors.wal_shard import events as ev
-from actors.wal_shard.io.flusher import Flusher
-from actors.wal_shard.io.preparer import Preparer
-from actors.wal_shard.io.volatile_log import VolatileLog
-from actors.wal_shard.recovery.log_file_table import LogFileTable
 from ringlog import stop_points
+from ringlog.actors.wal_shard import events as ev
+from ringlog.actors.wal_shard.io.flusher import Flusher
+from ringlog.actors.wal_shard.io.preparer import Preparer
+from ringlog.actors.wal_shard.io.volatile_log import VolatileLog
+from ringlog.actors.wal_shard.recovery.log_file_table import LogFileTable
 from ringlog.board.board import ProcessSlot
 from ringlog.board.layout import HistogramKind, ProcessField
 from ringlog.clock import Clock

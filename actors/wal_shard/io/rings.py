@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from actors.wal_shard.events import FramesArrived
+from ringlog.actors.wal_shard.events import FramesArrived
 from ringlog.errors import RingError
 from ringlog.frame.batch import ScanEnd, scan_checked
 from ringlog.frame.layout import LEN_FIELD_BYTES

@@ -10,7 +10,7 @@ import os
 from collections import deque
 from typing import Any
 
-from actors.wal_shard.events import VolatileFailed, VolatileOpened
+from ringlog.actors.wal_shard.events import VolatileFailed, VolatileOpened
 from ringlog.envelope.boot import ActorBoot
 from ringlog.errors import DiskError
 from ringlog.limits import FILL_CHUNK_BYTES, WAL_HEADER_BYTES

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from actors.wal_shard.commit.commit_batch import CommitBatch
-from actors.wal_shard.leases.lease_registry import find_group
-from actors.wal_shard.leases.lease_requests import checked_node, entries_in, live_of, seqs_to_bytes
+from ringlog.actors.wal_shard.commit.commit_batch import CommitBatch
+from ringlog.actors.wal_shard.leases.lease_registry import find_group
+from ringlog.actors.wal_shard.leases.lease_requests import checked_node, entries_in, live_of, seqs_to_bytes
 from ringlog.contract import ControlReceived
 from ringlog.envelope import messages as m
 from ringlog.errors import (
@@ -40,7 +40,7 @@ from ringlog.tags import parse_stored_match
 from ringlog.topic.state import ShardTopic
 
 if TYPE_CHECKING:
-    from actors.wal_shard.leases.shard_leases import ShardLeases
+    from ringlog.actors.wal_shard.leases.shard_leases import ShardLeases
 
 REDELIVER_RETRY_MS = 50
 """Retry time in milliseconds for a redrive that meets a record whose dead letter is not confirmed yet."""

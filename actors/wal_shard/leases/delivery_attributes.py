@@ -10,11 +10,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.wal_shard.leases.job_sizes import JobSizes
-from actors.wal_shard.leases.lease_registry import LeaseRegistry, find_group, key_of
-from actors.wal_shard.leases.lease_requests import damage_error, delivery_attributes_of, levels_of, live_of
-from actors.wal_shard.leases.waiting_claims import WaitingClaims
-from actors.wal_shard.retention.removal import RecordQuery, RecordQueryResult, Removals, StorageQuery
+from ringlog.actors.wal_shard.leases.job_sizes import JobSizes
+from ringlog.actors.wal_shard.leases.lease_registry import LeaseRegistry, find_group, key_of
+from ringlog.actors.wal_shard.leases.lease_requests import (
+    damage_error,
+    delivery_attributes_of,
+    levels_of,
+    live_of,
+)
+from ringlog.actors.wal_shard.leases.waiting_claims import WaitingClaims
+from ringlog.actors.wal_shard.retention.removal import RecordQuery, RecordQueryResult, Removals, StorageQuery
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData
 from ringlog.leases.group import ConsumerGroup

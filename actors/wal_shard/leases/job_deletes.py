@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pyroaring import BitMap64
 
-from actors.wal_shard.commit.commit_batch import CommitBatch
-from actors.wal_shard.leases.lease_requests import (
+from ringlog.actors.wal_shard.commit.commit_batch import CommitBatch
+from ringlog.actors.wal_shard.leases.lease_requests import (
     checked_node,
     entries_in,
     live_count,
@@ -26,8 +26,8 @@ from actors.wal_shard.leases.lease_requests import (
     seqs_to_bytes,
     was_deleted,
 )
-from actors.wal_shard.metrics.queue_metrics import DEAD_LETTERED
-from actors.wal_shard.retention.removal import RecordQuery, StorageQuery
+from ringlog.actors.wal_shard.metrics.queue_metrics import DEAD_LETTERED
+from ringlog.actors.wal_shard.retention.removal import RecordQuery, StorageQuery
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, Internal, InvalidRequest, Refused, TopicNotFound
 from ringlog.leases.tokens import incarnation_of
@@ -37,7 +37,7 @@ from ringlog.topic.state import ShardTopic
 from ringlog.types import Durability
 
 if TYPE_CHECKING:
-    from actors.wal_shard.leases.shard_leases import ShardLeases
+    from ringlog.actors.wal_shard.leases.shard_leases import ShardLeases
 
 
 @dataclass(slots=True)

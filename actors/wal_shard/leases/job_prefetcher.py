@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from actors.wal_shard.commit.hot_tail import (
+from ringlog.actors.wal_shard.commit.hot_tail import (
     STAMP_BYTES,
     Contents,
     HotTail,
@@ -28,7 +28,7 @@ from actors.wal_shard.commit.hot_tail import (
     contents_of,
     split_jobs,
 )
-from actors.wal_shard.leases.job_sizes import JobSizes
+from ringlog.actors.wal_shard.leases.job_sizes import JobSizes
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, DiskError, FrameInvalid, NotReady
 from ringlog.limits import (

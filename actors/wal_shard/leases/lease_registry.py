@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from actors.wal_shard.commit.commit_batch import CommitBatch
-from actors.wal_shard.commit.control_records import frame_of
-from actors.wal_shard.leases.lease_requests import backoff_of, live_of
-from actors.wal_shard.metrics.group_metrics import GroupMetrics
-from actors.wal_shard.metrics.queue_metrics import QueueMetrics
+from ringlog.actors.wal_shard.commit.commit_batch import CommitBatch
+from ringlog.actors.wal_shard.commit.control_records import frame_of
+from ringlog.actors.wal_shard.leases.lease_requests import backoff_of, live_of
+from ringlog.actors.wal_shard.metrics.group_metrics import GroupMetrics
+from ringlog.actors.wal_shard.metrics.queue_metrics import QueueMetrics
 from ringlog.envelope import messages as m
 from ringlog.errors import (
     CorruptData,

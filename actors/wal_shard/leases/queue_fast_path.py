@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from pyroaring import BitMap64
 
-from actors.wal_shard.commit.commit_batch import CommitBatch
-from actors.wal_shard.leases.lease_requests import claim_reply, live_count, live_of
+from ringlog.actors.wal_shard.commit.commit_batch import CommitBatch
+from ringlog.actors.wal_shard.leases.lease_requests import claim_reply, live_count, live_of
 from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
 from ringlog.leases.change import LeaseChange
@@ -39,7 +39,7 @@ from ringlog.topic.state import ShardTopic
 from ringlog.types import Durability
 
 if TYPE_CHECKING:
-    from actors.wal_shard.leases.shard_leases import ShardLeases
+    from ringlog.actors.wal_shard.leases.shard_leases import ShardLeases
 
 FastPathRequest = m.Claim | m.Ack | m.AckAndClaim
 _FRAME_BYTES, _JOB_BYTES = 512, 16

@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from actors.wal_shard.commit.commit_batch import CommitBatch
-from actors.wal_shard.commit.hot_tail import HotTail
-from actors.wal_shard.leases.consumer_groups import ConsumerGroups, info_of
-from actors.wal_shard.leases.delivery_attributes import DeliveryAttributeLoader
-from actors.wal_shard.leases.job_deletes import JobDeletes
-from actors.wal_shard.leases.job_sizes import JobSizes
-from actors.wal_shard.leases.lease_registry import LeaseRegistry, key_of
-from actors.wal_shard.leases.lease_requests import (
+from ringlog.actors.wal_shard.commit.commit_batch import CommitBatch
+from ringlog.actors.wal_shard.commit.hot_tail import HotTail
+from ringlog.actors.wal_shard.leases.consumer_groups import ConsumerGroups, info_of
+from ringlog.actors.wal_shard.leases.delivery_attributes import DeliveryAttributeLoader
+from ringlog.actors.wal_shard.leases.job_deletes import JobDeletes
+from ringlog.actors.wal_shard.leases.job_sizes import JobSizes
+from ringlog.actors.wal_shard.leases.lease_registry import LeaseRegistry, key_of
+from ringlog.actors.wal_shard.leases.lease_requests import (
     checked_node,
     claim_reply,
     entries_in,
@@ -38,10 +38,10 @@ from actors.wal_shard.leases.lease_requests import (
     skipped_of,
     unclaimed_of,
 )
-from actors.wal_shard.leases.queue_fast_path import QueueFastPath
-from actors.wal_shard.leases.reply_cache import ReplyCache
-from actors.wal_shard.leases.waiting_claims import WaitingClaims
-from actors.wal_shard.retention.removal import Removals
+from ringlog.actors.wal_shard.leases.queue_fast_path import QueueFastPath
+from ringlog.actors.wal_shard.leases.reply_cache import ReplyCache
+from ringlog.actors.wal_shard.leases.waiting_claims import WaitingClaims
+from ringlog.actors.wal_shard.retention.removal import Removals
 from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import GroupNotFound, InvalidRequest, ShuttingDown, TopicNotFound

@@ -9,7 +9,7 @@ from ringlog.board.layout import ConsumerGroupField
 from ringlog.limits import QUEUE_SAMPLE_MS
 
 if TYPE_CHECKING:
-    from actors.wal_shard.metrics.group_metrics import GroupMetrics
+    from ringlog.actors.wal_shard.metrics.group_metrics import GroupMetrics
 
 NS_PER_MS = 1_000_000
 

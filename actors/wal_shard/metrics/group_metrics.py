@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from actors.wal_shard.leases.lease_requests import unclaimed_of
+from ringlog.actors.wal_shard.leases.lease_requests import unclaimed_of
 from ringlog.leases.group import ConsumerGroup
 from ringlog.limits import GROUPS_SAMPLED_MAX
 from ringlog.topic.state import ShardTopic

@@ -6,8 +6,8 @@ do not affect its pressure (L4). Without pressure, a pass of the loop costs one 
 
 from __future__ import annotations
 
-from actors.wal_shard.commit.batch_window import BatchWindow
-from actors.wal_shard.io.rings import Rings
+from ringlog.actors.wal_shard.commit.batch_window import BatchWindow
+from ringlog.actors.wal_shard.io.rings import Rings
 from ringlog.board import pressure
 from ringlog.board.board import ProcessSlot
 from ringlog.board.layout import GovernorField, ProcessField

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from actors.wal_shard.metrics import queue_metrics as n
+from ringlog.actors.wal_shard.metrics import queue_metrics as n
 from ringlog.board.board import ProcessSlot
 from ringlog.board.layout import QueueField
 from ringlog.limits import QUEUE_SAMPLE_MS
 
 if TYPE_CHECKING:
-    from actors.wal_shard.leases.shard_leases import ShardLeases
+    from ringlog.actors.wal_shard.leases.shard_leases import ShardLeases
 
 NS_PER_MS = 1_000_000
 COUNTERS = {

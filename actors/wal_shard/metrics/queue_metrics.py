@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from actors.wal_shard.leases.lease_requests import live_count
+from ringlog.actors.wal_shard.leases.lease_requests import live_count
 from ringlog.envelope import messages as m
 from ringlog.leases.group import ConsumerGroup
 from ringlog.leases.types import QueueCounts

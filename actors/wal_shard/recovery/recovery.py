@@ -31,8 +31,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.wal_shard.commit.commit_batch import CommitBatch
-from actors.wal_shard.recovery.baseline import (
+from ringlog import stop_points
+from ringlog.actors.wal_shard.commit.commit_batch import CommitBatch
+from ringlog.actors.wal_shard.recovery.baseline import (
     Baseline,
     Owner,
     absorbed_everywhere,
@@ -42,9 +43,8 @@ from actors.wal_shard.recovery.baseline import (
     newest_facts,
     orphans_in,
 )
-from actors.wal_shard.recovery.replay import Replay, ReplayedFile
-from actors.wal_shard.recovery.shard_facts import ShardFacts
-from ringlog import stop_points
+from ringlog.actors.wal_shard.recovery.replay import Replay, ReplayedFile
+from ringlog.actors.wal_shard.recovery.shard_facts import ShardFacts
 from ringlog.errors import CorruptData, DiskError
 from ringlog.frame import batch as frames
 from ringlog.frame import layout

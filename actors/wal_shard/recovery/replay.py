@@ -20,14 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap64
 
-from actors.wal_shard.commit.admission import (
+from ringlog.actors.wal_shard.commit.admission import (
     HAVE_DELIVERY_ATTRIBUTES,
     AdmittedRange,
     FrameIntake,
     update_next_expiry,
 )
-from actors.wal_shard.commit.commit_batch import CommitBatch, RoutedCopy, RoutedPart
-from actors.wal_shard.commit.control_records import (
+from ringlog.actors.wal_shard.commit.commit_batch import CommitBatch, RoutedCopy, RoutedPart
+from ringlog.actors.wal_shard.commit.control_records import (
     Body,
     ConfigChanged,
     FloorsRaised,
@@ -45,12 +45,12 @@ from actors.wal_shard.commit.control_records import (
     decode_body,
     frame_of,
 )
-from actors.wal_shard.commit.idempotency import remember_write
-from actors.wal_shard.leases.lease_registry import replay_change, replay_config
-from actors.wal_shard.recovery.shard_facts import ShardFacts
-from actors.wal_shard.requests.socket_requests import ShardIdentity
-from actors.wal_shard.retention.removal import replay_removal
-from actors.wal_shard.routing import mark_trimmed, replay_router
+from ringlog.actors.wal_shard.commit.idempotency import remember_write
+from ringlog.actors.wal_shard.leases.lease_registry import replay_change, replay_config
+from ringlog.actors.wal_shard.recovery.shard_facts import ShardFacts
+from ringlog.actors.wal_shard.requests.socket_requests import ShardIdentity
+from ringlog.actors.wal_shard.retention.removal import replay_removal
+from ringlog.actors.wal_shard.routing import mark_trimmed, replay_router
 from ringlog.errors import CorruptData
 from ringlog.frame import batch as frames
 from ringlog.frame import layout

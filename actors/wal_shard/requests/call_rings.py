@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from actors.wal_shard.requests.caller import Caller
+from ringlog.actors.wal_shard.requests.caller import Caller
 from ringlog.board.layout import BoardError
 from ringlog.clock import Clock
 from ringlog.envelope import wire

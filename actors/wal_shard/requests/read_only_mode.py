@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.wal_shard.commit.admission import FrameIntake
+from ringlog.actors.wal_shard.commit.admission import FrameIntake
 from ringlog.envelope import messages as m
 from ringlog.errors import Status, StorageReadOnly
 from ringlog.frame import layout

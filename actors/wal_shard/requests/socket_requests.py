@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from pyroaring import BitMap64
 
-from actors.wal_shard.commit import idempotency
-from actors.wal_shard.commit.admission import Admission, FrameIntake
-from actors.wal_shard.commit.commit_batch import CommitBatch
-from actors.wal_shard.commit.control_records import (
+from ringlog import __version__
+from ringlog.actors.wal_shard.commit import idempotency
+from ringlog.actors.wal_shard.commit.admission import Admission, FrameIntake
+from ringlog.actors.wal_shard.commit.commit_batch import CommitBatch
+from ringlog.actors.wal_shard.commit.control_records import (
     HeadReserved,
     KeyUsed,
     ProducerClaimed,
@@ -25,15 +26,14 @@ from actors.wal_shard.commit.control_records import (
     create_frame,
     frame_of,
 )
-from actors.wal_shard.leases.shard_leases import ShardLeases
-from actors.wal_shard.recovery.log_file_table import LogFileTable
-from actors.wal_shard.requests.read_only_mode import READ_ONLY_REQUESTS, ReadOnlyMode
-from actors.wal_shard.retention.checkpoint import HandlerReply, ShardCheckpoint
-from actors.wal_shard.retention.idle_topic_expiry import IdleTopicExpiry
-from actors.wal_shard.retention.removal import Removals
-from actors.wal_shard.retention.volatile_files import VolatileFileTable
-from actors.wal_shard.routing import ShardRouters
-from ringlog import __version__
+from ringlog.actors.wal_shard.leases.shard_leases import ShardLeases
+from ringlog.actors.wal_shard.recovery.log_file_table import LogFileTable
+from ringlog.actors.wal_shard.requests.read_only_mode import READ_ONLY_REQUESTS, ReadOnlyMode
+from ringlog.actors.wal_shard.retention.checkpoint import HandlerReply, ShardCheckpoint
+from ringlog.actors.wal_shard.retention.idle_topic_expiry import IdleTopicExpiry
+from ringlog.actors.wal_shard.retention.removal import Removals
+from ringlog.actors.wal_shard.retention.volatile_files import VolatileFileTable
+from ringlog.actors.wal_shard.routing import ShardRouters
 from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
 from ringlog.envelope.refusal import error_reply

@@ -29,10 +29,10 @@ from typing import Any
 
 import numpy as np
 
-from actors.wal_shard.commit.commit_batch import CommitBatch, LogPosition
-from actors.wal_shard.commit.control_records import CheckpointPassed, frame_of
-from actors.wal_shard.recovery.log_file_table import LogFileTable
-from actors.wal_shard.recovery.shard_facts import FACTS_VERSION, ShardFacts, encode_facts, ref_fields
+from ringlog.actors.wal_shard.commit.commit_batch import CommitBatch, LogPosition
+from ringlog.actors.wal_shard.commit.control_records import CheckpointPassed, frame_of
+from ringlog.actors.wal_shard.recovery.log_file_table import LogFileTable
+from ringlog.actors.wal_shard.recovery.shard_facts import FACTS_VERSION, ShardFacts, encode_facts, ref_fields
 from ringlog.contract import ControlReceived
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest

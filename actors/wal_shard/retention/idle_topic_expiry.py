@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from actors.wal_shard.leases.lease_registry import key_of
+from ringlog.actors.wal_shard.leases.lease_registry import key_of
 from ringlog.envelope import messages as m
 from ringlog.leases.group import ConsumerGroup
 from ringlog.limits import (
@@ -41,7 +41,7 @@ from ringlog.topic.directory import TopicDirectory
 from ringlog.topic.state import ShardTopic
 
 if TYPE_CHECKING:
-    from actors.wal_shard.leases.shard_leases import ShardLeases
+    from ringlog.actors.wal_shard.leases.shard_leases import ShardLeases
 
 _MS_NS = 1_000_000
 USING_REQUESTS: frozenset[type[m.Message]] = frozenset({

@@ -18,9 +18,9 @@ from typing import Any
 
 from pyroaring import BitMap64
 
-from actors.wal_shard.commit.admission import Admission, FrameIntake
-from actors.wal_shard.commit.commit_batch import CommitBatch, RoutedPart
-from actors.wal_shard.commit.control_records import FloorsRaised, RecordsRemoved, frame_of
+from ringlog.actors.wal_shard.commit.admission import Admission, FrameIntake
+from ringlog.actors.wal_shard.commit.commit_batch import CommitBatch, RoutedPart
+from ringlog.actors.wal_shard.commit.control_records import FloorsRaised, RecordsRemoved, frame_of
 from ringlog.contract import ControlReceived
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, Internal, InvalidRequest, StaleEpoch, TopicNotFound

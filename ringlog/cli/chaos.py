@@ -86,7 +86,10 @@ def _harness() -> Any:
     except ModuleNotFoundError as e:
         if not (e.name or "").startswith("chaos"):
             raise
-        raise UsageError("this installation of ringlog has no chaos harness", missing=e.name) from None
+        raise UsageError(
+            "this installation of ringlog has no chaos harness: run the command in a checkout of ringlog",
+            missing=e.name,
+        ) from None
 
 
 def _progress(text: str) -> None:

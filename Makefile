@@ -146,8 +146,9 @@ check: $(STAMP)
 	  tests/test_unasync.py
 
 # Warnings are errors: a link that leads nowhere, a page that is in no table of contents.
+# Pages are read anew: a page that a build before has read shows its warnings no more.
 docs: $(DOCS_STAMP)
-	$(PY) -m sphinx --fail-on-warning --keep-going --quiet docs build/docs
+	$(PY) -m sphinx --fresh-env --fail-on-warning --keep-going --quiet docs build/docs
 	@echo "build/docs/index.html"
 
 # The tables of docs/reference that list settings, errors, commands, metrics and log events.

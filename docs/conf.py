@@ -55,7 +55,7 @@ def _mark_examples(
     app: object, what: str, name: str, target: object, options: object, lines: list[str]
 ) -> None:
     """Make the block below `Example:` code. Runs before napoleon, which takes it for text."""
-    lines[:] = ["Example::" if line == "Example:" else line for line in lines]
+    lines[:] = [part for line in lines for part in (("Example::", "") if line == "Example:" else (line,))]
 
 
 def setup(app: Sphinx) -> None:

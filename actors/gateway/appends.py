@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ringlog.access.engine_facts import create_forbidden, needs_admin_to_create, without_create
 from ringlog.actors.gateway import events as ev
 from ringlog.actors.gateway.append_admission import AppendAdmission, Flow
 from ringlog.actors.gateway.append_validation import SentFrames, check_frames
-from ringlog.actors.gateway.auth import needs_admin_to_create
 from ringlog.actors.gateway.flows import AcquireAppendLane, FlowContext, GatewayRequest, ResolveTopic
 from ringlog.envelope import messages as m
-from ringlog.errors import Forbidden, StaleEpoch, TopicNotFound
+from ringlog.errors import StaleEpoch, TopicNotFound
 from ringlog.placement import home_shard
 
 
@@ -89,19 +89,22 @@ class AppendFlows:
     def _append_creating(self, request: GatewayRequest) -> Flow:
         message: m.Append = request.message
         if needs_admin_to_create(request.principal, message):
-            # Allowed on an existing topic, where the configuration of the request is ignored.
-            try:
-                yield ResolveTopic(message.topic)
-            except TopicNotFound:
-                raise Forbidden(
-                    "creating a topic with a configuration needs scope admin", required_scope="admin"
-                ) from None
+            return (yield from self._append_existing(request, without_create(message)))
         try:
             shard = (yield ResolveTopic(message.topic)).shard
         except TopicNotFound:
             shard = home_shard(message.topic, self._shards)
         flow = self._by_socket(request, shard, message)
         return (yield from self._intake.run_admitted(shard, message, request.bytes, flow))
+
+    def _append_existing(self, request: GatewayRequest, message: m.Append) -> Flow:
+        """Append for a key that may not create the topic. The cached topic may be deleted already."""
+        try:
+            shard = (yield ResolveTopic(message.topic)).shard
+            flow = self._by_socket(request, shard, message)
+            return (yield from self._intake.run_admitted(shard, message, request.bytes, flow))
+        except TopicNotFound:
+            raise create_forbidden(message.topic) from None
 
     def _by_socket(self, request: GatewayRequest, shard: int, message: m.Append) -> Flow:
         yield AcquireAppendLane(by_socket=True)

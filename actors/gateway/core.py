@@ -5,10 +5,10 @@ that passes becomes a *flow*. A flow is a generator: it yields one effect at a t
 result of the effect, and returns the reply. A waiting flow occupies no thread, and a flow that waits for
 records blocks no write.
 
-Flows of appends are in appends.py, reads in reads.py, claims in jobs.py, groups in group_permissions.py,
+Flows of appends are in appends.py, reads in reads.py, claims in jobs.py, groups in group_requests.py,
 routers in router_requests.py. Their common parts are in flows.py. Invariants (docs/reference/invariants.md):
 
-- No request reaches a shard before `auth.authorise` has accepted it (G1).
+- No request reaches a shard before `authorise` has accepted it (G1).
 - A client's appends to one topic reach the shard in the order of sending (G2). Producer numbers must
   arrive in ascending order: a shard takes an older number for a repeat.
 - Frames are forwarded unchanged, under the client's own producer numbers, and only appends of the named
@@ -24,18 +24,14 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from ringlog.access.engine_facts import covered, visible_prefixes
+from ringlog.access.key_ring import LOCAL_ID, KeyRing
+from ringlog.access.keys import OWNER, Principal, authorise
 from ringlog.actors.gateway import events as ev
 from ringlog.actors.gateway.append_admission import AppendAdmission, Flow
 from ringlog.actors.gateway.appends import AppendFlows
-from ringlog.actors.gateway.auth import (
-    LOCAL_ID,
-    OWNER,
-    KeyRing,
-    Principal,
-    authorise,
-)
 from ringlog.actors.gateway.flows import AcquireAppendLane, FlowContext, GatewayRequest, ResolveTopic
-from ringlog.actors.gateway.group_permissions import GroupFlows
+from ringlog.actors.gateway.group_requests import GroupFlows
 from ringlog.actors.gateway.jobs import JobFlows
 from ringlog.actors.gateway.reads import ReadFlows
 from ringlog.actors.gateway.replies import error_reply
@@ -413,7 +409,7 @@ class GatewayCore:
             return m.TopicDeleted(message.topic, False), None
         finally:
             self._context.evict_topic(message.topic)
-        names = [name for name in answer.routers if request.principal.covers(name)]
+        names = covered(request.principal, answer.routers)
         return m.TopicDeleted(answer.topic, answer.deleted, names), None
 
     def _ask_topic_shard(self, message: Any) -> Flow:
@@ -517,7 +513,7 @@ class GatewayCore:
         size = max(1, min(message.page_size, LIST_PAGE_MAX))
         found: dict[str, m.TopicStateReply] = {}
         is_more = False
-        for prefix in _visible_prefixes(request.principal, message.prefix):
+        for prefix in visible_prefixes(request.principal, message.prefix):
             for shard in range(self._identity.shards):
                 page: m.TopicListReply = yield self._context.ask(
                     shard, m.TopicList(prefix, message.after, size)
@@ -586,15 +582,3 @@ def _is_redirect(answer: Any) -> TypeGuard[m.TopicInfo]:
 def _disagreeing(topic: str) -> NotReady:
     """Return the error for a second redirect: each shard is asked once."""
     return NotReady("the shards do not agree on the owner of this topic: retry later", topic=topic)
-
-
-def _visible_prefixes(principal: Principal, wanted: str) -> list[str]:
-    """Return the prefixes that cover all wanted and allowed names. None of them starts with another one."""
-    if not principal.prefixes or wanted.startswith(principal.prefixes):
-        return [wanted]
-    inside = sorted(prefix for prefix in principal.prefixes if prefix.startswith(wanted))
-    kept: list[str] = []
-    for prefix in inside:
-        if not kept or not prefix.startswith(kept[-1]):
-            kept.append(prefix)
-    return kept

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ringlog.actors.gateway.auth import KeyRing
+from ringlog.access.key_ring import KeyRing
 from ringlog.envelope.messages import ColdRead, Located, Message, Subscribe, TopicInfo
 from ringlog.errors import RinglogError
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ringlog.access.keys import Principal
 from ringlog.actors.gateway import events as ev
 from ringlog.actors.gateway.append_admission import Flow
-from ringlog.actors.gateway.auth import Principal
 from ringlog.envelope import messages as m
 from ringlog.errors import ShuttingDown
 

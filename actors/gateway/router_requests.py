@@ -1,6 +1,6 @@
 """Router and redrive requests of clients, with the checks that need facts beyond the request. Pure.
 
-A key must cover the names of a router and of both its topics.
+The checks themselves are in ringlog/access/engine_facts.py.
 """
 
 from __future__ import annotations
@@ -8,11 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
+from ringlog.access.engine_facts import (
+    covers_router,
+    require_dead_letters,
+    require_router,
+    without_hidden_names,
+)
+from ringlog.access.keys import Principal
 from ringlog.actors.gateway.append_admission import Flow
-from ringlog.actors.gateway.auth import Principal, router_names
 from ringlog.actors.gateway.flows import ResolveTopic
 from ringlog.envelope import messages as m
-from ringlog.errors import Forbidden, RouterNotFound
+from ringlog.errors import RouterCycle, RouterNotFound, TopicIncompatible
 from ringlog.limits import LIST_PAGE_MAX
 
 
@@ -36,7 +42,10 @@ class RouterRequestFlows:
     ) -> Flow:
         """Create, show or delete one router. Raises Forbidden or RouterNotFound."""
         if isinstance(message, m.RouterCreate):
-            answer = yield self._ask(message)
+            try:
+                answer = yield self._ask(message)
+            except (TopicIncompatible, RouterCycle) as e:
+                raise without_hidden_names(principal, e) from None
             # The request may have created either topic.
             for topic in (message.source, message.dest):
                 self._forget(topic)
@@ -47,10 +56,7 @@ class RouterRequestFlows:
             if isinstance(message, m.RouterDelete):
                 return m.RouterDeleted(message.router, False), None
             raise
-        if not all(map(principal.covers, router_names(found))):
-            raise Forbidden(
-                "the key's prefixes do not cover this router and both its topics", router=message.router
-            )
+        require_router(principal, found.router, found.source, found.dest)
         if isinstance(message, m.RouterGet) and not message.settle_ms:
             return found, None
         return (yield self._ask(message)), None
@@ -66,9 +72,7 @@ class RouterRequestFlows:
         Raises Forbidden.
         """
         if principal.prefixes:
-            letters = yield from self._dead_letter_topic(message)
-            if letters:
-                principal.require_covered(letters)
+            require_dead_letters(principal, (yield from self._dead_letter_topic(message)))
         return (yield self._ask(message)), None
 
     def _dead_letter_topic(self, message: m.LettersRedrive) -> Generator[Any, Any, str]:
@@ -89,7 +93,10 @@ class RouterRequestFlows:
         while has_more and len(found) <= size:
             request = m.RouterList(message.prefix, message.source, message.dest, after, LIST_PAGE_MAX)
             page: m.RouterListReply = yield self._ask(request)
-            found += [each for each in page.routers if all(map(principal.covers, router_names(each)))]
+            found += [
+                each for each in page.routers
+                if covers_router(principal, each.router, each.source, each.dest)
+            ]  # fmt: skip
             has_more = page.more and bool(page.routers)
             after = page.routers[-1].router if page.routers else after
         return m.RouterListReply(found[:size], len(found) > size), None

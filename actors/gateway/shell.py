@@ -8,7 +8,6 @@ A watched topic is compared with the board when its shard publishes.
 from __future__ import annotations
 
 import logging
-import os
 import select
 import traceback
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from msgspec import structs
 
 from ringlog import __version__
 from ringlog.actors.gateway import events as ev
-from ringlog.actors.gateway.auth import KeyRing, parse_keys
 from ringlog.actors.gateway.core import GatewayCore, GatewayIdentity
 from ringlog.actors.gateway.frame_reader import read_files
 from ringlog.actors.gateway.replies import error_reply
@@ -42,7 +40,6 @@ from ringlog.envelope.boot import ActorBoot
 from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.wire import PROTOCOL
 from ringlog.errors import (
-    ConfigError,
     CorruptData,
     DiskError,
     ExitCode,
@@ -63,9 +60,10 @@ from ringlog.limits import (
     RING_FRAME_FRACTION,
     ROUTER_SETTLE_MS_MAX,
 )
-from ringlog.link.curve import CurveKey, read_key_file, read_private_text
+from ringlog.link.curve import CurveKey, read_key_file
 from ringlog.link.delivery import Delivery
 from ringlog.link.futures import Pending, resolved
+from ringlog.link.keys_file import follow_keys
 from ringlog.link.local_links import LocalLinks, cold_unavailable
 from ringlog.link.peer import Peer
 from ringlog.link.timers import Timers
@@ -83,11 +81,8 @@ REQUESTS_PER_TURN = 256
 REQUEST_TIMEOUT_NS = 10_000_000_000
 APPEND_TIMEOUT_NS = 30_000_000_000
 WATCH_NS = 60_000_000_000
-KEYS_POLL_NS = 2_000_000_000
-"""A key that is removed from the file is refused after this time and one pass of the loop."""
 BACKLOG_WAIT_MS = 5
 _TRACEBACK_LINES = 4
-KEYS_FILE_BYTES_MAX = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +137,14 @@ class GatewayShell:
         self._refusing: frozenset[int] = frozenset()
         self._pressure_poll_ns = 0
         self._throttled_before = self._slot.get(GovernorField.THROTTLED)
-        self._keys_facts: tuple[int, int, int] | None = None
-        self._keys_poll_ns = 0
-        self._keys = self._first_keys()
+        self._key_source = follow_keys(listeners.keys_file)
         identity = GatewayIdentity(
             boot.engine_id, __version__, PROTOCOL, boot.shards, boot.incarnation,
             ring_bytes // RING_FRAME_FRACTION, bounds.max_body_bytes, bounds.max_limit,
         )  # fmt: skip
-        self.core = GatewayCore(identity, self._keys)
+        self.core = GatewayCore(identity, self._key_source.keys.curve)
         self._context: zmq.Context[Any] = zmq.Context()
-        self._zap = ZapHandler(self._context, lambda: self._keys)
+        self._zap = ZapHandler(self._context, lambda: self._key_source.keys.curve)
         self._routers: list[ZmqFrontend] = []
         self._listen()
         delivery = Delivery(self)
@@ -222,9 +215,10 @@ class GatewayShell:
                 schedulers=self._schedulers,
             )
         )  # fmt: skip
+        stop.call_on_hangup(self._key_source.reload)
         for fd in (stop.fileno(), self._zap.fileno(), *(router.fileno() for router in self._routers)):
             self._fds.watch(fd)
-        log_event(log, logging.INFO, "ready", endpoints=self.endpoints, keys=len(self._keys))
+        log_event(log, logging.INFO, "ready", endpoints=self.endpoints, keys=len(self._key_source.keys.curve))
 
     def drain(self) -> bool:
         """Complete held requests and accept no more; end after a share of the drain time at the latest."""
@@ -243,7 +237,7 @@ class GatewayShell:
         fired = self._timers.fire(now_ns)
         self._links.pump()
         self._zap.serve()
-        self._poll_keys_file(now_ns)
+        self._poll_keys(now_ns)
         self._poll_pressure(now_ns)
         self._receive()
         events, self._events = self._events, []
@@ -337,32 +331,11 @@ class GatewayShell:
 
     # -- keys -----------------------------------------------------------------------------------------
 
-    def _first_keys(self) -> KeyRing:
-        if not self._listeners.keys_file:
-            return KeyRing(admits_all=True)
-        self._keys_facts = _facts(self._listeners.keys_file)
-        return self._read_keys()
-
-    def _read_keys(self) -> KeyRing:
-        path = self._listeners.keys_file
-        return parse_keys(read_private_text(path, KEYS_FILE_BYTES_MAX), path)
-
-    def _poll_keys_file(self, now_ns: int) -> None:
-        """Load a changed keys file. If it is invalid, keep the current keys and log an error."""
-        if not self._listeners.keys_file or now_ns < self._keys_poll_ns:
-            return
-        self._keys_poll_ns = now_ns + KEYS_POLL_NS
-        facts = _facts(self._listeners.keys_file)
-        if facts == self._keys_facts:
-            return
-        self._keys_facts = facts
-        try:
-            self._keys = self._read_keys()
-        except ConfigError as e:
-            log_event(log, logging.ERROR, "keys file invalid, current keys stay in use", reason=str(e))
-            return
-        log_event(log, logging.INFO, "keys changed", keys=len(self._keys))
-        self._events.append(ev.KeysLoaded(self._keys))
+    def _poll_keys(self, now_ns: int) -> None:
+        """Use the keys of a changed keys file, on open and on new connections."""
+        keys = self._key_source.poll(now_ns)
+        if keys is not None:
+            self._events.append(ev.KeysLoaded(keys.curve))
 
     def _poll_pressure(self, now_ns: int) -> None:
         if now_ns < self._pressure_poll_ns:
@@ -584,11 +557,3 @@ class GatewayShell:
         has_moved = not is_same or facts.head_seq != watch.head_seq
         if has_moved and self._watches.pop(watch.ticket, None) is not None:
             self._events.append(ev.TopicHeadChanged(watch.ticket))
-
-
-def _facts(path: str) -> tuple[int, int, int] | None:
-    try:
-        facts = os.stat(path)
-    except OSError:
-        return None
-    return facts.st_mtime_ns, facts.st_ino, facts.st_size

@@ -70,17 +70,15 @@ class SubscriptionRelay:
         Raises Throttled if a limit is reached.
         """
         relayed = self._relayed(client, request, now_ns)
-        for number, _, _ in feeds:
-            self._drop_feed(relayed, number)  # A number that is used again replaces its feed.
-        added = self._delivery.add_feeds(relayed.subscription, [(info, after) for _, info, after in feeds])
 
-        def on_added(done: Pending[list[int]]) -> None:
-            if done.error is None:
-                for (number, _, _), feed in zip(feeds, done.result(), strict=True):
-                    relayed.feeds[number], relayed.names[feed] = feed, number
-                self._relay_grants(client, relayed)
+        def on_numbered(numbers: list[int]) -> None:
+            for (number, _, _), feed in zip(feeds, numbers, strict=True):
+                self._drop_feed(relayed, number)  # A number that is used again replaces its feed.
+                relayed.feeds[number], relayed.names[feed] = feed, number
 
-        added.when_done(on_added)
+        added = self._delivery.add_feeds(
+            relayed.subscription, [(info, after) for _, info, after in feeds], on_numbered
+        )
         if missing:
             rows = [[request.subscription, number, UNBOUNDED, 0, 0, 0, 0, 0] for number in missing]
             self._send(client, m.Turns(len(rows)), np.array(rows, dtype=np.uint64).tobytes())
@@ -190,19 +188,12 @@ class SubscriptionRelay:
             self._send(client, m.SubscriptionsLost(), None)
             return
         rows = []
-        unknown = []
         while (grant := self._delivery.take_grant(subscription)) is not None:
-            name = relayed.names.get(grant.feed)
-            if name is None:
-                unknown.append(grant)  # Its feed is not confirmed yet: relay it with the next grants.
-                continue
             relayed.grants[grant.feed] = grant
-            rows.append([relayed.number, name, grant.until, 0, 0, 0, 0, 0])
+            rows.append([relayed.number, relayed.names[grant.feed], grant.until, 0, 0, 0, 0, 0])
         if rows:
             self._send(client, m.Turns(len(rows)), np.array(rows, dtype=np.uint64).tobytes())
         if subscription.names_changed:
             subscription.names_changed = False
             self._send(client, m.TopicsChanged(), None)
-        subscription.ready.extend(unknown)
-        if not unknown:
-            self._await(client, relayed)
+        self._await(client, relayed)

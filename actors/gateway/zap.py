@@ -13,7 +13,7 @@ from typing import Any, cast
 import zmq
 from zmq.utils import z85
 
-from ringlog.actors.gateway.auth import LOCAL_ID, KeyRing, key_id
+from ringlog.access.key_ring import LOCAL_ID, KeyRing, key_id
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 TCP_DOMAIN = "ringlog.tcp"

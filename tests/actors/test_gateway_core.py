@@ -1,13 +1,15 @@
 """The decisions of the gateway core: events in, effects out."""
 
+import msgspec
 import numpy as np
 import pytest
 
+from ringlog.access.key_ring import LOCAL_ID, KeyRing
+from ringlog.access.keys import Principal
+from ringlog.access.permissions import SCOPES
 from ringlog.actors.gateway import events as ev
 from ringlog.actors.gateway.append_validation import check_frames
-from ringlog.actors.gateway.auth import LOCAL_ID, KeyRing, Principal
 from ringlog.actors.gateway.core import GatewayCore, GatewayIdentity
-from ringlog.actors.gateway.permissions import SCOPES
 from ringlog.actors.gateway.replies import error_reply
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
@@ -18,6 +20,7 @@ from ringlog.errors import (
     RequestTimeout,
     StaleEpoch,
     Status,
+    TopicIncompatible,
     TopicNotFound,
 )
 from ringlog.frame import batch, layout
@@ -349,16 +352,34 @@ def test_shards_that_point_to_each_other_are_asked_once_each(gateway, message):
     assert only(gateway.ask(message), ev.AskShard).shard == asked.shard, "the pointer must not be cached"
 
 
+def test_the_refusal_of_a_router_names_no_topic_that_the_key_does_not_cover(gateway):
+    message = m.RouterCreate("a.r", "a.s", "a.d")
+    asked = only(gateway.ask(message, client=b"tdora", user="d-id"), ev.AskShard)
+    refused = TopicIncompatible("no", router="a.r", existing_source="secret", existing_dest="a.d")
+    _, detail = error_of(gateway.answer(asked, error=refused))
+    assert detail == {"router": "a.r", "existing_dest": "a.d"}
+
+
 def test_an_inline_config_needs_admin_only_to_create(gateway):
     """If the topic exists, an append with an inline configuration needs only `write`."""
     message = m.Append("a.new", 1, create=True, config={"durability": "fsync"})
     asked = only(gateway.ask(message, frame(topic_id=0), client=ALICE, user="a-id"), ev.AskShard)
     assert isinstance(asked.message, m.TopicResolve)
     status, detail = error_of(gateway.answer(asked, error=TopicNotFound("no", topic="a.new")))
-    assert (status, detail) == (Status.FORBIDDEN, {"required_scope": "admin"})
+    assert (status, detail) == (Status.FORBIDDEN, {"topic": "a.new", "required_scope": "admin"})
     asked = only(gateway.ask(message, frame(topic_id=0), client=ALICE, user="a-id"), ev.AskShard)
     there = only(gateway.answer(asked, info("a.new")), ev.AskShard)
-    assert (there.shard, there.message) == (1, message)
+    assert (there.shard, there.message) == (1, msgspec.structs.replace(message, create=False))
+
+
+def test_a_deleted_topic_in_the_cache_does_not_let_a_writer_configure_a_topic(gateway):
+    """The append of a key without `admin` never creates, so the shard refuses it. The reply is the same."""
+    gateway.know("a.new")
+    message = m.Append("a.new", 1, create=True, config={"durability": "fsync"})
+    asked = only(gateway.ask(message, frame(topic_id=0), client=ALICE, user="a-id"), ev.AskShard)
+    assert asked.message.create is False
+    status, detail = error_of(gateway.answer(asked, error=TopicNotFound("no", topic="a.new")))
+    assert (status, detail) == (Status.FORBIDDEN, {"topic": "a.new", "required_scope": "admin"})
 
 
 def test_requests_in_flight_are_bounded_for_each_connection(gateway):

@@ -125,6 +125,33 @@ def test_a_feed_with_a_known_number_is_moved(world):
     assert world.rows(ALICE) == [(1, 1, 9)]
 
 
+def test_repeated_requests_before_the_first_reply_leave_one_feed(world):
+    """A client on a new connection sends a Subscribe again that another one has overtaken."""
+    now = world.host.clock.monotonic_ns()
+    for after in (3, 5):
+        world.deliveries.subscribe(ALICE, m.Subscribe(1, [], 2), [(1, topic(7), after)], [], now)
+    first, _, second = world.scheduler.answer_all()
+    (old,), (new,) = first.feeds, second.feeds
+    for feed in (old.feed, new.feed):
+        world.host.deliver_grants((first.subscription, feed, 9))
+    assert world.rows(ALICE) == [(1, 1, 9)]
+    world.take(ALICE, (1, 1, 9))
+    assert world.scheduler.returned_grants() == [[first.subscription, new.feed, 9, 1]]
+
+
+def test_a_number_that_occurs_twice_in_a_request_leaves_one_feed(world):
+    told = world.follow(ALICE, 1, (1, topic(7), 3), (1, topic(7), 5))
+    (asked,) = [each for each in told if isinstance(each, m.Subscribe)]
+    assert [feed.after for feed in asked.feeds] == [5]
+
+
+def test_grants_that_precede_the_reply_of_the_scheduler_are_relayed(world):
+    now = world.host.clock.monotonic_ns()
+    world.deliveries.subscribe(ALICE, m.Subscribe(1, [], 2), [(1, topic(7), 3)], [], now)
+    world.host.deliver_grants((1, 1, 9))
+    assert world.rows(ALICE) == [(1, 1, 9)]
+
+
 def test_the_number_of_subscriptions_is_bounded(world):
     """At the bound the relay raises `Throttled` with the maximum."""
     for number in range(SUBSCRIPTIONS_PER_LINK_MAX):

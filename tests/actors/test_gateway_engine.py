@@ -250,6 +250,19 @@ def test_a_key_is_revoked_without_a_restart(house, keys_path):
         wait_until(lambda: not is_refused(), 5, "the key to be admitted again")
 
 
+def test_a_hangup_makes_the_gateway_read_the_keys_file(house):
+    """Also a file that seems unchanged. A reload is logged."""
+
+    def reloads():
+        return house.log_path.read_text().count('"keys changed"')
+
+    before = reloads()
+    os.kill(house.pid_of("gateway"), signal.SIGHUP)
+    wait_until(lambda: reloads() > before, 20, "the keys file to be read")
+    with remote(house, ANNE, wait=10) as anne:
+        anne.append("anne.notes", b"still in")
+
+
 def test_no_log_and_no_command_line_contains_a_key(house):
     """This covers secret keys and the public keys of clients."""
     text = house.log_path.read_text()

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from test_gateway_jobs import Driver, only, words
 
+from ringlog.access.keys import Principal, authorise
 from ringlog.actors.gateway import events as ev
-from ringlog.actors.gateway.auth import Principal, authorise
 from ringlog.contract import Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, Forbidden

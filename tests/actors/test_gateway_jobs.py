@@ -8,8 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from ringlog.access.key_ring import KeyRing
+from ringlog.access.keys import Principal, authorise
 from ringlog.actors.gateway import events as ev
-from ringlog.actors.gateway.auth import KeyRing, Principal, authorise
 from ringlog.actors.gateway.core import GatewayCore, GatewayIdentity
 from ringlog.contract import Reply, Tick
 from ringlog.envelope import messages as m

@@ -1,7 +1,8 @@
 """The gateway's decisions about deletes, times, cold records and frames that a client already holds."""
 
+from ringlog.access.key_ring import KeyRing
+from ringlog.access.keys import Principal
 from ringlog.actors.gateway import events as ev
-from ringlog.actors.gateway.auth import KeyRing, Principal
 from ringlog.actors.gateway.core import GatewayCore, GatewayIdentity
 from ringlog.contract import Reply, Tick
 from ringlog.envelope import messages as m

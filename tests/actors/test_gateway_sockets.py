@@ -8,7 +8,8 @@ import time
 import pytest
 import zmq
 
-from ringlog.actors.gateway.shell import KEYS_POLL_NS, GatewayShell, Listeners
+from ringlog.access.key_sources import KEYS_POLL_NS
+from ringlog.actors.gateway.shell import GatewayShell, Listeners
 from ringlog.board.board import Board
 from ringlog.config import LimitsConfig
 from ringlog.envelope import messages as m

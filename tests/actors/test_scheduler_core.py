@@ -214,6 +214,21 @@ def test_readers_of_a_deleted_topic_get_one_recheck() -> None:
     assert len(world.links[A].turns) == 1, "the recheck was already sent"
 
 
+def test_a_new_reader_of_a_lost_topic_gets_a_recheck_too() -> None:
+    """After a restart of the shard another topic may be in the slot. The new reader does not know that."""
+    world = World()
+    topic = world.topic(0, 0)
+    world.subscribe(A, 1, [(1, topic, 0)])
+    world.delete(topic)
+    world.turn()
+    world.turn()
+    world.subscribe(B, 1, [(1, topic, 0)])
+    assert untils(world, B) == [(1, UNTIL_RECHECK)]
+    world.take(B, (1, 1, 0))
+    world.wait(200)
+    assert len(world.links[B].turns) == 1
+
+
 def test_readers_of_a_recreated_topic_get_a_recheck_and_continue() -> None:
     world = World()
     topic = world.topic(0, 0)

@@ -135,6 +135,19 @@ def test_jobs_of_a_dead_worker_are_ready_at_once(world):
     assert stats(world) == (0, 4, 0)
 
 
+def test_a_waiting_claim_of_a_connection_that_ended_gets_no_job(world):
+    """A gateway claims for others, so its claims do not name its process."""
+    make(world, 1)
+    run = world.run_of("q")
+    assert list(jobs_of(claim(world, 1))) == [1]
+    gone = run.request(901, m.Claim("q", "w", 1, wait_ms=20_000))
+    run.step(gone)
+    run.step(ev.ConnectionsEnded([gone.client]))
+    make(world, 1)
+    assert 901 not in run.replies
+    assert list(jobs_of(claim(world, 1))) == [2]
+
+
 def test_acks_that_arrive_together_share_one_sync():
     seen: list[Any] = []
     world = started(effect_observer=lambda shard, effect: seen.append(effect))

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from ringlog.actors.gateway.auth import Principal, authorise
-from ringlog.actors.gateway.permissions import (
+from ringlog.access.keys import Principal, authorise
+from ringlog.access.permissions import (
     OPEN_TO_ALL,
     OWNER_ONLY,
     PERMISSIONS,

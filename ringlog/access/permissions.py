@@ -42,7 +42,7 @@ class PermissionRule:
     when: Callable[[Any], bool] | None = None
     """Returns whether the message makes this use; None = always."""
     is_filter: bool = False
-    """The field only narrows the reply. The gateway removes names that the key does not cover."""
+    """The field only narrows the reply. A gateway removes names that the key does not cover."""
 
     def names_in(self, message: m.Message) -> Iterable[str]:
         """Return the names that the key must cover."""
@@ -101,7 +101,7 @@ PERMISSIONS: dict[tuple[type[m.Message], LeaseOwner | None], PermissionRules] = 
         when=_is_configuring), _SETTINGS,
     ),
     (m.TopicDelete, None): _TOPIC_DELETE,
-    # Settings in an append also need `admin` if the topic does not exist: appends.py checks that.
+    # Settings in an append also need `admin` if the topic does not exist: engine_facts.py checks that.
     (m.Append, None): (*_TOPIC_WRITE, _SETTINGS),
     (m.ProducerState, None): _TOPIC_WRITE,
     (m.Read, None): _TOPIC_READ,
@@ -112,7 +112,7 @@ PERMISSIONS: dict[tuple[type[m.Message], LeaseOwner | None], PermissionRules] = 
     (m.Taken, None): (PermissionRule("", (READ,)),),
     (m.RouterCreate, None): (PermissionRule("router", (ADMIN,)), PermissionRule("source", (READ,)),
     PermissionRule("dest", (WRITE,))),
-    # The two topics of the router are not in the request: router_requests.py checks them.
+    # The two topics of the router are not in the request: engine_facts.py checks them.
     (m.RouterGet, None): (PermissionRule("router", (READ,)),),
     (m.RouterDelete, None): (PermissionRule("router", (DELETE,)),),
     (m.RouterList, None): tuple(
@@ -127,10 +127,10 @@ PERMISSIONS: dict[tuple[type[m.Message], LeaseOwner | None], PermissionRules] = 
     (m.Reject, LeaseOwner.OWN): _TOPIC_WRITE,
     (m.Extend, LeaseOwner.OWN): _TOPIC_WRITE,
     (m.ListPending, LeaseOwner.OWN): _TOPIC_READ,
-    # The dead-letter topic is not in the request: router_requests.py checks it for both rows.
+    # The dead-letter topic is not in the request: engine_facts.py checks it for both rows.
     (m.LettersRedrive, LeaseOwner.OWN): _TOPIC_WRITE,
     (m.LettersRedrive, LeaseOwner.GROUP): _TOPIC_READ_WRITE,
-    # If retention waits for groups, this and a seek also need `admin`: group_permissions.py checks that.
+    # If retention waits for groups, this and a seek also need `admin`: engine_facts.py checks that.
     (m.GroupOpen, LeaseOwner.GROUP): (*_TOPIC_READ, PermissionRule("dead_letter", (WRITE,),
     when=_has_dead_letter)),
     (m.GroupSeek, LeaseOwner.GROUP): _TOPIC_READ,
@@ -150,6 +150,8 @@ PERMISSIONS: dict[tuple[type[m.Message], LeaseOwner | None], PermissionRules] = 
     (m.GroupDelete, LeaseOwner.GROUP): _TOPIC_DELETE,
 }  # fmt: skip
 """Operations without a row are refused for every key."""
+SERVED = frozenset(kind for kind, _ in PERMISSIONS)
+"""The operations with a row."""
 OPEN_TO_ALL = frozenset({m.Hello, m.Ping})
 OWNER_ONLY = frozenset({m.Locate})
 """The reply names files and the salts of their seals. Only processes that may read the files need it."""

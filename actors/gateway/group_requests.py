@@ -1,7 +1,6 @@
-"""Permissions for consumer groups that delay retention. Pure.
+"""Requests that may create or seek a consumer group, with the checks that need facts of the engine. Pure.
 
-On a topic with `retain_until_acked`, a queue-mode group determines which records caps and TTL may remove. To
-create or seek such a group, a key therefore needs the scope for configuring the topic.
+The checks themselves are in ringlog/access/engine_facts.py.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ from typing import Any
 
 import msgspec
 
+from ringlog.access.engine_facts import group_forbidden, needs_group_admin
+from ringlog.access.keys import Principal
+from ringlog.access.permissions import ADMIN
 from ringlog.actors.gateway.append_admission import Flow
-from ringlog.actors.gateway.auth import Principal
-from ringlog.actors.gateway.permissions import ADMIN
 from ringlog.envelope import messages as m
-from ringlog.errors import Forbidden, GroupNotFound
+from ringlog.errors import GroupNotFound
 from ringlog.leases.change import Mode
 
 
@@ -38,7 +38,7 @@ class GroupFlows:
         except GroupNotFound:
             if not message.make:
                 raise
-            raise _retention_forbids(message.topic, "create") from None
+            raise group_forbidden(message.topic, "create") from None
 
     def seek_group(self, message: m.GroupSeek, principal: Principal) -> Flow:
         """Move the position of a group. Raises Forbidden if the key may not do that."""
@@ -46,21 +46,14 @@ class GroupFlows:
             state, _ = yield from self._ask_owner(m.LeaseStats(message.topic, group=message.group))
             assert isinstance(state, m.LeaseStatsReply)
             if state.info.mode == Mode.QUEUE:
-                raise _retention_forbids(message.topic, "move")
+                raise group_forbidden(message.topic, "move")
         return (yield from self._ask_owner(message))
 
     def _needs_admin(self, topic: str, principal: Principal) -> Generator[Any, Any, bool]:
-        """Return whether the topic's retention waits for groups and the key lacks the admin scope."""
+        """Return whether the key may neither create nor move a group in mode queue of this topic."""
         if ADMIN in principal.scopes:
             return False
         # Not from the cache, which may be older than the setting.
         info, _ = yield from self._ask_home(m.TopicResolve(topic))
         assert isinstance(info, m.TopicInfo)
-        return bool(info.config.get("retain_until_acked"))
-
-
-def _retention_forbids(topic: str, what: str) -> Forbidden:
-    return Forbidden(
-        f"retain_until_acked is set: the key needs scope {ADMIN} to {what} a group in mode queue",
-        topic=topic, required_scope=ADMIN, setting="retain_until_acked",
-    )  # fmt: skip
+        return needs_group_admin(principal, info.config)

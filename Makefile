@@ -26,7 +26,7 @@ COMPILED_TESTS := $(wildcard tests/actors/test_wal_shard_*.py tests/actors/test_
   $(addprefix tests/,aio board client frame leases link ring topic)
 INTERRUPTING_TESTS = $(addprefix tests/client/test_,interrupts.py signal_handlers.py dropped.py)
 
-.PHONY: help setup bytecode compiled wheel demo test test-wheel test-releases check bench bench-against peers chaos chaos-night chaos-long mutants test-night spark-night docs reference fmt clean
+.PHONY: help setup bytecode compiled wheel demo test test-wheel test-releases check bench bench-against peers conformance chaos chaos-night chaos-long mutants test-night spark-night docs reference fmt clean
 .DEFAULT_GOAL := help
 
 help:
@@ -40,6 +40,7 @@ help:
 	@echo "make bench AREA=peers      one message a call, beside Redis, beanstalkd and NATS; peers-busy, peers-more"
 	@echo "make peers             install Redis, beanstalkd and NATS below build/, for AREA=queue and peers; MORE=1: Kafka"
 	@echo "make bench-against REV=main AREA=commit [ONLY=text] [PAIRS=7]  the working tree and a revision in turns"
+	@echo "make conformance TOPICS=path  the HTTP tests of slopus/topics (a checkout) against this gateway; needs cargo"
 	@echo "make chaos             every class of faults, 9 minutes and more; chaos-night: two hours; chaos-long: two more"
 	@echo "make mutants           deliberate bugs, which the classes must find"
 	@echo "make test-night        the longest enumerations, and tests of the harness of chaos: planted bugs; some minutes"
@@ -167,6 +168,11 @@ bench-against: PAIRS ?= 7
 bench-against: $(BENCH_STAMP) $(COMPILED)
 	@test -n "$(REV)" && test -n "$(AREA)" || { echo "set REV=<git revision> and AREA=<area>"; exit 1; }
 	$(PY) -m bench.against --rev "$(REV)" --area "$(AREA)" --only "$(ONLY)" --pairs "$(PAIRS)"
+
+# Nothing of the checkout is copied but to build/conformance. The first build takes some minutes.
+conformance: $(STAMP)
+	@test -n "$(TOPICS)" || { echo "set TOPICS=<checkout of https://github.com/slopus/topics>"; exit 1; }
+	$(PY) tools/conformance.py "$(TOPICS)"
 
 chaos: $(FUZZ_STAMP) $(COMPILED)
 	$(RUN_CHAOS) --plan ci

@@ -16,7 +16,7 @@ from bench.machine import facts, settle
 from bench.rows import SCALE, save, show, write
 from bench.systems.programs import PeerMissing
 
-AREAS = ("commit", "delivery", "peers", "peers-busy", "peers-more", "queue", "spark", "storage")
+AREAS = ("commit", "delivery", "http", "peers", "peers-busy", "peers-more", "queue", "spark", "storage")
 
 
 def main() -> int:

@@ -1,5 +1,5 @@
 /* The work per frame: encode, check, number and seal frames, a whole batch per call. Also `look`, which waits
- * for a change in shared memory without the GIL.
+ * for a change in shared memory without the GIL, and `json_structure`, which checks requests of the HTTP gateway.
  *
  * tests/frame compares every function with NumPy and plain Python. `encode` returns None, with no effect, for
  * values that it does not support or that exceed a limit. ringlog/frame/layout.py defines the layout of a
@@ -1449,11 +1449,178 @@ done:
     return found;
 }
 
+PyDoc_STRVAR(json_structure_doc,
+"json_structure(text, seed, level, names, /)\n--\n\n"
+"Return (depth, offset, is_compact, found, has_escapes) of a JSON text: its deepest nesting, at most JSON_DEPTH_MAX + 1 where it\n"
+"ends; the offset of the first key that its object already has, else -1; whether it has no white space between\n"
+"tokens; a bit for each name that is a key of an object at this level of nesting; and whether a key has an escape.\n"
+"Keys are compared as they are written; a key with an escape at the level sets all bits. A text that is no JSON gives\n"
+"some result: a parser must check it.\n\n"
+"seed   secret of the hash table of keys, so that no text can slow it down\n"
+"level  1 = the outermost object\n"
+"names  at most JSON_NAMES_MAX names, each followed by a zero byte");
+
+enum { JSON_DEPTH_MAX = 128, FEW_KEYS = 16, KEYS_FIRST = 64, JSON_NAMES_MAX = 32 };
+
+typedef struct { const char *at; uint32_t size; uint32_t object; uint64_t hash; } json_key;
+/* Keys of the open objects, outermost first. An object with more than FEW_KEYS keys has them in the table, too. */
+typedef struct { json_key *rows, *table; size_t used, capacity, table_used, table_capacity; uint64_t seed; } json_keys;
+
+static json_key *table_row(json_key *table, size_t capacity, const json_key *key)
+{
+    for (size_t i = (size_t)key->hash & (capacity - 1);; i = (i + 1) & (capacity - 1)) {
+        json_key *row = &table[i];
+        if (!row->at || (row->hash == key->hash && row->object == key->object && row->size == key->size &&
+                         !memcmp(row->at, key->at, key->size)))
+            return row;
+    }
+}
+
+/* 1: the table has the key already. -1: no memory. */
+static int add_to_table(json_keys *keys, json_key *key)
+{
+    if (keys->table_used * 2 >= keys->table_capacity) {
+        const size_t capacity = keys->table_capacity ? keys->table_capacity * 2 : KEYS_FIRST;
+        json_key *table = calloc(capacity, sizeof(json_key));
+        if (!table) return -1;
+        for (size_t i = 0; i < keys->table_capacity; i++)
+            if (keys->table[i].at) *table_row(table, capacity, &keys->table[i]) = keys->table[i];
+        free(keys->table);
+        keys->table = table;
+        keys->table_capacity = capacity;
+    }
+    key->hash = XXH3_64bits_withSeed(key->at, key->size, keys->seed) ^ key->object * 0x9e3779b97f4a7c15u;
+    json_key *row = table_row(keys->table, keys->table_capacity, key);
+    if (row->at) return 1;
+    *row = *key;
+    keys->table_used++;
+    return 0;
+}
+
+/* Add a key to the innermost object, whose keys begin at `first`. Returns as add_to_table. */
+static int add_key(json_keys *keys, size_t first, json_key *key)
+{
+    const size_t count = keys->used - first;
+    if (count < FEW_KEYS) {
+        for (size_t i = first; i < keys->used; i++)
+            if (keys->rows[i].size == key->size && !memcmp(keys->rows[i].at, key->at, key->size)) return 1;
+    } else {
+        if (count == FEW_KEYS)
+            for (size_t i = first; i < keys->used; i++)
+                if (add_to_table(keys, &keys->rows[i]) < 0) return -1;
+        const int found = add_to_table(keys, key);
+        if (found) return found;
+    }
+    if (keys->used == keys->capacity) {
+        const size_t capacity = keys->capacity ? keys->capacity * 2 : KEYS_FIRST;
+        json_key *rows = realloc(keys->rows, capacity * sizeof(json_key));
+        if (!rows) return -1;
+        keys->rows = rows;
+        keys->capacity = capacity;
+    }
+    keys->rows[keys->used++] = *key;
+    return 0;
+}
+
+/* The quote that ends the string whose contents begin at `at`, or `stop`. */
+static const char *string_end(const char *at, const char *stop)
+{
+    for (const char *from = at; from < stop;) {
+        const char *const quote = memchr(from, '"', (size_t)(stop - from));
+        if (!quote) break;
+        const char *escape = quote;
+        while (escape > from && escape[-1] == '\\') escape--;
+        if (!((quote - escape) & 1)) return quote;
+        from = quote + 1;
+    }
+    return stop;
+}
+
+/* The bits of the names that are equal to the key, which is not terminated. */
+static uint32_t name_bits(const json_key *key, const char *names, const char *stop)
+{
+    uint32_t bit = 1;
+    for (const char *name = names; name < stop; bit <<= 1) {
+        const size_t size = strlen(name);
+        if (size == key->size && !memcmp(name, key->at, size)) return bit;
+        name += size + 1;
+    }
+    return 0;
+}
+
+static PyObject *json_structure(PyObject *self, PyObject *args)
+{
+    Py_buffer view;
+    unsigned long long seed;
+    const char *names;
+    Py_ssize_t names_bytes, count = 0;
+    int level;
+    if (!PyArg_ParseTuple(args, "y*Kiy#", &view, &seed, &level, &names, &names_bytes)) return NULL;
+    for (Py_ssize_t i = 0; i < names_bytes; i++) count += !names[i];
+    if (count > JSON_NAMES_MAX || (names_bytes && names[names_bytes - 1])) {
+        PyErr_Format(PyExc_ValueError, "names must be at most %d and end with a zero byte, got %zd", JSON_NAMES_MAX, count);
+        PyBuffer_Release(&view);
+        return NULL;
+    }
+    uint32_t found_names = 0;
+    const char *const text = view.buf, *const stop = text + view.len;
+    uint32_t object_of[JSON_DEPTH_MAX + 2] = {0}, objects = 0; /* 0: an array */
+    size_t first_of[JSON_DEPTH_MAX + 2] = {0};
+    int depth = 0, deepest = 0, wants_key = 0, failed = 0, is_compact = 1, has_escapes = 0;
+    Py_ssize_t repeated = -1;
+    json_keys keys = {NULL, NULL, 0, 0, 0, 0, seed};
+    for (const char *at = text; at < stop && repeated < 0 && deepest <= JSON_DEPTH_MAX; at++) {
+        switch (*at) {
+        case '{': case '[':
+            if (++depth > deepest) deepest = depth;
+            if (depth > JSON_DEPTH_MAX) break;
+            wants_key = *at == '{';
+            object_of[depth] = wants_key ? ++objects : 0;
+            first_of[depth] = keys.used;
+            break;
+        case '}': case ']':
+            if (depth > 0) keys.used = first_of[depth--];
+            wants_key = 0;
+            break;
+        case ' ': case '\n': case '\r': case '\t':
+            is_compact = 0;
+            break;
+        case ',':
+            wants_key = object_of[depth] != 0;
+            break;
+        case '"': {
+            const char *const end = string_end(at + 1, stop);
+            if (wants_key) {
+                json_key key = {at + 1, (uint32_t)(end - at - 1), object_of[depth], 0};
+                const int is_escaped = memchr(key.at, '\\', key.size) != NULL;
+                has_escapes |= is_escaped;
+                if (depth == level)
+                    found_names |= is_escaped ? UINT32_MAX : name_bits(&key, names, names + names_bytes);
+                const int found = add_key(&keys, first_of[depth], &key);
+                if (found < 0) failed = 1;
+                if (found) repeated = at - text;
+            }
+            wants_key = 0;
+            at = end;
+            break;
+        }
+        }
+    }
+    free(keys.rows);
+    free(keys.table);
+    PyBuffer_Release(&view);
+    if (failed) return PyErr_NoMemory();
+    return Py_BuildValue("inOIO", deepest, repeated, is_compact ? Py_True : Py_False,
+                         found_names & (count == JSON_NAMES_MAX ? UINT32_MAX : (UINT32_C(1) << count) - 1),
+                         has_escapes ? Py_True : Py_False);
+}
+
 static PyMethodDef methods[] = {
     {"control", control, METH_VARARGS, control_doc},
     {"encode", encode, METH_VARARGS, encode_doc},
     {"header_faults", header_faults, METH_VARARGS, header_faults_doc},
     {"hashes", hashes, METH_VARARGS, hashes_doc},
+    {"json_structure", json_structure, METH_VARARGS, json_structure_doc},
     {"judge", judge, METH_VARARGS, judge_doc},
     {"look", look, METH_VARARGS, look_doc},
     {"measure", measure, METH_VARARGS, measure_doc},

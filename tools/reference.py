@@ -24,12 +24,12 @@ import msgspec
 
 from ringlog import config, environment, errors, settings
 from ringlog.cli.app import build
-from ringlog.cli.metrics import families
 from ringlog.cli.outcome import CliExit
+from ringlog.envelope.status_metrics import families
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "reference"
-REGION = re.compile(r"(<!-- table: ([a-z.-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+REGION = re.compile(r"(<!-- table: ([a-z._-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 CELLS = re.compile(r"(?<!\\)\|")
 
 
@@ -270,6 +270,76 @@ def _made(kind: Any) -> Any:
     return kind()
 
 
+def _http_metrics() -> Table:
+    from ringlog.actors.http_gateway.health import GATEWAY_METRICS, SHARD_METRICS
+
+    rows = []
+    for kind, name, text, labels in (*GATEWAY_METRICS, *(metric for metric, _ in SHARD_METRICS)):
+        suffix = "_total" if kind == "counter" else ""
+        shown = ", ".join(f"`{label}`" for label in labels) or "–"
+        rows.append((f"`ringlog_{name}{suffix}`", kind, shown, text))
+    return Table(("metric", "type", "labels", "meaning"), (), rows)
+
+
+# -- HTTP ----------------------------------------------------------------------------------------------------
+
+
+def _http_routes() -> Table:
+    from ringlog.actors.http_gateway.documents import shown_path
+    from ringlog.actors.http_gateway.routes import ROUTES
+
+    rows = [(f"`{route.method} {shown_path(route)}`", _scopes_of(route), route.summary) for route in ROUTES]
+    return Table(("request", "scopes", "what it does"), (), rows)
+
+
+def _scopes_of(route: Any) -> str:
+    from ringlog.access.permissions import rules_of
+
+    if route.access is None:
+        return "–"
+    rules = rules_of(route.access(*("name" for _ in range(route.path.count("{}"))))) or ()
+    return ", ".join(dict.fromkeys(f"`{scope}`" for rule in rules for scope in rule.scopes[:1]))
+
+
+def _http_fields() -> Table:
+    from ringlog.actors.http_gateway.documents import openapi, shown_path
+    from ringlog.actors.http_gateway.routes import ROUTES
+
+    document = openapi(ROUTES)
+    rows: list[tuple[str, ...]] = []
+    for route in ROUTES:
+        if route.body is None or route.body.__name__ == "TopicConfigBody":
+            continue
+        path = shown_path(route)
+        content = document["paths"][path][route.method.lower()]["requestBody"]["content"]
+        name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        rows += _fields_of(document["components"]["schemas"], name, f"{route.method} {path}")
+    return Table(("request", "field", "values", "default"), (), rows)
+
+
+def _fields_of(schemas: Any, name: str, request: str) -> Iterator[tuple[str, ...]]:
+    schema = schemas[name]
+    for field, found in schema["properties"].items():
+        default = "required" if field in schema.get("required", ()) else ""
+        if "default" in found:
+            default = f"`{_value(found['default'])}`"
+        yield f"`{request}`", f"`{field}`", _kind_of(found), default
+        inner = found.get("items", {}).get("$ref", "").rpartition("/")[2]
+        if inner:
+            yield from _fields_of(schemas, inner, f"{request}` `{field}[]")
+
+
+def _kind_of(found: Any) -> str:
+    if "anyOf" in found:
+        return " or ".join(_kind_of(each) for each in found["anyOf"])
+    if "enum" in found:
+        return ", ".join(f"`{value}`" for value in found["enum"])
+    if "$ref" in found:
+        return "object"
+    kind = str(found.get("type", "any JSON value"))
+    return f"array of {_kind_of(found['items'])}" if kind == "array" and found.get("items") else kind
+
+
 # -- log events ----------------------------------------------------------------------------------------------
 
 LOGGERS = ("say", "log_event")
@@ -490,6 +560,9 @@ TABLES: dict[str, Callable[[], Table]] = {
     "process-exits": _process_exits,
     "command-exits": _command_exits,
     "metrics": _metrics,
+    "http-metrics": _http_metrics,
+    "http-routes": _http_routes,
+    "http-fields": _http_fields,
     **{
         f"log.{logger}": functools.partial(_log_events, logger)
         for logger in (
@@ -499,6 +572,8 @@ TABLES: dict[str, Callable[[], Table]] = {
             "shard",
             "scheduler",
             "gateway",
+            "http_gateway",
+            "keys",
             "compactor",
             "reclaimer",
             "relocator",

@@ -28,6 +28,8 @@ class ActorBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     data_dir: str
     shm_dir: str
     """Directory with the rings, board, sockets and bells of this engine; mode 0700."""
+    run_dir: str = ""
+    """Run directory of the engine, the address of its clients on this host."""
     gateway_socket: str = ""
     """Path of the socket on which the gateway listens for local clients."""
     supervisor_pid: int

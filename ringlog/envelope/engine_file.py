@@ -34,3 +34,5 @@ class EngineInfo(msgspec.Struct, frozen=True):
     a directory."""
     schedulers: int = 0
     """Number of schedulers. A client finds the scheduler of a topic by the topic's id."""
+    http_url: str = ""
+    """Address of the HTTP gateway, such as `http://127.0.0.1:4000`; "" if it does not run."""

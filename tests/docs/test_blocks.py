@@ -21,7 +21,8 @@ Some comments apply to a whole page:
 - `<!-- engine stops -->` and `<!-- engine starts -->` stop and start the engine at that position.
 
 Each page has an engine with two shards and one scheduler. `RINGLOG_URL` names it, `./ringlog-data` is its
-data directory. The test ends the processes that a shell block leaves in the background when the page ends.
+data directory. With `http.enabled`, `HTTP` is the address of the HTTP gateway. The test ends the processes
+that a shell block leaves in the background when the page ends.
 """
 
 from __future__ import annotations
@@ -251,6 +252,8 @@ def page_runner(page: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with engine(directory=directory / ".engine", **settings) as running:
         (directory / "ringlog-data").symlink_to(running.data_dir)
         monkeypatch.setenv("RINGLOG_URL", running.url)
+        if running.info.http_url:
+            monkeypatch.setenv("HTTP", running.http_url)
         monkeypatch.chdir(directory)
         monkeypatch.syspath_prepend(directory)
         modules = set(sys.modules)

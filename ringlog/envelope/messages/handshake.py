@@ -132,6 +132,11 @@ class OpenCalls(Message, frozen=True):
     """Client on the host to shard: accept job requests of this connection through a call ring, too. Reply:
     CallsOpened."""
 
+    pid: Pid = 0
+    """The client's process, and its start time (process_id). When it dies, its waiting claims end.
+    0: the shard does not watch it."""
+    born: U64 = 0
+
 
 class CallsOpened(Message, frozen=True):
     """Reply to OpenCalls: file name of the call ring in the shared-memory directory; its bell is next to it.

@@ -1,0 +1,185 @@
+"""What all handlers of the HTTP gateway share: the client of the engine, settings, keys and counters."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ringlog.access.keys import Principal
+from ringlog.actors.http_gateway.engine_status import EngineStatusReader
+from ringlog.actors.http_gateway.error_replies import HttpError
+from ringlog.aio import Client
+from ringlog.board.board import Board, ProcessSlot
+from ringlog.board.layout import ProcessField, ProcessState
+from ringlog.board.processes import SUPERVISOR_SLOT, shard_slot
+from ringlog.clock import Clock, SystemClock
+from ringlog.config import Config
+from ringlog.errors import NotReady, RinglogError, ShuttingDown, Throttled
+from ringlog.types import Durability
+
+if TYPE_CHECKING:
+    from ringlog.actors.http_gateway.jobs import Workers
+    from ringlog.actors.http_gateway.watches import WatchSessions
+    from ringlog.actors.http_gateway.writes import WriteLanes
+
+RETRY_AFTER_MS = 1_000
+_PER_MILLE = 1_000
+
+
+class Gateway:
+    """State of one HTTP gateway. Belongs to its event loop."""
+
+    def __init__(self, settings: Config, client: Client, board: Board, slot: ProcessSlot) -> None:
+        self.settings = settings
+        self.client = client
+        """Client of this engine, over rings. Its timeout is HTTP_REQUEST_MS_MAX."""
+        self.board = board
+        self.slot = slot
+        self.clock: Clock = SystemClock()
+        self.loop = asyncio.get_event_loop_policy().get_event_loop()
+        self.is_draining = False
+        self.streams: set[asyncio.Task[Any]] = set()
+        """Tasks of open streams. At a stop each is cancelled, and sends its final frame."""
+        self.reading: dict[asyncio.Task[Any], int] = {}
+        """Tasks that read the body of a request, with their deadlines in ns."""
+        self.requests_by_status: Counter[tuple[str, int]] = Counter()
+        """Requests answered, by route template and status."""
+        self._in_flight: Counter[str] = Counter()
+        self._streaming: Counter[str] = Counter()
+        self._principals: dict[asyncio.Task[Any], Principal] = {}
+        self._revoked: set[asyncio.Task[Any]] = set()
+        self._supervisor = board.process(SUPERVISOR_SLOT)
+        self._shards = [board.process(shard_slot(shard)) for shard in range(settings.wal.shards)]
+        self._is_serving = False
+        self.engine_status = EngineStatusReader(self.clock)
+        self.lanes: WriteLanes
+        self.watches: WatchSessions
+        self.workers: Workers
+
+    # -- readiness ------------------------------------------------------------------------------------
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether the engine has announced that it serves requests. It stays true."""
+        if not self._is_serving:
+            self._is_serving = self._supervisor.get(ProcessField.STATE) == ProcessState.READY
+        return self._is_serving
+
+    @property
+    def recovery_progress(self) -> float:
+        """Part of the logs that is replayed, 0 to 1: the shard that is furthest behind."""
+        return min(
+            (
+                1.0 if shard.get(ProcessField.STATE) == ProcessState.READY
+                else min(shard.get(ProcessField.PROGRESS) / _PER_MILLE, 1.0)
+                for shard in self._shards
+            ),
+            default=1.0,
+        )  # fmt: skip
+
+    def commit_times(self, shard: int, durability: Durability) -> dict[str, float]:
+        """Return how long the shard's latest commit took, in ms: the one just settled, or one after it.
+
+        What the durability class does not wait for is 0.
+        """
+        if shard >= len(self._shards) or durability is Durability.EPHEMERAL:
+            return {"wal_append_ms": 0.0, "fsync_ms": 0.0}
+        page = self._shards[shard]
+        append_ns = page.get(ProcessField.LAST_APPEND_NS)
+        sync_ns = page.get(ProcessField.LAST_SYNC_NS) if durability is Durability.FSYNC else 0
+        return {"wal_append_ms": round(append_ns / 1e6, 3), "fsync_ms": round(sync_ns / 1e6, 3)}
+
+    def require_serving(self) -> None:
+        """Raise ShuttingDown while the gateway stops, NotReady before the engine serves requests."""
+        if self.is_draining:
+            raise ShuttingDown("the engine is stopping", retry_after_ms=RETRY_AFTER_MS)
+        if not self.is_serving:
+            raise NotReady(
+                "the engine replays its logs", replay_progress=round(self.recovery_progress, 3),
+                retry_after_ms=RETRY_AFTER_MS,
+            )  # fmt: skip
+
+    # -- limits ---------------------------------------------------------------------------------------
+
+    def acquire_request(self, principal: Principal) -> None:
+        """Count a request of a key. Raises Throttled beyond `http.max_inflight_per_key`."""
+        most = self.settings.http.max_inflight_per_key
+        if self._in_flight[principal.name] >= most and not principal.is_anyone:
+            raise _beyond("max_inflight_per_key", most)
+        self._in_flight[principal.name] += 1
+
+    def release_request(self, principal: Principal) -> None:
+        """Give back what `acquire_request` took."""
+        _decrement(self._in_flight, principal.name)
+
+    @contextlib.contextmanager
+    def stream(self, principal: Principal) -> Iterator[None]:
+        """Count an event stream, work stream or WebSocket of a key, which runs in the current task.
+
+        Raises Throttled beyond the limits.
+        """
+        http = self.settings.http
+        if sum(self._streaming.values()) >= http.max_sse_connections:
+            raise _beyond("max_sse_connections", http.max_sse_connections)
+        of_key = self._streaming[principal.name]
+        if of_key >= http.max_sse_connections_per_key and not principal.is_anyone:
+            raise _beyond("max_sse_connections_per_key", http.max_sse_connections_per_key)
+        task = asyncio.current_task()
+        assert task is not None
+        self._streaming[principal.name] += 1
+        self._principals[task] = principal
+        self.streams.add(task)
+        try:
+            yield
+        finally:
+            self.streams.discard(task)
+            self._principals.pop(task, None)
+            self._revoked.discard(task)
+            _decrement(self._streaming, principal.name)
+
+    def end_revoked_streams(self, principals: Collection[Principal]) -> None:
+        """End the streams of keys that are not among these any more."""
+        for task, principal in tuple(self._principals.items()):
+            if principal not in principals and not principal.is_anyone:
+                self._revoked.add(task)
+                task.cancel()
+
+    def ending_error(self) -> RinglogError | None:
+        """Return why the current task was cancelled, for its final frame. None: its client has gone."""
+        if self.is_draining:
+            return ShuttingDown("the engine is stopping")
+        if asyncio.current_task() in self._revoked:
+            return HttpError(410, "gone", "the key of this stream was revoked or changed")
+        return None
+
+    def end_late_bodies(self, now_ns: int) -> None:
+        """Cancel the requests whose bodies did not arrive in time: they are answered with 408."""
+        for task in [task for task, deadline_ns in self.reading.items() if deadline_ns <= now_ns]:
+            del self.reading[task]
+            task.cancel()
+
+    @property
+    def requests_in_flight(self) -> int:
+        """Number of requests without a reply, streams not counted."""
+        return sum(self._in_flight.values())
+
+    @property
+    def open_streams(self) -> int:
+        """Number of open event streams, work streams and WebSockets."""
+        return sum(self._streaming.values())
+
+
+def _decrement(counter: Counter[str], name: str) -> None:
+    counter[name] -= 1
+    if not counter[name]:
+        del counter[name]
+
+
+def _beyond(limit: str, most: int) -> Throttled:
+    return Throttled(
+        f"{limit} is reached: retry later, or raise http.{limit}", limit=limit, max=most,
+        retry_after_ms=RETRY_AFTER_MS,
+    )  # fmt: skip

@@ -1,0 +1,117 @@
+"""Probes and metrics over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import ringlog
+import ringlog.testing
+from ringlog.actors.http_gateway.health import ShardHealth, as_json, as_text, not_ready_reason
+from ringlog.board.layout import ProcessState
+from ringlog.testing.real_engine import TestEngine, wait_until
+
+Call = Callable[..., Any]
+WINDOW_NS = 60_000_000_000
+READY = ShardHealth(ProcessState.READY)
+READ_ONLY = ShardHealth(ProcessState.READY, is_read_only=True)
+LOST = ShardHealth(ProcessState.GIVEN_UP, down_ns=5)
+
+
+def samples(text: bytes) -> dict[tuple[str, tuple[str, ...]], float]:
+    """Return every sample by its name and the values of its labels."""
+    return {
+        (sample.name, tuple(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+@pytest.mark.parametrize("path", ["/v0/health", "/healthz"])
+def test_health(call: Call, path: str) -> None:
+    found = call("GET", path)
+    assert found.status == 200
+    assert set(found.body) == {"status", "version", "uptime_ms"}
+    assert (found.body["status"], found.body["version"]) == ("ok", ringlog.__version__)
+    assert found.body["uptime_ms"] > 0
+    assert call("HEAD", path).status == 200
+
+
+@pytest.mark.parametrize("path", ["/v0/ready", "/readyz"])
+def test_ready(call: Call, path: str) -> None:
+    call("PUT", "/v0/topics/ready", {})
+    found = call("GET", path)
+    assert found.status == 200
+    assert found.body == {
+        "status": "ready", "wal_replay_complete": True, "topics": found.body["topics"], "degraded_shards": []
+    }  # fmt: skip
+    assert found.body["topics"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("shards", "reason"),
+    [
+        ([READY], ""),
+        ([READY, READ_ONLY], ""),
+        ([READY, LOST], ""),
+        ([READ_ONLY, READ_ONLY], "read_only"),
+        ([LOST, READ_ONLY], "shards_given_up"),
+        ([LOST], "shards_given_up"),
+        ([ShardHealth(ProcessState.RECOVERING, down_ns=5)], "shards_down"),
+        ([READY, ShardHealth(ProcessState.RECOVERING, down_ns=WINDOW_NS)], ""),
+        ([READY, ShardHealth(ProcessState.RECOVERING, down_ns=WINDOW_NS + 1)], "shard_down_too_long"),
+    ],
+)
+def test_one_shard_that_serves_is_enough(shards: list[ShardHealth], reason: str) -> None:
+    assert not_ready_reason(shards, WINDOW_NS) == reason
+
+
+def test_metrics_as_text(call: Call) -> None:
+    call("POST", "/v0/topics/counted", {"records": [{"data": 1}]})
+    call("GET", "/v0/nothing")
+    found = call("GET", "/v0/metrics")
+    assert (found.status, found.headers["content-type"].split(";")[0]) == (200, "text/plain")
+    numbers = samples(found.body)
+    assert numbers["ringlog_up", ()] == 1
+    assert numbers["ringlog_ready", ()] == 1
+    assert numbers["ringlog_wal_records_total", ("wal_shard-00",)] >= 1
+    assert numbers["ringlog_topics", ("wal_shard-00",)] >= 1
+    assert numbers["ringlog_http_requests_total", ("POST /v0/topics/{}", "201")] >= 1
+    assert numbers["ringlog_http_requests_total", ("-", "404")] >= 1
+    assert numbers["ringlog_http_watch_sessions", ()] == 0
+    assert numbers["ringlog_recovery_progress", ()] == 1
+
+
+def test_metrics_as_json(call: Call) -> None:
+    found = call("GET", "/v0/metrics", headers={"accept": "application/json"})
+    assert found.status == 200
+    assert found.body["up"] == 1
+    assert found.body["uptime_ms"] > 0
+    labels = [row["labels"] for row in found.body["http_requests_total"]]
+    assert all(set(each) == {"route", "status"} for each in labels)
+
+
+def test_labels_are_escaped() -> None:
+    family = ("counter", "odd", "Odd.", ("name",), [(('a"b\\c\nd',), 2.0), (("e",), 0.5)])
+    text = as_text([family])
+    assert samples(text) == {
+        ("ringlog_odd_total", ('a"b\\c\nd',)): 2.0, ("ringlog_odd_total", ("e",)): 0.5
+    }  # fmt: skip
+    assert b"# TYPE ringlog_odd_total counter\n" in text
+    assert as_json([family])["odd_total"][1] == {"labels": {"name": "e"}, "value": 0.5}
+
+
+def test_an_engine_whose_shard_restarts_is_ready_again(http_engine: TestEngine, call: Call) -> None:
+    http_engine.kill("wal_shard")
+    seen: list[int] = []
+
+    def is_ready() -> bool:
+        seen.append(call("GET", "/v0/ready").status)
+        return seen[-1] == 200
+
+    wait_until(is_ready, 20.0, "the engine to be ready again")
+    assert set(seen) <= {200, 503}
+    assert call("GET", "/v0/health").status == 200

@@ -1,0 +1,108 @@
+"""Routers over HTTP: shapes, refusals, and copies that are there when the source is acked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A prefix of names of this test alone."""
+    return "r." + "".join(c if c.isalnum() else "-" for c in request.node.name)[:100]
+
+
+def test_put_creates_then_resets_what_is_left_out(call: Call, name: str) -> None:
+    path, ends = f"/v0/routers/{name}", {"source": f"{name}.a", "dest": f"{name}.b"}
+    made = call("PUT", path, {**ends, "filter": "x*", "preserve_tag": False, "allow_cycle": True})
+    assert made.status == 201
+    expected = {
+        "router": name, "created": True, **ends, "preserve_node": True, "preserve_tag": False,
+        "filter": ["tag", "Glob", "x*"], "allow_cycle": True, "guarantee": "at_least_once",
+        "forwarded_total": 0,
+    }  # fmt: skip
+    assert {key: value for key, value in made.body.items() if key != "performance"} == expected
+    again = call("PUT", path, {**ends, "filter": None})
+    assert again.status == 200
+    reset = {"created": False, "preserve_tag": True, "filter": None, "allow_cycle": False}
+    assert {key: again.body[key] for key in reset} == reset
+    for topic in ends.values():
+        assert call("GET", f"/v0/topics/{topic}").status == 200
+
+
+def test_copies_are_there_when_the_source_is_acked(call: Call, name: str) -> None:
+    call("PUT", f"/v0/routers/{name}", {"source": f"{name}.a", "dest": f"{name}.b", "filter": "x"})
+    records = [{"data": 1, "tag": "x"}, {"data": 2}, {"data": 3, "tag": "x"}]
+    call("POST", f"/v0/topics/{name}.a", {"records": records})
+    found = call("GET", f"/v0/routers/{name}").body
+    assert (found["forwarded_total"], found["cursor"], found["lag"]) == (2, 3, 0)
+    assert call("GET", f"/v0/topics/{name}.b").body["count"] == 2
+
+
+def test_a_cycle_is_refused_with_its_topics(call: Call, name: str) -> None:
+    a, b = f"{name}.a", f"{name}.b"
+    call("PUT", f"/v0/routers/{name}", {"source": a, "dest": b})
+    refused = call("PUT", f"/v0/routers/{name}.back", {"source": b, "dest": a})
+    assert (refused.status, refused.body["error"]["code"]) == (409, "router_cycle")
+    assert set(refused.body["error"]["detail"]["cycle"]) == {a, b}
+    assert (
+        call("PUT", f"/v0/routers/{name}.back", {"source": b, "dest": a, "allow_cycle": True}).status == 201
+    )
+
+
+def test_a_second_source_and_a_new_end_are_refused(call: Call, name: str) -> None:
+    a, b, c = (f"{name}.{end}" for end in "abc")
+    call("PUT", f"/v0/routers/{name}", {"source": a, "dest": b})
+    for router, ends, reason in (
+        (f"{name}.2", {"source": c, "dest": b}, "router_dest_fan_in"),
+        (name, {"source": a, "dest": c}, "router_repoint_forbidden"),
+    ):
+        refused = call("PUT", f"/v0/routers/{router}", ends)
+        assert (refused.status, refused.body["error"]["code"]) == (409, "topic_exists_incompatible")
+        assert refused.body["error"]["detail"]["reason"] == reason
+    assert call("GET", f"/v0/topics/{c}").status == 404  # A refusal leaves nothing behind.
+
+
+def test_wrong_bodies_are_refused(call: Call, name: str) -> None:
+    a, b = f"{name}.a", f"{name}.b"
+    bodies: list[dict[str, Any]] = [
+        {}, {"source": a}, {"dest": b}, {"source": a, "dest": a}, {"source": "", "dest": b},
+        {"source": a, "dest": ".b"}, {"source": a, "dest": b, "filter": ["tag", "Glob", "x"]},
+        {"source": a, "dest": b, "guarantee": "perhaps"}, {"source": a, "dest": b, "preserve_tag": None},
+    ]  # fmt: skip
+    for body in bodies:
+        assert call("PUT", f"/v0/routers/{name}", body).status == 400, body
+    assert call("PUT", "/v0/routers/.x", {"source": a, "dest": b}).status == 400
+    absent = call("PUT", f"/v0/routers/{name}", {"source": a, "dest": b, "create_dest": False})
+    assert (absent.status, absent.body["error"]["detail"]) == (404, {"topic": b})
+    assert call("GET", f"/v0/topics/{b}").status == 404
+
+
+def test_lists_by_source_in_pages(call: Call, name: str) -> None:
+    a = f"{name}.a"
+    for n in range(3):
+        call("PUT", f"/v0/routers/{name}.{n}", {"source": a, "dest": f"{name}.d{n}"})
+    call("PUT", f"/v0/routers/{name}.x", {"source": f"{name}.d0", "dest": f"{name}.e"})
+    first = call("GET", f"/v0/routers?source={a}&page_size=2").body
+    assert [each["router"] for each in first["routers"]] == [f"{name}.0", f"{name}.1"]
+    rest = call("GET", f"/v0/routers?source={a}&page_size=2&cursor={first['next_cursor']}").body
+    assert [each["router"] for each in rest["routers"]] == [f"{name}.2"]
+    assert "next_cursor" not in rest
+    assert len(call("GET", f"/v0/routers?prefix={name}.").body["routers"]) == 4
+    assert len(call("GET", f"/v0/routers?dest={name}.e").body["routers"]) == 1
+
+
+def test_delete_is_idempotent_and_a_topic_takes_its_routers_along(call: Call, name: str) -> None:
+    a, b, c = (f"{name}.{end}" for end in "abc")
+    call("PUT", f"/v0/routers/{name}.1", {"source": a, "dest": b})
+    call("PUT", f"/v0/routers/{name}.2", {"source": b, "dest": c})
+    assert call("DELETE", f"/v0/topics/{b}").body["routers_removed"] == [f"{name}.1", f"{name}.2"]
+    call("PUT", f"/v0/routers/{name}.3", {"source": a, "dest": c})
+    assert call("DELETE", f"/v0/routers/{name}.3").body["deleted"] is True
+    assert call("DELETE", f"/v0/routers/{name}.3").body["deleted"] is False
+    absent = call("GET", f"/v0/routers/{name}.3")
+    assert (absent.status, absent.body["error"]["code"]) == (404, "router_not_found")

@@ -1,0 +1,63 @@
+"""The time in which the body of a request must arrive."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from ringlog.access.keys import ANYONE
+from ringlog.actors.http_gateway.error_replies import HttpError
+from ringlog.actors.http_gateway.gateway import Gateway
+from ringlog.actors.http_gateway.request import Request
+from ringlog.clock import SystemClock
+from ringlog.config import Config
+from ringlog.limits import HTTP_BODY_S_MAX
+
+HEADERS = {"content-type": "application/json", "content-length": "10"}
+
+
+class SilentProtocol:
+    """The connection of a client that sends a head and no body."""
+
+    async def __call__(self) -> bytes:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def silent_request() -> tuple[Any, Request]:
+    """Return a gateway with the clock and the table of late bodies, and a request without its body."""
+    gateway = SimpleNamespace(reading={}, clock=SystemClock(), settings=Config())
+    scope = SimpleNamespace(headers=HEADERS, http_version="1.1", query_string="")
+    args: Any = (gateway, scope, SilentProtocol(), None, ("t",))
+    return gateway, Request(*args, ANYONE, "")
+
+
+def after(gateway: Any, seconds: float) -> int:
+    now_ns: int = gateway.clock.monotonic_ns()
+    return now_ns + round(seconds * 1e9)
+
+
+async def test_a_body_that_does_not_arrive_is_answered_with_408() -> None:
+    gateway, request = silent_request()
+    reading = asyncio.ensure_future(request.body())
+    await asyncio.sleep(0)
+    Gateway.end_late_bodies(cast("Gateway", gateway), after(gateway, HTTP_BODY_S_MAX - 5))
+    assert len(gateway.reading) == 1
+    Gateway.end_late_bodies(cast("Gateway", gateway), after(gateway, HTTP_BODY_S_MAX + 1))
+    with pytest.raises(HttpError) as caught:
+        await reading
+    assert (caught.value.http_status, caught.value.http_code) == (408, "request_timeout")
+    assert not gateway.reading
+
+
+async def test_a_client_that_leaves_is_no_timeout() -> None:
+    gateway, request = silent_request()
+    reading = asyncio.ensure_future(request.body())
+    await asyncio.sleep(0)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert not gateway.reading

@@ -2,8 +2,8 @@
 
 A shard runs on the file system. Power fails before a randomly chosen disk call, or from another thread while
 the call runs. Then the harness unmounts, mounts, verifies, recovers and judges, and continues with the next
-cut of the same directory. Acks are recorded outside the file system. `engine.py` does the same to the whole
-program at its stop points.
+cut of the same directory. Acks are recorded outside the file system. Each ack counts, also one that came
+during or after the cut. `engine.py` does the same to the whole program at its stop points.
 """
 
 from __future__ import annotations
@@ -25,18 +25,22 @@ from chaos.rigs.mount import FLAGS, KINDS, RigError, Volume, volume
 from ringlog.errors import RinglogError
 from ringlog.testing.shard_world import ShardRunEnded
 
-SETTINGS = {"engine_points": 2, "engine_share": 0.3}
+BESIDE_SHARE = 0.4
+SETTINGS = {
+    "engine_points": 2, "engine_share": 0.3, "kinds": list(KINDS), "beside_share": BESIDE_SHARE, "call": "",
+}  # fmt: skip
 """`engine_points`: number of cases of the whole program in one run, 0: as many as fit. `engine_share`: share
-of the time for the whole program."""
+of the time for the whole program. `kinds`: file systems of the lives. `beside_share`: share of the cuts that
+another thread makes, some time after the chosen call began. `call`: name of the disk call at which lives are
+cut, "" for all."""
 CUTS_A_LIFE = 4
 STEPS_MAX = 12
 CALLS_MAX = 60
-BESIDE_SHARE = 0.4
-"""Share of the cuts that another thread makes, some time after the chosen call began."""
 BESIDE_S_MAX = 0.003
 RECOVERY_SHARE = 0.25
 """Share of the cuts that are followed by another cut during recovery."""
 RECOVERY_CALLS_MAX = 25
+CALLS_OF_ONE_NAME_MAX = 8
 LIVES_MAX = 1_000_000
 
 
@@ -45,6 +49,9 @@ class _Cutter:
     """Cuts the power at the disk call it is armed for."""
 
     volume: Volume
+    beside_share: float = BESIDE_SHARE
+    call: str = ""
+    """Name of the calls that count, "" for all."""
     due: int = 0
     flag: int = 1
     beside_s: float = -1.0
@@ -52,12 +59,11 @@ class _Cutter:
     calls: list[str] = field(default_factory=list)
     thread: threading.Thread | None = None
     has_cut: bool = False
-    cut_ns: int = 0
-    """Time at which power began to fail. A later reply comes from a machine that was already dead: ext4 lets
-    a sync that the cut overtook return 0 although its extents stay unwritten."""
 
     def before(self, number: int, call: str) -> None:
         """Hook that runs before each disk call."""
+        if self.call not in {"", call}:
+            return
         self.due -= 1
         if self.due != 0:
             return
@@ -71,7 +77,6 @@ class _Cutter:
     def _cut(self) -> None:
         if self.beside_s > 0:
             time.sleep(self.beside_s)
-        self.cut_ns = time.monotonic_ns()
         self.volume.cut(self.flag)
         self.has_cut = True
 
@@ -86,10 +91,13 @@ class _Cutter:
         self.due = 0
 
 
-def live(volume: Volume, rng: random.Random, account: Account, name: str) -> None:
+def live(
+    volume: Volume, rng: random.Random, account: Account, name: str, *, beside_share: float = BESIDE_SHARE,
+    call: str = "",
+) -> None:  # fmt: skip
     """Take one directory through CUTS_A_LIFE cuts. Raises GuaranteeBroken with the steps so far."""
     root = volume.root / name
-    cutter = _Cutter(volume)
+    cutter = _Cutter(volume, beside_share, call)
 
     def wrap(disk: HostDisk) -> WatchedDisk:
         return WatchedDisk(disk, cutter.before)
@@ -125,14 +133,13 @@ def _power_on(life: Life, cutter: _Cutter) -> None:
     life.end()
     cutter.volume.down()
     cutter.volume.up()
-    life.model.forget_after(cutter.cut_ns)
 
 
 def _arm(cutter: _Cutter, rng: random.Random, calls: int) -> None:
     cutter.has_cut = False
     cutter.flag = rng.choice(FLAGS)
-    cutter.beside_s = rng.uniform(0.0, BESIDE_S_MAX) if rng.random() < BESIDE_SHARE else -1.0
-    cutter.due = rng.randint(1, calls)
+    cutter.beside_s = rng.uniform(0.0, BESIDE_S_MAX) if rng.random() < cutter.beside_share else -1.0
+    cutter.due = rng.randint(1, CALLS_OF_ONE_NAME_MAX if cutter.call else calls)
 
 
 def _cut_recovery(life: Life, cutter: _Cutter, rng: random.Random, story: list[str]) -> None:
@@ -163,7 +170,7 @@ def run(order: Order, account: Account) -> None:
     until = time.monotonic() + order.seconds * (1.0 - settings["engine_share"])
     with contextlib.ExitStack() as stack:
         volumes = []
-        for kind in KINDS:
+        for kind in settings["kinds"]:
             try:
                 volumes.append(stack.enter_context(volume(kind, order.scratch)))
             except (RigError, OSError) as e:
@@ -174,7 +181,10 @@ def run(order: Order, account: Account) -> None:
             one = volumes[number % len(volumes)]
             case = f"{one.kind}/{number}"
             try:
-                live(one, order.random(case), account, f"life-{number}")
+                live(
+                    one, order.random(case), account, f"life-{number}",
+                    beside_share=settings["beside_share"], call=settings["call"],
+                )  # fmt: skip
             except GuaranteeBroken as e:
                 account.report_finding(f"after a power cut of {one.kind}: {str(e)[:300]}", case, str(e))
             if time.monotonic() > until or order.is_enough(account.counts, "cuts", "cuts inside a recovery"):

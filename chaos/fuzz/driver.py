@@ -24,7 +24,7 @@ import msgspec
 CORPUS = Path(__file__).parent.parent / "corpus"
 TARGETS = (
     "frame", "envelope", "gateway", "settle", "wal", "segment", "snapshot", "config", "names", "handshake",
-    "verify", "shard",
+    "verify", "shard", "http",
 )  # fmt: skip
 """Names of the targets. Target NAME is the module `fuzz_NAME`."""
 CRASHES_MAX = 16

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import msgspec
 
 from chaos.fuzz.scratch import own_directory
-from ringlog.actors.gateway.auth import parse_keys
+from ringlog.access.key_sources import parse_api_keys, parse_keys
 from ringlog.config import load_config, parse_duration, parse_size
 from ringlog.errors import ConfigError, CorruptData, InvalidRequest
 from ringlog.topic.config import TopicConfig
 
 MAX_LEN = 512
 SHARE = 1.0
-KEYS, TOPIC, BYTES, FLAG, VARIABLE, SIZE, DURATION, FILE, ENGINE = range(9)
+KEYS, TOPIC, BYTES, FLAG, VARIABLE, SIZE, DURATION, FILE, API_KEYS, ENGINE = range(10)
 _SETTING = (
     "wal.shards",
     "cold.timeout_s",
@@ -27,7 +27,7 @@ _SETTING = (
 
 def check(data: bytes) -> None:
     """Parse one input. Only ConfigError, InvalidRequest and CorruptData may be raised inside."""
-    how, rest = (data[0] % 9, data[1:]) if data else (0, b"")
+    how, rest = (data[0] % 10, data[1:]) if data else (0, b"")
     try:
         _take(how, rest)
     except (ConfigError, InvalidRequest, CorruptData):
@@ -57,6 +57,8 @@ def _take(how: int, data: bytes) -> None:
             _number(parse_duration, text)
         case 7:
             _file(data)
+        case 8:
+            parse_api_keys(text)
         case _:
             setting = _SETTING[len(text) % len(_SETTING)]
             load_config({setting: text}, {}, "/")
@@ -93,6 +95,10 @@ def seeds() -> Iterator[bytes]:
         "keys = 1", "[[keys]]",
     ):  # fmt: skip
         yield bytes([KEYS]) + text.encode()
+    digest = "0" * 64
+    yield bytes([KEYS]) + f'[[keys]]\nname = "x"\nbearer_sha256 = "{digest}"'.encode()
+    for text in ("rl_a,rl_b:read+write:a.|b.", "k::", ":read", ","):
+        yield bytes([API_KEYS]) + text.encode()
     for config in (
         {"ttl_ms": 5},
         {"durability": "fsync", "cap_records": 7},

@@ -8,10 +8,11 @@ from typing import Any
 
 from chaos.fuzz.fuzz_envelope import NAMES
 from chaos.fuzz.fuzz_envelope import seeds as envelope_seeds
+from ringlog.access.key_ring import KeyRing
+from ringlog.access.keys import Principal
+from ringlog.access.permissions import SCOPES
 from ringlog.actors.gateway import events as ev
-from ringlog.actors.gateway.auth import KeyRing, Principal
 from ringlog.actors.gateway.core import GatewayCore, GatewayIdentity
-from ringlog.actors.gateway.permissions import SCOPES
 from ringlog.contract import Reply, Tick
 from ringlog.envelope.messages import Taken
 from ringlog.envelope.wire import PROTOCOL, EnvelopeInvalid, decode

@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterator
 
 from chaos.fuzz.scratch import own_directory
-from ringlog.actors.gateway.auth import KeyRing, Principal, key_id
-from ringlog.actors.gateway.permissions import SCOPES
+from ringlog.access.key_ring import KeyRing, key_id
+from ringlog.access.keys import Principal
+from ringlog.access.permissions import SCOPES
 from ringlog.actors.gateway.zap import TCP_DOMAIN, answer
 from ringlog.errors import ConfigError, UsageError
 from ringlog.link.address import parse_url, read_engine_file

@@ -53,6 +53,16 @@ def make_image(path: Path) -> None:
     subprocess.run(["mkfs.ext4", "-q", "-F", str(path)], check=True, timeout=COMMAND_S, capture_output=True)
 
 
+WATCHED = """
+exec 3<&0 </dev/null
+(read -r _; kill -KILL 0) <&3 >/dev/null 2>&1 &
+exec 3<&-
+exec "$0" "$@"
+"""
+"""Shell program that runs a command, and kills its process group once the standard input is closed: a harness
+that dies, even by SIGKILL, leaves no guest behind."""
+
+
 @dataclass(slots=True)
 class Guest:
     """One life of a guest kernel: call `start`, read with `line`, then `kill`."""
@@ -72,6 +82,7 @@ class Guest:
         script.write_text(self._script(program, environ))
         script.chmod(0o700)
         command = [
+            "sh", "-c", WATCHED,
             "linux.uml", f"mem={MEMORY}", "rootfstype=hostfs", "rootflags=/", "ro", f"ubd0={self.image}",
             f"init={script}", "con0=fd:0,fd:1", "con=null", "ssl=null", "quiet", "panic=1",
             f"uml_dir={self.scratch}/", f"umid={self.name}",
@@ -82,7 +93,7 @@ class Guest:
         }  # fmt: skip
         # Own session: the guest's processes are host processes, and one signal must kill all of them at once.
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=host,
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=host,
             start_new_session=True,
         )  # fmt: skip
         assert self._process.stdout is not None
@@ -128,6 +139,8 @@ class Guest:
         while (found := self.line(time.monotonic() + COMMAND_S)) is not None:
             lines.append(found)
         self._selector.close()
+        if process.stdin is not None:
+            process.stdin.close()
         if process.stdout is not None:
             process.stdout.close()
         self._process = None

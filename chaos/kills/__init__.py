@@ -6,6 +6,7 @@ Settings:
 - `routers_s`: how long routers work under kills; 0: not at all
 - `storm_s`: length of a storm; storms fill the remaining time
 - `ends_rounds`: rounds of case `ends`
+- `watch_rounds`: rounds of case `watches`
 - `reshards`: starts with another number of shards
 - `outage_kills`: kills with 64 MiB of log to replay
 - `bulk_times`: appends in large frames, as a multiple of those in small ones
@@ -23,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from chaos.kills import cases, forwarding
+from chaos.kills import cases, forwarding, watches
 from chaos.kills.scene import BULK_TIMES, Stage
 from chaos.order import Account, Order
 from chaos.rigs.nursery import Nursery
@@ -31,6 +32,7 @@ from chaos.rigs.nursery import Nursery
 DEFAULTS: dict[str, Any] = {
     "outage_kills": 4,
     "ends_rounds": 1,
+    "watch_rounds": 6,
     "reshards": 4,
     "storm_s": 14.0,
     "points_s": 45.0,
@@ -56,7 +58,7 @@ def run(order: Order, account: Account) -> None:
 
 
 def replay(order: Order, case: str) -> None:
-    """Repeat one case by its name: points, tidy, routers, storm, ends, reshards, frozen, outage, doomed."""
+    """Repeat one case by its name: one of `_cases`, or doomed."""
     name = case.partition(":")[0]
     Stage.replay(order, name, {**_cases(order.choose(DEFAULTS)), "doomed": cases.doomed}[name])
 
@@ -68,6 +70,7 @@ def _cases(settings: dict[str, Any]) -> dict[str, Callable[[Stage], None]]:
         "routers": partial(forwarding.routers, seconds=settings["routers_s"]),
         "storm": partial(cases.storm, seconds=settings["storm_s"]),
         "ends": partial(cases.ends, rounds=settings["ends_rounds"]),
+        "watches": partial(watches.watches, rounds=settings["watch_rounds"]),
         "reshards": partial(cases.reshards, rounds=settings["reshards"]),
         "frozen": cases.frozen,
         "outage": partial(cases.outage, kills=settings["outage_kills"]),

@@ -9,6 +9,7 @@ Writes go to private pages over the image file, so that the device can return to
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import heapq
 import json
@@ -28,6 +29,7 @@ ENTRIES_MAX = 200_000
 CONTROL_BYTES_MAX = 8 << 20
 MODES = ("ok", "write_eio", "read_eio", "drop", "dead")
 _NEVER_S = 3600.0
+_CLONE_NEWNS, _MS_REC_PRIVATE, _MNT_DETACH = 0x20000, 0x44000, 2
 
 Entry = tuple[int, int, int, bytes]
 """(1 for a write, 0 for a flush; monotonic time of the reply in ns; offset; bytes)."""
@@ -205,11 +207,31 @@ class Server:
             self._pages[offset : offset + len(data)] = data
 
 
+def leave_mounts() -> None:
+    """Leave the mount namespace of the parent, with no reference to its file systems. Raises OSError.
+
+    After a kill this process could otherwise be the last one in the namespace. Its end would unmount the file
+    system, which waits for the device, which this process serves: it would hang, and every sync(2) with it.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNS) != 0 or libc.mount(None, b"/", None, _MS_REC_PRIVATE, None) != 0:
+        raise OSError(ctypes.get_errno(), "the mount namespace could not be left")
+    with open("/proc/self/mountinfo", "rb") as mounts:
+        rows = mounts.read().splitlines()
+    for row in reversed(rows):
+        place, _, source = row.partition(b" - ")
+        kind, device = source.split()[:2]
+        if kind == b"fuse" or device.startswith(b"/dev/loop"):
+            libc.umount2(place.split()[4], _MNT_DETACH)
+
+
 def main(args: list[str]) -> Any:
     """Arguments: pid of the parent, descriptors of /dev/fuse and the control socket, path of the image."""
     parent, fd, control, image = int(args[0]), int(args[1]), int(args[2]), args[3]
     if die_with_parent(parent):
-        Server(fd, socket.socket(fileno=control), image).serve()
+        server = Server(fd, socket.socket(fileno=control), image)
+        leave_mounts()
+        server.serve()
 
 
 if __name__ == "__main__":

@@ -176,16 +176,21 @@ def place(frame: SentFrame, by_payload: Mapping[bytes, int]) -> int:
 
 def note_seen(model: Model, seen: Mapping[str, Seen]) -> None:
     """Record in the model what a reader saw after a start. Call it after a successful `check`."""
+    by_payload = {
+        name: {payload: seq for seq, payload in topic.records.items()} for name, topic in seen.items()
+    }
+    gone = {
+        topic.topic_id: set().union(*model.gone(topic.topic_id, is_power_loss=False))
+        for topic in seen.values()
+    }
     for frame in model.frames:
         topic = seen.get(frame.topic)
         if topic is None or frame.topic_id != topic.topic_id:
             continue
-        must_go, may_go = model.gone(frame.topic_id, is_power_loss=False)
-        by_payload = {payload: seq for seq, payload in topic.records.items()}
-        first_seq = place(frame, by_payload)
+        first_seq = place(frame, by_payload[frame.topic])
         numbered = enumerate(frame.payloads, first_seq)
-        rest = [payload for seq, payload in numbered if seq not in must_go | may_go]
-        if first_seq and rest and all(payload in by_payload for payload in rest):
+        rest = [payload for seq, payload in numbered if seq not in gone[frame.topic_id]]
+        if first_seq and rest and all(payload in by_payload[frame.topic] for payload in rest):
             model.mark_seen(frame, first_seq)
         elif first_seq and rest:
             model.mark_lost(frame)

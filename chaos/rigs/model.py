@@ -178,19 +178,6 @@ class Model:
                     found._is_used(there)
         return found
 
-    def forget_after(self, moment: int) -> None:
-        """Discard replies after a moment: the process that sent them was already dead."""
-        for frame in self.frames:
-            if frame.acked_at > moment:
-                frame.acked_at = 0
-                frame.first_seq = frame.first_seq if frame.is_shown else 0
-        for each in self.asked:
-            each.done_at = each.done_at if each.done_at <= moment else 0
-        self.highest.clear()
-        for frame in self.frames:
-            if frame.first_seq:
-                self._is_used(frame)
-
     def copy(self) -> Model:
         """Return an independent copy."""
         found = copy.copy(self)

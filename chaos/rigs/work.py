@@ -273,14 +273,20 @@ def _watch(client: Client, task: Task, _: Journal, end: _End, report: Report) ->
     After the load all records must arrive, even if processes that knew the subscription have died.
     """
     reached = dict.fromkeys([task.topics[number] for number in KEPT_TOPICS], 0)
+    longest_s = 0.0
     with client.watch(list(reached), limit=PAGE_RECORDS) as watch:
         while not end.is_set:
+            began_s = time.monotonic()
             _take_told(watch.next(PAUSE_S), reached, report)
+            longest_s = max(longest_s, time.monotonic() - began_s)
         heads = {name: client.topics.state(name, touch=False).head_seq for name in reached}
         deadline = time.monotonic() + TOLD_S
         while any(reached[name] < heads[name] for name in reached):
             if time.monotonic() > deadline:
-                report.failed(f"told of {reached} within {TOLD_S:.0f} s, and there is {heads}")
+                report.failed(
+                    f"a watch over {client.transport} was told of {reached} within {TOLD_S:.0f} s, and there"
+                    f" is {heads}; its longest call took {longest_s:.1f} s; {watch.subscription}"
+                )
                 return
             _take_told(watch.next(PAUSE_S), reached, report)
 

@@ -5,7 +5,8 @@ the shard and the wake-up by the client, and the supervisor's lock of its direct
 
 ring      capacity of two frames, three frames, one crash of each side at any step (RF-115), 8-byte words
           (RF-26)
-late      the same with one crash in all, and stores that the other side sees late but in order (RF-34)
+late      the same with one crash in all, and stores that the other side sees late but in order (RF-34), each
+          frame in a push of its own (`push_one`); "late-consumer" pushes runs, and so does "late-run"
 seqlock   two writers in sequence, the first dies at any step, three readers (RF-116)
 bell      a sleeper and a ringer, lost and doubled bells, stores that are seen late (RF-35)
 starts    two engines start on one directory, and either may be killed (RF-120)
@@ -52,10 +53,15 @@ class Space:
 
 RING_SPACES = {
     "ring": Space(ring.Plan(_TWO_FRAMES, frames=3), ("RF-115", "RF-26")),
-    "late": Space(ring.Plan(_TWO_FRAMES, frames=3, late=2, consumer_crashes=0), ("RF-34", "RF-115")),
+    "late": Space(
+        ring.Plan(_TWO_FRAMES, frames=3, late=2, consumer_crashes=0, push="push_one"), ("RF-34", "RF-115")
+    ),
     "late-consumer": Space(ring.Plan(_TWO_FRAMES, frames=2, late=2, producer_crashes=0), ("RF-34", "RF-115")),
 }
 NIGHT_SPACES = {
+    "one": Space(ring.Plan(_TWO_FRAMES, frames=3, push="push_one"), ("RF-115", "RF-26")),
+    "late-run": Space(ring.Plan(_TWO_FRAMES, frames=3, late=2, consumer_crashes=0), ("RF-34", "RF-115")),
+    "padded-one": Space(ring.Plan(_TWO_FRAMES + 8, frames=3, push="push_one"), ("RF-115", "RF-26")),
     "padded": Space(ring.Plan(_TWO_FRAMES + 8, frames=3), ("RF-115", "RF-26")),
     "resend": Space(ring.Plan(_TWO_FRAMES + 8, frames=3, resend=True), ("RF-115",)),
     "one-entry": Space(ring.Plan(_TWO_FRAMES + 8, frames=3, settle_entries=1), ("RF-115",)),

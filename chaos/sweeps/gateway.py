@@ -13,10 +13,11 @@ from typing import Any
 
 from chaos.order import GuaranteeBroken
 from chaos.sweeps.lines import ROOT, Line, TooFew, Tracer, Unexpected
+from ringlog.access.key_ring import KeyRing
+from ringlog.access.keys import Principal
+from ringlog.access.permissions import SCOPES
 from ringlog.actors.gateway import events as ev
-from ringlog.actors.gateway.auth import KeyRing, Principal
 from ringlog.actors.gateway.core import GatewayCore, GatewayIdentity
-from ringlog.actors.gateway.permissions import SCOPES
 from ringlog.contract import DrainRequested, Reply, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import NotReady, TopicNotFound

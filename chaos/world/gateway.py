@@ -9,8 +9,8 @@ import numpy as np
 
 from chaos.world.engine import Child, Engine, Ring
 from chaos.world.tasks import NS, Process, Signal
+from ringlog.access.key_ring import LOCAL_ID, KeyRing
 from ringlog.actors.gateway import events as ev
-from ringlog.actors.gateway.auth import LOCAL_ID, KeyRing
 from ringlog.actors.gateway.core import GatewayCore, GatewayIdentity
 from ringlog.actors.gateway.frame_reader import read_files
 from ringlog.contract import Reply, Tick

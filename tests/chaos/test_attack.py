@@ -23,13 +23,13 @@ HOLES = {
     # Mutant 35: every client that knows the server's public key is accepted.
     "RF-105": """
         from ringlog.actors.gateway import zap
-        from ringlog.actors.gateway.auth import KeyRing
+        from ringlog.access.key_ring import KeyRing
         answered = zap.answer
         zap.answer = lambda parts, keys: answered(parts, KeyRing(admits_all=True))
     """,
     # Mutant 36: the prefix of a key's rights is not checked.
     "RF-106": """
-        from ringlog.actors.gateway.auth import Principal
+        from ringlog.access.keys import Principal
         Principal.covers = lambda self, topic: True
     """,
     # A shard that appends repeated frames again.

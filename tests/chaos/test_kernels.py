@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import signal
+import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -16,7 +19,9 @@ from chaos.kernels import DRIVER, KNOWN, Slot, load
 from chaos.kernels.guest import build_shim, need_kernel
 from chaos.kernels.judge import Story
 from chaos.order import Account, CannotRun, Order
+from ringlog.testing.real_engine import wait_until
 
+ROOT = Path(__file__).parents[2]
 UNSYNCED = (
     "import os, runpy, sys; os.fdatasync = os.fsync = lambda fd: None; "
     "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -54,6 +59,41 @@ def test_syncs_without_effect_are_detected(tmp_path: Path) -> None:
     """The guest acknowledges records before they are durable (mutant 1)."""
     account = lives(tmp_path, 1, program=(sys.executable, "-P", "-c", UNSYNCED, str(DRIVER)))
     assert account.findings != []
+
+
+ABANDONED = """
+import os, signal, sys, time
+from pathlib import Path
+from chaos.kernels.guest import Guest
+scratch = Path(sys.argv[1])
+guest = Guest(scratch, scratch / "no.so", scratch / "no.img", "g")
+guest.start(["true"], {})
+while guest.line(time.monotonic() + 20) not in {"up", None}:
+    continue  # The dynamic linker complains about the shim.
+print(guest._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_harness_leaves_no_guest_behind(tmp_path: Path) -> None:
+    """A guest has its own session, and several processes of the host. None survives the harness."""
+    program = tmp_path / "linux.uml"
+    program.write_text("#!/bin/sh\nsleep 600 &\necho up\nexec sleep 600\n")
+    program.chmod(0o700)
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", ABANDONED, str(tmp_path)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    wait_until(lambda: not is_alive(int(done.stdout)), 20, "all processes of the guest to end")
+
+
+def is_alive(group: int) -> bool:
+    """Return whether the process group has a process."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 # -- the judge ------------------------------------------------------------------------------------------

@@ -41,6 +41,22 @@ def test_after_a_power_cut_only_synced_bytes_are_present(tmp_path, kind, flag):
     )  # fmt: skip
 
 
+def test_the_process_of_a_device_holds_no_mount_of_it(tmp_path):
+    """Otherwise its end, after a kill of the harness, would wait for the device that it serves itself."""
+    in_private_mounts(
+        """
+        import os
+        from chaos.rigs.blockstore import stored_volume
+        with stored_volume("ext4", scratch) as stored:
+            server = stored.store._process.pid
+            assert os.readlink(f"/proc/{server}/ns/mnt") != os.readlink("/proc/self/ns/mnt")
+            assert str(scratch) in Path("/proc/self/mounts").read_text()
+            assert str(scratch) not in Path(f"/proc/{server}/mounts").read_text()
+        """,
+        tmp_path,
+    )
+
+
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
 def test_a_failed_write_is_reported_by_one_sync_only(tmp_path, kind):
     """This shows the behaviour of the kernel. Without it the classes would prove nothing."""

@@ -1,0 +1,547 @@
+"""Hostile HTTP: what no client should send. After each row the gateway must be the same process, serve a
+normal request within a bound, and have kept within a bound of memory. A row returns its number of cases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import random
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import psutil
+
+from chaos.order import require
+from ringlog.errors import RequestTimeout
+from ringlog.limits import HTTP_BODY_S_MAX, HTTP_HEADER_MS_MAX
+from ringlog.testing.real_engine import TestEngine, wait_until
+
+ANSWER_S = 5.0
+"""Bound of an answer to a normal request, during and after an attack."""
+END_S = 5.0
+"""Time (s) in which the gateway ends or answers a connection that it refuses."""
+GROWTH_BYTES_MAX = 192 << 20
+"""Memory that the gateway may have more than before the first row."""
+CALM_S = 10.0
+FDS_GROWTH_MAX = 16
+IDLE_CONNECTIONS = 2_000
+SLOW = 16
+SLOW_SENDERS = "slow"
+DRIP_S = 0.2
+PIPELINED = 200
+CANARY = "hostile.canary"
+SMUGGLED = "hostile.smuggled"
+JSON = "content-type: application/json"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+CHUNKS_COUNT = {"a length and chunks", "chunks and a length", "a length of 0 and chunks"}
+CUT = "a chunk without its end"
+"""Its body is complete JSON, which the HTTP server hands over before it sees that the framing is broken."""
+UPGRADE = (
+    "GET /v0/ws HTTP/1.1", "host: localhost", "upgrade: websocket", "connection: upgrade",
+    "sec-websocket-version: 13", "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==",
+)  # fmt: skip
+
+
+class Place:
+    """The gateway under attack, and what it was like before."""
+
+    def __init__(self, running: TestEngine) -> None:
+        self._engine = running
+        host, _, port = running.http_url.removeprefix("http://").rpartition(":")
+        self.address = (host, int(port))
+        self.pid = running.pid_of("http_gateway")
+        self.check_canary()
+        self.held_fds = 0
+        """Descriptors of connections that the harness holds open."""
+        self._process = psutil.Process(self.pid)
+        self._rss, self._fds = self._process.memory_info().rss, self._process.num_fds()
+
+    @property
+    def grown_mib(self) -> float:
+        """Growth of the gateway's memory in MiB."""
+        grown: int = self._process.memory_info().rss - self._rss
+        return round(grown / (1 << 20), 1)
+
+    def connect(self) -> socket.socket:
+        """Open a connection. Its reads have the bound END_S."""
+        return socket.create_connection(self.address, END_S)
+
+    def check_canary(self) -> None:
+        """Write and read a record. Raises GuaranteeBroken if that takes longer than ANSWER_S."""
+        body = json.dumps({"records": [{"data": 1}]}).encode()
+        begun = time.monotonic()
+        for request in (post(f"/v0/topics/{CANARY}", body), head_of(f"GET /v0/topics/{CANARY} HTTP/1.1")):
+            with self.connect() as raw:
+                raw.sendall(request)
+                status = status_of(until_end(raw, is_first_only=True))
+                require(status in {200, 201}, f"a normal request got {status}")
+        took = time.monotonic() - begun
+        require(took < ANSWER_S, f"a normal request took {took:.1f} s")
+
+    def judge(self) -> None:
+        """Check after a row. Raises GuaranteeBroken."""
+        self.check_canary()
+        found = self._engine.pid_of("http_gateway")
+        require(found == self.pid, f"the gateway died: it was {self.pid}, and is {found}")
+        more = 0
+
+        def is_calm() -> bool:
+            nonlocal more
+            more = int(self._process.num_fds() - self._fds - self.held_fds)
+            return more <= FDS_GROWTH_MAX
+
+        with contextlib.suppress(RequestTimeout):
+            wait_until(is_calm, CALM_S, "the gateway to close connections")
+        require(more <= FDS_GROWTH_MAX, f"the gateway holds {more} descriptors more than before")
+        limit = GROWTH_BYTES_MAX >> 20
+        require(self.grown_mib < limit, f"the gateway grew by {self.grown_mib} MiB, limit {limit}")
+
+    def exchange(self, data: bytes, *, half_close: bool = False) -> bytes:
+        """Send bytes on a connection of their own; return what comes until its end or for END_S."""
+        with self.connect() as raw:
+            with contextlib.suppress(OSError):  # The gateway may have answered and closed before the end.
+                raw.sendall(data)
+                if half_close:
+                    raw.shutdown(socket.SHUT_WR)
+            return until_end(raw, is_first_only=not half_close)
+
+    def refuses(self, what: str, data: bytes, *, half_close: bool = False) -> None:
+        """Check that bytes get a 4xx or the end of the connection. Raises GuaranteeBroken."""
+        status = status_of(self.exchange(data, half_close=half_close))
+        require(status == 0 or 400 <= status < 500, f"{what} got {status}")
+
+
+Row = Callable[[Place, random.Random], int]
+
+
+def rows_of(names: list[str], *, idle: int) -> dict[str, Row]:
+    """Return the selected rows by name; all for an empty list. The row SLOW_SENDERS is apart."""
+    every: dict[str, Row] = {
+        "framing": framing,
+        "heads": heads,
+        "text": text,
+        "half-closed": half_closed,
+        "pipelined": pipelined,
+        "json": json_bodies,
+        "gzip": gzip_bodies,
+        "idle": partial(idle_connections, most=idle),
+        "http2": http2,
+        "upgrades": upgrades,
+        "frames": web_socket_frames,
+        "noise": noise,
+    }
+    return {name: row for name, row in every.items() if not names or name in names}
+
+
+# -- requests ---------------------------------------------------------------------------------------------
+
+
+def head_of(*lines: str) -> bytes:
+    """Return the head of a request, with a Host."""
+    first, *rest = lines
+    return "\r\n".join([first, "host: localhost", *rest, "", ""]).encode("latin-1")
+
+
+def post(path: str, body: bytes, *more: str) -> bytes:
+    """Return a write with these bytes as its body."""
+    return head_of(f"POST {path} HTTP/1.1", JSON, f"content-length: {len(body)}", *more) + body
+
+
+def until_end(raw: socket.socket, *, is_first_only: bool) -> bytes:
+    """Return what arrives until the end, the read bound, or the end of the first answer."""
+    found = b""
+    with contextlib.suppress(OSError):
+        while piece := raw.recv(65_536):
+            found += piece
+            head, end, body = found.partition(b"\r\n\r\n")
+            if is_first_only and end and len(body) >= _length(head):
+                break
+    return found
+
+
+def _length(head: bytes) -> int:
+    for line in head.lower().split(b"\r\n"):
+        if line.startswith(b"content-length:"):
+            return int(line.partition(b":")[2])
+    return 0
+
+
+def status_of(answer: bytes) -> int:
+    """Return the status of an answer; 0 if there is none."""
+    first = answer.split(b"\r\n", 1)[0].split()
+    return int(first[1]) if len(first) > 1 and first[0].startswith(b"HTTP/1") and first[1].isdigit() else 0
+
+
+# -- rows -------------------------------------------------------------------------------------------------
+
+
+def framing(place: Place, dice: random.Random) -> int:
+    """Smuggle a write in the body of a request whose length can be read in two ways."""
+    body = b'{"records":[{"data":1}]}'
+    name = f"{SMUGGLED}-{dice.getrandbits(32):x}"
+    hidden = post(f"/v0/topics/{name}", body)
+    start, chunked = (f"POST /v0/topics/{CANARY} HTTP/1.1", JSON), "transfer-encoding: chunked"
+    chunk = b"%x\r\n%b\r\n" % (len(body), body)
+    inside, length = chunk + b"0\r\n\r\n", f"content-length: {len(body)}"
+    cases: list[tuple[str, bytes]] = [
+        ("two lengths", head_of(*start, length, "content-length: 0") + body),
+        ("two lengths, the short one first", head_of(*start, "content-length: 0", length) + body),
+        ("a list of lengths", head_of(*start, f"content-length: {len(body)}, 0") + body),
+        ("a length and chunks", head_of(*start, length, chunked) + inside),
+        ("chunks and a length", head_of(*start, chunked, length) + inside),
+        ("a length of 0 and chunks", head_of(*start, "content-length: 0", chunked) + inside),
+        ("chunks that are named twice", head_of(*start, chunked, "transfer-encoding: identity") + inside),
+        ("an unknown coding", head_of(*start, "transfer-encoding: xchunked") + inside),
+        ("chunked that is not last", head_of(*start, "transfer-encoding: chunked, gzip") + inside),
+        ("a tab before chunked", head_of(*start, "transfer-encoding:\tchunked\x0b") + inside),
+        ("a space before the colon", head_of(*start, "content-length : 5") + body),
+        ("a folded length", head_of(*start, "content-length:\r\n 24") + body),
+    ]
+    cases += [(f"the length {text!r}", head_of(*start, f"content-length: {text}") + body)
+              for text in ("-1", "+24", "0x18", "2 4", "24.0", "9" * 30, "")]  # fmt: skip
+    for size in (b"-1", b"0x18", b"+18", b"1 8", b"", b"g", b"f" * 17, b"\xff", b"18;" + b"x" * 20_000):
+        bad = size + b"\r\n" + body + b"\r\n0\r\n\r\n"
+        cases.append((f"the chunk size {size[:20]!r}", head_of(*start, chunked) + bad))
+    cases.append((CUT, head_of(*start, chunked) + b"18\r\n" + body + b"xx0\r\n\r\n"))
+    for what, data in cases:
+        answer = place.exchange(data + hidden, half_close=True)
+        served = answer.count(b"HTTP/1.1 2")
+        # With a length and chunks, the chunks count and the connection ends behind them (RFC 9112, 6.1).
+        is_closed = what in CHUNKS_COUNT and answer.count(b"connection: close") == 1
+        require(
+            served <= (is_closed or what == CUT), f"{what}: {served} requests were served: {answer[:200]!r}"
+        )
+    answer = place.exchange(head_of(f"GET /v0/topics/{name} HTTP/1.1"))
+    require(status_of(answer) == 404, f"a smuggled write was done: {answer[:200]!r}")
+    return len(cases)
+
+
+def heads(place: Place, dice: random.Random) -> int:
+    """Send huge and malformed heads."""
+    start = "GET /v0/health HTTP/1.1"
+    cases = {
+        "a header of 1 MiB": head_of(start, "x: " + "a" * (1 << 20)),
+        "20,000 headers": head_of(start, *[f"x{n}: 1" for n in range(20_000)]),
+        "a path of 1 MiB": head_of(f"GET /{'a' * (1 << 20)} HTTP/1.1"),
+        "a query of 1 MiB": head_of(f"GET /v0/topics?prefix={'a' * (1 << 20)} HTTP/1.1"),
+        "an endless first line": b"GET /" + b"a" * (1 << 20),
+        "no version": b"GET /v0/topics\r\n\r\n",
+        "version 9": head_of("GET /v0/health HTTP/9.9"),
+        "a zero in a header": head_of(start, "x: a\0b"),
+        "a header without a colon": head_of(start, "nothing"),
+        "a name with a space": head_of(start, "a b: 1"),
+        "no host": b"GET /v0/topics HTTP/1.1\r\n\r\n",
+        "the host of another": b"GET /v0/topics HTTP/1.1\r\nhost: example.com\r\n\r\n",
+        "CONNECT": head_of("CONNECT example.com:443 HTTP/1.1"),
+        "an absolute address": head_of("GET http://example.com/v0/nowhere HTTP/1.1"),
+        "an unknown method": head_of(f"{'X' * dice.randint(1, 4_000)} /v0/topics HTTP/1.1"),
+    }
+    for what, data in cases.items():
+        place.refuses(what, data)
+    return len(cases)
+
+
+def text(place: Place, dice: random.Random) -> int:
+    """Send bytes that are not UTF-8 and names that are not allowed, in paths, queries and bodies."""
+    body = b'{"records":[{"data":1}]}'
+    names = [
+        b"%ff",
+        b"%c0%ae",
+        b"%ed%a0%80",
+        b"%00",
+        b"a%0ab",
+        b"%",
+        b"%f",
+        b"%zz",
+        b"..",
+        b"a%2fb%",
+        b"\xff\xfe",
+    ]
+    for name in names:
+        data = b"POST /v0/topics/" + name + b" HTTP/1.1\r\nhost: localhost\r\n" + JSON.encode()
+        place.refuses(f"the name {name!r}", data + b"\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    bodies = [
+        b"\xff",
+        b'"\xc0\xae"',
+        b'"\xed\xa0\x80"',
+        b'"\\ud800"x',
+        b'"\0"',
+        b"\xef\xbb\xbf1",
+        b'"' + dice.randbytes(64),
+    ]
+    for data in bodies:
+        place.refuses(
+            f"the data {data!r}", post(f"/v0/topics/{CANARY}", b'{"records":[{"data":' + data + b"}]}")
+        )
+        place.refuses(f"the body {data!r}", post(f"/v0/topics/{CANARY}/diff", data))
+    return len(names) + 2 * len(bodies)
+
+
+def half_closed(place: Place, dice: random.Random) -> int:
+    """Send parts of a request and close the writing half, or the whole connection."""
+    whole = post(f"/v0/topics/{CANARY}", b'{"records":[{"data":1}]}')
+    cuts = [0, 1, len(whole) - 1, *(dice.randrange(1, len(whole)) for _ in range(20))]
+    for cut in cuts:
+        place.refuses(f"{cut} bytes of a request", whole[:cut], half_close=True)
+        with place.connect() as raw:
+            raw.sendall(whole[:cut])
+    watch = post("/v0/watch", json.dumps({"topics": {CANARY: {}}}).encode())
+    for _ in range(10):
+        path = json.loads(place.exchange(watch).partition(b"\r\n\r\n")[2])["stream_url"]
+        with place.connect() as raw:
+            raw.sendall(head_of(f"GET {path} HTTP/1.1", "accept: text/event-stream"))
+            raw.shutdown(socket.SHUT_WR)
+            raw.recv(1)
+    return 2 * len(cuts) + 10
+
+
+def pipelined(place: Place, _: random.Random) -> int:
+    """Send many requests at once; each is answered, in order."""
+    data = b"".join(head_of(f"GET /v0/topics/hostile.none-{n} HTTP/1.1") for n in range(PIPELINED))
+    with place.connect() as raw:
+        raw.sendall(data)
+        found = b""
+        with contextlib.suppress(OSError):
+            while found.count(b"HTTP/1.1 404") < PIPELINED and (piece := raw.recv(65_536)):
+                found += piece
+    at = [found.find(b'"hostile.none-%d"' % n) for n in range(PIPELINED)]
+    require(
+        -1 not in at and at == sorted(at), f"{found.count(b'HTTP/1.1 404')} of {PIPELINED} answers in order"
+    )
+    with place.connect() as raw:  # And who does not read them gets a bounded number of answers.
+        raw.settimeout(1.0)
+        with contextlib.suppress(OSError):
+            for _round in range(200):
+                raw.sendall(data)
+        place.check_canary()
+    return 2
+
+
+def json_bodies(place: Place, dice: random.Random) -> int:
+    """Send deep, repeated, huge and wrong JSON to every route with a body."""
+    deep = dice.randint(200, 100_000)
+    bodies = {
+        "deep lists": b"[" * deep + b"]" * deep,
+        "deep lists without an end": b"[" * deep,
+        "deep objects": b'{"a":' * deep + b"1" + b"}" * deep,
+        "deep data": b'{"records":[{"data":' + b"[" * 129 + b"]" * 129 + b"}]}",
+        "repeated keys": b'{"records":[{"data":1}],"records":[{"data":2}]}',
+        "repeated keys inside": b'{"records":[{"data":{"a":1,"a":2}}]}',
+        "a huge number": b'{"records":[{"data":1}],"node":' + b"9" * 10_000 + b"}",
+        "a list": b"[]",
+        "a text": b'"records"',
+        "nothing": b"",
+        "white space": b" " * 100_000,
+        "two values": b"{}{}",
+        "NaN": b'{"records":NaN}',
+        "a comma at the end": b'{"records":[{"data":1},]}',
+    }
+    paths = [f"/v0/topics/{CANARY}", "/v0/watch", *(f"/v0/topics/{CANARY}/{what}" for what in
+             ("delete", "claim", "ack", "nack", "extend"))]  # fmt: skip
+    for path in paths:
+        for what, body in bodies.items():
+            place.refuses(f"{what} to {path}", post(path, body))
+    return len(paths) * len(bodies)
+
+
+def gzip_bodies(place: Place, dice: random.Random) -> int:
+    """Send compressed bodies that grow a thousandfold, end early, or are not gzip."""
+    bomb = gzip.compress(b'{"records":[{"data":"' + b"a" * (96 << 20) + b'"}]}', 1)
+    small = gzip.compress(b'{"records":[{"data":1}]}')
+    cases = {
+        "a bomb": bomb, "an early end": small[:-4], "no gzip": b"{}",
+        "bytes after the end": small + b"x", "two members": small + small, "nothing": b"",
+        "noise": small[:10] + dice.randbytes(1_000),
+    }  # fmt: skip
+    for what, body in cases.items():
+        place.refuses(what, post(f"/v0/topics/{CANARY}", body, "content-encoding: gzip"))
+    for coding in ("br", "gzip, gzip", "\xff", "x" * 1_000):
+        place.refuses(
+            f"the coding {coding[:9]!r}", post(f"/v0/topics/{CANARY}", small, f"content-encoding: {coding}")
+        )
+    return len(cases) + 4
+
+
+def idle_connections(place: Place, dice: random.Random, *, most: int = IDLE_CONNECTIONS) -> int:
+    """Open connections that say nothing, or one request each; others must be served meanwhile."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    most = min(most, max(hard - 512, 64))
+    with contextlib.ExitStack() as held:
+        for number in range(most):
+            raw = held.enter_context(place.connect())
+            if number % 2:
+                raw.sendall(head_of("GET /v0/health HTTP/1.1")[: dice.choice((5, 30, 1_000))])
+        for _ in range(5):
+            place.check_canary()
+    return most
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def http2(place: Place, dice: random.Random) -> int:
+    """Send the preface of HTTP/2 and then what does not belong there."""
+    settings = _frame(4, 0, 0)
+    # GET / of localhost, from the static table of HPACK.
+    block = b"\x82\x86\x84\x41\x09localhost"
+    odd = range(1, 4_001, 2)
+    cases = [
+        b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n", PREFACE[:10], PREFACE + dice.randbytes(500),
+        PREFACE + _frame(4, 0, 0, b"abc"), PREFACE + settings + _frame(0, 0, 0, b"data"),
+        PREFACE + settings + _frame(1, 4, 2, block),
+        PREFACE + settings + _frame(1, 4, 1, dice.randbytes(40)),
+        PREFACE + settings + _frame(9, 4, 1, block),
+        PREFACE + settings + b"\xff\xff\xff\x00\x00\x00\x00\x00\x01",
+        PREFACE + settings + _frame(1, 0, 1, block) + _frame(9, 0, 1, b"\x00" * 1_000) * 500,
+        PREFACE + settings * 20_000,
+        PREFACE + settings + _frame(6, 0, 0, bytes(8)) * 20_000,
+        PREFACE + settings + b"".join(_frame(1, 5, n, block) + _frame(3, 0, n, bytes(4)) for n in odd),
+        PREFACE + settings + _frame(8, 0, 0, b"\x7f\xff\xff\xff") * 3,
+    ]  # fmt: skip
+    for data in cases:
+        with place.connect() as raw:
+            raw.settimeout(0.5)
+            with contextlib.suppress(OSError):
+                raw.sendall(data)
+            until_end(raw, is_first_only=False)
+        place.check_canary()
+    return len(cases)
+
+
+def upgrades(place: Place, _: random.Random) -> int:
+    """Ask for upgrades that do not exist, and for WebSockets in wrong ways."""
+    cases = [
+        head_of(f"GET {path} HTTP/1.1", f"upgrade: {what}", "connection: upgrade", *more)
+        for path in ("/v0/ws", "/v0/topics/hostile.none")
+        for what, more in (
+            ("h2c", ("http2-settings: AAMAAABkAAQAAP__",)), ("chat", ()), ("websocket", ()), ("", ()),
+            ("websocket", ("sec-websocket-version: 12", "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==")),
+            ("TLS/1.0, websocket", ()),
+        )
+    ]  # fmt: skip
+    cases.append("\r\n".join([*UPGRADE, "origin: https://example.com", "", ""]).encode())
+    for data in cases:
+        place.refuses(f"an upgrade {data[:200]!r}", data)
+    return len(cases)
+
+
+def _masked(kind: int, payload: bytes, *, final: bool = True, reserved: int = 0) -> bytes:
+    size = len(payload)
+    length = bytes([0x80 | size]) if size < 126 else b"\xfe" + size.to_bytes(2, "big")
+    return bytes([final << 7 | reserved << 4 | kind]) + length + bytes(4) + payload
+
+
+def web_socket_frames(place: Place, dice: random.Random) -> int:
+    """Send invalid frames and messages to a WebSocket."""
+    deep = b"[" * 30_000
+    cases: Iterable[bytes] = (
+        dice.randbytes(300), _masked(3, b"x"), _masked(11, b"x"), _masked(1, b"{}", reserved=4),
+        b"\x81\x02{}", b"\x81\xff" + b"\x7f" + b"\xff" * 7 + bytes(4), b"\x81\xff" + b"\xff" * 12,
+        _masked(9, b"x", final=False), _masked(9, b"x" * 126), _masked(0, b"x"), _masked(1, b"\xff\xfe"),
+        _masked(1, b"{", final=False) + _masked(1, b"}"), _masked(8, b"x"), _masked(8, b"\x00\x00"),
+        _masked(1, deep), _masked(1, b"{}"), _masked(1, b"[]"), _masked(1, b"1"), _masked(2, b"{}"),
+        _masked(1, b'{"op":"nothing"}'), _masked(1, b'{"op":"ping","op":"ping"}'), _masked(1, b'{"op":1}'),
+        _masked(1, b'{"op":"subscribe","topics":{"x":[]}}'), _masked(1, b'{"op":"publish"}') * 200,
+        _masked(9, b"") * 5_000, _masked(1, b"a", final=False) + _masked(0, b"a", final=False) * 5_000,
+    )  # fmt: skip
+    tried = 0
+    for data in cases:
+        with place.connect() as raw:
+            raw.sendall("\r\n".join([*UPGRADE, "", ""]).encode())
+            require(status_of(until_end(raw, is_first_only=True)) == 101, "no WebSocket was opened")
+            raw.settimeout(0.2)
+            with contextlib.suppress(OSError):
+                raw.sendall(data)
+            until_end(raw, is_first_only=False)
+        tried += 1
+    return tried
+
+
+def noise(place: Place, dice: random.Random) -> int:
+    """Send random bytes, the start of TLS, and broken copies of a request."""
+    whole = bytearray(post(f"/v0/topics/{CANARY}", b'{"records":[{"data":1}]}'))
+    cases: list[bytes] = [dice.randbytes(dice.randint(1, 2_000)) for _ in range(20)]
+    cases += [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + dice.randbytes(500),
+        b"\r\n" * 50_000,
+        bytes(100_000),
+    ]
+    for _ in range(60):
+        broken = whole.copy()
+        for _each in range(dice.randint(1, 4)):
+            broken[dice.randrange(len(broken))] = dice.randrange(256)
+        cases.append(bytes(broken))
+    for data in cases:
+        answer: Any = place.exchange(data, half_close=True)
+        require(b"HTTP/1.1 5" not in answer[:12], f"{data[:200]!r} got {answer[:300]!r}")
+    return len(cases)
+
+
+class SlowSenders:
+    """Connections whose heads and bodies come a byte at a time, while the other rows run.
+
+    The gateway must end them at its deadlines. Those with bodies are judged only `with_bodies`.
+    """
+
+    def __init__(self, place: Place, *, with_bodies: bool = False) -> None:
+        head = b"GET /v0/health HTTP/1.1\r\nx: "
+        body = head_of(f"POST /v0/topics/{CANARY} HTTP/1.1", JSON, "content-length: 1000") + b'{"rec'
+        self._place, self._is_over = place, threading.Event()
+        self._begun = time.monotonic()
+        self._heads = [self._open(head) for _ in range(SLOW)]
+        self._bodies = [self._open(body) for _ in range(SLOW)]
+        self._judged = [("head", self._heads, HTTP_HEADER_MS_MAX / 1_000)]
+        if with_bodies:
+            self._judged.append(("body", self._bodies, HTTP_BODY_S_MAX))
+        place.held_fds += 2 * SLOW
+        self._thread = threading.Thread(target=self._drip, daemon=True)
+        self._thread.start()
+
+    def _open(self, begin: bytes) -> socket.socket:
+        raw = self._place.connect()
+        raw.sendall(begin)
+        return raw
+
+    def _drip(self) -> None:
+        while not self._is_over.wait(DRIP_S):
+            for raw in (*self._heads, *self._bodies):
+                with contextlib.suppress(OSError):
+                    raw.send(b"a", socket.MSG_DONTWAIT)
+
+    def judge(self, _place: Place, _dice: random.Random) -> int:
+        """Wait for the deadlines; a row. Raises GuaranteeBroken."""
+        for what, connections, limit_s in self._judged:
+            while not all(map(_has_end, connections)):
+                took = time.monotonic() - self._begun
+                require(took < limit_s + END_S, f"a slow {what} is still open after {took:.0f} s")
+                self._place.check_canary()
+                time.sleep(DRIP_S)
+        return 2 * SLOW
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._is_over.set()
+        self._thread.join(END_S)
+        for raw in (*self._heads, *self._bodies):
+            raw.close()
+        self._place.held_fds -= 2 * SLOW
+
+
+def _has_end(raw: socket.socket) -> bool:
+    """Whether an answer or the end of the connection has come."""
+    try:
+        raw.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -91,11 +91,42 @@ class GatewayConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_o
     """Whether the gateway runs. Remote clients and clients without shared memory need it."""
 
 
+class HttpConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The HTTP gateway: JSON, Server-Sent Events and WebSocket. Needs `pip install ringlog[http]`."""
+
+    enabled: bool = False
+    """Whether the HTTP gateway runs."""
+    host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
+    """Address to listen on. Other than loopback addresses are served only with keys."""
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 4000
+    """Port to listen on; 0 takes a free one, which `port_file` and the log name."""
+    port_file: Text = ""
+    """File to which `host:port` is written when the gateway listens. Empty: none."""
+    tls_cert_file: Text = ""
+    """File with the certificate chain (PEM). Together with `tls_key_file` it makes the port speak TLS."""
+    tls_key_file: Text = ""
+    """File with the private key of the certificate (PEM), which only the engine's user may read."""
+    probe_auth: bool = False
+    """Whether /v0/health and /v0/ready need a key, if keys are configured."""
+    max_connections: Annotated[int, Meta(ge=1, le=1_000_000)] = limits.HTTP_CONNECTIONS_DEFAULT
+    """Most open connections. Further ones wait in the listening socket's queue."""
+    max_watch_sessions: Annotated[int, Meta(ge=1, le=10_000_000)] = limits.WATCH_SESSIONS_DEFAULT
+    """Most watch sessions, with or without an open stream. A further one is refused with Throttled."""
+    max_sse_connections: Annotated[int, Meta(ge=1, le=1_000_000)] = limits.SSE_CONNECTIONS_DEFAULT
+    """Most open event streams, work streams and WebSockets."""
+    max_sse_connections_per_key: Annotated[int, Meta(ge=1, le=1_000_000)] = (
+        limits.SSE_CONNECTIONS_PER_KEY_DEFAULT
+    )
+    """The same for one key."""
+    max_inflight_per_key: Annotated[int, Meta(ge=1, le=1_000_000)] = limits.INFLIGHT_PER_KEY_DEFAULT
+    """Most requests of one key that are processed at the same time."""
+
+
 class AuthConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Authentication of TCP clients."""
+    """Authentication of TCP and HTTP clients."""
 
     keys_file: Text = ""
-    """File with the public keys of TCP clients and their rights. Empty: loopback addresses only."""
+    """File with the keys of TCP and HTTP clients and their rights. Empty: loopback addresses only."""
     allow_insecure: bool = False
     """Whether the engine serves other than loopback addresses without a keys file."""
 
@@ -239,6 +270,7 @@ class Config(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     run: RunConfig = RunConfig()
     native: NativeConfig = NativeConfig()
     gateway: GatewayConfig = GatewayConfig()
+    http: HttpConfig = HttpConfig()
     auth: AuthConfig = AuthConfig()
     limits: LimitsConfig = LimitsConfig()
     wal: WalConfig = msgspec.field(default_factory=WalConfig)
@@ -263,6 +295,18 @@ ENVIRONMENT: dict[str, str] = {
     "native.endpoint": "RINGLOG_NATIVE",
     "native.curve_key_file": "RINGLOG_CURVE_KEY_FILE",
     "gateway.enabled": "RINGLOG_GATEWAY",
+    "http.enabled": "RINGLOG_HTTP",
+    "http.host": "RINGLOG_HOST",
+    "http.port": "RINGLOG_PORT",
+    "http.port_file": "RINGLOG_PORT_FILE",
+    "http.tls_cert_file": "RINGLOG_TLS_CERT_FILE",
+    "http.tls_key_file": "RINGLOG_TLS_KEY_FILE",
+    "http.probe_auth": "RINGLOG_PROBE_AUTH",
+    "http.max_connections": "RINGLOG_MAX_CONNECTIONS",
+    "http.max_watch_sessions": "RINGLOG_MAX_WATCH_SESSIONS",
+    "http.max_sse_connections": "RINGLOG_MAX_SSE_CONNECTIONS",
+    "http.max_sse_connections_per_key": "RINGLOG_MAX_SSE_CONNECTIONS_PER_KEY",
+    "http.max_inflight_per_key": "RINGLOG_MAX_INFLIGHT_PER_KEY",
     "auth.keys_file": "RINGLOG_API_KEYS_FILE",
     "auth.allow_insecure": "RINGLOG_ALLOW_INSECURE_NO_AUTH",
     "limits.max_body_bytes": "RINGLOG_MAX_BODY_BYTES",
@@ -308,7 +352,16 @@ ENVIRONMENT: dict[str, str] = {
 """Setting -> environment variable."""
 
 STRICT_ENVIRONMENT_KEYS = frozenset(
-    {"auth.keys_file", "native.endpoint", "native.curve_key_file", "run.allow_root"}
+    {
+        "auth.keys_file",
+        "native.endpoint",
+        "native.curve_key_file",
+        "run.allow_root",
+        "http.host",
+        "http.port",
+        "http.tls_cert_file",
+        "http.tls_key_file",
+    }
 )
 """Settings for which a wrong value in the environment is an error. With the default instead, the engine would
 silently listen elsewhere or grant other rights than requested."""
@@ -575,6 +628,8 @@ def _read_environment(draft: _Draft, environ: Mapping[str, str]) -> None:
     for name, variable in ENVIRONMENT.items():
         text = environ.get(variable)
         if text is None or (text == "" and _TYPES[name] is not Text):
+            continue
+        if environment.is_of_kubernetes(variable, text):
             continue
         try:
             draft.put(name, _from_text(name, text), f"environment {variable}")

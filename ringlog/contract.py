@@ -6,9 +6,8 @@ shell performs the effects in list order and returns their results as events.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ringlog.envelope.messages import Message
 
@@ -54,15 +53,3 @@ class Stop:
 
     code: int
     reason: str
-
-
-class Core(Protocol):
-    """A state machine that a shell drives."""
-
-    def handle(self, events: Sequence[Any]) -> list[Any]:
-        """Process events in order, change the state, and return the effects in order."""
-        ...
-
-    def next_deadline_ns(self) -> int | None:
-        """Return the monotonic time (ns) by which the core needs the next Tick; None if there is none."""
-        ...

@@ -44,6 +44,7 @@ URL = "RINGLOG_URL"
 KEY = "RINGLOG_KEY"
 KEY_FILE = "RINGLOG_KEY_FILE"
 TIMEOUT_MS = "RINGLOG_TIMEOUT_MS"
+API_KEYS = "RINGLOG_API_KEYS"
 TEST_PACKAGE = "RINGLOG_TEST_PACKAGE"
 STOP_POINTS = "RINGLOG_TEST_STOP_POINTS"
 SPARK_JVM = "RINGLOG_SPARK_JVM"
@@ -55,6 +56,8 @@ VARIABLES: dict[str, Variable] = {
     URL: Variable("clients, command line: the engine"),
     KEY: Variable("clients: secret key of a TCP connection"),
     KEY_FILE: Variable("clients: file of that key"),
+    # No `accepts`: a warning would quote the value. The gateway refuses a wrong one without quoting it.
+    API_KEYS: Variable("engine: bearer keys for HTTP, KEY or KEY:scopes:prefixes, separated by commas"),
     TIMEOUT_MS: Variable("clients: bound of every request", "milliseconds, at least 1", _is_count),
     SPARK_JVM: _switch("0: Spark reads without the engine's classes for the JVM", "0", "1"),
     SPARK_JRE: Variable("the Java runtime that Spark was started on"),
@@ -68,6 +71,11 @@ VARIABLES: dict[str, Variable] = {
 
 _KUBERNETES_VARIABLES = re.compile(r"RINGLOG_(SERVICE_(HOST|PORT\w*)|PORT(_[0-9]+_(TCP|UDP)(_\w+)?)?)")
 """Kubernetes sets these variables in every container of a namespace with a service named ringlog."""
+
+
+def is_of_kubernetes(variable: str, value: str) -> bool:
+    """Return whether Kubernetes has set a variable that is also a setting: `RINGLOG_PORT=tcp://10.0.0.1:80`."""
+    return _KUBERNETES_VARIABLES.fullmatch(variable) is not None and value.startswith(("tcp://", "udp://"))
 
 
 def environment_problems(environ: Mapping[str, str], settings: Iterable[str]) -> list[str]:

@@ -52,7 +52,7 @@ class RinglogError(Exception):
     """
 
     code: ClassVar[str] = "internal"
-    retriable: bool = False
+    retriable: ClassVar[bool] = False
 
     def __init__(self, message: str, *, outcome: Outcome = "not_applied", **detail: Any) -> None:
         super().__init__(message)

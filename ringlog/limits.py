@@ -520,7 +520,7 @@ DEAD_LETTER_TOPICS_MAX = 64
 DEAD_LETTER_REASON_BYTES_MAX = 256
 """Bytes of the reason of a rejected job that are kept: its first line, cut to this length."""
 WORKERS_WATCHED_MAX = 1_024
-"""Worker processes on the host whose death ends their leases at once. Leases of further workers expire."""
+"""Processes on the host whose death ends their leases and waiting claims at once. Those of others expire."""
 LINKS_MAX = 65_536
 """Processes with claims that a shard can distinguish in one queue or group. Beyond it processes without a
 lease are forgotten."""
@@ -665,6 +665,70 @@ GATEWAY_OUTBOX_BYTES_MAX = 32 * MIB
 connection."""
 GATEWAY_SEND_HWM = 16
 """Replies for one connection that ZeroMQ queues, before further ones wait in the gateway's outbox."""
+
+# -- the HTTP gateway ---------------------------------------------------------------------------------
+HTTP_CONNECTIONS_DEFAULT = 20_000
+"""Default of `http.max_connections`. Further connections wait in the queue of the listening socket."""
+HTTP_BACKLOG = 1_024
+"""Connections that the kernel queues for the HTTP gateway. Further ones are refused by the kernel."""
+HTTP_HEADER_BYTES_MAX = 65_536
+"""Largest head of a request in bytes. A larger one is answered with 431."""
+HTTP_HEADER_MS_MAX = 10_000
+"""Longest time in ms in which the head of a request must arrive. Then the connection is closed."""
+HTTP_BODY_S_MAX = 30.0
+"""Longest time in s in which the body of a request must arrive. Then it is answered with 408."""
+HTTP_REQUEST_MS_MAX = 30_000
+"""Longest time in ms that a request waits for the engine, without its own `wait_ms`."""
+HTTP_WAIT_MS_MAX = 30_000
+"""Largest `wait_ms` of a request; larger values are reduced."""
+HTTP_NESTING_MAX = 128
+"""Deepest nesting of a JSON body. A deeper one is refused."""
+HTTP_PATH_CHARS_KEPT = 512
+"""Longest path whose route the HTTP gateway remembers."""
+HTTP_PATHS_MAX = 1_024
+"""Most paths whose routes the HTTP gateway remembers. Then it forgets them all."""
+HTTP_META_KEYS_MAX = 64
+"""Most keys of the meta of a record that is written over HTTP."""
+HTTP_STATUS_MS_MAX = 2_000
+"""Longest time in ms for which metrics wait for the supervisor. Then they only have shared memory."""
+HTTP_STATUS_REUSE_MS = 500
+"""Time in ms for which the HTTP gateway reuses a status of the engine for metrics."""
+HTTP_LANES_MAX = 8_192
+"""Most topics for which the HTTP gateway keeps a lane of writes. Idle ones are forgotten first."""
+HTTP_LANE_PUSHES_MAX = 2
+"""Most pushes of one lane in flight. Writes that arrive meanwhile travel together with the next push."""
+HTTP_WRITE_BYTES_MAX = 8 * FRAME_BYTES_MAX
+"""Most bytes of writes of all lanes that are not settled. Further writes are refused with Throttled."""
+HTTP_WORKERS_MAX = 1_024
+"""Most pairs of a topic and a node whose open files and settings the HTTP gateway keeps between claims. The
+least recently used pair is dropped, and opened again by its next claim."""
+HTTP_REDRIVE_MAX = 10_000
+"""Most dead letters that one redrive over HTTP moves. The client sends the request again for more."""
+WORK_STREAM_HEARTBEAT_MS = 15_000
+"""Longest silence in ms of a work stream. Then it sends a comment."""
+WORK_STREAM_CHECK_MS = 1_000
+"""Interval in ms at which a work stream asks the engine which of its jobs are still leased. Settlements over
+HTTP are known at once."""
+WATCH_SESSIONS_DEFAULT = 10_000
+"""Default of `http.max_watch_sessions`."""
+WATCH_SESSION_TTL_MS = 300_000
+"""Time in ms after which a watch session without a stream is forgotten."""
+WATCH_TOPICS_MAX = 256
+"""Most topics of one watch session. More are refused."""
+SSE_CONNECTIONS_DEFAULT = 10_000
+"""Default of `http.max_sse_connections`."""
+SSE_CONNECTIONS_PER_KEY_DEFAULT = 1_000
+"""Default of `http.max_sse_connections_per_key`."""
+INFLIGHT_PER_KEY_DEFAULT = 1_000
+"""Default of `http.max_inflight_per_key`."""
+STREAM_STALL_S_MAX = 30.0
+"""Longest time in s in which a stream accepts no byte. Then it is ended."""
+WEB_SOCKET_QUEUE_MAX = 4
+"""Messages that wait for the socket of one WebSocket. Beyond it the connection gets no further frame and its
+commands wait. Records are read again from storage when there is room."""
+STREAM_BUFFER_BYTES_MAX = 512 * KIB
+"""Bytes of a stream that its client has not acknowledged. Beyond it the gateway sends no further frame to
+this client. It reads the next one from storage when the client has caught up. Other streams do not wait."""
 
 # -- processes ----------------------------------------------------------------------------------------
 SHARDS_MAX = 64

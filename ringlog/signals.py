@@ -76,7 +76,7 @@ class StopFlag:
     """
 
     def __init__(self, on_hangup: Callable[[], None], on_stop: Callable[[], None] = lambda: None) -> None:
-        self._on_hangup = on_hangup
+        self._on_hangup: list[Callable[[], object]] = [on_hangup]
         self._on_stop = on_stop
         self._is_set = False
         self._inbox = SignalInbox((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._came)
@@ -93,6 +93,10 @@ class StopFlag:
             self.drain()
         return self._is_set
 
+    def call_on_hangup(self, callback: Callable[[], object]) -> None:
+        """Also call this for SIGHUP, where `on_hangup` is called."""
+        self._on_hangup.append(callback)
+
     def set(self) -> None:
         """Request the stop from inside the process."""
         self._is_set = True
@@ -106,7 +110,8 @@ class StopFlag:
         """Handle the waiting signals and clear the descriptor."""
         for number in self._inbox.take_signals():
             if number == signal.SIGHUP:
-                self._on_hangup()
+                for callback in self._on_hangup:
+                    callback()
 
     def close(self) -> None:
         """Restore the previous handlers."""

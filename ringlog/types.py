@@ -1,15 +1,8 @@
-"""Types of small values that are used everywhere."""
+"""Small enumerations that are used everywhere."""
 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NewType
-
-Seq = NewType("Seq", int)
-TopicId = NewType("TopicId", int)
-Epoch = NewType("Epoch", int)
-Incarnation = NewType("Incarnation", int)
-ProducerId = NewType("ProducerId", int)
 
 
 class Durability(IntEnum):

@@ -28,7 +28,7 @@ PURE_STORAGE = {"storage.layout", "storage.index", "storage.tags", "storage.reco
 WIRE = {"base", "frame", "ring", "board", "envelope"}
 # `storage.disk`: the doctor command tests the disk under a data directory.
 CLI = {
-    *WIRE, "link", "client", "supervision", "verify", "storage.disk", "storage.identity_file",
+    *WIRE, "access", "link", "client", "supervision", "verify", "storage.disk", "storage.identity_file",
     "storage.layout", "storage.log_register", "storage.reader", "cli", "root",
 }  # fmt: skip
 
@@ -45,6 +45,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ring": {"base", "ring"},
     "board": {"base", "board"},
     "envelope": {"base", "frame", "envelope"},
+    # Keys, scopes and prefixes: the rights of a client, for both gateways.
+    "access": {"base", "envelope", "leases", "access"},
     "storage": {"base", "frame", "storage"},
     "storage.reader": {"base", "frame", "storage", "storage.segment_cache", "segment", "board"},
     # Segment files: written by the compactor and the reclaimer, read by every reader.
@@ -65,7 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "contract": {"base", "frame", "envelope"},
     "runtime": {*WIRE, "contract", "runtime", "runtime.listener", "root"},
     "runtime.listener": {"base", "runtime.listener"},
-    "link": {*WIRE, "link"},
+    "link": {*WIRE, "access", "link"},
     # On the engine's host the client reads files itself: with the reader, through the Disk interface, and
     # with the same tombstone decision as the gateway.
     "client": {*WIRE, "link", "client", *READ_PATH, "storage.disk", "topic.tombstone", "root"},
@@ -82,8 +84,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # The supervisor locks the data directory and writes meta/engine. Only one module changes the disk.
     "supervision": {
-        "base", "ring", "board", "envelope", "storage.disk", "storage.layout", "storage.identity_file",
-        "runtime", "runtime.listener", "supervision", "root",
+        "base", "ring", "board", "envelope", "access", "storage.disk", "storage.layout",
+        "storage.identity_file", "runtime", "runtime.listener", "supervision", "root",
     },
     "storage.identity_file": {"base", "storage.disk", "storage.layout"},
     "supervisor": {"base", "supervision", "root"},
@@ -115,12 +117,16 @@ MAY_IMPORT: dict[str, set[str]] = {
         "base", "envelope", "segment", "testing", "testing.shard_world", "actors.core", "actors.shell",
     },
     "actors.core": {
-        "base", "frame", "envelope", "contract", "topic", "topic.segment_catalog", "leases", "segment.layout",
-        "board.layout", *PURE_STORAGE, "root",
+        "base", "frame", "envelope", "access", "contract", "topic", "topic.segment_catalog", "leases",
+        "segment.layout", "board.layout", *PURE_STORAGE, "root",
+    },
+    # A client of the engine in an event loop of its own.
+    "actors.http_gateway": {
+        *WIRE, "access", "client", "aio", "leases", "link", "runtime", "contract", "topic.priority", "root",
     },
     "actors.shell": {
-        *WIRE, "contract", "topic", "topic.segment_catalog", "runtime", "runtime.listener", "storage",
-        *READ_PATH,
+        *WIRE, "access", "contract", "topic", "topic.segment_catalog", "runtime", "runtime.listener",
+        "storage", *READ_PATH,
         "link", "storage.snapshot", "segment", "tier", "root",
         # Routers read their sources like every reader on the host.
         "client.read.local_source", "client.read.fetch_result", "client.connection.read_connection",
@@ -194,7 +200,16 @@ IMPURE_ALLOWED = {
     ("ringlog.frame.compress", "threading"): "one compressor for each thread; no thread is started",
 }
 
-PURE_UNITS = {"frame", "envelope", "topic", "topic.segment_catalog", "leases", "contract", "actors.core"}
+PURE_UNITS = {
+    "frame",
+    "envelope",
+    "access",
+    "topic",
+    "topic.segment_catalog",
+    "leases",
+    "contract",
+    "actors.core",
+}
 PURE_MODULES = {
     "ringlog.errors",
     "ringlog.types",
@@ -208,6 +223,7 @@ PURE_MODULES = {
     "ringlog.board.layout",
     "ringlog.settings",
     "ringlog.digests",
+    "ringlog.environment",
     "ringlog.governor",
     "ringlog.segment.layout",
     *(f"ringlog.{name}" for name in PURE_STORAGE),
@@ -281,6 +297,8 @@ def unit_of(module: str) -> str:
     if rest[0] == "actors":
         if not rest[1:]:
             return "actors"
+        if rest[1] == "http_gateway" and rest[-1] != "__main__":
+            return "actors.http_gateway"
         if module in SHELL_SIDE:
             return "actors.shell"
         return "actors.__main__" if rest[-1] == "__main__" else "actors.core"

@@ -356,6 +356,7 @@ RULES = [
             "what an interrupt left half made may raise anything while it is ended",
             "actors/gateway/core.py": "a request's error is its sender's; the gateway holds no facts",
             "actors/gateway/shell.py": "the same, while the core's effects are performed",
+            "actors/http_gateway/application.py": "the same: one request of HTTP must not end the gateway",
             "ringlog/cli/app.py": "the top of a command: a person gets one line, a script an exit code",
             "ringlog/client/leases/job_payloads.py": "a codec may raise anything: why a job is rejected",
             "ringlog/client/leases/job_facts.py": "an exception may raise as text; its job is returned",
@@ -478,3 +479,89 @@ def test_the_makefile_names_only_existing_tests():
     assert "tests/client" in printed
     assert not missing_tests(printed)
     assert missing_tests("pytest tests/client tests/no_such_thing") == ["tests/no_such_thing"]
+
+
+# -- unused code --------------------------------------------------------------------------------------------
+
+USERS = ("actors", "ringlog", "supervisor.py", "pyspark_ringlog", "chaos", "bench", "demo", "tools")
+CALLED_BY_OTHERS = {
+    # Python and its libraries
+    "__getattr__", "__dir__",
+    # Spark's data source API
+    "streamReader", "streamWriter", "initialOffset", "getDefaultReadLimit", "latestOffset",
+    "reportLatestOffset", "prepareForTriggerAvailableNow",
+    # commands and options of the command line
+    "chaos", "env", "list_dead_letters", "list_keys", "repair", "revoke",
+    # fixtures of the pytest plug-in
+    "ringlog_engine", "ringlog_topic",
+    # the public API
+    "is_clean", "memoryviews", "view_reader",
+}  # fmt: skip
+FOR_TESTS = {"NewsRow", "close_clients", "references", "stop_engine", "unsynced"}
+"""What only tests look at, and cannot see from outside."""
+
+
+def test_every_definition_of_the_product_is_used() -> None:
+    """Functions, classes, methods and properties that only tests use do not count as used."""
+    from vulture import Vulture
+
+    finder = Vulture()
+    finder.scavenge([str(ROOT / name) for name in USERS])
+    found = {
+        f"{Path(item.filename).relative_to(ROOT)}: {item.name}"
+        for item in finder.get_unused_code(min_confidence=60)
+        if item.typ in {"function", "class", "method", "property"}
+        and item.name not in CALLED_BY_OTHERS | FOR_TESTS
+        and Path(item.filename).relative_to(ROOT).parts[0] in {"actors", "ringlog", "supervisor.py"}
+        and "testing" not in Path(item.filename).parts
+    }
+    assert not found, found
+
+
+# -- class attributes ----------------------------------------------------------------------------------------
+
+
+def _classes() -> dict[str, list[ast.ClassDef]]:
+    found: dict[str, list[ast.ClassDef]] = {}
+    for path in (*(ROOT / "ringlog").rglob("*.py"), *(ROOT / "actors").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(node)
+    return found
+
+
+def _ancestors(node: ast.ClassDef, classes: dict[str, list[ast.ClassDef]]) -> Iterator[ast.ClassDef]:
+    for base in node.bases:
+        name = base.id if isinstance(base, ast.Name) else base.attr if isinstance(base, ast.Attribute) else ""
+        for each in classes.get(name, []):
+            if each is not node:
+                yield each
+                yield from _ancestors(each, classes)
+
+
+def _overrides(node: ast.ClassDef) -> set[str]:
+    return {
+        target.id
+        for each in node.body if isinstance(each, ast.Assign)
+        for target in each.targets if isinstance(target, ast.Name)
+    }  # fmt: skip
+
+
+def _instance_attributes(node: ast.ClassDef) -> set[str]:
+    return {
+        each.target.id
+        for each in node.body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+        and "ClassVar" not in ast.unparse(each.annotation)
+    }  # fmt: skip
+
+
+def test_class_attributes_that_subclasses_override_are_class_variables() -> None:
+    """In a compiled subclass an override of another attribute has no effect: the base's value stays."""
+    classes = _classes()
+    wrong = {
+        f"{node.name}.{name} overrides {base.name}.{name}"
+        for nodes in classes.values() for node in nodes for base in _ancestors(node, classes)
+        for name in _overrides(node) & _instance_attributes(base)
+    }  # fmt: skip
+    assert not wrong, wrong

@@ -18,7 +18,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 
 from ringlog.limits import SNAPSHOTS_KEPT
-from ringlog.segment.layout import parse_stem, split_part
+from ringlog.segment.layout import split_part
 from ringlog.storage.layout import TMP_SUFFIX
 
 SNAPSHOTS_BEFORE_REMOVAL = SNAPSHOTS_KEPT + 1
@@ -69,10 +69,3 @@ class OrphanFiles:
                 for shard, number in snapshots.items()
             )
         )
-
-
-def segment_number(stem: str) -> int:
-    """Return the number of a segment from its stem."""
-    parsed = parse_stem(stem)
-    assert parsed is not None, stem
-    return parsed[2]

@@ -383,7 +383,8 @@ class Scheduler:
                 topic.idle.pop(feed, None)
             else:
                 topic.idle[feed] = None
-        feed.needs_recheck |= self.shards[topic.shard].is_given_up
+        # The readers that were there when the topic was lost got a recheck grant then. This one did not.
+        feed.needs_recheck |= topic.is_lost or self.shards[topic.shard].is_given_up
         if feed.state is FeedGrantState.IDLE and feed.is_lagging:
             self.grants.offer_feed(feed, self._now_ms)
 

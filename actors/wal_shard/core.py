@@ -48,6 +48,7 @@ from ringlog.actors.wal_shard.commit.control_records import HeadReserved, frame_
 from ringlog.actors.wal_shard.events import (
     BatchCommitted,
     BatchWritten,
+    ConnectionsEnded,
     FileFailed,
     FileOpened,
     FileReady,
@@ -294,6 +295,8 @@ class ShardCore:
             self.volatile_files.evict_files(event, self.removals, self._batch)
         elif kind is WorkerDied:
             self.requests.leases.release_process((event.pid, event.started))
+        elif kind is ConnectionsEnded:
+            self.requests.leases.waiting_claims.drop_connections(event.connections)
         elif kind is DrainRequested:
             if self.phase is not ShardPhase.STOPPED:
                 self.phase = ShardPhase.DRAINING

@@ -94,6 +94,13 @@ class WorkerDied:
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectionsEnded:
+    """Connections with call rings have ended."""
+
+    connections: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class StorageQueried:
     """Results of a QueryStorage: one answer for each question, in order."""
 

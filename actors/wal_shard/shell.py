@@ -312,8 +312,6 @@ class WalShardShell:
             load_monitor.sample(now_ns, self._rings, self.core.requests.refused_for_pressure)
         self._receive()
         events += self._log.take_completions()
-        if self._worker_liveness and self._should_poll(self._worker_liveness.fileno()):
-            events += [ev.WorkerDied(*process_id) for process_id in self._worker_liveness.take_dead()]
         if self.core.wants_intake:
             window = load_monitor.window
             if not window.window_ns or load_monitor.may_drain(now_ns, self._rings):
@@ -331,6 +329,16 @@ class WalShardShell:
             if self._control:
                 events.extend(self._control)
                 self._control.clear()
+        # Polled after the frames and handled before them: a record that was sent after the death of a process
+        # must not go to a waiting claim of it.
+        is_claim_waiting = bool(self.core.requests.leases.waiting_claims)
+        if self._worker_liveness and (is_claim_waiting or self._should_poll(self._worker_liveness.fileno())):
+            dead = self._worker_liveness.take_dead()
+            for process_id in dead:
+                self._calls.remove_of(process_id)
+            events[1:1] = [ev.WorkerDied(*process_id) for process_id in dead]
+        if ended := self._calls.take_ended():
+            events.insert(1, ev.ConnectionsEnded(ended))
         self._woken_by = _NOTHING
         if len(events) == 1 and self._is_due(now_ns):
             events.append(events[0])
@@ -485,7 +493,8 @@ class WalShardShell:
                 elif isinstance(message, m.RingDetach):
                     self._detach(client, envelope.corr, message)
                 elif isinstance(message, m.OpenCalls):
-                    self._socket.send(client, m.CallsOpened(self._calls.open(client)), envelope.corr)
+                    name = self._open_calls(client, (message.pid, message.born))
+                    self._socket.send(client, m.CallsOpened(name), envelope.corr)
                 elif isinstance(message, m.Ping):
                     pong = m.Pong(self._boot.incarnation, self._heartbeat.passes)
                     self._socket.send(client, pong, envelope.corr)
@@ -498,6 +507,11 @@ class WalShardShell:
                     self._control.append(ControlReceived(client, envelope.corr, message, attachment, opened))
             except Refused as e:
                 self._socket.send(client, error_reply(e), envelope.corr)
+
+    def _open_calls(self, client: bytes, process_id: tuple[int, int]) -> str:
+        """Create a call ring. Watch the process, because its waiting claims end with it."""
+        self._worker_liveness.watch(process_id)
+        return self._calls.open(client, process_id)
 
     def _watch_claimer(self, message: m.Message) -> None:
         """Monitor the local process that sent a claim, because its leases end with it (Q10)."""

@@ -139,6 +139,10 @@ class ProcessField(IntEnum):
     TOPICS = 32
     """Topics of the shard, including those that are being created. All shards together have at most
     limits.max_topics."""
+    LAST_APPEND_NS = 33
+    """Duration of the shard's latest write to its log. Published before the replies of that commit."""
+    LAST_SYNC_NS = 34
+    """Duration of the shard's latest sync, in the same way."""
     DISK_LOW = 40
     """Reclaimer: 1 while the data device has less than data.min_free_bytes free. Shards poll this word."""
     DISK_FREE = 41

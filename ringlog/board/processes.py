@@ -7,9 +7,10 @@ GATEWAY = "gateway"
 COMPACTOR = "compactor"
 RECLAIMER = "reclaimer"
 RELOCATOR = "relocator"
+HTTP_GATEWAY = "http_gateway"
 SCHEDULER = "scheduler"
 SUPERVISOR = "supervisor"
-KINDS = (WAL_SHARD, GATEWAY, COMPACTOR, RECLAIMER, RELOCATOR, SCHEDULER)
+KINDS = (WAL_SHARD, GATEWAY, COMPACTOR, RECLAIMER, RELOCATOR, HTTP_GATEWAY, SCHEDULER)
 """Kinds of actor. ProcessField.KIND is an index into this tuple."""
 
 SUPERVISOR_SLOT = 0

@@ -181,6 +181,27 @@ COMMANDS: dict[str, dict[str, Command | CommandGroup]] = {
         ),
     },
     "Operate": {
+        "key": CommandGroup(
+            "Create, list and revoke keys of HTTP and TCP clients.",
+            {
+                "new": Command(
+                    "ringlog.cli.key:new",
+                    "Create a key and add it to the keys file. The secret is printed once.",
+                ),
+                "list": Command(
+                    "ringlog.cli.key:list_keys",
+                    "List the keys of the keys file with their rights. Secrets are never shown.",
+                ),
+                "revoke": Command(
+                    "ringlog.cli.key:revoke",
+                    "Remove a key from the keys file. This cannot be undone.",
+                ),
+                "pair": Command(
+                    "ringlog.cli.key:pair",
+                    "Create a CURVE key pair in a new file: for a server, or for a client on its own host.",
+                ),
+            },
+        ),
         "verify": Command(
             "ringlog.cli.verify:verify",
             "Verify every byte of a stopped engine's data directory.",

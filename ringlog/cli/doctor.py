@@ -34,7 +34,7 @@ CLOCK_STEP_NS = 1_000_000
 SHM_BYTES_LOW = 2 * RING_BYTES_DEFAULT
 """Two rings that have grown to the default size."""
 PACKAGES = ("pyzmq", "msgspec", "msgpack", "numpy", "xxhash", "lz4", "zstandard", "psutil", "cyclopts")
-OPTIONAL = ("pyarrow", "py-spy")
+OPTIONAL = ("granian", "pyarrow", "py-spy", "uvloop")
 OK, WARN, BAD = "ok", "warn", "bad"
 
 

@@ -58,10 +58,11 @@ def check(*, config: str | None = None, sets: Sets = (), options: Given) -> int:
     ringlog config check
     ringlog config check --set wal.shards=4
     """
-    from ringlog.supervision.endpoints import check_listeners
+    from ringlog.supervision.endpoints import check_api_keys, check_listeners
 
     loaded = load_config(parse_flags(sets), config_file=config)
     check_listeners(loaded.config)
+    check_api_keys(os.environ)
     warn(loaded, options)
     state = "wrong" if loaded.warnings else "ok"
     options.printer().item({"config": state, "file": loaded.file or "none", "warnings": len(loaded.warnings)})

@@ -24,15 +24,11 @@ from ringlog.envelope.messages import (
     ProcessStatus,
     QueuesStatus,
 )
+from ringlog.envelope.status_metrics import READ_ONLY, READY, RECOVERING, readiness
 from ringlog.errors import ConnectionTrouble, RinglogError, UsageError
 from ringlog.limits import LAG_ANNOUNCED_MS
 from ringlog.link.address import parse_url
 
-READY = "ready"
-DISK_FULL = "disk_full"
-RECOVERING = "recovering"
-READ_ONLY = "read_only"
-"""State of a shard whose directory is not writable: it serves only reads."""
 WATCH_EVERY_S = 1.0
 CONSUMERS_SHOWN = 8
 CONSUMERS_WAIT_S = 1.0
@@ -107,19 +103,6 @@ def _readiness(options: Options, printer: Printer) -> int:
     state = readiness(found)
     printer.item({"state": state, "problems": problems(found)})
     return CliExit.DONE if state == READY else CliExit.FAILED
-
-
-def readiness(found: EngineStatusReply) -> str:
-    """Return the state for health checks.
-
-    An engine is not ready while it, or one of its shards, refuses writes.
-    """
-    is_read_only = any(each.state == READ_ONLY for each in found.processes)
-    if found.state != READY:
-        return found.state
-    if is_read_only:
-        return READ_ONLY
-    return DISK_FULL if found.disk_missing_bytes else READY
 
 
 def problems(found: EngineStatusReply) -> list[str]:

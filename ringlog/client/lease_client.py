@@ -148,11 +148,17 @@ class LeaseClient(Generic[V]):
 
     def _claim(
         self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool, handle: ClaimHandle,
-        slots: InFlightLimit | None = None,
+        slots: InFlightLimit | None = None, close_count: int | None = None,
     ) -> Jobs[Job[V]]:  # fmt: skip
+        """Claim jobs. A claim of an iteration passes the `close_count` of its start, and claims nothing if
+        `close` was called since."""
         steps = self._operations.claim(self._client.connection, most, wait_s, lease_ms, handle)
-        self._waiting.add(handle)
         try:
+            with self._shell.checked_lock:
+                # `close` cancels, under the same lock, only the claims that it finds here.
+                self._waiting.add(handle)
+                if close_count not in {None, self._close_count}:
+                    handle.cancel()
             jobs = self._claimed(steps, auto_extend, handle, slots)
         finally:
             self._waiting.discard(handle)
@@ -282,7 +288,7 @@ class LeaseClient(Generic[V]):
                 if not unstarted:
                     wait_s = inf if idle_s is None else idle_s
                     is_idle = self._claim_next_with_retry(
-                        slots, unstarted, lease_ms, auto_extend, ack_pipeline, wait_s
+                        slots, unstarted, lease_ms, auto_extend, ack_pipeline, wait_s, close_count
                     )
                     if is_idle and idle_s is not None:
                         return
@@ -351,7 +357,8 @@ class LeaseClient(Generic[V]):
         close_count, forks_at_start = self._close_count, fork_count()
         try:
             while not self._shell.is_closed and close_count == self._close_count:
-                jobs = self._next_claim(most, lease_ms, inf if idle_s is None else idle_s)
+                wait_s = inf if idle_s is None else idle_s
+                jobs = self._next_claim(most, lease_ms, wait_s, close_count)
                 if jobs is not None and not jobs and idle_s is not None:
                     return
                 if not jobs:
@@ -376,10 +383,12 @@ class LeaseClient(Generic[V]):
                 self._release_batches(batches)
             self._wait_acks(ack_pipeline, None)
 
-    def _next_claim(self, most: int, lease_ms: int | None, wait_s: float) -> Jobs[Job[V]] | None:
+    def _next_claim(
+        self, most: int, lease_ms: int | None, wait_s: float, close_count: int
+    ) -> Jobs[Job[V]] | None:
         """Claim the next jobs; None, after a pause, if the engine could not answer."""
         try:
-            jobs = self._claim(most, wait_s, lease_ms, False, ClaimHandle())
+            jobs = self._claim(most, wait_s, lease_ms, False, ClaimHandle(), close_count=close_count)
             self._missing_queue_retry.reset()
             return jobs
         except RinglogError as e:
@@ -440,12 +449,14 @@ class LeaseClient(Generic[V]):
 
     def _claim_next_with_retry(
         self, slots: InFlightLimit, unstarted: deque[Job[V]], lease_ms: int | None, auto_extend: bool,
-        ack_pipeline: AckPipeline | None, wait_s: float,
+        ack_pipeline: AckPipeline | None, wait_s: float, close_count: int,
     ) -> bool:  # fmt: skip
         """Claim as `_claim_next` does. If the engine cannot answer at present, pause; the caller tries
         again."""
         try:
-            is_idle = self._claim_next(slots, unstarted, lease_ms, auto_extend, ack_pipeline, wait_s)
+            is_idle = self._claim_next(
+                slots, unstarted, lease_ms, auto_extend, ack_pipeline, wait_s, close_count
+            )
             self._missing_queue_retry.reset()
             return is_idle
         except RinglogError as e:
@@ -460,7 +471,7 @@ class LeaseClient(Generic[V]):
 
     def _claim_next(
         self, slots: InFlightLimit, unstarted: deque[Job[V]], lease_ms: int | None, auto_extend: bool,
-        ack_pipeline: AckPipeline | None, wait_s: float,
+        ack_pipeline: AckPipeline | None, wait_s: float, close_count: int,
     ) -> bool:  # fmt: skip
         """Wait for room below the limit, then claim as many jobs as fit. Returns True if no job was ready in
         `wait_s`."""
@@ -469,6 +480,8 @@ class LeaseClient(Generic[V]):
             jobs = self._ack_and_claim(ack_pipeline, slots, lease_ms, auto_extend)
         if not jobs:
             with self._shell.checked_lock, self._shell.guarded_session:
+                if close_count != self._close_count:
+                    return False  # `close` has woken all waits already, and would not wake this one.
                 waits = [slots.wait_room()]
                 if ack_pipeline is not None:
                     ack_pipeline.flush()  # Before the claim: the shard handles requests in this order.
@@ -479,8 +492,9 @@ class LeaseClient(Generic[V]):
             if slots.in_flight >= slots.limit:
                 return False  # The queue was closed.
             jobs = self._claim(
-                slots.limit - slots.in_flight, wait_s, lease_ms, auto_extend, ClaimHandle(), slots
-            )
+                slots.limit - slots.in_flight, wait_s, lease_ms, auto_extend, ClaimHandle(), slots,
+                close_count,
+            )  # fmt: skip
         unstarted += jobs
         return not jobs
 
@@ -693,8 +707,10 @@ class LeaseClient(Generic[V]):
             timeout: Longest time to wait for each step, in seconds.
         """
         timeout = check_close_timeout(timeout)
-        self._close_count += 1
-        for handle in list(self._waiting):
+        with self._shell.lock:
+            self._close_count += 1
+            waiting = list(self._waiting)
+        for handle in waiting:
             self._cancel_claim(handle)
         with suppress(RinglogError), self._shell.checked_lock, self._shell.guarded_session:
             for slots in self._in_flight_limits:

@@ -144,7 +144,6 @@ NULLABLE = (Column.PAYLOAD, Column.KEY, Column.TAG, Column.NODE)
 COLUMNS_KNOWN = (1 << (VALID_SHIFT + len(NULLABLE))) - 1
 PRODUCER_COLUMNS = COLUMNS_KNOWN & ~(1 << Column.COMMIT_TS)
 """Columns that a producer may send and of which a record consists. The engine adds the others."""
-BYTES_COLUMNS = (Column.PAYLOAD, Column.KEY, Column.TAG, Column.NODE, Column.META)
 TIME_COLUMNS = (Column.EVENT_TS, Column.EXPIRES_AT, Column.NOT_BEFORE)
 EVENT_TS_NONE = -(1 << 63)
 

@@ -12,7 +12,7 @@ A client's session has one Delivery. The gateway has one for its clients. Nothin
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -130,6 +130,8 @@ class _FeedState:
     is_relocating: bool = False
     """Its scheduler does not find the topic in its slot. The client requests its location from the shard, or
     will do so."""
+    must_relocate_again: bool = False
+    """The scheduler reported this again during the request. The reply may come from before a restart."""
 
 
 @dataclass(slots=True, eq=False)
@@ -200,15 +202,17 @@ class Delivery:
         return subscription
 
     def add_feeds(
-        self, subscription: ClientSubscription, wanted: Iterable[tuple[TopicInfo, int]]
-    ) -> Pending[list[int]]:
+        self, subscription: ClientSubscription, wanted: Iterable[tuple[TopicInfo, int]],
+        on_numbered: Callable[[list[int]], None] = lambda numbers: None,
+    ) -> Pending[list[int]]:  # fmt: skip
         """Add feeds, (topic, position) each.
 
-        The result has their numbers and is done when the schedulers know them.
+        The result has their numbers and is done when the schedulers know them. `on_numbered` gets the numbers
+        before that, and before the first grant.
 
         Without feeds and with `names`, the result is done when changed topic names are reported.
         """
-        return run_steps(self._add_steps(subscription, list(wanted)))
+        return run_steps(self._add_steps(subscription, list(wanted), on_numbered))
 
     @staticmethod
     def take_grant(subscription: ClientSubscription) -> ReadGrant | None:
@@ -437,8 +441,9 @@ class Delivery:
     # -- subscribe ---------------------------------------------------------------------------------------
 
     def _add_steps(
-        self, subscription: ClientSubscription, wanted: list[tuple[TopicInfo, int]]
-    ) -> Steps[list[int]]:
+        self, subscription: ClientSubscription, wanted: list[tuple[TopicInfo, int]],
+        on_numbered: Callable[[list[int]], None],
+    ) -> Steps[list[int]]:  # fmt: skip
         yield self._host.wait_connected()
         schedulers = self._host.links.schedulers
         if not schedulers:
@@ -458,6 +463,7 @@ class Delivery:
             subscription.feeds[feed] = _FeedState(info.topic, info, number, after)
             by_scheduler.setdefault(number, []).append(feed)
             numbers.append(feed)
+        on_numbered(numbers)
         if subscription.names and NAMES_SCHEDULER not in subscription.schedulers:
             by_scheduler.setdefault(NAMES_SCHEDULER, [])
         # Registered before the first request is sent: if the number of schedulers changes, they are
@@ -536,6 +542,7 @@ class Delivery:
         If the topic is deleted, its reader detects that.
         """
         if state.is_relocating:
+            state.must_relocate_again = True
             return
         state.is_relocating = True
         self._to_locate.append((subscription, feed))
@@ -553,6 +560,7 @@ class Delivery:
                 state = subscription.feeds.get(feed)
                 if state is None:
                     continue
+                state.must_relocate_again = False
                 lookups.append((subscription, feed, state, run_steps(self._ask_location(state))))
             moved: dict[tuple[ClientSubscription, int], list[int]] = {}
             to_retry = []
@@ -569,7 +577,9 @@ class Delivery:
                     continue
                 except RinglogError:
                     info = state.info
-                state.is_relocating = False
+                state.is_relocating = state.must_relocate_again
+                if state.must_relocate_again:
+                    to_retry.append((subscription, feed))
                 is_it = info.topic_id == state.info.topic_id and info.epoch == state.info.epoch
                 if is_it and (info.shard, info.slot) != (state.info.shard, state.info.slot):
                     state.info = info

@@ -284,6 +284,10 @@ class LocalLinks:
             self._relocator.set_endpoint(endpoint)
         return self._relocator.request(message, deadline_ns, is_patient=False)
 
+    def ask_supervisor(self, message: Message, deadline_ns: int) -> Pending[PeerReply]:
+        """Send a request to the supervisor. Fails with NotConnected while it is not reachable."""
+        return self._supervisor.request(message, deadline_ns, is_patient=False)
+
     @property
     def schedulers(self) -> int:
         """Number of schedulers; 0 before the first engine was found."""

@@ -76,11 +76,6 @@ def bitmap_of(seqs: U64) -> BitMap64:
     return BitMap64(array("Q", np.ascontiguousarray(seqs, dtype="<u8").tobytes()))
 
 
-def seqs_of(bitmap: BitMap64) -> U64:
-    """Return the (n,) seqs of the bitmap, ascending."""
-    return np.array(bitmap.to_array(), dtype=np.uint64)
-
-
 class StoredRecordIndex:
     """Caches segment indexes and WAL tails within bounds. For one thread."""
 

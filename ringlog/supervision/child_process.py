@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import ringlog
 from ringlog import hardening
+from ringlog.environment import API_KEYS
 from ringlog.supervision import ONE_THREAD
 
 CHILD_OOM_SCORE = 100
@@ -65,6 +66,11 @@ def source_checkout() -> str:
 def object_store_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the credentials that a child needs for an object store. No other child gets them."""
     return {name: value for name, value in environ.items() if name.startswith(_COLD_PREFIXES)}
+
+
+def api_keys_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the bearer keys, which only the HTTP gateway gets."""
+    return {API_KEYS: environ[API_KEYS]} if API_KEYS in environ else {}
 
 
 def actor_command(kind: str, boot: str) -> list[str]:

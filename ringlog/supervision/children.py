@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from ringlog import stop_points
 from ringlog.board.board import Board, ProcessField, ProcessSlot, ProcessState
-from ringlog.board.processes import GATEWAY, KINDS, SCHEDULER, WAL_SHARD
+from ringlog.board.processes import GATEWAY, HTTP_GATEWAY, KINDS, SCHEDULER, WAL_SHARD
 from ringlog.clock import Clock
 from ringlog.envelope.boot import ActorBoot, ForkRequest, dump_boot
 from ringlog.errors import DiskError, ExitCode
@@ -239,7 +239,7 @@ class Children:
         try:
             return self._numbers.allocate_incarnation()
         except DiskError as e:
-            writes_nothing = child.is_read_only or child.spec.kind in {GATEWAY, SCHEDULER}
+            writes_nothing = child.is_read_only or child.spec.kind in {GATEWAY, HTTP_GATEWAY, SCHEDULER}
             if not (writes_nothing and e.is_unwritable):
                 raise
             return self._numbers.allocate_unrecorded()

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import re
 import socket
 import stat
 import tomllib
+from collections.abc import Mapping
+from importlib.util import find_spec
 
 import msgspec
 
-from ringlog.config import Config
+from ringlog.config import Config, HttpConfig
+from ringlog.environment import API_KEYS
 from ringlog.errors import ConfigError
 
 IPC = "ipc"
 _TCP = re.compile(r"^tcp://(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:\[\]/]+)):(?P<port>[0-9]{1,5})$")
 PORT_MAX = 65_535
+_HTTP_PACKAGES = ("granian", "uvloop")
+_HTTP_EVERY_ADDRESS = "0.0.0.0"
 
 
-def check_listeners(config: Config) -> Config:
+def check_listeners(config: Config, environ: Mapping[str, str] | None = None) -> Config:
     """Refuse an endpoint that would admit uninvited clients. Returns the config with resolved host names.
 
     Raises ConfigError, which names the key and what is missing. Wildcard addresses and names that do not
-    resolve count as reachable from other hosts.
+    resolve count as reachable from other hosts. `environ` has RINGLOG_API_KEYS; None: that of this process.
     """
+    if config.http.enabled:
+        config = _check_http(config, os.environ if environ is None else environ)
     endpoint = config.native.endpoint
     if endpoint == IPC:
         return config
@@ -51,6 +59,92 @@ def check_listeners(config: Config) -> Config:
     pinned = f"tcp://[{addresses[0]}]:{port}" if ":" in addresses[0] else f"tcp://{addresses[0]}:{port}"
     native = msgspec.structs.replace(config.native, endpoint=pinned)
     return msgspec.structs.replace(config, native=native)
+
+
+def check_api_keys(environ: Mapping[str, str]) -> None:
+    """Raise ConfigError if RINGLOG_API_KEYS is invalid. The error contains no key."""
+    if environ.get(API_KEYS):
+        from ringlog.access.key_sources import parse_api_keys  # Only for engines with bearer keys.
+
+        parse_api_keys(environ[API_KEYS])
+
+
+def _check_http(config: Config, environ: Mapping[str, str]) -> Config:
+    """Refuse an HTTP gateway that could not start, or would admit uninvited clients. Pins host and port."""
+    http = config.http
+    missing = [name for name in _HTTP_PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            "http.enabled needs packages that are not installed; run: pip install 'ringlog[http]'",
+            missing=missing,
+        )
+    host = _HTTP_EVERY_ADDRESS if http.host == "*" else http.host
+    addresses = resolve(host)
+    if not addresses:
+        raise ConfigError("http.host: has no address", found=http.host)
+    has_keys = bool(config.auth.keys_file or environ.get(API_KEYS))
+    if not (has_keys or config.auth.allow_insecure or _are_loopback(addresses)):
+        raise ConfigError(
+            "http.host: only loopback addresses are served without keys (auth.keys_file, RINGLOG_API_KEYS); "
+            "auth.allow_insecure serves everybody",
+            found=http.host, resolved=addresses,
+        )  # fmt: skip
+    if config.auth.keys_file:
+        _require_private_file("auth.keys_file", config.auth.keys_file)
+    _check_tls(http)
+    # Bind the address that was checked, and keep the port when the gateway is restarted.
+    port = _bindable_port(addresses[0], http.port)
+    return msgspec.structs.replace(config, http=msgspec.structs.replace(http, host=addresses[0], port=port))
+
+
+def http_url(http: HttpConfig) -> str:
+    """Return the address of the HTTP gateway for clients on this host, such as `http://127.0.0.1:4000`."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(http.host, http.host)
+    scheme = "https" if http.tls_cert_file else "http"
+    return f"{scheme}://[{host}]:{http.port}" if ":" in host else f"{scheme}://{host}:{http.port}"
+
+
+def _check_tls(http: HttpConfig) -> None:
+    """Refuse TLS files that are incomplete, readable by others, or no certificate with its key."""
+    if not (http.tls_cert_file or http.tls_key_file):
+        return
+    if not (http.tls_cert_file and http.tls_key_file):
+        given, other = ("cert", "key") if http.tls_cert_file else ("key", "cert")
+        raise ConfigError(f"http.tls_{given}_file is set without http.tls_{other}_file: TLS needs both")
+    import ssl  # Loads OpenSSL: only for engines with TLS.
+
+    try:
+        open(http.tls_cert_file, "rb").close()
+    except OSError as e:
+        raise ConfigError(
+            "http.tls_cert_file: cannot be read", file=http.tls_cert_file, reason=e.strerror
+        ) from None
+    _require_private_file("http.tls_key_file", http.tls_key_file)
+    try:
+        # An encrypted key would ask for its password at a terminal: an empty one makes it an error.
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            http.tls_cert_file, http.tls_key_file, password=""
+        )
+    except (ssl.SSLError, ValueError, OSError) as e:
+        raise ConfigError(
+            "http.tls_cert_file and http.tls_key_file: not a certificate (PEM) with its unencrypted key",
+            file=http.tls_cert_file, reason=str(e),
+        ) from None  # fmt: skip
+
+
+def _bindable_port(address: str, port: int) -> int:
+    """Return the port, or a free one for 0. Raises ConfigError if the engine cannot listen on it."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((address, port))
+            return int(probe.getsockname()[1])
+    except OSError as e:
+        hint = ": stop what listens there, or choose another http.port" if e.errno == errno.EADDRINUSE else ""
+        raise ConfigError(
+            f"http.port: cannot listen on {address} port {port}{hint}", reason=e.strerror
+        ) from None
 
 
 def resolve(host: str) -> list[str]:

@@ -31,6 +31,7 @@ from ringlog import environment, hardening, logs, stop_points
 from ringlog.board.board import ProcessField, ProcessSlot, ProcessState
 from ringlog.board.processes import (
     GATEWAY,
+    HTTP_GATEWAY,
     RECLAIMER,
     RELOCATOR,
     SCHEDULER,
@@ -53,13 +54,14 @@ from ringlog.storage.disk import Disk, RealDisk
 from ringlog.supervision import run_dir
 from ringlog.supervision.child_process import (
     SUPERVISOR_OOM_SCORE,
+    api_keys_environment,
     child_environment,
     object_store_environment,
 )
 from ringlog.supervision.children import DOWN, GIVEN_UP, READY, ChildChange, Children, ChildState
 from ringlog.supervision.control_handler import ControlHandler
 from ringlog.supervision.drain import EngineDrain
-from ringlog.supervision.endpoints import IPC, public_key_of
+from ringlog.supervision.endpoints import IPC, http_url, public_key_of
 from ringlog.supervision.engine_resources import EngineResources
 from ringlog.supervision.forkserver import ForkServer
 from ringlog.supervision.restart import NS_PER_MS, NS_PER_S
@@ -188,7 +190,10 @@ class Engine:
             fork_server=fork_server,
             clock=clock,
             test_stop_points=environ.get(STOP_POINTS_VARIABLE, ""),
-            environ_by_kind=dict.fromkeys((RECLAIMER, RELOCATOR), object_store_environment(environ)),
+            environ_by_kind={
+                **dict.fromkeys((RECLAIMER, RELOCATOR), object_store_environment(environ)),
+                HTTP_GATEWAY: api_keys_environment(environ),
+            },
         )
         self._control = SupervisorControlSocket(context, socket_of(resources.shm_dir, SUPERVISOR))
         self._failed_shard_sockets: dict[int, SupervisorControlSocket] = {}
@@ -224,7 +229,8 @@ class Engine:
         )
         shards = self._children.of_kind(WAL_SHARD)
         self._children.fork_server.start(self._resources.data_dir, self._resources.liveness_fd)
-        for child in shards:
+        # The HTTP gateway serves health and readiness while the shards recover.
+        for child in [*shards, *self._children.of_kind(HTTP_GATEWAY)]:
             self._children.request_start(child)
         while self.phase != EnginePhase.STOPPED:
             self._run_pass()
@@ -240,6 +246,8 @@ class Engine:
             self._children.kill(child, "supervisor failed")
             self._children.reap(child)
         self._children.fork_server.stop()
+        if self.config.http.enabled and self.config.http.port_file:
+            self._resources.remove_port_file(self.config.http.port_file)
         self._rings.close_all()
         self._control.close()
         for control_socket in self._failed_shard_sockets.values():
@@ -270,6 +278,7 @@ class Engine:
             slot=spec.slot,
             data_dir=resources.data_dir,
             shm_dir=resources.shm_dir,
+            run_dir=resources.run_dir,
             gateway_socket=run_dir.gateway_socket(resources.run_dir, resources.shm_dir),
             supervisor_pid=os.getpid(),
             shard=spec.shard,
@@ -300,6 +309,7 @@ class Engine:
             public_key=public_key_of(native.curve_key_file) if is_tcp else "",
             cold_dir=self.config.cold.dir,
             schedulers=self.config.delivery.schedulers,
+            http_url=http_url(self.config.http) if self.config.http.enabled else "",
         )
 
     # -- one pass of the loop -------------------------------------------------------------------------
@@ -405,19 +415,22 @@ class Engine:
         for child in others:
             if not child.starts and child.start_at_ns is None:
                 self._children.request_start(child)
-        if all(child.is_settled for child in others):
+        if all(child.is_settled for child in [*others, *self._children.of_kind(HTTP_GATEWAY)]):
             self._become_ready()
 
     def _become_ready(self) -> None:
         info = self.engine_info()
+        # First: who reads the announcement sends requests at once, and the HTTP gateway asks the board.
+        self._slot.set(ProcessField.STATE, ProcessState.READY)
         try:
             self._resources.announce(info)
+            if info.http_url and self.config.http.port_file:
+                self._resources.write_port_file(self.config.http.port_file, info.http_url.partition("//")[2])
         except DiskError as e:
-            self._failure = f"engine.json cannot be written: {e}"
+            self._failure = f"engine.json or http.port_file cannot be written: {e}"
             self.stop(self._failure)
             return
         self.phase = EnginePhase.SERVING
-        self._slot.set(ProcessField.STATE, ProcessState.READY)
         self._notifier.notify_ready()
         took_ms = (self._clock.monotonic_ns() - self._started_ns) // NS_PER_MS
         log_event(log, logging.INFO, "engine ready", after_ms=took_ms, shm_dir=info.shm_dir)

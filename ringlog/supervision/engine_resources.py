@@ -30,7 +30,7 @@ from ringlog.errors import DiskError, StartRefused
 from ringlog.limits import PROCESSES_MAX
 from ringlog.logs import log_event
 from ringlog.ring.doorbell import make_bell
-from ringlog.storage.disk import Disk
+from ringlog.storage.disk import Disk, replace_file
 from ringlog.storage.layout import LOCK_NAME
 from ringlog.supervision import run_dir
 from ringlog.supervision.identity import EngineIdentity
@@ -127,6 +127,16 @@ class EngineResources:
     def announce(self, info: EngineInfo) -> None:
         """Write engine.json: the engine is ready."""
         run_dir.write_engine_json(self._disk, self.run_dir, info)
+
+    def write_port_file(self, path: str, address: str) -> None:
+        """Write the address of the HTTP gateway to `http.port_file`. Raises DiskError."""
+        folder, name = os.path.split(os.path.abspath(path))
+        replace_file(self._disk, folder, name, f"{address}\n".encode())
+
+    def remove_port_file(self, path: str) -> None:
+        """Remove the port file, if there is one."""
+        with contextlib.suppress(DiskError):
+            self._disk.unlink(os.path.abspath(path))
 
     def write_starting_json(self, info: EngineInfo) -> None:
         """Write starting.json, so that `ringlog status` reaches an engine that is not ready yet."""

@@ -19,7 +19,7 @@ from ringlog.errors import ConfigError, RinglogError, StartRefused
 from ringlog.limits import DESCRIPTORS_MIN
 from ringlog.logs import log_event
 from ringlog.supervision.child_process import child_environment
-from ringlog.supervision.endpoints import check_listeners
+from ringlog.supervision.endpoints import check_api_keys, check_listeners
 from ringlog.supervision.engine import run_engine
 from ringlog.supervision.forkserver import ForkServer
 from ringlog.supervision.tree import build_tree
@@ -58,7 +58,8 @@ def serve(
     open_standard_descriptors()
     try:
         loaded = load_settings(config_file=config_file, sets=sets, data_dir=data_dir, environ=environ)
-        config = check_listeners(loaded.config)
+        config = check_listeners(loaded.config, environ)
+        check_api_keys(os.environ if environ is None else environ)
         if check or show:
             _print(str(build_tree(config)) if show else "settings are valid")
             return 0
@@ -136,9 +137,10 @@ def _print_banner(info: EngineInfo, loaded: LoadedConfig) -> None:
     tcp = (
         f"\n            {info.gateway_tcp} (CURVE, public key {info.public_key})" if info.gateway_tcp else ""
     )
+    http = f"\n            {info.http_url}/v0/" if info.http_url else ""
     _print(
         f"ringlog {info.version} is ready\n"
-        f"  listens   {url}{tcp}\n"
+        f"  listens   {url}{tcp}{http}\n"
         f"  data      {info.data_dir} ({info.shards} shards)\n"
         f"  try       export RINGLOG_URL={shlex.quote(url)}\n"
         f"            echo hello | ringlog write greetings --lines\n"

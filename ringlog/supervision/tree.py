@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ringlog.board.processes import (
     COMPACTOR,
     GATEWAY,
+    HTTP_GATEWAY,
     RECLAIMER,
     RELOCATOR,
     SCHEDULER,
@@ -101,6 +102,8 @@ def build_tree(config: Config) -> Tree:
     children = [child(WAL_SHARD, shard_name(n), shard_slot(n), _STOP_LAST, n) for n in range(shards)]
     if config.gateway.enabled:
         children.append(child(GATEWAY, GATEWAY, slot_of(GATEWAY, shards), _STOP_FIRST))
+    if config.http.enabled:
+        children.append(child(HTTP_GATEWAY, HTTP_GATEWAY, slot_of(HTTP_GATEWAY, shards), _STOP_FIRST))
     children += [
         child(SCHEDULER, scheduler_name(n), scheduler_slot(shards, n), _STOP_FIRST)
         for n in range(config.delivery.schedulers)

@@ -200,6 +200,14 @@ class TestEngine:
             raise NotConnected("no engine is running", run_dir=self.run_dir)
         return info
 
+    @property
+    def http_url(self) -> str:
+        """URL of the HTTP gateway for clients on this host. Raises UsageError if it does not run."""
+        url = self.info.http_url
+        if not url:
+            raise UsageError("the HTTP gateway does not run: start the engine with http={'enabled': True}")
+        return url
+
     def pid_of(self, kind: str, shard: int = 0) -> int:
         """Return the pid of a live actor. Waits for a successor that is starting."""
         info = self.info
@@ -239,11 +247,11 @@ class TestEngine:
         return message
 
     def wait_ready(self, kind: str = "wal_shard", *, timeout: float = READY_S) -> None:
-        """Wait until every process of this kind is ready."""
+        """Wait until every process of this kind is ready. A killed one does not count as ready."""
 
         def is_ready() -> bool:
-            states = [process.state for process in self.status().processes if process.kind == kind]
-            return bool(states) and all(state == "ready" for state in states)
+            found = [process for process in self.status().processes if process.kind == kind]
+            return bool(found) and all(each.state == "ready" and _is_alive(each.pid) for each in found)
 
         wait_until(is_ready, timeout, f"{kind} to be ready", self._log_tail)
 

@@ -131,6 +131,7 @@ def test_a_command_without_an_engine_fails_at_once(
         "group seek t g 5",
         "group reset t g",
         "group delete t g",
+        "key revoke k",
         "repair . --to new --write",
         "spark compact . --apply",
     ],
@@ -192,6 +193,21 @@ def test_a_missing_cold_directory_fails_the_check(capsys: pytest.CaptureFixture[
     assert main(["config", "check", "--set", f"cold.dir={tmp_path}"]) == 0
     assert main(["config", "check", "--set", f"cold.dir={tmp_path}/not-mounted"]) == CliExit.USAGE
     assert "there is no directory" in capsys.readouterr().err
+
+
+def test_config_check_and_serve_refuse_bearer_keys_and_never_quote_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RINGLOG_API_KEYS", "hunter2-hunter2-hunter2:root")
+    for words in (["config", "check"], ["serve", "--check"]):
+        assert main(words) == CliExit.USAGE
+        printed = capsys.readouterr()
+        assert "RINGLOG_API_KEYS" in printed.err
+        assert "hunter2" not in printed.out + printed.err
+    monkeypatch.setenv("RINGLOG_API_KEYS", "hunter2-hunter2-hunter2:read")
+    assert main(["config", "check"]) == CliExit.DONE
+    assert main(["config", "env"]) == CliExit.DONE
+    assert "hunter2" not in capsys.readouterr().out
 
 
 def test_config_check_refuses_a_listener_that_serve_refuses(capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,6 +113,38 @@ def test_close_ends_waiting_loops(work, how):
     assert work.stats().waiting == 0
 
 
+@pytest.mark.parametrize(
+    ("how", "between"),
+    [("full", "_claim_next"), ("jobs", "_claim_next"), ("jobs", "_claim"), ("batches", "_next_claim")],
+)
+def test_a_loop_ends_if_the_queue_is_closed_just_before_it_waits(work, how, between, monkeypatch):
+    """`close` runs after the loop found the queue open, and before the loop waits for a job or a slot."""
+    taken, original = [], getattr(work, between)
+    is_armed = threading.Event()
+
+    def close_first(*args, **options):
+        if is_armed.is_set():
+            work.close()
+        return original(*args, **options)
+
+    monkeypatch.setattr(work, between, close_first)
+
+    def loop() -> None:
+        jobs = work.batches(len(ERRORS)) if how == "batches" else work.jobs(max_in_flight=len(ERRORS))
+        for job in jobs:
+            taken.append(job)
+            if how == "jobs":
+                job.ack()
+            if how == "batches" or len(taken) == len(ERRORS):
+                is_armed.set()
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert is_armed.is_set()
+
+
 def test_a_job_whose_block_forks_belongs_to_the_parent(work):
     """The child settles nothing when it leaves the block, with or without an exception."""
     for job in work.jobs(max_in_flight=2, idle_s=0.3):

@@ -150,7 +150,6 @@ def test_a_topic_is_followed_to_the_slot_that_its_shard_reports():
     subscription, (feed, other) = opened(host, (topic(7, slot=3), 5), (topic(9, slot=4), 1))
     ((shard, message, answer),) = sought(host, subscription, feed)
     assert (shard, message) == (0, m.TopicResolve("t7"))
-    assert sought(host, subscription, feed) == [], "once"
     answer.resolve(PeerReply(topic(7, slot=8)))
     (told,) = host.fake_schedulers[0].answer_all()
     assert told.feeds == [m.Feed(feed, "t7", 7, 0, 8, 5)]
@@ -158,6 +157,21 @@ def test_a_topic_is_followed_to_the_slot_that_its_shard_reports():
     (told,) = host.fake_schedulers[0].answer_all()
     assert [each.slot for each in told.feeds] == [8, 4]
     assert len(sought(host, subscription, feed, other)) == 1, "it may move again; the other is next"
+
+
+def test_a_topic_that_moves_again_during_the_lookup_is_looked_up_again():
+    """Two restarts in a row: the first lookup may return the slot of the first successor."""
+    host = FakeDeliveryHost()
+    subscription, (feed,) = opened(host, (topic(7, slot=3), 5))
+    ((_, _, answer),) = sought(host, subscription, feed)
+    assert sought(host, subscription, feed) == []
+    answer.resolve(PeerReply(topic(7, slot=3)))
+    host.advance(0.2)
+    ((_, _, answer),) = host.shard_requests
+    answer.resolve(PeerReply(topic(7, slot=8)))
+    assert [each.slot for told in host.fake_schedulers[0].answer_all() for each in told.feeds] == [8]
+    host.advance(0.2)
+    assert len(host.shard_requests) == 1, "it did not move during this lookup"
 
 
 def test_a_topic_is_followed_to_the_shard_that_its_home_reports():

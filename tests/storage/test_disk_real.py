@@ -292,6 +292,53 @@ def test_a_file_whose_sync_failed_refuses_further_use(disk, root, sync, use):
     disk.close(fd)
 
 
+@pytest.mark.parametrize("sync", ["sync_data", "sync_file"])
+@pytest.mark.parametrize(
+    ("access", "refused"),
+    [("create", "pread"), ("create", "pwrite"), ("open_for_overwrite", "pwrite"), ("open_read", "pread")],
+)
+def test_a_sync_fails_if_the_file_system_stopped_meanwhile(disk, root, monkeypatch, sync, access, refused):
+    """ext4 and xfs report the success of a sync that runs while they stop. Later calls fail."""
+    if access != "create":
+        disk.close(disk.create(f"{root}/a"))
+    fd = getattr(disk, access)(f"{root}/a")
+    changed_ns = os.stat(fd).st_mtime_ns
+    getattr(disk, sync)(fd)
+    assert os.stat(fd).st_mtime_ns == changed_ns
+
+    def stopped(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, refused, stopped)
+    with pytest.raises(DiskError) as caught:
+        getattr(disk, sync)(fd)
+    assert (caught.value.detail["call"], caught.value.errno) == (sync, errno.EIO)
+    monkeypatch.undo()
+    with pytest.raises(InvariantViolation):
+        getattr(disk, sync)(fd)
+    disk.close(fd)
+
+
+def test_a_directory_sync_fails_if_the_file_system_stopped_meanwhile(disk, root, monkeypatch):
+    """XFS reports the success of a sync that runs while it stops. Later calls fail."""
+    fd = disk.create(f"{root}/a")
+    original = os.fstat
+
+    def stopped(of: int) -> os.stat_result:
+        if stat.S_ISDIR(original(of).st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return original(of)
+
+    monkeypatch.setattr(os, "fstat", stopped)
+    with pytest.raises(DiskError) as caught:
+        disk.sync_dir(root)
+    assert (caught.value.detail["call"], caught.value.errno) == ("sync_dir", errno.EIO)
+    monkeypatch.undo()
+    disk.sync_dir(root)
+    assert disk.unsynced(fd).name, "the later success proves nothing about this name"
+    disk.close(fd)
+
+
 def test_a_new_file_with_a_reused_descriptor_number_is_usable(disk, root):
     fd = disk.create(f"{root}/a")
     os.close(fd)

@@ -16,7 +16,7 @@ from ringlog.frame.layout import Column
 from ringlog.storage import record_index as ledgers
 from ringlog.storage import tail as tails
 from ringlog.storage.reader import LogHighWatermark
-from ringlog.storage.record_index import StoredRecordIndex, bitmap_of, seqs_of
+from ringlog.storage.record_index import StoredRecordIndex, bitmap_of
 from ringlog.storage.tail import WINDOW_BYTES
 from ringlog.tags import TagMatch, parse_match
 from ringlog.testing.log_file import TS_US
@@ -100,7 +100,7 @@ class Library:
         assert asked.seek_time(ts) == next((row.seq for row in rows if row.stamp >= ts), len(rows) + 1)
         for tag, is_prefix in (("a", False), ("a", True), ("", True), ("é", False), ("none", False)):
             found = asked.tagged(TagMatch(tag.encode(), is_prefix), last)
-            assert seqs_of(found).tolist() == [
+            assert list(found) == [
                 row.seq
                 for row in rows
                 if row.tag and row.seq < last and (row.tag.startswith(tag) if is_prefix else row.tag == tag)
@@ -108,9 +108,9 @@ class Library:
         for pattern in ("+", "+/x", "a/#", "#"):
             match = parse_match(["tag", "Levels", pattern])
             chosen = [row.seq for row in rows if row.seq < last and match.test(row.tag.encode())]
-            assert seqs_of(asked.tagged(match, last)).tolist() == chosen
+            assert list(asked.tagged(match, last)) == chosen
         now = rng.choice([TS_US, TS_US + 5, TS_US + 10_000, TS_US + 30_000])
-        assert seqs_of(asked.expired(now)).tolist() == [row.seq for row in rows if 0 < row.expires <= now]
+        assert list(asked.expired(now)) == [row.seq for row in rows if 0 < row.expires <= now]
         assert asked.next_expiry(now) == min((row.expires for row in rows if row.expires > now), default=0)
 
 
@@ -209,11 +209,9 @@ def test_tags_of_dropped_records_are_dropped_too(tmp_path, monkeypatch):
         last += 10
         library.world.earliest_seq = last - 4
         asked = library.of()
-        assert seqs_of(asked.tagged(TagMatch(b"", is_prefix=True), last + 1)).tolist() == list(
-            range(last - 4, last + 1)
-        )
+        assert list(asked.tagged(TagMatch(b"", is_prefix=True), last + 1)) == list(range(last - 4, last + 1))
         for seq in range(last - 4, last + 1):
-            assert seqs_of(asked.tagged(TagMatch(b"%d" % seq), last + 1)).tolist() == [seq]
+            assert list(asked.tagged(TagMatch(b"%d" % seq), last + 1)) == [seq]
         assert not asked.tagged(TagMatch(b"%d" % (last - 5)), last + 1)
     tail = library.ledger._tails[5, 1]
     assert len(tail) == 5
@@ -275,5 +273,5 @@ def test_damage_and_a_missing_file_raise_typed_errors(tmp_path):
 
 def test_a_bitmap_of_seqs_contains_exactly_the_seqs():
     seqs = np.array([1, 5, 1 << 62], dtype=np.uint64)
-    assert seqs_of(bitmap_of(seqs)).tolist() == seqs.tolist()
+    assert list(bitmap_of(seqs)) == seqs.tolist()
     assert not bitmap_of(seqs[:0])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from ringlog.config import Config, load_config
 from ringlog.errors import ConfigError
-from ringlog.supervision.endpoints import check_listeners, public_key_of, resolve
+from ringlog.supervision.endpoints import check_listeners, http_url, public_key_of, resolve
 
 
 def config(
@@ -119,6 +120,129 @@ def test_public_key_of_returns_the_public_key_and_hides_the_file(tmp_path: Path)
     with pytest.raises(ConfigError, match="not a key file") as caught:
         public_key_of(str(tmp_path / "curve"))
     assert "oops" not in str(caught.value)
+
+
+# -- the HTTP gateway --------------------------------------------------------------------------------
+
+
+def http_config(tmp_path: Path, **given: object) -> Config:
+    """Settings with the HTTP gateway. `auth_…` are settings of section auth."""
+    flags = {"http.enabled": "true", "http.port": "0"}
+    for key, value in given.items():
+        section, name = ("auth", key.removeprefix("auth_")) if key.startswith("auth_") else ("http", key)
+        flags[f"{section}.{name}"] = str(value)
+    return load_config(flags, {}, str(tmp_path)).config
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A self-signed certificate and its key."""
+    directory = tmp_path_factory.mktemp("tls")
+    cert, key = directory / "cert.pem", directory / "key.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+    ]
+    command += ["-subj", "/CN=localhost", "-days", "2", "-keyout", str(key), "-out", str(cert)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=30)
+    except FileNotFoundError:
+        pytest.skip("needs openssl")
+    key.chmod(0o600)
+    return cert, key
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_http_on_loopback_needs_no_keys_and_is_pinned(tmp_path: Path, host: str) -> None:
+    http = check_listeners(http_config(tmp_path, host=host), {}).http
+    assert http.host in {"127.0.0.1", "::1"}
+    assert http.port > 0
+    name = "[::1]" if ":" in http.host else http.host
+    assert http_url(http) == f"http://{name}:{http.port}"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "*"])
+def test_http_elsewhere_needs_keys_or_allow_insecure(tmp_path: Path, host: str) -> None:
+    with pytest.raises(ConfigError, match=r"auth\.keys_file, RINGLOG_API_KEYS"):
+        check_listeners(http_config(tmp_path, host=host), {})
+    assert check_listeners(http_config(tmp_path, host=host), {"RINGLOG_API_KEYS": "k"}).http.port
+    insecure = check_listeners(http_config(tmp_path, host=host, auth_allow_insecure=True), {})
+    assert http_url(insecure.http).startswith(("http://127.0.0.1:", "http://[::1]:"))
+    (tmp_path / "keys").touch(0o600)
+    assert check_listeners(http_config(tmp_path, host=host, auth_keys_file=tmp_path / "keys"), {}).http.port
+
+
+def test_http_keys_must_be_private(tmp_path: Path) -> None:
+    (tmp_path / "keys").touch()
+    (tmp_path / "keys").chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        check_listeners(http_config(tmp_path, auth_keys_file=tmp_path / "keys"), {})
+
+
+def test_http_needs_a_host_with_an_address(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"http\.host: has no address"):
+        check_listeners(http_config(tmp_path, host="no.such.invalid"), {})
+
+
+def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port}: stop what listens there") as caught:
+            check_listeners(http_config(tmp_path, port=port), {})
+    assert "\n" not in str(caught.value)
+    assert check_listeners(http_config(tmp_path, port=port), {}).http.port == port
+
+
+def test_http_without_its_packages_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ringlog.supervision.endpoints._HTTP_PACKAGES", ("granian", "no_such_package"))
+    with pytest.raises(ConfigError, match=r"pip install 'ringlog\[http\]'") as caught:
+        check_listeners(http_config(tmp_path), {})
+    assert caught.value.detail["missing"] == ["no_such_package"]
+    given = config(tmp_path, "ipc")
+    assert check_listeners(given) is given
+
+
+def test_tls_files_are_a_certificate_with_its_private_key(
+    tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    cert, key = certificate
+    both = {"tls_cert_file": cert, "tls_key_file": key}
+    assert http_url(check_listeners(http_config(tmp_path, **both), {}).http).startswith("https://127.0.0.1:")
+    with pytest.raises(ConfigError, match=r"http\.tls_cert_file is set without http\.tls_key_file"):
+        check_listeners(http_config(tmp_path, tls_cert_file=cert), {})
+    with pytest.raises(ConfigError, match=r"http\.tls_key_file is set without http\.tls_cert_file"):
+        check_listeners(http_config(tmp_path, tls_key_file=key), {})
+    with pytest.raises(ConfigError, match=r"http\.tls_cert_file: cannot be read"):
+        check_listeners(http_config(tmp_path, **both | {"tls_cert_file": tmp_path / "none"}), {})
+    with pytest.raises(ConfigError, match="not a certificate"):
+        check_listeners(http_config(tmp_path, **both | {"tls_cert_file": key}), {})
+    public = tmp_path / "public.pem"
+    public.write_bytes(key.read_bytes())
+    public.chmod(0o644)
+    with pytest.raises(ConfigError, match=r"http\.tls_key_file must belong"):
+        check_listeners(http_config(tmp_path, **both | {"tls_key_file": public}), {})
+
+
+def test_an_encrypted_key_is_refused_without_a_question(
+    tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    cert, key = certificate
+    locked = tmp_path / "locked.pem"
+    command = ["openssl", "ec", "-in", str(key), "-aes128", "-passout", "pass:secret", "-out", str(locked)]
+    subprocess.run(command, check=True, capture_output=True, timeout=30, stdin=subprocess.DEVNULL)
+    locked.chmod(0o600)
+    with pytest.raises(ConfigError, match="unencrypted key"):
+        check_listeners(http_config(tmp_path, tls_cert_file=cert, tls_key_file=locked), {})
 
 
 def test_a_wildcard_resolves_to_nothing() -> None:

@@ -57,6 +57,10 @@ def test_the_stop_flag_stays_set_and_its_descriptor_is_drained() -> None:
         send(signal.SIGHUP)
         assert not stop.is_set()
         assert hangups == [1]
+        stop.call_on_hangup(lambda: hangups.append(2))
+        send(signal.SIGHUP)
+        assert not stop.is_set()
+        assert hangups == [1, 1, 2]
         send(signal.SIGTERM)
         assert readable(stop.fileno())
         assert stop.is_set()

@@ -12,7 +12,12 @@ from pathlib import Path
 
 from ringlog.board.board import Board
 from ringlog.supervision import child_process, run_dir
-from ringlog.supervision.child_process import ChildProcess, actor_command, child_environment
+from ringlog.supervision.child_process import (
+    ChildProcess,
+    actor_command,
+    api_keys_environment,
+    child_environment,
+)
 
 SLEEP = "import signal; print('up', flush=True); signal.pause()"
 
@@ -106,6 +111,12 @@ def test_secrets_and_settings_do_not_reach_a_child(tmp_path: Path) -> None:
     code = f"import json,os; open({str(path)!r}, 'w').write(json.dumps(dict(os.environ)))"
     assert run_to_end(code, environ=environ) == 0
     assert not set(secrets) & set(json.loads(path.read_text()))
+
+
+def test_bearer_keys_reach_the_http_gateway_only() -> None:
+    environ = {"RINGLOG_API_KEYS": "k", "RINGLOG_KEY": "x"}
+    assert api_keys_environment(environ) == {"RINGLOG_API_KEYS": "k"}
+    assert api_keys_environment({}) == {}
 
 
 def test_a_child_imports_the_same_code() -> None:

@@ -4,6 +4,9 @@ A reader that saw the ack of a source record must find the copy. Before it reads
 it requests a catch-up. The topic's routers then forward the records that their source has at that moment. The
 routers into the source catch up first.
 
+Under load the scheduler gives grants to routers late, or not at all (grants.py). A catch-up does not wait for
+the grant of a flow that may read all that is published. It waits for the grant of a flow of synced records.
+
 A catch-up does not wait for a full destination or a deleted source. Waiters are checked in each pass of
 the scheduler's loop, because cursors move only in passes. No shard is queried for that.
 """
@@ -124,6 +127,8 @@ class RouterCatchUp:
         head = yield from self._head(flow, deadline_ns)
         if self._host.forwarding.catch_up_state(message.topic_id, head) != CatchUpState.BEHIND:
             return
+        if flow.until < head and not flow.key.is_strong:
+            self._host.forwarding.grant_received(flow.key, head)
         wait = _CatchUpWaiter(message.topic_id, head, Pending())
         self._waiting.append(wait)
         timer = self._host.timers.call_at(deadline_ns, lambda: wait.pending.resolve(None))

@@ -118,7 +118,9 @@ class LogIO:
                 "a newer incarnation of this shard is running",
                 holder=self._slot.get(ProcessField.INCARNATION),
             )  # fmt: skip
+        started_ns = self._clock.monotonic_ns()
         self._writer.append(effect.buffers, effect.offset, effect.length, is_synced=effect.is_synced)
+        self._slot.set(ProcessField.LAST_APPEND_NS, self._clock.monotonic_ns() - started_ns)
         stop_points.hit("log_after_write")
         return ev.BatchWritten()
 
@@ -128,7 +130,9 @@ class LogIO:
     def _sync(self, effect: ev.Sync) -> ev.Synced:
         started = self._clock.monotonic_ns()
         self._writer.sync()
-        self._syncs_ns.append(self._clock.monotonic_ns() - started)
+        took_ns = self._clock.monotonic_ns() - started
+        self._slot.set(ProcessField.LAST_SYNC_NS, took_ns)
+        self._syncs_ns.append(took_ns)
         stop_points.hit("log_after_sync")
         return ev.Synced()
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ringlog.contract import ControlReceived, Reply
@@ -153,9 +153,16 @@ class WaitingClaims:
 
     def drop_process(self, process_id: tuple[int, int]) -> None:
         """Remove the waiting claims of a process that died. They get no jobs and no reply."""
+        self._drop(lambda claim: (claim.message.pid, claim.message.born) == process_id)
+
+    def drop_connections(self, connections: Collection[bytes]) -> None:
+        """Remove the waiting claims of connections that ended, such as those that a gateway forwarded."""
+        self._drop(lambda claim: claim.client in connections)
+
+    def _drop(self, is_dropped: Callable[[WaitingClaim], bool]) -> None:
         for key in list(self._of):
             for waiting_claim in self.all_of(key):
-                if (waiting_claim.message.pid, waiting_claim.message.born) == process_id:
+                if is_dropped(waiting_claim):
                     self.remove_claim(waiting_claim)
 
     # -- time -----------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from ringlog.envelope import wire
 from ringlog.envelope.messages import Message
 from ringlog.envelope.refusal import error_reply
 from ringlog.errors import RingError
+from ringlog.leases.holders import ProcessId
 from ringlog.limits import CALL_RING_OPEN_TIMEOUT_S, CALL_RING_POLL_MS, CALL_RINGS_MAX
 from ringlog.link.channel.call_ring import CallServer, calls_prefix, remove_stale_call_rings
 from ringlog.logs import log_event
@@ -26,11 +27,12 @@ log = logging.getLogger("ringlog.shard")
 
 
 class _ClientCallRing:
-    __slots__ = ("caller", "is_opened", "made_ns", "needs_bell", "server")
+    __slots__ = ("caller", "is_opened", "made_ns", "needs_bell", "process_id", "server")
 
-    def __init__(self, caller: Caller, server: CallServer, made_ns: int) -> None:
+    def __init__(self, caller: Caller, server: CallServer, process_id: ProcessId, made_ns: int) -> None:
         self.caller = caller
         self.server = server
+        self.process_id = process_id
         self.made_ns = made_ns
         self.is_opened = False
         """True after the client has opened the ring."""
@@ -50,6 +52,7 @@ class CallRings:
         self._order: list[_ClientCallRing] = []
         self._owed: list[_ClientCallRing] = []
         """Rings whose bell is to be rung."""
+        self._ended: list[Caller] = []
         self._first = self._looked = 0
         self._look_ns = 0
         remove_stale_call_rings(shm_dir, shard)
@@ -57,8 +60,8 @@ class CallRings:
     def __len__(self) -> int:
         return len(self._order)
 
-    def open(self, client: bytes) -> str:
-        """Create a ring for a connection and return its name.
+    def open(self, client: bytes, process_id: ProcessId) -> str:
+        """Create a ring for a connection of a process and return its name.
 
         Return "" if no ring can be created. Idempotent.
         """
@@ -73,7 +76,7 @@ class CallRings:
         except (BoardError, RingError) as e:
             log_event(log, logging.WARNING, "cannot create call ring", reason=str(e))
             return ""
-        ring = _ClientCallRing(Caller(client), server, self._clock.monotonic_ns())
+        ring = _ClientCallRing(Caller(client), server, process_id, self._clock.monotonic_ns())
         self._rings[client] = ring
         self._order.append(ring)
         return server.name
@@ -169,7 +172,21 @@ class CallRings:
         if ring.server.has_client():
             ring.is_opened = True
         elif ring.is_opened or now_ns - ring.made_ns > CALL_RING_OPEN_TIMEOUT_S * 1_000_000_000:
-            self._remove(ring, "")
+            self._remove_ended(ring)
+
+    def remove_of(self, process_id: ProcessId) -> None:
+        """Remove the rings of a process that died."""
+        for ring in [ring for ring in self._order if ring.process_id == process_id]:
+            self._remove_ended(ring)
+
+    def take_ended(self) -> list[Caller]:
+        """Return the connections that ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _remove_ended(self, ring: _ClientCallRing) -> None:
+        self._ended.append(ring.caller)
+        self._remove(ring, "")
 
     def _remove(self, ring: _ClientCallRing, why: str) -> None:
         if self._rings.get(ring.caller) is not ring:

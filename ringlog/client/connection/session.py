@@ -29,6 +29,8 @@ from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.messages import (
     Append,
     ColdRead,
+    EngineStatus,
+    EngineStatusReply,
     GroupList,
     GroupListReply,
     Locate,
@@ -658,6 +660,19 @@ class Session:
         except (NotConnected, RequestTimeout) as e:
             raise cold_unavailable(e.message) from None
         return memoryview(reply.attachment or b"")
+
+    def engine_status(self, timeout_ms: int) -> Pending[EngineStatusReply]:
+        """Query the status of the engine on this host, which the supervisor reads from shared memory.
+
+        Raises NotConnected or RequestTimeout.
+        """
+        return run_steps(self._engine_status_steps(timeout_ms))
+
+    def _engine_status_steps(self, timeout_ms: int) -> Steps[EngineStatusReply]:
+        deadline_ns = self.clock.monotonic_ns() + timeout_ms * MS
+        reply: PeerReply = yield self._local().ask_supervisor(EngineStatus(), deadline_ns)
+        assert isinstance(reply.message, EngineStatusReply)
+        return reply.message
 
     def catch_up(self, topic: str, topic_id: int) -> Pending[None]:
         """Have the routers to a topic forward all records that their sources contain. See Connection."""

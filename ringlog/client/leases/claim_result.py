@@ -43,12 +43,15 @@ class ClaimResult:
         "is_over",
         "lease_ms",
         "leases",
+        "ready",
         "until_ns",
     )  # fmt: skip
 
     def __init__(self, runs: Sequence[GrantedRun], deadline_ms: int, lease_ms: int, until_ns: int) -> None:
         self._runs = runs
         self.deadline_ms, self.lease_ms, self.until_ns = deadline_ms, lease_ms, until_ns
+        self.ready = 0
+        """Number of ready jobs that remained in the queue."""
         self.batches: list[ClaimedRecords] = []
         """Source of the records until they are created."""
         self._records: list[Record] = []
@@ -129,7 +132,7 @@ class ClaimResult:
 
     def _make(self) -> None:
         self._records = [record for batch in self.batches for record in batch.records()]
-        numbers, tokens, deliveries = self._lists()
+        numbers, tokens, deliveries = self.columns()
         leases = list(
             map(Lease, numbers, tokens, repeat(self.deadline_ms), repeat(self.lease_ms),
                 repeat(self.until_ns))
@@ -140,8 +143,8 @@ class ClaimResult:
         self._deliveries, self.leases = deliveries, leases
         self.batches = []  # Frees the source buffers, which are much larger.
 
-    def _lists(self) -> tuple[Sequence[int], Sequence[int], list[int]]:
-        """Return seq, token and delivery number of each job."""
+    def columns(self) -> tuple[Sequence[int], Sequence[int], list[int]]:
+        """Return seq, token and delivery number of each job. Only while `leases` is None."""
         span = self._inline_span()
         if span is not None:
             start, stop = span

@@ -117,8 +117,16 @@ class GroupLeaseOperations(LeaseOperations):
         ).message
         return dead_letter_of_group(reply.info)
 
-    def open(self, connection: QueueConnection) -> Steps[GroupInfo]:
-        """Create the group if it does not exist. Raises GroupIncompatible."""
+    def open(
+        self, connection: QueueConnection, *, make: bool = True, node: str | None = None
+    ) -> Steps[GroupInfo]:
+        """Create the group if it does not exist. Raises GroupIncompatible.
+
+        Args:
+            connection: Connection to the engine.
+            make: False fails with GroupNotFound instead of creating the group.
+            node: Node that becomes a member. None = this one, "" = none.
+        """
         first = yield from self._first(connection, self._start)
         named = self._named
         dead_letter = named.get("dead_letter", "")
@@ -126,8 +134,9 @@ class GroupLeaseOperations(LeaseOperations):
             yield from require_no_dead_letter_cycle(connection, self.topic, dead_letter)
         opened = GroupOpen(
             self.topic, self.name, MODES[self.mode], self.tags, first, named.get("max_in_flight", 0),
-            named.get("member_max_in_flight", 0), self.node, max_deliveries=named.get("max_deliveries", 0),
-            dead_letter=dead_letter, backoff_ms=named.get("backoff_ms", 0),
+            named.get("member_max_in_flight", 0), self.node if node is None else node, make,
+            max_deliveries=named.get("max_deliveries", 0), dead_letter=dead_letter,
+            backoff_ms=named.get("backoff_ms", 0),
             backoff_max_ms=named.get("backoff_max_ms", BACKOFF_MAX_MS_DEFAULT),
         )  # fmt: skip
         info: GroupInfo = (yield connection.request_jobs(opened)).message

@@ -13,6 +13,7 @@ from ringlog.client.read.record_batches import visible_record_batches
 from ringlog.client.read.remote_source import decode_received_frames
 from ringlog.envelope.messages import ClaimReply
 from ringlog.errors import CorruptData
+from ringlog.frame.layout import Column
 from ringlog.storage.visibility import NO_SEQS
 
 I64 = NDArray[np.int64]
@@ -31,7 +32,16 @@ class ClaimedRecords(Protocol):
         """(n,) seqs, ascending."""
         ...
 
+    @property
+    def commit_stamps(self) -> I64:
+        """(n,) commit times, in microseconds since the epoch."""
+        ...
+
     def __len__(self) -> int: ...
+
+    def column(self, column: Column) -> list[bytes] | None:
+        """Return the values of a bytes column, b"" for a null; None if no job has the column."""
+        ...
 
     def slice_rows(self, start: int, stop: int) -> ClaimedRecords:
         """Return jobs `start` to `stop`, counted from 0, without `stop`."""
@@ -70,6 +80,13 @@ class InlineJobs:
     @property
     def seqs(self) -> I64:
         return np.array(self._seqs, np.int64)
+
+    @property
+    def commit_stamps(self) -> I64:
+        return np.frombuffer(self._stamps, "<i8")
+
+    def column(self, column: Column) -> list[bytes] | None:
+        return None
 
     def slice_rows(self, start: int, stop: int) -> InlineJobs:
         return InlineJobs(

@@ -284,6 +284,7 @@ class LeaseOperations:
         message: ClaimReply = reply.message
         until_ns = self._clock.monotonic_ns() + message.lease_ms * MS
         claimed = ClaimResult(message.runs, message.deadline, message.lease_ms, until_ns)
+        claimed.ready = message.ready
         if handle.is_cancelled():
             # The shard may have received the cancellation before the claim.
             yield from self._return_jobs(connection, claimed, undo=True)

@@ -76,6 +76,8 @@ class LocalSource:
             clock: Clock; default: the system's.
             disk: Disk; default: the real one.
         """
+        self.cold_reads = 0
+        """Reads of cold segments by the relocator."""
         self._is_following = is_following
         self._keep_alive: KeepAliveHandle | None = None
         self._is_settling = is_settling
@@ -266,6 +268,11 @@ class LocalSource:
             return None
         self._cached_frames.clear()
         return view, facts
+
+    @property
+    def located(self) -> Located | None:
+        """Location of the topic at the last read. None if the next read must locate it again."""
+        return self._located
 
     @property
     def slot_sequence(self) -> int:
@@ -578,6 +585,7 @@ class LocalSource:
         if reader is not None and needed is not None:
             data = yield self._connection.cold_read(ColdRead(needed.path, needed.start, needed.stop))
             reader.supply_cold_bytes(needed, data)
+            self.cold_reads += 1
 
     def _result(self, plan: ReadPlan, located: Located, facts: TopicFacts, now_us: int) -> FetchResult:
         cached = self._cached_frames

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,13 +135,29 @@ def delete(session: Session, name: str) -> Steps[bool]:
     return reply.deleted
 
 
+def list_routers(
+    session: Session, prefixes: Iterable[str], source: str, dest: str, after: str, count: int,
+    is_wanted: Callable[[RouterDescription], bool],
+) -> Steps[list[RouterDescription]]:  # fmt: skip
+    """Return the first `count` wanted routers above the name `after` that begin with one of the prefixes.
+
+    The prefixes ascend, and none begins with another one: then the routers are in order of their names.
+    """
+    found: list[RouterDescription] = []
+    for prefix in prefixes:
+        pages = RouterPages(prefix, source, dest, min(count, LIST_PAGE_MAX), after)
+        while len(found) < count and (page := (yield from pages.next_page(session))):
+            found += filter(is_wanted, page)
+    return found[:count]
+
+
 class RouterPages:
     """Routers page by page, in order of their names."""
 
-    def __init__(self, prefix: str, source: str, dest: str, page_size: int) -> None:
+    def __init__(self, prefix: str, source: str, dest: str, page_size: int, after: str = "") -> None:
         self._wanted = (check_str(prefix, "prefix"), check_str(source, "source"), check_str(dest, "dest"))
         self._page_size = check_int_range(page_size, "page_size", 1, LIST_PAGE_MAX)
-        self._after = ""
+        self._after = after
         self._has_more = True
 
     def next_page(self, session: Session) -> Steps[list[RouterDescription]]:

@@ -162,6 +162,19 @@ def configure(session: Session, topic: str, config: TopicSettings) -> Steps[Topi
     return TopicDescription(topic, info.epoch, False, info.config)
 
 
+def replace(session: Session, topic: str, config: dict[str, Any]) -> Steps[TopicDescription]:
+    """Create a topic, or replace all its settings. Settings that are not named get their defaults.
+
+    `config` has settings as in messages. Raises TopicIncompatible if the topic has another type.
+    """
+    topic = check_str(topic, "topic")
+    yield session.wait_connected()
+    if config.get("type") == QUEUE:
+        yield from _check_dead_letter_cycle(session, topic, config)
+    info = yield from session.ask_name_owner(topic, TopicPut(topic, config, "upsert"))
+    return TopicDescription(topic, info.epoch, info.created, info.config)
+
+
 def state(session: Session, topic: str, touch: bool) -> Steps[TopicSummary]:
     """Return the counters, positions and settings of a topic."""
     topic, touch = check_str(topic, "topic"), check_bool(touch, "touch")
@@ -231,15 +244,33 @@ def list_topic_names(session: Session, prefixes: Iterable[str]) -> Steps[list[st
     return found
 
 
+def list_topics(
+    session: Session, prefixes: Iterable[str], after: str, count: int
+) -> Steps[list[TopicSummary]]:
+    """Return the first `count` topics above the name `after` that begin with one of the prefixes.
+
+    The prefixes ascend, and none begins with another one: then the topics are in byte order of their names.
+    """
+    found: list[TopicSummary] = []
+    for prefix in prefixes:
+        merge = TopicMerge(prefix, min(max(count - len(found), 1), LIST_PAGE_MAX), after)
+        while len(found) < count and (page := (yield from merge.next_page(session))):
+            found += page
+        if len(found) >= count:
+            break
+    return found[:count]
+
+
 class TopicMerge:
     """Topics of all shards, merged in byte order of their names. Each name occurs once."""
 
-    def __init__(self, prefix: str, page_size: int) -> None:
+    def __init__(self, prefix: str, page_size: int, after: str = "") -> None:
         self._prefix = check_str(prefix, "prefix")
         self._page_size = check_int_range(page_size, "page_size", 1, LIST_PAGE_MAX)
         self._pages: list[list[TopicStateReply]] = []
         self._after: list[str | None] = []
-        self._last = ""
+        self._last = after
+        """Name of the last topic that was returned; at first, the name above which the list begins."""
 
     def next_page(self, session: Session) -> Steps[list[TopicSummary]]:
         """Return the next topics; an empty list after the last one."""

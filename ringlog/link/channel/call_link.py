@@ -17,6 +17,7 @@ from ringlog.errors import ConnectionTrouble, RingError
 from ringlog.link.channel.call_ring import CallClient
 from ringlog.link.futures import Pending
 from ringlog.link.peer import MS, FdSet, Peer, PeerReply
+from ringlog.process_id import own_process_id
 from ringlog.ring.doorbell import BellRinger
 
 _ASK_NS = 5_000 * MS
@@ -54,7 +55,9 @@ class CallLink:
         if self._ring_request is not None or not peer.is_up:
             return
         deadline_ns = self._clock.monotonic_ns() + _ASK_NS
-        pending = self._ring_request = peer.request(OpenCalls(), deadline_ns, is_patient=False)
+        pending = self._ring_request = peer.request(
+            OpenCalls(*own_process_id()), deadline_ns, is_patient=False
+        )
         pending.when_done(lambda done: self._answered(done, peer, shm_dir, is_asleep))
 
     def _answered(

@@ -693,6 +693,16 @@ HTTP_STATUS_MS_MAX = 2_000
 """Longest time in ms for which metrics wait for the supervisor. Then they only have shared memory."""
 HTTP_STATUS_REUSE_MS = 500
 """Time in ms for which the HTTP gateway reuses a status of the engine for metrics."""
+HTTP_TOPIC_METRICS_REUSE_MS = 5_000
+"""Time in ms for which the HTTP gateway reuses the numbers of single topics for metrics."""
+HTTP_TOPIC_METRICS_MAX = 1_000
+"""Most topics with metrics of their own: those that were written to last."""
+HTTP_TOPIC_METRICS_LISTED_MAX = 10_000
+"""Most topics that are listed to find those. The first ones in the order of their names."""
+HTTP_TOPIC_METRICS_PAGE = 100
+"""Topics that a shard lists at once for metrics: it serves other requests in between."""
+HTTP_QUEUE_METRICS_MAX = 200
+"""Most queues whose jobs are counted for metrics: those that were written to last."""
 HTTP_LANES_MAX = 8_192
 """Most topics for which the HTTP gateway keeps a lane of writes. Idle ones are forgotten first."""
 HTTP_LANE_PUSHES_MAX = 2

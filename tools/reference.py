@@ -272,9 +272,17 @@ def _made(kind: Any) -> Any:
 
 def _http_metrics() -> Table:
     from ringlog.actors.http_gateway.health import GATEWAY_METRICS, SHARD_METRICS
+    from ringlog.actors.http_gateway.topic_metrics import OF_QUEUES, OF_TOPICS, TRUNCATED
 
     rows = []
-    for kind, name, text, labels in (*GATEWAY_METRICS, *(metric for metric, _ in SHARD_METRICS)):
+    of_topics = [("gauge", name, text, ("topic",)) for name, text, _ in (*OF_TOPICS, *OF_QUEUES)]
+    of_all = [
+        *GATEWAY_METRICS,
+        *(metric for metric, _ in SHARD_METRICS),
+        *of_topics,
+        ("gauge", *TRUNCATED, ()),
+    ]
+    for kind, name, text, labels in of_all:
         suffix = "_total" if kind == "counter" else ""
         shown = ", ".join(f"`{label}`" for label in labels) or "–"
         rows.append((f"`ringlog_{name}{suffix}`", kind, shown, text))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ringlog.access.keys import Principal
 from ringlog.actors.http_gateway.engine_status import EngineStatusReader
 from ringlog.actors.http_gateway.error_replies import HttpError
+from ringlog.actors.http_gateway.topic_metrics import TopicMetricsReader
 from ringlog.aio import Client
 from ringlog.board.board import Board, ProcessSlot
 from ringlog.board.layout import ProcessField, ProcessState
@@ -55,6 +56,7 @@ class Gateway:
         self._shards = [board.process(shard_slot(shard)) for shard in range(settings.wal.shards)]
         self._is_serving = False
         self.engine_status = EngineStatusReader(self.clock)
+        self.topic_metrics = TopicMetricsReader(self.clock)
         self.lanes: WriteLanes
         self.watches: WatchSessions
         self.workers: Workers

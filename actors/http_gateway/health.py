@@ -1,7 +1,8 @@
 """Health, readiness and metrics.
 
 Probes need no key, and read shared memory only. Metrics need a key with scope `read` if keys are configured.
-They are the engine's status, as `ringlog metrics` shows it, with the counters of shards and of this gateway.
+They are the engine's status, as `ringlog metrics` shows it, with the numbers of shards, of this gateway and
+of single topics.
 """
 
 from __future__ import annotations
@@ -133,6 +134,8 @@ async def metrics(request: Request) -> Response:
         raise Unauthorized("metrics need a known key: Authorization: Bearer KEY")
     request.authorise(_READ)
     found = list(all_families(gateway, await gateway.engine_status.read(gateway.client)))
+    if gateway.is_serving and (numbers := await gateway.topic_metrics.read(gateway.client)) is not None:
+        found += numbers.families(request.principal)
     if "application/json" in request.header("accept").lower():
         return Response(200, _encode(as_json(found)))
     return Response(200, as_text(found), (_TEXT,))

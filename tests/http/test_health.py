@@ -11,7 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 import ringlog
 import ringlog.testing
 from ringlog.actors.http_gateway.health import ShardHealth, as_json, as_text, not_ready_reason
+from ringlog.actors.http_gateway.topic_metrics import select
 from ringlog.board.layout import ProcessState
+from ringlog.client.requests.topic_requests import TopicSummary
 from ringlog.testing.real_engine import TestEngine, wait_until
 
 Call = Callable[..., Any]
@@ -92,6 +94,45 @@ def test_metrics_as_json(call: Call) -> None:
     assert found.body["uptime_ms"] > 0
     labels = [row["labels"] for row in found.body["http_requests_total"]]
     assert all(set(each) == {"route", "status"} for each in labels)
+
+
+def test_topics_and_queues_have_metrics_of_their_own(call: Call) -> None:
+    call("POST", "/v0/topics/measured", {"records": [{"data": 1}, {"data": 2}, {"data": 3}]})
+    call("POST", "/v0/topics/measured/delete", {"before_seq": 2})
+    call("PUT", "/v0/topics/measured-jobs", {"type": "queue"})
+    call("POST", "/v0/topics/measured-jobs", {"records": [{"data": 1}, {"data": 2}]})
+    call("POST", "/v0/topics/measured-jobs/claim", {"node": "w", "max": 1})
+    found: dict[tuple[str, tuple[str, ...]], float] = {}
+
+    def is_measured() -> bool:  # Numbers are reused for some seconds.
+        found.update(samples(call("GET", "/v0/metrics").body))
+        return found.get(("ringlog_topic_queue_in_flight", ("measured-jobs",))) == 1
+
+    wait_until(is_measured, 20.0, "the metrics of the topics")
+    topic = ("measured",)
+    assert found["ringlog_topic_head_seq", topic] == 3
+    assert found["ringlog_topic_earliest_seq", topic] == 2
+    assert found["ringlog_topic_records", topic] == 2
+    assert found["ringlog_topic_bytes", topic] == 2
+    assert found["ringlog_topic_halted", topic] == 0
+    assert found["ringlog_topic_last_write_timestamp_seconds", topic] > 1.7e9
+    assert found["ringlog_topic_queue_ready", ("measured-jobs",)] == 1
+    assert ("ringlog_topic_queue_ready", topic) not in found
+    assert found["ringlog_topic_metrics_truncated", ()] == 0
+
+
+def test_topics_that_were_written_to_last_have_metrics() -> None:
+    listed = [
+        TopicSummary(name, kind, 1, 0, 1, 0, 0, 0, written_us, None, {})
+        for name, kind, written_us in (
+            ("a", "queue", 5), ("b", "queue", 7), ("c", "log", None), ("d", "log", 6)
+        )
+    ]  # fmt: skip
+    chosen = select(listed, topics_max=3, queues_max=1)
+    assert [each.topic for each in chosen.topics] == ["a", "b", "d"]
+    assert (chosen.queues, chosen.is_truncated) == (["b"], True)
+    assert select(listed, topics_max=4, queues_max=2).is_truncated is False
+    assert select(listed, topics_max=4, queues_max=1).is_truncated is True
 
 
 def test_labels_are_escaped() -> None:

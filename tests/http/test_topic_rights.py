@@ -85,6 +85,15 @@ def test_a_reader_changes_nothing(engine_with_keys: TestEngine) -> None:
     reader.close()
 
 
+def test_metrics_name_only_topics_that_the_key_covers(engine_with_keys: TestEngine) -> None:
+    for key, hidden in ((OWNER, True), (READER, False)):
+        client = HttpClient(engine_with_keys.http_url, key)
+        text = client("GET", "/v0/metrics").body.decode()
+        assert 'ringlog_topic_records{topic="mine.a"} 0' in text
+        assert ('topic="hidden.1"' in text) is hidden
+        client.close()
+
+
 def test_probes_need_no_key_and_metrics_need_one(engine_with_keys: TestEngine) -> None:
     for key, path, status in (
         ("", "/v0/health", 200), ("", "/healthz", 200), ("", "/v0/ready", 200), ("", "/v0/metrics", 401),

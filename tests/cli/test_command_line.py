@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import ringlog
 from ringlog import errors as e
 from ringlog.cli import main
 from ringlog.cli.doctor import (
@@ -354,6 +355,15 @@ def test_a_command_loads_only_the_modules_that_it_needs() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_package_is_the_command() -> None:
+    command = [sys.executable, "-m", "ringlog"]
+    done = subprocess.run([*command, "topik"], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == CliExit.USAGE
+    assert "topic" in done.stderr
+    done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split()[-1] == ringlog.__version__
 
 
 def test_a_closed_output_pipe_is_no_error() -> None:

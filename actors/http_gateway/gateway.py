@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 RETRY_AFTER_MS = 1_000
 _PER_MILLE = 1_000
+NOTHING_WRITTEN = {"wal_append_ms": 0.0, "fsync_ms": 0.0}
 
 
 class Gateway:
@@ -83,16 +84,9 @@ class Gateway:
         )  # fmt: skip
 
     def commit_times(self, shard: int, durability: Durability) -> dict[str, float]:
-        """Return how long the shard's latest commit took, in ms: the one just settled, or one after it.
-
-        What the durability class does not wait for is 0.
-        """
-        if shard >= len(self._shards) or durability is Durability.EPHEMERAL:
-            return {"wal_append_ms": 0.0, "fsync_ms": 0.0}
-        page = self._shards[shard]
-        append_ns = page.get(ProcessField.LAST_APPEND_NS)
-        sync_ns = page.get(ProcessField.LAST_SYNC_NS) if durability is Durability.FSYNC else 0
-        return {"wal_append_ms": round(append_ns / 1e6, 3), "fsync_ms": round(sync_ns / 1e6, 3)}
+        """Return how long the shard's latest commit took: the one just settled, or one after it."""
+        is_known = shard < len(self._shards) and durability is not Durability.EPHEMERAL
+        return commit_times(self._shards[shard], durability) if is_known else dict(NOTHING_WRITTEN)
 
     def require_serving(self) -> None:
         """Raise ShuttingDown while the gateway stops, NotReady before the engine serves requests."""
@@ -172,6 +166,19 @@ class Gateway:
     def open_streams(self) -> int:
         """Number of open event streams, work streams and WebSockets."""
         return sum(self._streaming.values())
+
+
+def commit_times(page: ProcessSlot, durability: Durability) -> dict[str, float]:
+    """Return the times of a shard's latest commit in ms.
+
+    What the durability class does not wait for is 0. `throttle_wait_ms` is there if pressure delayed it.
+    """
+    append_ns = page.get(ProcessField.LAST_APPEND_NS)
+    sync_ns = page.get(ProcessField.LAST_SYNC_NS) if durability is Durability.FSYNC else 0
+    times = {"wal_append_ms": round(append_ns / 1e6, 3), "fsync_ms": round(sync_ns / 1e6, 3)}
+    if wait_ns := page.get(ProcessField.LAST_WAIT_NS):
+        times["throttle_wait_ms"] = round(wait_ns / 1e6, 3)
+    return times
 
 
 def _decrement(counter: Counter[str], name: str) -> None:

@@ -143,6 +143,8 @@ class ProcessField(IntEnum):
     """Duration of the shard's latest write to its log. Published before the replies of that commit."""
     LAST_SYNC_NS = 34
     """Duration of the shard's latest sync, in the same way."""
+    LAST_WAIT_NS = 35
+    """Time for which pressure let the frames that the shard took last wait in their rings."""
     DISK_LOW = 40
     """Reclaimer: 1 while the data device has less than data.min_free_bytes free. Shards poll this word."""
     DISK_FREE = 41

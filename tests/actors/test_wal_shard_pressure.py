@@ -69,7 +69,11 @@ def test_a_commit_batch_waits_for_as_many_rings_as_the_previous_one_had() -> Non
     assert window.is_holding
     assert not window.may_drain(2 * MS, 4, 200)
     assert window.may_drain(3 * MS, 5, 300)
-    assert (window.is_holding, window.waited_ns) == (False, 2 * MS)
+    assert (window.is_holding, window.waited_ns, window.last_wait_ns) == (False, 2 * MS, 2 * MS)
+    assert window.may_drain(4 * MS, 0, 0)
+    assert window.last_wait_ns == 2 * MS
+    assert window.may_drain(5 * MS, 5, 300)
+    assert (window.waited_ns, window.last_wait_ns) == (2 * MS, 0)
 
 
 def test_a_single_write_never_waits() -> None:
@@ -202,6 +206,25 @@ def fill(producer: RingProducer, share: float = 1.0) -> int:
     while (count + 1) * len(data) <= share * producer.capacity and producer.push_one(data) is not None:
         count += 1
     return count
+
+
+def test_the_board_says_how_long_the_last_frames_waited(place: Place) -> None:
+    for producer in [place.ring() for _ in range(BATCH_WINDOW_RINGS_MIN)]:
+        fill(producer, 0.9)
+    place.sample(idle_ns=0)
+    window = place.governing.window
+    assert window.window_ns > 0
+    window.record_drain(place.now, 2 * BATCH_WINDOW_RINGS_MIN)
+    place.rings.drain()
+    place.producers[0].push_one(one_frame(100))
+    assert not place.governing.may_drain(place.now + 1, place.rings)
+    assert place.page.get(ProcessField.LAST_WAIT_NS) == 0
+    assert place.governing.may_drain(place.now + window.window_ns, place.rings)
+    assert place.page.get(ProcessField.LAST_WAIT_NS) == window.window_ns - 1
+    place.rings.drain()
+    while place.sample().pressure:
+        assert place.page.get(ProcessField.LAST_WAIT_NS) > 0 or not window.window_ns
+    assert place.page.get(ProcessField.LAST_WAIT_NS) == 0
 
 
 def test_the_pressure_is_the_fill_of_the_fullest_ring(place: Place) -> None:

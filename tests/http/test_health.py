@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import ringlog
 import ringlog.testing
+from ringlog.actors.http_gateway.gateway import commit_times
 from ringlog.actors.http_gateway.health import ShardHealth, as_json, as_text, not_ready_reason
 from ringlog.actors.http_gateway.topic_metrics import select
-from ringlog.board.layout import ProcessState
+from ringlog.board.board import Board
+from ringlog.board.layout import ProcessField, ProcessState
 from ringlog.client.requests.topic_requests import TopicSummary
 from ringlog.testing.real_engine import TestEngine, wait_until
+from ringlog.types import Durability
 
 Call = Callable[..., Any]
 WINDOW_NS = 60_000_000_000
@@ -133,6 +137,18 @@ def test_topics_that_were_written_to_last_have_metrics() -> None:
     assert (chosen.queues, chosen.is_truncated) == (["b"], True)
     assert select(listed, topics_max=4, queues_max=2).is_truncated is False
     assert select(listed, topics_max=4, queues_max=1).is_truncated is True
+
+
+def test_times_of_a_commit(tmp_path: Path) -> None:
+    board = Board.create(tmp_path, 2)
+    page = board.process(1)
+    page.set(ProcessField.LAST_APPEND_NS, 1_500_000)
+    page.set(ProcessField.LAST_SYNC_NS, 2_000_000)
+    assert commit_times(page, Durability.DISK) == {"wal_append_ms": 1.5, "fsync_ms": 0.0}
+    page.set(ProcessField.LAST_WAIT_NS, 3_000_000)
+    found = commit_times(page, Durability.FSYNC)
+    assert found == {"wal_append_ms": 1.5, "fsync_ms": 2.0, "throttle_wait_ms": 3.0}
+    board.close()
 
 
 def test_labels_are_escaped() -> None:

@@ -25,6 +25,8 @@ class BatchWindow:
         self.window_ns = 0
         self.waited_ns = 0
         """Total time in nanoseconds for which frames waited in the rings because of the window."""
+        self.last_wait_ns = 0
+        """Time in nanoseconds for which the frames that were released last had waited."""
         self._taken_ns = 0
         self._rings = 0
         """Number of rings that the previous batch was drained from."""
@@ -39,6 +41,8 @@ class BatchWindow:
         """Set the length of the window in nanoseconds. 0 switches it off."""
         if not self.window_ns:
             self._rings = 0  # Drains are not recorded while the window is off, so the count is stale.
+        if not window_ns:
+            self.last_wait_ns = 0
         self.window_ns = window_ns
 
     def may_drain(self, now_ns: int, rings: int, nbytes: int, is_pressing: bool = False) -> bool:
@@ -56,6 +60,8 @@ class BatchWindow:
             or now_ns - self._taken_ns >= self.window_ns
         )
         if is_over or not rings:
+            if rings:
+                self.last_wait_ns = 0 if self._held_ns is None else now_ns - self._held_ns
             if self._held_ns is not None:
                 self.waited_ns += now_ns - self._held_ns
                 self._held_ns = None

@@ -59,11 +59,14 @@ class ShardLoadMonitor:
         page.set(GovernorField.THROTTLED, self._refused_before + refused)
         if self._is_reacting:
             self.window.set_window(batch_window_ns(governor.pressure, governor.step))
+            page.set(ProcessField.LAST_WAIT_NS, self.window.last_wait_ns)
             self.is_refusing = governor.step is PressureStep.REFUSE
 
     def may_drain(self, now_ns: int, rings: Rings) -> bool:
         """Return True if the rings may be drained. Call it only while there is a window."""
-        return self.window.may_drain(now_ns, *rings.pending_totals())
+        may_drain = self.window.may_drain(now_ns, *rings.pending_totals())
+        self._page.set(ProcessField.LAST_WAIT_NS, self.window.last_wait_ns)
+        return may_drain
 
     def wait_ms(self, most: int) -> int:
         """Return the maximum sleep in milliseconds: `most`, or one sample interval under pressure."""

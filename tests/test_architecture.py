@@ -97,6 +97,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # A repair writes the rest of damaged segments as the engine writes segments.
     "cli.repair": {*CLI, "segment"},
     "cli": CLI,
+    "__main__": {"base", "cli"},
     # Code that an engine process runs before any other import.
     "actors": {"base"},
     # Jobs on Spark, loaded when one runs.

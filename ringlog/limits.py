@@ -677,6 +677,10 @@ HTTP_HEADER_MS_MAX = 10_000
 """Longest time in ms in which the head of a request must arrive. Then the connection is closed."""
 HTTP_BODY_S_MAX = 30.0
 """Longest time in s in which the body of a request must arrive. Then it is answered with 408."""
+HTTP_GZIP_BYTES_MIN = 1_024
+"""Smallest reply in bytes that is compressed for clients that accept gzip."""
+HTTP_GZIP_INLINE_BYTES_MAX = 65_536
+"""Largest reply in bytes that is compressed in the event loop. A larger one is compressed in a thread."""
 HTTP_REQUEST_MS_MAX = 30_000
 """Longest time in ms that a request waits for the engine, without its own `wait_ms`."""
 HTTP_WAIT_MS_MAX = 30_000

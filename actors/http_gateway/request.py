@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import zlib
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl
@@ -16,6 +15,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from ringlog.access.keys import Principal, authorise
+from ringlog.actors.http_gateway.content_coding import TooLong, decompressed
 from ringlog.actors.http_gateway.error_replies import HttpError
 from ringlog.envelope.messages import Message
 from ringlog.errors import InvalidRequest, PayloadTooLarge
@@ -220,23 +220,10 @@ class Request:
         return b"".join(found)
 
     def _decompressed(self, body: bytes) -> bytes:
-        coding = self.header("content-encoding").strip().lower()
-        if coding in {"identity", ""}:
-            return body
-        if coding != "gzip":
-            raise HttpError(
-                415, "unsupported_media_type", f"content-encoding must be gzip, got {coding[:40]!r}"
-            )
-        reader = zlib.decompressobj(wbits=31)
         try:
-            plain = reader.decompress(body, self.body_bytes_max + 1)
-        except zlib.error as e:
-            raise InvalidRequest(f"the body is not gzip: {e}") from None
-        if len(plain) > self.body_bytes_max:
-            raise self._too_large()
-        if not reader.eof or reader.unused_data:
-            raise InvalidRequest("the gzip body ends early, or has bytes after its end")
-        return plain
+            return decompressed(body, self.header("content-encoding"), self.body_bytes_max)
+        except TooLong:
+            raise self._too_large() from None
 
     def _too_large(self) -> PayloadTooLarge:
         return PayloadTooLarge(

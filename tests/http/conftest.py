@@ -53,7 +53,9 @@ class HttpClient:
         reply = self._connection.getresponse()
         text = reply.read()
         found = {name.lower(): value for name, value in reply.getheaders()}
-        is_json = found.get("content-type", "").startswith("application/json")
+        is_json = (
+            found.get("content-type", "").startswith("application/json") and "content-encoding" not in found
+        )
         return Answer(reply.status, found, json.loads(text) if is_json and text else text)
 
     def raw(self, data: bytes) -> bytes:

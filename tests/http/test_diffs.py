@@ -1,4 +1,4 @@
-"""Difference reads over HTTP: contract section 2 and 7, semantics 14 and 17."""
+"""Difference reads over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watch sessions and their event streams: contract section 4 and 7, semantics 18."""
+"""Watch sessions and their event streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The WebSocket data plane: contract section 5 and 7, semantics 19."""
+"""The WebSocket data plane."""
 
 from __future__ import annotations
 

@@ -21,7 +21,13 @@ from ringlog.actors.http_gateway import content_coding
 from ringlog.actors.http_gateway.error_replies import HttpError, error_body, error_headers, status_and_code
 from ringlog.actors.http_gateway.gateway import Gateway
 from ringlog.actors.http_gateway.host_check import HostCheck, require_host
-from ringlog.actors.http_gateway.request import HttpProtocol, Request, Response, Scope
+from ringlog.actors.http_gateway.request import (
+    HttpProtocol,
+    Request,
+    Response,
+    Scope,
+    authorization_of,
+)
 from ringlog.actors.http_gateway.route_table import Route, RouteTable
 from ringlog.actors.http_gateway.web_socket import serve_web_socket
 from ringlog.board.layout import ProcessField
@@ -74,7 +80,7 @@ class Application:
         try:
             if request_id and not (len(request_id) <= _REQUEST_ID_CHARS_MAX and request_id.isprintable()):
                 request_id = ""
-            principal: Principal | None = self._find_key(scope.headers.get("authorization") or "")
+            principal: Principal | None = self._find_key(authorization_of(scope.headers))
             host = scope.headers.get("host") or require_host(scope.authority)
             if principal is ANYONE:
                 self._hosts.require_loopback(host)

@@ -39,8 +39,17 @@ class Headers(Protocol):
     def get(self, name: str, default: Any = None) -> Any:
         """Return the first value of a header."""
 
+    def get_all(self, name: str) -> list[str]:
+        """Return all values of a header."""
+
     def items(self) -> list[tuple[str, str]]:
         """Return all headers, with each value of a repeated one."""
+
+
+def authorization_of(headers: Headers) -> str:
+    """Return the Authorization header. "" if there is none, or several: a proxy may have checked any."""
+    found = headers.get_all("authorization")
+    return found[0] if len(found) == 1 else ""
 
 
 class Scope(Protocol):

@@ -14,7 +14,7 @@ from msgspec import Meta, Raw
 from ringlog.access.keys import Principal, authorise
 from ringlog.actors.http_gateway.error_replies import error_body, status_and_code
 from ringlog.actors.http_gateway.fan_out import FanOutPage, Subscriber
-from ringlog.actors.http_gateway.request import Scope, check_structure
+from ringlog.actors.http_gateway.request import Scope, authorization_of, check_structure
 from ringlog.actors.http_gateway.sse import StreamEnded
 from ringlog.actors.http_gateway.subscriptions import Event, Subscriptions
 from ringlog.actors.http_gateway.watches import WatchStart, make_subscriber, topic_reply
@@ -330,7 +330,7 @@ async def serve_web_socket(
     gateway: Gateway, scope: Scope, protocol: Any, find_key: Callable[[str], Principal | None]
 ) -> None:
     """Serve one WebSocket until it ends."""
-    principal = find_key(scope.headers.get("authorization") or "")
+    principal = find_key(authorization_of(scope.headers))
     if scope.path != "/v0/ws":
         protocol.close(404)
         return

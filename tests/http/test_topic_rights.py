@@ -94,6 +94,16 @@ def test_metrics_name_only_topics_that_the_key_covers(engine_with_keys: TestEngi
         client.close()
 
 
+def test_two_keys_in_one_request_are_none(engine_with_keys: TestEngine) -> None:
+    """A proxy may have checked the other one."""
+    client = HttpClient(engine_with_keys.http_url)
+    for keys, status in (((OWNER,), b"200"), ((OWNER, OWNER), b"401"), (("unknown", OWNER), b"401")):
+        lines = "".join(f"authorization: Bearer {key}\r\n" for key in keys)
+        found = client.raw(f"GET /v0/topics HTTP/1.1\r\nhost: localhost\r\n{lines}\r\n".encode())
+        assert found.split(b" ")[1] == status
+    client.close()
+
+
 def test_probes_need_no_key_and_metrics_need_one(engine_with_keys: TestEngine) -> None:
     for key, path, status in (
         ("", "/v0/health", 200), ("", "/healthz", 200), ("", "/v0/ready", 200), ("", "/v0/metrics", 401),

@@ -144,7 +144,7 @@ check: $(STAMP)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(PY) -m pytest -q tests/test_architecture.py tests/test_house_rules.py tests/test_names.py tests/test_prose.py \
-	  tests/test_unasync.py
+	  tests/test_unasync.py tests/docs/test_docstrings.py
 
 # Warnings are errors: a link that leads nowhere, a page that is in no table of contents.
 # Pages are read anew: a page that a build before has read shows its warnings no more.

@@ -163,6 +163,12 @@ JSON: PayloadCodec[Any] = _Json()
 def msgspec_codec(type_: type[T]) -> PayloadCodec[T]:
     """Return a JSON codec for a msgspec Struct, a dataclass, or any other type that msgspec supports.
 
+    Args:
+        type_: Type of the payloads.
+
+    Returns:
+        A codec for `payload=`.
+
     Example:
         class Order(msgspec.Struct):
             id: int

@@ -256,6 +256,9 @@ class LeaseClient(Generic[V]):
                 continues.
             idle_s: End the iteration after this time without a job, in seconds. None waits without a limit.
 
+        Returns:
+            Iterator over jobs.
+
         Example:
             async for job in queue.jobs(max_in_flight=8, on_error="log"):
                 async with job:
@@ -335,6 +338,9 @@ class LeaseClient(Generic[V]):
             lease_ms: Length of the leases in milliseconds. None uses the topic's `lease_ms`.
             auto_extend: Extend the leases in the background until the jobs are settled.
             idle_s: End the iteration after this time without a job, in seconds. None waits without a limit.
+
+        Returns:
+            Iterator over lists of jobs.
 
         Example:
             async for batch in queue.batches(size=100):

@@ -47,7 +47,7 @@ class Producer(Generic[T]):
 
         Args:
             data: Payload in bytes, or a value that the producer's codec encodes.
-            record: Other fields of the record: key, tag, headers, event_ts and so on.
+            **record: Other fields of the record: key, tag, headers, event_ts and so on.
 
         Returns:
             Ticket that resolves when the record is settled.
@@ -112,6 +112,9 @@ class Producer(Generic[T]):
 
         Args:
             timeout: Longest time to wait, in seconds.
+
+        Returns:
+            The counts that `flush` returns.
         """
         if self._is_closed or self._shell.is_closed:
             return FlushReport(0, 0, 0)

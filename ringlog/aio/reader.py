@@ -77,6 +77,9 @@ class Reader(Generic[V]):
 
         Args:
             limit: Most records of one page, at least 1.
+
+        Returns:
+            Iterator over pages.
         """
         return self._pages(check_int_range(limit, "limit", 1))
 

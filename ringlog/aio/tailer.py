@@ -68,10 +68,13 @@ class Tailer:
         self._ready.clear()
 
     async def next(self, timeout: float | None = None) -> TailBatch | Tombstone | None:
-        """Return the next item. None after `timeout` seconds without one.
+        """Wait for the next item.
 
         Args:
             timeout: Longest time to wait, in seconds. None waits until the tailer is closed.
+
+        Returns:
+            The next item; None if `timeout` passed, or the tailer was closed.
         """
         timeout = check_timeout(timeout, "timeout")
         if self._start is not None:

@@ -51,7 +51,7 @@ class Topics:
             exist_ok: What to do if the topic exists. False refuses. True returns its description if its type
                 and the settings named in this call are equal (no `type` means "log"). "update" changes the
                 named settings as `configure` does.
-            config: Settings of the topic (TopicSettings), such as durability="fsync", ttl_ms or cap_records.
+            **config: Settings of the topic (TopicSettings), such as durability="fsync" or cap_records.
 
         Returns:
             The topic, with `created` = true if this call created it.
@@ -67,6 +67,13 @@ class Topics:
     async def configure(self, topic: str, **config: Unpack[TopicSettings]) -> TopicDescription:
         """Change the named settings of a topic and keep all others.
 
+        Args:
+            topic: Name of the topic.
+            **config: Settings to change, as in `create`.
+
+        Returns:
+            The topic, with all its settings.
+
         Raises:
             TopicNotFound: The topic does not exist.
             InvalidRequest: A setting does not exist, or its value is invalid.
@@ -80,6 +87,9 @@ class Topics:
             topic: Name of the topic.
             touch: Count this call as use of the topic, which delays `expire_unused_ms`.
 
+        Returns:
+            The state. Times are in microseconds since the epoch.
+
         Raises:
             TopicNotFound: The topic does not exist.
         """
@@ -91,6 +101,9 @@ class Topics:
         Args:
             prefix: Only topics whose names begin with this text.
             page_size: Topics per request, 1 to 1,000.
+
+        Returns:
+            Iterator over the states of topics.
         """
         self._shell.require_open()
         return self._merged(TopicMerge(prefix, page_size))

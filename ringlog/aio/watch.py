@@ -73,6 +73,9 @@ class Watch(Generic[V]):
     async def open(self) -> Self:
         """Resolve the topics and subscribe to them. Otherwise the first `next` does this.
 
+        Returns:
+            The watch itself.
+
         Raises:
             TopicNotFound: A named topic does not exist, and the watch is not lenient.
         """
@@ -81,10 +84,13 @@ class Watch(Generic[V]):
         return self
 
     async def next(self, timeout: float | None = None) -> WatchEvent[V] | None:
-        """Return the next event. None after `timeout` seconds without one, or if no topic is left to follow.
+        """Wait for the next event.
 
         Args:
             timeout: Longest time to wait, in seconds. None waits without a limit.
+
+        Returns:
+            The next event; None if `timeout` passed, or no topic is left to follow.
 
         Raises:
             CorruptData: Data of a topic is damaged. The watch drops this topic.

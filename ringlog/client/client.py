@@ -140,6 +140,9 @@ class Client(Operations):
             topic: Existing topic.
             producer_id: Id of the producer, 1 to 2**64 - 1.
             durability: Durability class of the frames, if stronger than the topic's.
+
+        Returns:
+            The producer.
         """
         import_in_thread("ringlog.client.write.explicit_sequence_producer")
         from ringlog.client.write.explicit_sequence_producer import NumberedProducer

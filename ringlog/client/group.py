@@ -80,6 +80,9 @@ class Group(LeaseClient[V]):
             min_deliveries: Only records that were delivered at least this often.
             after: Only records above this seq.
             limit: Most entries to return. An entry may cover several consecutive records.
+
+        Returns:
+            One entry for each record, or for consecutive records with equal values.
         """
         options = pending_options(node, idle_ms, min_deliveries, after, limit)
         steps = self._operations.pending(self._client.connection, *options)
@@ -112,6 +115,9 @@ class Group(LeaseClient[V]):
             auto_commit_ms: Interval in milliseconds between commits of processed records; 0 commits after
                 each record. The iteration also commits before it waits for new records and when it ends. With
                 None only `commit` commits.
+
+        Returns:
+            Iterator over Record and Tombstone items.
         """
         streaming = GroupStreamReader(self._operations, check_auto_commit_ms(auto_commit_ms), SystemClock())
         return self._in_order(streaming, self._shell.begin(lambda: self._begin(streaming)))

@@ -91,6 +91,9 @@ class Job(JobFacts[V]):
     def reject(self, reason: str = "") -> None:
         """Move the job to the dead-letter topic, without further deliveries. See Queue.reject.
 
+        Args:
+            reason: Why the job failed. The dead letter records its first line.
+
         Raises:
             LeaseLost: The lease had ended.
             InvalidRequest: The queue or group has no dead-letter topic.
@@ -98,7 +101,10 @@ class Job(JobFacts[V]):
         self._queue.reject(self, reason)
 
     def extend(self, lease_ms: int) -> None:
-        """Set the lease to end `lease_ms` milliseconds from now.
+        """Extend the lease.
+
+        Args:
+            lease_ms: Time in milliseconds from now until the lease ends.
 
         Raises:
             LeaseLost: The lease had ended.

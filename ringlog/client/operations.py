@@ -132,7 +132,7 @@ class Operations:
                 append.
             dedup_window_ms: Deduplication window in milliseconds, if shorter than the topic's
                 `idempotency_window_ms`.
-            record: Other fields of the record: key, tag, node, meta, headers, event_ts, ttl_ms, expires_at,
+            **record: Other fields of the record: key, tag, node, meta, headers, event_ts, ttl_ms, expires_at,
                 not_before, priority.
 
         Returns:
@@ -270,6 +270,9 @@ class Operations:
                 what the engine last settled for it.
             disable_backpressure: Do not let the engine refuse frames because of pressure. Limits and a full
                 intake still apply.
+
+        Returns:
+            The producer.
         """
         options = ProducerOptions(
             linger_ms, max_frame_records, max_frame_bytes, max_buffer_bytes, on_full,
@@ -324,6 +327,9 @@ class Operations:
             tags: Return only records whose tag matches.
             node: Omit records of this node, or of these nodes.
 
+        Returns:
+            The page. Its `cursor` is the position behind it.
+
         Raises:
             TopicNotFound: The topic does not exist.
         """
@@ -363,6 +369,9 @@ class Operations:
             follow: Wait for new records instead of ending at the head.
             tags: Return only records whose tag matches.
             node: Omit records of this node, or of these nodes.
+
+        Returns:
+            Iterator over Record and Tombstone items.
         """
         import_in_thread("ringlog.client.reader")
         from ringlog.client.reader import Reader
@@ -378,6 +387,9 @@ class Operations:
             topic: Topic to read.
             start: EARLIEST, LATEST, the first seq, a Cursor, or a time with a time zone.
             follow: Wait for new records instead of ending at the head.
+
+        Returns:
+            Iterator over TailBatch and Tombstone items.
         """
         import_in_thread("ringlog.client.tailer")
         from ringlog.client.tailer import Tailer
@@ -422,6 +434,9 @@ class Operations:
             consistency: With "strong", return only records that survive a power loss.
             credit: Number of topics that may be granted to this watch at a time.
             lenient: Ignore names of topics that do not exist, instead of raising TopicNotFound.
+
+        Returns:
+            The watch, which subscribes at its first use.
         """
         import_in_thread("ringlog.client.watch")
         from ringlog.client.watch import Watch
@@ -463,6 +478,9 @@ class Operations:
                 they last until their deadline.
             min_idle_ms: If no other job is ready, claims take over jobs of other workers whose last delivery
                 or lease extension is at least this old, in milliseconds. 0 never does.
+
+        Returns:
+            The view.
         """
         import_in_thread("ringlog.client.queue")
         from ringlog.client.queue import Queue
@@ -505,12 +523,15 @@ class Operations:
             start: Position of a new group. An existing group continues at its own position.
             tags: Skip records whose tag does not match. A tag filter makes this a separate group.
             node: Name of the member. None uses the name of this client.
-            limits: Settings of GroupLimits, in milliseconds where their names end in `_ms`. `max_in_flight`
+            **limits: Settings of GroupLimits, in milliseconds where their names end in `_ms`. `max_in_flight`
                 and `member_max_in_flight` limit the unacked records of the group and of one member. After
                 `max_deliveries` deliveries a record moves to the topic `dead_letter`. A returned record waits
                 for `backoff_ms`, doubled with each delivery up to `backoff_max_ms`. `create=False` requires
                 that the group exists; otherwise the first use raises GroupNotFound. `min_idle_ms` and
                 `release_on_exit` are as for `queue`.
+
+        Returns:
+            The view.
         """
         import_in_thread("ringlog.client.group")
         from ringlog.client.group import Group

@@ -46,14 +46,17 @@ class Producer(Generic[T]):
     # -- sending ------------------------------------------------------------------------------------
 
     def send(self, data: T, /, **record: Unpack[RecordFields]) -> Ticket:
-        """Add one record to the current frame. The ticket resolves when the record is settled.
+        """Add one record to the current frame.
 
         If the buffer is full, the call waits up to the client's timeout, unless the producer has
         `on_full="raise"`. No record is dropped.
 
         Args:
             data: Payload in bytes, or a value that the producer's codec encodes.
-            record: Other fields of the record: key, tag, headers, event_ts and so on.
+            **record: Other fields of the record: key, tag, headers, event_ts and so on.
+
+        Returns:
+            Ticket that resolves when the record is settled.
 
         Raises:
             Backpressure: The buffer is full.
@@ -149,6 +152,9 @@ class Producer(Generic[T]):
 
         Args:
             timeout: Longest time to wait, in seconds.
+
+        Returns:
+            The counts that `flush` returns.
         """
         if self._is_closed:
             return FlushReport(0, 0, 0)

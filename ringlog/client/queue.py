@@ -68,7 +68,7 @@ class Queue(LeaseClient[V]):
             data: Payload in bytes, or a value that the queue's codec encodes.
             dedup_id: Skip the append if this id was used within the window. See Client.append.
             dedup_window_ms: Deduplication window in milliseconds, if shorter than the topic's.
-            record: Other fields of the record: key, tag, headers, priority, not_before and so on.
+            **record: Other fields of the record: key, tag, headers, priority, not_before and so on.
 
         Returns:
             The appended record.
@@ -92,6 +92,9 @@ class Queue(LeaseClient[V]):
             jobs: Payloads as in `put`, NewRecord objects, or Record objects that were read before. A
                 NewRecord may have a dedup id. See Client.append_many.
             dedup_window_ms: Deduplication window in milliseconds, if shorter than the topic's.
+
+        Returns:
+            The appended records.
 
         Raises:
             TopicNotFound: The topic does not exist.
@@ -117,6 +120,9 @@ class Queue(LeaseClient[V]):
         Args:
             limit: Most jobs to return, at least 1.
             after: Only jobs above this seq.
+
+        Returns:
+            The jobs, in order of their seqs.
         """
         after, limit = check_seq(after, "after"), check_int_range(limit, "limit", 1)
         return self._shell.run(self._operations.pending_jobs(self._client.connection, after, limit))

@@ -79,6 +79,9 @@ class Routers:
             settle_s: Longest time to wait, in seconds, until the router has forwarded every record that
                 `source` contained at the time of the call. 0 returns at once.
 
+        Returns:
+            The router.
+
         Raises:
             RouterNotFound: No router has this name.
         """
@@ -112,6 +115,9 @@ class Routers:
             source: Only routers of this source topic; "" = any.
             dest: Only routers to this destination topic; "" = any.
             page_size: Routers per request, 1 to 1,000.
+
+        Returns:
+            Iterator over routers.
         """
         self._shell.require_open()
         return self._paged(RouterPages(prefix, source, dest, page_size))
@@ -122,6 +128,9 @@ class Routers:
 
     def delete(self, name: str) -> bool:
         """Delete a router. No further copy appears after the call returns; existing copies stay.
+
+        Args:
+            name: Name of the router.
 
         Returns:
             False if no router had this name.

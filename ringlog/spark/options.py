@@ -163,6 +163,13 @@ class SinkOptions:
 def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     """Parse and validate the options of a batch or streaming read.
 
+    Args:
+        raw: options by name, as Spark passes them.
+        streaming: whether they belong to a streaming read.
+
+    Returns:
+        The options.
+
     Raises:
         OptionError: an option is unknown, malformed, or conflicts with another one.
     """
@@ -215,6 +222,12 @@ def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
 
 def sink_options(raw: Mapping[str, str]) -> SinkOptions:
     """Parse and validate the options of a write.
+
+    Args:
+        raw: options by name, as Spark passes them.
+
+    Returns:
+        The options.
 
     Raises:
         OptionError: an option is unknown, malformed, or conflicts with another one.

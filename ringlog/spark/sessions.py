@@ -47,6 +47,9 @@ def session(
             ringlog installed, or `local[2]` to start a server in this process.
         config: Spark settings that extend or override DEFAULTS.
 
+    Returns:
+        The session.
+
     Raises:
         JavaMissing: no Java that Spark can use is installed.
         OptionError: both `master` and `remote` are given.
@@ -111,8 +114,11 @@ def read(
         path: data directory of the engine; not needed with the option `cold`.
         columns: names of the columns to read. This is the cheapest way to make a read faster: other columns
             are never decoded.
-        options: source options, in snake case or as in the option table: `min_partitions=8`,
+        **options: source options, in snake case or as in the option table: `min_partitions=8`,
             `startingOffsets={"orders": 17}`, `tags=["a", "b*"]`.
+
+    Returns:
+        The records.
 
     Raises:
         OptionError: an option is unknown or invalid.

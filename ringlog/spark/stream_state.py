@@ -61,12 +61,15 @@ def compare_positions(
     """Compare the `positions` of a stream with its topics.
 
     Args:
-        places: last processed position of each topic.
+        positions: last processed position of each topic.
         now: the topics of `subscribed` that exist.
         subscribed: topics that the query subscribes to. A subscribed topic that does not exist is a break. A
             topic that is no longer subscribed is dropped without a report.
         frozen: the topics at the start of an availableNow run. Later positions, epochs and topics are
             ignored.
+
+    Returns:
+        What the stream has to read, and the breaks of its topics.
     """
     found = SparkStreamState()
     for topic in sorted({*positions, *now}):

@@ -19,7 +19,11 @@ class Reject(Exception):
 
 
 class Retry(Exception):
-    """Raise it to retry the job later: after `delay_ms`, or after the worker's backoff if it is None.
+    """Raise it to retry the job later.
+
+    Args:
+        reason: Why the job failed.
+        delay_ms: Delay in milliseconds. None uses the worker's backoff.
 
     Example:
         raise Retry("the service is down", delay_ms=30_000)

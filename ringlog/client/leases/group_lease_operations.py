@@ -126,6 +126,9 @@ class GroupLeaseOperations(LeaseOperations):
             connection: Connection to the engine.
             make: False fails with GroupNotFound instead of creating the group.
             node: Node that becomes a member. None = this one, "" = none.
+
+        Returns:
+            The group as the shard has it.
         """
         first = yield from self._first(connection, self._start)
         named = self._named

@@ -27,6 +27,9 @@ def open_source(
         is_settling: Before a read without waiting reaches the head, have the topic's routers forward all
             acked records of their sources.
         is_following: Keep the topic in use (`expire_unused_ms`) until the source is closed.
+
+    Returns:
+        The source. Before the first connection it waits for one.
     """
     if not connection.is_transport_known:
         return _DeferredSource(connection, topic, is_settling=is_settling, is_following=is_following)

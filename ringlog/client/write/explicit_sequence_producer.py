@@ -121,6 +121,9 @@ class NumberedProducer:
             claims: Claim the producer: the engine then accepts its frames only from this process. False if
                 the program ensures in another way that it is the only writer.
 
+        Returns:
+            The last settled number, and what the engine knows of the producer.
+
         Raises:
             ProducerFenced: Another process claimed this id later.
             TopicNotFound: The topic does not exist.

@@ -84,6 +84,9 @@ def run(
         sink: further options of the sink.
         progress: receives the progress of the job.
 
+    Returns:
+        What the job wrote.
+
     Raises:
         OptionError: an option or the source is invalid, or the name was used with other options.
         EngineNotRunning: no engine runs on `path`.

@@ -83,6 +83,9 @@ def run(
         out: directory for all ranges, as JSON lines of (topic, epoch, first_seq, last_seq, records).
         progress: receives the progress of the job.
 
+    Returns:
+        The records that were found, and whether they were deleted.
+
     Raises:
         OptionError: neither tags nor a time is given.
         StaleEpoch: a topic was recreated after the proposal (only with `apply`).

@@ -78,8 +78,11 @@ def run(
         interval: trigger interval of a continuous run, such as "10 seconds".
         for_s: duration of a continuous run in seconds; default: unlimited.
         progress: receives the progress of the job.
-        source: options of the source (startingOffsets, maxOffsetsPerTrigger, …). The default start is the
+        **source: options of the source (startingOffsets, maxOffsetsPerTrigger, …). The default start is the
             earliest record.
+
+    Returns:
+        What the job wrote.
 
     Raises:
         OptionError: an option is invalid or missing. The error that ended the query is raised unchanged.

@@ -87,7 +87,10 @@ def run(
         keep_times: use the commit time as event_ts of records without one.
         sink: further options of the sink (durability, createTopics, …).
         progress: receives the progress of the job.
-        source: bounds and other options of the source (startingTimestamp, tags, …).
+        **source: bounds and other options of the source (startingTimestamp, tags, …).
+
+    Returns:
+        What the job copied.
 
     Raises:
         OptionError: a topic would be written to itself, or the name was used with other options.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from enum import Enum
 from typing import IO, TYPE_CHECKING, Any
@@ -16,11 +16,15 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from ringlog.client.read.pages import Record, Tombstone
     from ringlog.client.watches.events import Lagged, TopicDeleted
 
-_BOLD, _RED, _YELLOW, _GREEN, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[0m"
-COLORS = {"ok": _GREEN, "ready": _GREEN, "warn": _YELLOW, "bad": _RED, "failed": _RED, "lost": _RED}
+STYLES = {"ok": "green", "ready": "green", "warn": "yellow", "bad": "red", "failed": "red", "lost": "red"}
+"""Styles of words in the cells of tables."""
+_WIDE = 10_000
+"""Columns of an output that is no terminal: nothing is wrapped."""
 
 
 class Format(Enum):
@@ -54,8 +58,7 @@ class Printer:
             for row in rows:
                 self._line("\t".join(plain(value) for value in row.values()))
         elif rows:
-            for line in table(rows, self._paint):
-                self._line(line)
+            self._show(_table(rows))
 
     def item(self, facts: Row) -> None:
         """Print one item with its fields."""
@@ -65,9 +68,7 @@ class Printer:
             for name, value in facts.items():
                 self._line(f"{name}\t{plain(value)}")
         else:
-            width = max(map(len, facts), default=0)
-            for name, value in facts.items():
-                self._line(f"{self._paint(name.ljust(width), _BOLD)}  {plain(value)}")
+            self._show(_grid(facts))
 
     def caption(self, text: str) -> None:
         """Print a line between tables; nothing in other formats."""
@@ -90,27 +91,46 @@ class Printer:
     def _line(self, text: str) -> None:
         self._out.write(text + "\n")
 
-    def _paint(self, text: str, color: str = "") -> str:
-        color = color or COLORS.get(text.strip(), "")
-        return f"{color}{text}{_PLAIN}" if self._is_colored and color else text
+    def _show(self, shown: RenderableType) -> None:
+        from rich.console import Console
+
+        console = Console(
+            file=self._out, color_system="standard" if self._is_colored else None, highlight=False,
+            force_terminal=self._is_colored, width=None if self._out.isatty() else _WIDE,
+        )  # fmt: skip
+        with console.capture() as captured:
+            console.print(shown)
+        for line in captured.get().splitlines():
+            self._line(line.rstrip())
 
 
-def table(rows: Sequence[Row], paint: Any = lambda text, color="": text) -> Iterable[str]:
-    """Yield the lines of a table with a header. Numbers are aligned right, text left."""
-    names = list(rows[0])
-    cells = [[plain(row.get(name)) for name in names] for row in rows]
-    widths = [
-        max(len(name), *(len(line[i]) for line in cells)) if cells else len(name)
-        for i, name in enumerate(names)
-    ]
-    numeric = [all(_is_number(row.get(name)) for row in rows) for name in names]
+def _table(rows: Sequence[Row]) -> RenderableType:
+    """Return a table with a header. Numbers are aligned right, text left."""
+    from rich.table import Table
+    from rich.text import Text
 
-    def clamp(text: str, i: int) -> str:
-        return text.rjust(widths[i]) if numeric[i] else text.ljust(widths[i])
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in rows[0]:
+        is_number = all(_is_number(row.get(name)) for row in rows)
+        table.add_column(Text(name), justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        cells = [plain(row.get(name)) for name in rows[0]]
+        table.add_row(*(Text(cell, STYLES.get(cell, "")) for cell in cells))
+    return table
 
-    yield paint("  ".join(clamp(name, i) for i, name in enumerate(names)).rstrip(), _BOLD)
-    for line in cells:
-        yield "  ".join(paint(clamp(text, i)) for i, text in enumerate(line)).rstrip()
+
+def _grid(facts: Row) -> RenderableType:
+    """Return names and values in two columns."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(2):
+        grid.add_column(overflow="fold")
+    for name, value in facts.items():
+        cell = plain(value)
+        grid.add_row(Text(name, "bold"), Text(cell, STYLES.get(cell, "")))
+    return grid
 
 
 def _is_number(value: Any) -> bool:

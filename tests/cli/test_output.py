@@ -37,6 +37,21 @@ def test_a_table_aligns_numbers_right_and_text_left() -> None:
     ]
 
 
+def test_wide_characters_keep_columns_aligned() -> None:
+    rows = [{"name": "größe", "count": 1}, {"name": "注文", "count": 22}]
+    assert shown(Format.TABLE, lambda p: p.rows(rows)).splitlines() == [
+        "name   count",
+        "größe      1",
+        "注文      22",
+    ]
+
+
+def test_markup_in_data_is_text() -> None:
+    rows = [{"name": "[red]a[/red] :smile:", "url": "x" * 300}]
+    assert shown(Format.TABLE, lambda p: p.rows(rows)).splitlines()[1] == f"[red]a[/red] :smile:  {'x' * 300}"
+    assert shown(Format.TABLE, lambda p: p.item(rows[0])).startswith("name  [red]a[/red] :smile:\n")
+
+
 def test_no_rows_give_an_empty_json_list_and_no_other_output() -> None:
     """Programs that parse JSON always get a list."""
     assert shown(Format.TABLE, lambda p: p.rows([])) == ""

@@ -41,7 +41,7 @@ help:
 	@echo "make peers             install Redis, beanstalkd and NATS below build/, for AREA=queue and peers; MORE=1: Kafka"
 	@echo "make bench-against REV=main AREA=commit [ONLY=text] [PAIRS=7]  the working tree and a revision in turns"
 	@echo "make conformance TOPICS=path  the HTTP tests of slopus/topics (a checkout) against this gateway; needs cargo"
-	@echo "make chaos             every class of faults, 9 minutes and more; chaos-night: two hours; chaos-long: two more"
+	@echo "make chaos             every class of faults, 9 minutes and more; chaos-night: two hours and a half; chaos-long: two more"
 	@echo "make mutants           deliberate bugs, which the classes must find"
 	@echo "make test-night        the longest enumerations, and tests of the harness of chaos: planted bugs; some minutes"
 	@echo "make spark-night       Spark: crash matrices, clusters, Connect, brokers; takes long"

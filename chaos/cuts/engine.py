@@ -184,6 +184,6 @@ def _paused(host: TestEngine) -> Callable[[], bool]:
             pids = [each.pid for each in host.status().processes if each.pid]
         except RinglogError:
             return False
-        return any(facts_of(pid)[0] == "T" for pid in pids)
+        return any(facts_of(pid).state == "T" for pid in pids)
 
     return is_paused

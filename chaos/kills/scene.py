@@ -168,9 +168,9 @@ class Scene:
             # The new engine refused to start because orphans were alive. This is correct if the orphans exit.
             self.engine.wait_alone()
             self.engine.start()
-        beside = [pid for pid in old if targets.is_alive(pid)]
+        beside = {pid: targets.facts_of(pid) for pid in old if targets.is_alive(pid)}
         if beside:
-            self.complaints.append(f"a new engine serves while processes {beside} of the old one are alive")
+            self.complaints.append(f"a new engine serves while processes of the old one run: {beside}")
 
     def kill_all(self) -> None:
         """SIGKILL the whole tree at once and start it again."""

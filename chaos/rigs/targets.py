@@ -7,6 +7,7 @@ import os
 import select
 import signal
 from pathlib import Path
+from typing import NamedTuple
 
 from ringlog.board.processes import KINDS
 from ringlog.envelope.messages import EngineStatusReply, ProcessStatus
@@ -16,6 +17,8 @@ from ringlog.supervision import control_client
 ROLES = (*KINDS, "supervisor", "all")
 """Possible targets. `all` is the whole tree at once."""
 DEATH_S = 20.0
+_PF_EXITING = 0x4
+"""Flag of a task that exits (include/linux/sched.h)."""
 
 
 class Target:
@@ -60,18 +63,29 @@ def living(found: EngineStatusReply | None, kind: str = "") -> list[ProcessStatu
     return [each for each in processes if each.pid and (not kind or each.kind == kind) and is_alive(each.pid)]
 
 
-def facts_of(pid: int) -> tuple[str, int]:
-    """Return a process's state ("R", "T", "Z", …) and its parent's pid; ("", 0) if it does not exist."""
+class ProcessFacts(NamedTuple):
+    """What the kernel says of a process."""
+
+    state: str = ""
+    """"R", "T", "Z" and so on; "" if it does not exist."""
+    parent: int = 0
+    is_exiting: bool = False
+    """It runs no code of its program any more. The kernel may still need time, to delete its files say."""
+
+
+def facts_of(pid: int) -> ProcessFacts:
+    """Return the facts of a process, which may not exist."""
     try:
-        state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return "", 0
-    return state, int(parent)
+        return ProcessFacts()
+    return ProcessFacts(words[0], int(words[1]), bool(int(words[6]) & _PF_EXITING))
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs. A zombie does not."""
-    return facts_of(pid)[0] not in {"", "Z", "X"}
+    """Whether the process runs. One that exits does not, nor does a zombie."""
+    found = facts_of(pid)
+    return found.state not in {"", "Z", "X"} and not found.is_exiting
 
 
 def forkserver(supervisor: int) -> int:
@@ -93,7 +107,7 @@ def hold_child(pid: int, supervisor: int) -> Target | None:
     open, which prevents reuse of the pid.
     """
     target = hold(pid)
-    if target is not None and facts_of(pid)[1] != supervisor:
+    if target is not None and facts_of(pid).parent != supervisor:
         target.__exit__()
         return None
     return target

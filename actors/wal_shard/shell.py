@@ -32,13 +32,9 @@ from ringlog.actors.wal_shard.metrics.load_monitor import ShardLoadMonitor
 from ringlog.actors.wal_shard.metrics.queue_board import QueueBoard
 from ringlog.actors.wal_shard.phases import ShardPhase
 from ringlog.actors.wal_shard.recovery.baseline import segment_tables
-from ringlog.actors.wal_shard.recovery.recovery import (
-    Recovery,
-    RecoveryResult,
-    clean_up,
-    make_stream,
-    stream_directory,
-)
+from ringlog.actors.wal_shard.recovery.log_files import ShardStart, make_stream, stream_directory
+from ringlog.actors.wal_shard.recovery.recovery import Recovery
+from ringlog.actors.wal_shard.recovery.recovery_result import RecoveryResult, clean_up
 from ringlog.actors.wal_shard.recovery.replay import Replay
 from ringlog.actors.wal_shard.requests.call_rings import CallRings
 from ringlog.actors.wal_shard.requests.caller import Caller
@@ -725,10 +721,7 @@ class WalShardShell:
         replay = Replay(
             self.core.identity, self.core.directory, self._is_lenient, segments=checkpoint.segments
         )
-        recovery = Recovery(
-            self._disk,
-            boot.data_dir,
-            replay,
+        start = ShardStart(
             shard=boot.shard,
             shards=boot.shards,
             incarnation=boot.incarnation,
@@ -737,18 +730,12 @@ class WalShardShell:
             engine_id=bytes.fromhex(boot.engine_id),
             durable_mark=slot.watermark(WatermarkKind.DURABLE),
             published_mark=slot.watermark(WatermarkKind.PUBLISHED),
-            progress=self._report_progress,
             has_cold=self._has_cold,
             is_read_only=bool(boot.read_only_ms),
         )
-        found = recovery.run()
+        found = Recovery(self._disk, boot.data_dir, replay, start, self._report_progress).run()
         self._keep_slots(had)
-        log_files = self.core.log_files
-        log_files.paths.update(recovery.paths)
-        log_files.salts.update(recovery.salts)
-        log_files.stops.update(recovery.stops)
-        log_files.holes.update(recovery.holes)
-        log_files.other_layout_files.update(found.other_layout_files)
+        self.core.log_files.update(found.log_files)
         return found, replay
 
     def _keep_slots(self, had: dict[int, int]) -> None:

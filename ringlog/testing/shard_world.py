@@ -27,7 +27,9 @@ from ringlog.actors.wal_shard import events as ev
 from ringlog.actors.wal_shard.core import Settings, ShardCore
 from ringlog.actors.wal_shard.phases import ShardPhase
 from ringlog.actors.wal_shard.recovery.baseline import segment_tables
-from ringlog.actors.wal_shard.recovery.recovery import Recovery, RecoveryResult, clean_up, make_stream
+from ringlog.actors.wal_shard.recovery.log_files import ShardStart, make_stream
+from ringlog.actors.wal_shard.recovery.recovery import Recovery
+from ringlog.actors.wal_shard.recovery.recovery_result import RecoveryResult, clean_up
 from ringlog.actors.wal_shard.recovery.replay import Replay
 from ringlog.actors.wal_shard.requests.read_only_mode import ReadOnlyMode
 from ringlog.actors.wal_shard.requests.socket_requests import ShardIdentity
@@ -181,19 +183,14 @@ class ShardRun:
             self.directory = make_stream(self.disk, DATA, self.shard)
         marks = world.marks[self.shard]
         replay = Replay(core.identity, core.directory, world.is_lenient, segments=core.checkpoint.segments)
-        recovery = Recovery(
-            self.disk, DATA, replay, shard=self.shard, shards=world.shards, incarnation=self.incarnation,
+        start = ShardStart(
+            shard=self.shard, shards=world.shards, incarnation=self.incarnation,
             boot_incarnation=world.boot_incarnation, boot_id=world.boot_id, engine_id=ENGINE_ID,
             durable_mark=marks.durable, published_mark=marks.published, has_cold=world.has_cold,
             is_read_only=is_read_only,
         )  # fmt: skip
-        self.found = recovery.run()
-        core.log_files.paths.update(recovery.paths)
-        core.log_files.salts.update(recovery.salts)
-        core.log_files.stops.update(recovery.stops)
-        core.log_files.holes.update(recovery.holes)
-        core.log_files.other_layout_files.update(self.found.other_layout_files)
-        found = self.found
+        self.found = found = Recovery(self.disk, DATA, replay, start).run()
+        core.log_files.update(found.log_files)
         if is_read_only:
             core.begin_read_only(
                 ReadOnlyMode(self.shard, f"wal/shard-{self.shard:02d}", found.in_doubt), found.halts

@@ -10,7 +10,7 @@ import pytest
 
 from chaos.order import GuaranteeBroken
 from chaos.states.explore import Share, explore
-from ringlog.actors.wal_shard.recovery import recovery
+from ringlog.actors.wal_shard.recovery.baseline import Baseline
 from ringlog.actors.wal_shard.retention.checkpoint import ShardCheckpoint as ShardSide
 
 SHARE = Share(recoveries_every=400, recovery_cuts=4, sends_again_every=5, goes_on_every=100)
@@ -66,5 +66,5 @@ def test_a_snapshot_ahead_of_its_log_is_caught(monkeypatch):
 
 def test_skipping_the_log_after_the_snapshot_is_caught(monkeypatch):
     """The mutant treats every log file as absorbed."""
-    monkeypatch.setattr(recovery.Baseline, "absorbs", lambda self, file_id: bool(self.layers))
+    monkeypatch.setattr(Baseline, "absorbs", lambda self, file_id: bool(self.layers))
     assert caught("append", "seal", "append")

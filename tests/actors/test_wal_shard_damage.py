@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ringlog.actors.wal_shard.recovery import recovery
+from ringlog.actors.wal_shard.recovery import file_replay
 from ringlog.errors import CorruptData, DiskError, RinglogError
 from ringlog.frame import batch as frames
 from ringlog.frame.layout import FrameType
@@ -488,13 +488,13 @@ def is_caught(damages: Callable[[Files], Iterator[tuple[str, Files]]]) -> bool:
 
 def test_a_recovery_that_takes_damage_below_a_mark_for_a_torn_tail_is_caught(monkeypatch):
     """The mutant cuts the log at the first damaged frame in the middle."""
-    judge = recovery.classify_tail
+    judge = file_replay.classify_tail
 
     def lax(scan: FileScan, evidence: int) -> WalTailState:
         tail = judge(scan, evidence)
         return WalTailState.TORN if tail is WalTailState.CORRUPT else tail
 
-    monkeypatch.setattr(recovery, "classify_tail", lax)
+    monkeypatch.setattr(file_replay, "classify_tail", lax)
     assert is_caught(lambda files: flips(files, every=40))
 
 

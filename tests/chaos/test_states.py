@@ -20,7 +20,8 @@ from chaos.states.offline import Offline
 from chaos.states.workload import ALPHABET
 from ringlog.actors.wal_shard.commit.commit_batch import CommitBatch, LogPosition
 from ringlog.actors.wal_shard.core import ShardCore
-from ringlog.actors.wal_shard.recovery import recovery
+from ringlog.actors.wal_shard.recovery import log_files
+from ringlog.actors.wal_shard.recovery.file_ends import FileEnds
 from ringlog.actors.wal_shard.recovery.replay import Replay
 from ringlog.actors.wal_shard.retention.checkpoint import ShardCheckpoint
 from ringlog.errors import InvariantViolation
@@ -185,7 +186,7 @@ def test_a_reservation_that_is_not_restored_is_detected(tmp_path, monkeypatch):
 
 def test_a_recovery_that_rejects_a_torn_batch_is_detected(tmp_path, monkeypatch):
     """A recovery that treats a torn commit batch as damage does not start (RF-60)."""
-    monkeypatch.setattr(recovery.Recovery, "_doubt", lambda self, file, stop: None)
+    monkeypatch.setattr(FileEnds, "_doubt", lambda self, file, stop: None)
     monkeypatch.setattr(Replay, "copy", lambda self, *given, **named: None)
     assert caught(tmp_path, ("append",), ("append_many",))
 
@@ -301,7 +302,7 @@ def test_two_processes_explore_the_same_states_as_one(tmp_path, monkeypatch):
 
 def test_a_recovery_that_refuses_an_empty_newest_file_is_detected(monkeypatch):
     """The newest log file may be empty after a crash (RF-68)."""
-    monkeypatch.setattr(recovery, "holds_marks", lambda read, size: True)
+    monkeypatch.setattr(log_files, "holds_marks", lambda read, size: True)
     assert any(is_broken("RF-68", edge) for edge in edges.edges("RF-68"))
 
 

@@ -18,7 +18,7 @@ from ringlog.actors.compactor.checkpoint import CheckpointTask
 from ringlog.actors.gateway.core import GatewayCore
 from ringlog.actors.wal_shard.core import ShardCore
 from ringlog.actors.wal_shard.events import Sync
-from ringlog.actors.wal_shard.recovery.recovery import Recovery
+from ringlog.actors.wal_shard.recovery.log_files import LogFiles
 from ringlog.actors.wal_shard.retention.checkpoint import ShardCheckpoint
 from ringlog.clock import SystemClock
 from ringlog.envelope import messages as m
@@ -296,15 +296,15 @@ def _reads(name: str) -> list[str]:
 def test_a_failed_read_is_not_treated_as_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory that cannot be listed is not an empty one (RF-50, RF-51, mutant 16)."""
     assert _reads("recovery") == []
-    relevant_files = Recovery._relevant_files
+    relevant = LogFiles.relevant
 
-    def careless(self: Recovery) -> list[object]:
+    def careless(self: LogFiles) -> list[object]:
         try:
-            return relevant_files(self)  # type: ignore[return-value]
+            return relevant(self)  # type: ignore[return-value]
         except DiskError:
             return []
 
-    monkeypatch.setattr(Recovery, "_relevant_files", careless)
+    monkeypatch.setattr(LogFiles, "relevant", careless)
     assert _reads("recovery")
 
 

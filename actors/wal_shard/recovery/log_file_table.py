@@ -42,6 +42,14 @@ class LogFileTable:
             start = hole_stop
         return [(a, b) for a, b in [*ranges, (start, stop)] if a < b]
 
+    def update(self, found: LogFileTable) -> None:
+        """Add the files of another table."""
+        self.paths.update(found.paths)
+        self.salts.update(found.salts)
+        self.stops.update(found.stops)
+        self.holes.update(found.holes)
+        self.other_layout_files.update(found.other_layout_files)
+
     def forget(self, file_id: int) -> None:
         """Remove a file from the table. Readers are no longer directed to it."""
         for table in (self.paths, self.salts, self.stops, self.starts, self.holes):

@@ -717,10 +717,8 @@ class WalShardShell:
         slot.repair_watermarks()
         self._volatile_log.sweep()
         had = self._table.reset()
-        checkpoint = self.core.checkpoint
-        replay = Replay(
-            self.core.identity, self.core.directory, self._is_lenient, segments=checkpoint.segments
-        )
+        core = self.core
+        replay = Replay(core.identity, core.directory, core.checkpoint.segments, is_lenient=self._is_lenient)
         start = ShardStart(
             shard=boot.shard,
             shards=boot.shards,

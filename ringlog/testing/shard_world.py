@@ -182,7 +182,8 @@ class ShardRun:
         if not is_read_only:
             self.directory = make_stream(self.disk, DATA, self.shard)
         marks = world.marks[self.shard]
-        replay = Replay(core.identity, core.directory, world.is_lenient, segments=core.checkpoint.segments)
+        segments = core.checkpoint.segments
+        replay = Replay(core.identity, core.directory, segments, is_lenient=world.is_lenient)
         start = ShardStart(
             shard=self.shard, shards=world.shards, incarnation=self.incarnation,
             boot_incarnation=world.boot_incarnation, boot_id=world.boot_id, engine_id=ENGINE_ID,

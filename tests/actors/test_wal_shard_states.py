@@ -13,6 +13,7 @@ from chaos.order import GuaranteeBroken
 from chaos.states.explore import Share, explore, histories
 from ringlog.actors.wal_shard.core import ShardCore
 from ringlog.actors.wal_shard.recovery import replay
+from ringlog.actors.wal_shard.recovery.copy_forward import CopyForward
 from ringlog.actors.wal_shard.recovery.file_ends import FileEnds
 from ringlog.storage.disk import Disk
 from ringlog.storage.wal import WalWriter
@@ -77,14 +78,14 @@ def test_a_reservation_acked_before_it_is_durable_is_caught(monkeypatch):
 
 def test_settling_the_recovered_tail_without_copying_it_is_caught(monkeypatch):
     """The mutant settles frames that exist only in the page cache (RF-42)."""
-    monkeypatch.setattr(replay.Replay, "copy", lambda self, *given, **named: None)
+    monkeypatch.setattr(CopyForward, "copy", lambda self, *given, **named: None)
     monkeypatch.setattr(FileEnds, "_doubt", lambda self, file, stop: None)
     assert caught("append")
 
 
 def test_dropping_the_unsynced_tail_is_caught(monkeypatch):
     """Acked frames without a chain mark must be copied, not cut."""
-    monkeypatch.setattr(replay.Replay, "copy", lambda self, *given, **named: None)
+    monkeypatch.setattr(CopyForward, "copy", lambda self, *given, **named: None)
     assert "is gone" in caught("append") or "changes the state" in caught("append")
 
 

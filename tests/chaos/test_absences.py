@@ -11,7 +11,7 @@ from chaos import absences
 from chaos.absences.judge import FEWER_SHARDS, MODES, NEVER_COLD, NO_COLD, SAME, all_cases
 from chaos.order import Account, Order
 from chaos.rot.specimen import make_specimen
-from ringlog.actors.wal_shard.recovery.replay import Replay
+from ringlog.actors.wal_shard.recovery.held_records import HeldRecords
 
 
 def ran(tmp_path: Path, seconds: float = 0.0, **settings: object) -> Account:
@@ -45,13 +45,13 @@ def test_the_records_of_a_missing_file_return_with_it(tmp_path: Path, mode: str)
 def test_a_recovery_that_gives_up_missing_records_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = Replay.settle_rows
+    whole = HeldRecords.settle_rows
 
-    def leniently(self: Replay, missing: object) -> None:
-        self.is_lenient = True
+    def leniently(self: HeldRecords, missing: object) -> None:
+        self._losses.is_lenient = True
         whole(self, missing)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Replay, "settle_rows", leniently)
+    monkeypatch.setattr(HeldRecords, "settle_rows", leniently)
     account = ran(tmp_path, modes=[NEVER_COLD], paths=".data")
     assert any("announced as lost" in each.what for each in account.findings)
 

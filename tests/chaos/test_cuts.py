@@ -93,8 +93,8 @@ def lenient_at(self, fd, length, offset):
 RealDisk.read_into, RealDisk.read_at = lenient_into, lenient_at
 """
 NOT_COPIED = """
-from ringlog.actors.wal_shard.recovery.replay import Replay
-Replay.copy = lambda self, *args, **facts: None  # What is in doubt is served from where it lies.
+from ringlog.actors.wal_shard.recovery.copy_forward import CopyForward
+CopyForward.copy = lambda self, *args, **facts: None  # What is in doubt is served from where it lies.
 """
 
 

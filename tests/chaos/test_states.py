@@ -21,6 +21,7 @@ from chaos.states.workload import ALPHABET
 from ringlog.actors.wal_shard.commit.commit_batch import CommitBatch, LogPosition
 from ringlog.actors.wal_shard.core import ShardCore
 from ringlog.actors.wal_shard.recovery import log_files
+from ringlog.actors.wal_shard.recovery.copy_forward import CopyForward
 from ringlog.actors.wal_shard.recovery.file_ends import FileEnds
 from ringlog.actors.wal_shard.recovery.replay import Replay
 from ringlog.actors.wal_shard.retention.checkpoint import ShardCheckpoint
@@ -187,7 +188,7 @@ def test_a_reservation_that_is_not_restored_is_detected(tmp_path, monkeypatch):
 def test_a_recovery_that_rejects_a_torn_batch_is_detected(tmp_path, monkeypatch):
     """A recovery that treats a torn commit batch as damage does not start (RF-60)."""
     monkeypatch.setattr(FileEnds, "_doubt", lambda self, file, stop: None)
-    monkeypatch.setattr(Replay, "copy", lambda self, *given, **named: None)
+    monkeypatch.setattr(CopyForward, "copy", lambda self, *given, **named: None)
     assert caught(tmp_path, ("append",), ("append_many",))
 
 

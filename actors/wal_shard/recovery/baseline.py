@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringlog.actors.wal_shard.recovery.replay import Orphan
+from ringlog.actors.wal_shard.recovery.replayed_topics import Orphan
 from ringlog.actors.wal_shard.recovery.shard_facts import ShardFacts, decode_facts
 from ringlog.envelope.messages import SegmentRef
 from ringlog.errors import CorruptData, DiskError

@@ -56,12 +56,12 @@ class FileEnds:
             self._found.settled[header.file_id] = stop
         elif said := file.limit or file.claim_of(self._shards, self._shard):
             self._settled_before.append((header.file_id, said))
-        if file.is_damaged or self._replay.has_skipped:
+        if file.is_damaged or self._replay.losses.has_skipped:
             # Otherwise a later start would refuse the damage that this start gives up.
             self._found.damaged.add(header.file_id)
-            self._replay.has_skipped = False
+            self._replay.losses.has_skipped = False
         if scan.orderly:
-            self._replay.settle_reservations(header.shard, header.shards, header.incarnation)
+            self._replay.reservations.settle_orderly(header.shard, header.shards, header.incarnation)
         table = self._found.log_files
         table.paths[header.file_id], table.salts[header.file_id] = file.path, header.salt
         table.stops[header.file_id] = stop

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from ringlog.actors.wal_shard.recovery.copy_forward import CopyForward
 from ringlog.actors.wal_shard.recovery.file_ends import FileEnds
 from ringlog.actors.wal_shard.recovery.log_chain import NO_COPIED_MARK
 from ringlog.actors.wal_shard.recovery.log_files import LogFiles, ScannedFile, accept_damage
@@ -50,7 +51,7 @@ class FileReplay:
         try:
             scan, pieces = self._scan(file, read, is_applied=file.copied is not None)
             tail = classify_tail(scan, file.evidence)
-            if tail is WalTailState.CORRUPT and file.copied is None and self._replay.is_lenient:
+            if tail is WalTailState.CORRUPT and file.copied is None and self._replay.losses.is_lenient:
                 # The damage may have hit its MARK_COPIED.
                 scan, pieces = self._scan(file, read, is_applied=True)
                 file.copied = NO_COPIED_MARK
@@ -71,7 +72,7 @@ class FileReplay:
                 behind = FileScan(file.header, file.size, read, stop=end)
                 last = max(file.evidence, scan.durable, last_nonzero_byte(behind)) if is_new else 0
                 if last > end:
-                    self._replay.lose_log(file.stream, file.header.shards, last - end)
+                    self._replay.losses.lose_log(file.stream, file.header.shards, last - end)
         finally:
             self._files.disk.close(fd)
         self._doubts.append((file, self._ends.close(file, scan, tail, pieces)))
@@ -85,7 +86,7 @@ class FileReplay:
         first without applying, then it applies the file up to `up_to`, its certain end.
         """
         scan = FileScan(file.header, up_to or file.limit or file.size, read, known_durable=file.evidence)
-        self._replay.has_damage |= file.is_damaged
+        self._replay.losses.has_damage |= file.is_damaged
         origin = file.origin(self._shards)
         pieces: list[WalScanChunk] = []
         for piece in scan.iter_chunks():
@@ -140,15 +141,15 @@ class FileReplay:
             found = scan.seal_at(stop)
             if found and seal and found != seal:
                 accept_damage(
-                    self._replay, "the log file was replaced after the next file was created",
+                    self._replay.losses, "the log file was replaced after the next file was created",
                     file=file.path, offset=stop,
                 )  # fmt: skip
 
     def _accept(self, file: ScannedFile, scan: FileScan, tail: WalTailState) -> None:
         if tail is WalTailState.CORRUPT and not file.is_damaged:
             accept_damage(
-                self._replay, "the log is damaged below its durable end", file=file.path, offset=scan.stop,
-                durable=max(file.evidence, scan.durable), reason=scan.reason or "zeros",
+                self._replay.losses, "the log is damaged below its durable end", file=file.path,
+                offset=scan.stop, durable=max(file.evidence, scan.durable), reason=scan.reason or "zeros",
             )  # fmt: skip
             file.is_damaged = True
             self._ends.lost_streams.append((file.header.shards, file.stream))
@@ -169,13 +170,14 @@ class FileReplay:
 
     def copy_doubts(self) -> None:
         """Stage the frames in doubt to be written again."""
+        copies = CopyForward(self._replay.topics, self._found.batch)
         for file, pieces in self._doubts:
             left = deque(file.given_up)
             for piece in pieces:
                 while left and left[0].offset < piece.stop:
-                    self._replay.copy_loss(left.popleft(), self._found.batch)
+                    copies.copy_loss(left.popleft())
                 excluded = self._excluded(file, piece)
-                self._replay.copy(piece, self._found.batch, file.origin(self._shards), excluded=excluded)
+                copies.copy(piece, file.origin(self._shards), excluded=excluded)
 
 
 def _note_doubt(in_doubt: dict[tuple[int, int], int], piece: WalScanChunk) -> None:

@@ -36,7 +36,8 @@ class LogChain:
     """Connects the files of a log, and reports the missing ones."""
 
     def __init__(self, files: LogFiles, replay: Replay, found: RecoveryResult) -> None:
-        self._files, self._replay, self._found = files, replay, found
+        self._files, self._losses, self._found = files, replay.losses, found
+        self._directory = replay.directory
         self._disk, self._data_dir, self._start = files.disk, files.data_dir, files.start
         self._shard, self._shards = files.start.shard, files.start.shards
         self._elsewhere: dict[Owner, ShardFacts] | None = None
@@ -52,7 +53,7 @@ class LogChain:
         """Account for the missing log files before this one, which `wal.corruption = truncate` gives up."""
         while self.lost_files and self.lost_files[0][0] < below:
             _, (shards, shard) = self.lost_files.pop(0)
-            self._replay.lose_log(shard, shards, self._file_bytes)
+            self._losses.lose_log(shard, shards, self._file_bytes)
 
     # -- registers ------------------------------------------------------------------------------------
 
@@ -70,7 +71,7 @@ class LogChain:
                 entry = read_register(self._disk, self._data_dir, stream)
             except CorruptData as e:
                 if stream == self._shard or stream >= self._shards:
-                    accept_damage(self._replay, e.message, **e.detail)
+                    accept_damage(self._losses, e.message, **e.detail)
                     self._found.to_quarantine.append(name)
                     # This shard's own register is replaced with its first file. No process writes the others.
                     self._found.unused_files += (
@@ -82,14 +83,14 @@ class LogChain:
                 continue
             if entry.engine_id != self._start.engine_id:
                 accept_damage(
-                    self._replay, "the log register belongs to another data directory", file=name,
+                    self._losses, "the log register belongs to another data directory", file=name,
                     engine_id=entry.engine_id.hex(),
                 )  # fmt: skip
                 continue
             self._file_bytes = max(self._file_bytes, entry.file_bytes)
             is_siblings = stream != self._shard and entry.shards == self._shards
-            if not is_siblings or self._replay.is_lenient:
-                self._replay.directory.advance_identity(entry.last_id, entry.last_epoch)
+            if not is_siblings or self._losses.is_lenient:
+                self._directory.advance_identity(entry.last_id, entry.last_epoch)
             for shards, file_id in entry.newest_files:
                 if stream == self._shard or shards != self._shards:
                     self._required.append((file_id, WAL_HEADER_BYTES + 1, name, (shards, stream)))
@@ -109,7 +110,7 @@ class LogChain:
                 self._disk.close(fd)
             if has_groups:
                 accept_damage(
-                    self._replay, "the log register is missing: the newest log file is unknown", file=name,
+                    self._losses, "the log register is missing: the newest log file is unknown", file=name,
                     named_by=file.path, do=_WHAT_TO_DO,
                 )  # fmt: skip
                 return
@@ -172,7 +173,7 @@ class LogChain:
             if file_id in by_id:
                 by_id[file_id].is_damaged = True
             elif file_id not in self._files.present:
-                self._replay.has_damage = True
+                self._losses.has_damage = True
                 self.known_missing.add(file_id)
 
     def _absorbed_word(self, header: WalHeader) -> ChainMark | None:
@@ -209,7 +210,7 @@ class LogChain:
             facts: dict[str, Any] = {"snapshots_skipped": skipped} if skipped else {}
             stream = shard_dir(written_by[1] if written_by else self._shard)
             accept_damage(
-                self._replay, "a WAL file is missing",
+                self._losses, "a WAL file is missing",
                 file=f"{WAL_DIR}/{stream}/{wal_name(*unpack_file(file_id))}",
                 file_id=file_id, named_by=by, do=_WHAT_TO_DO, **facts,
             )  # fmt: skip

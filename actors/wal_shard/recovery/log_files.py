@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ringlog.actors.wal_shard.recovery.baseline import Baseline
+from ringlog.actors.wal_shard.recovery.losses import ReplayLosses
 from ringlog.actors.wal_shard.recovery.recovery_result import RecoveryResult
-from ringlog.actors.wal_shard.recovery.replay import Replay, ReplayedFile
+from ringlog.actors.wal_shard.recovery.replay_rows import ReplayedFile
 from ringlog.errors import CorruptData, DiskError
 from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.logs import log_event
@@ -229,11 +230,11 @@ class LogFiles:
         return fd, lambda offset, length: self.disk.read_at(fd, length, offset)
 
 
-def accept_damage(replay: Replay, text: str, **facts: Any) -> None:
+def accept_damage(losses: ReplayLosses, text: str, **facts: Any) -> None:
     """Raise CorruptData. With `wal.corruption = truncate`, log an error instead."""
-    if not replay.is_lenient:
+    if not losses.is_lenient:
         raise CorruptData(text, **facts)
-    replay.has_damage = True
+    losses.has_damage = True
     log_event(log, logging.ERROR, text, **facts)
 
 

@@ -81,9 +81,10 @@ class Recovery:
     def run(self) -> RecoveryResult:
         """Replay everything. Raise CorruptData for damage, and DiskError if a file cannot be read."""
         self._start_from_snapshots()
+        replay = self._replay
         log_files = LogFiles(self._disk, self._data_dir, self._start, self._base, self.found)
         files = log_files.relevant()
-        chain = LogChain(log_files, self._replay, self.found)
+        chain = LogChain(log_files, replay, self.found)
         chain.take_registers(files)
         chain.connect(files)
         if self._base.skipped and not self._base.layers and chain.known_missing:
@@ -91,8 +92,8 @@ class Recovery:
         if self._was_resharded(files):
             self._learn_names(log_files)
         self._total = sum(file.size for file in files if not file.is_absorbed) or 1
-        ends = FileEnds(log_files, self._replay, self.found)
-        file_replay = FileReplay(log_files, self._replay, ends, self.found, self._beat)
+        ends = FileEnds(log_files, replay, self.found)
+        file_replay = FileReplay(log_files, replay, ends, self.found, self._beat)
         for file in files:
             chain.pass_missing(file.header.file_id)
             if file.is_absorbed:
@@ -106,24 +107,25 @@ class Recovery:
             gone = absorbed_everywhere(self._disk, self._data_dir, self._shards, self._old)
             self.found.unused_files += [self._old[each] for each in sorted(gone)]
         chain.pass_missing(1 << 63)
-        self._replay.settle_rows(self._missing)
-        self._replay.skip_lost()
-        self.found.halts = self._replay.halts
-        self._replay.settle_names()
+        replay.held.settle_rows(self._missing)
+        replay.losses.skip_lost()
+        self.found.halts = replay.held.halts
+        replay.topics.settle_names()
         ends.repeat_settled()
-        self.found.changed = self._replay.touched_topics
+        self.found.changed = replay.touched_topics
         if self._start.is_read_only:
             file_replay.note_doubts()
             return self.found
         file_replay.copy_doubts()
-        for topic in self._replay.stage_placeholders(self.found.batch):
+        for topic in replay.topics.stage_placeholders(self.found.batch):
             log_event(
                 log, logging.ERROR, "topic recovered without its name and settings", topic=topic.name,
                 topic_id=topic.topic_id, epoch=topic.epoch, head_seq=topic.head_seq,
             )  # fmt: skip
-        announced = self._replay.settle_open_reservations(self.found.batch, ends.lost_streams)
-        self.found.announced = announced + self._replay.gaps
-        self.found.changed = self._replay.touched_topics
+        announced = replay.reservations.settle_rest(self.found.batch, ends.lost_streams)
+        replay.losses.stage(self.found.batch)
+        self.found.announced = announced + replay.losses.gaps
+        self.found.changed = replay.touched_topics
         return self.found
 
     # -- snapshots and segments -----------------------------------------------------------------------
@@ -134,15 +136,15 @@ class Recovery:
         self._base = base = load_baseline(self._disk, self._data_dir, self._shard, self._shards)
         self._beat()
         self._missing = adopt_segments(
-            self._disk, self._data_dir, base, replay.segments, has_cold=self._has_or_had_cold(),
+            self._disk, self._data_dir, base, replay.held.segments, has_cold=self._has_or_had_cold(),
             beat=self._beat,
         )  # fmt: skip
         for layer in base.layers:
-            replay.take_facts(layer.facts, is_own=layer is base.own)
+            replay.topics.take_facts(layer.facts, is_own=layer is base.own)
         replay.load(base.topics())
-        replay.is_known = base.knows_topic
+        replay.topics.is_known = base.knows_topic
         self.found.to_quarantine = (
-            [each.partition(": ")[0] for each in base.skipped] if replay.is_lenient else []
+            [each.partition(": ")[0] for each in base.skipped] if replay.losses.is_lenient else []
         )
         if base.layers:
             self.found.number = base.layers[0].snapshot.number
@@ -155,17 +157,18 @@ class Recovery:
         This happens only with `wal.corruption = truncate` at this or an earlier start. Names and settings
         were only in the snapshots, unless the remaining log contains them.
         """
-        found = orphans_in(self._disk, self._data_dir, self._base, self._replay.segments)
+        replay, segments = self._replay, self._replay.held.segments
+        found = orphans_in(self._disk, self._data_dir, self._base, segments)
         for topic_id, orphan in sorted(found.items()):
             self._beat()
-            self._replay.adopt_orphan(topic_id, orphan)
+            replay.topics.adopt_orphan(topic_id, orphan, segments.covered(topic_id))
         log_event(
             log, logging.ERROR, "no readable snapshot: topics are rebuilt from segments and log",
             skipped=self._base.skipped, topics=len(found),
         )  # fmt: skip
         if chain.lost_files:
             # The last seqs of these topics, and of topics without any remaining record, are unknown.
-            self._replay.lose_log(self._shard, self._shards, WAL_FILE_BYTES_DEFAULT)
+            replay.losses.lose_log(self._shard, self._shards, WAL_FILE_BYTES_DEFAULT)
 
     def _has_or_had_cold(self) -> bool:
         """Return True if there is a cold tier, or was one at an earlier start. Its segments are not lost."""
@@ -196,13 +199,13 @@ class Recovery:
                 continue  # absorbed meanwhile; the snapshot that is read below contains it
             try:
                 for piece in copied_frames(file.header, file.size, read):
-                    self._replay.learn_names(piece, file.origin(self._shards))
+                    self._replay.topics.learn_names(piece, file.origin(self._shards))
             finally:
                 self._disk.close(fd)
             self._beat()
         for (shards, shard), facts in newest_facts(self._disk, self._data_dir).items():
             if shards == self._shards and shard != self._shard:
-                self._replay.take_facts(facts, is_own=False)
+                self._replay.topics.take_facts(facts, is_own=False)
 
     def _skip_absorbed(self, file: ScannedFile) -> None:
         """Handle a file that this shard's snapshot absorbed: it waits for its deletion, or is deleted now."""

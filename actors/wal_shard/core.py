@@ -81,7 +81,8 @@ from ringlog.actors.wal_shard.requests.socket_requests import (
     explain_halted,
 )
 from ringlog.actors.wal_shard.retention.checkpoint import ShardCheckpoint
-from ringlog.actors.wal_shard.retention.removal import LEASE_REQUESTS, StorageQuery
+from ringlog.actors.wal_shard.retention.retention_schedule import LEASE_REQUESTS
+from ringlog.actors.wal_shard.retention.storage_query import StorageQuery
 from ringlog.actors.wal_shard.retention.volatile_files import TopicsInFile, VolatileFileTable
 from ringlog.actors.wal_shard.routing import added_bytes
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
@@ -243,7 +244,7 @@ class ShardCore:
         for event in events:
             self._dispatch(event)
         self._advance()
-        if self.removals.next_due_us != self._retain_due_us and self.requests.read_only is None:
+        if self.removals.schedule.next_due_us != self._retain_due_us and self.requests.read_only is None:
             self._plan_retention()
         effects, self._effects = self._effects, []
         return effects
@@ -320,7 +321,7 @@ class ShardCore:
         )
         if (
             not is_unoccupied
-            or self.removals.is_retention_requested
+            or self.removals.schedule.is_requested
             or self._file_failed
             or self.requests.read_only is not None
         ):
@@ -412,7 +413,7 @@ class ShardCore:
         A delete also waits until everything before it is in a file.
         """
         message = event.message if isinstance(event, ControlReceived) else None
-        if self.removals.must_run_retention_first(message, self._batch, self._now_us):
+        if self.removals.schedule.must_run_first(message, self._batch, self._now_us):
             return False
         if isinstance(message, LEASE_REQUESTS) and self._query_storage(
             self.requests.leases.delivery_attributes.questions_for(message)
@@ -533,7 +534,7 @@ class ShardCore:
             self._batch.parts
             or self._pending_settlements
             or self._batch.has_removals
-            or self.removals.is_retention_requested
+            or self.removals.schedule.is_requested
         ):
             self._begin_batch()
             if self.awaited is AwaitedCompletion.NOTHING and self._queued_events:
@@ -542,7 +543,7 @@ class ShardCore:
             self._flush()
         elif self._due(self._retain_at_ns):
             self._retained_ns, self._retain_due_us = self._now_ns, -1
-            self.removals.request_due_retention(self._now_us)
+            self.removals.schedule.request_due(self._now_us)
             self._begin_batch()
         elif self._due(self._mark_at_ns) and self._can_mark():
             self._write_mark()
@@ -578,7 +579,7 @@ class ShardCore:
 
         The delay is safe: readers skip expired records.
         """
-        self._retain_due_us = self.removals.next_due_us
+        self._retain_due_us = self.removals.schedule.next_due_us
         wait_ns = max(self._retain_due_us - self._now_us, 0) * 1_000
         planned = max(self._now_ns + wait_ns, self._retained_ns + _RETENTION_PAUSE_NS)
         self._retain_at_ns = planned if self._retain_due_us else None
@@ -862,7 +863,7 @@ class ShardCore:
             self._effects.append(self._marks())
             # Halt topics only now: their frames in doubt and their reservations had to be copied first.
             self.directory.halt(self._halts)
-            self.removals.finish_recovery()
+            self.removals.schedule.finish_recovery()
             self.requests.routing.finish_recovery()
             self.requests.leases.registry.finish_recovery()
             self.requests.idle_topic_expiry.finish_recovery()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringlog.actors.wal_shard.commit.commit_batch import News
-from ringlog.actors.wal_shard.retention.removal import StorageAnswer, StorageQuery
+from ringlog.actors.wal_shard.retention.storage_query import StorageAnswer, StorageQuery
 from ringlog.frame.batch import FrameBatch
 from ringlog.frame.settle_entry import SettleEntries
 from ringlog.topic.state import ShardTopic
@@ -213,7 +213,7 @@ class OpenVolatile:
 
 @dataclass(frozen=True, slots=True)
 class QueryStorage:
-    """Query storage about records (removal.answer_question). Completion: StorageQueried, at once."""
+    """Query storage about records (storage_query.answer_question). Completion: StorageQueried, at once."""
 
     questions: list[StorageQuery]
 

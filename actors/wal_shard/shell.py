@@ -41,7 +41,7 @@ from ringlog.actors.wal_shard.requests.caller import Caller
 from ringlog.actors.wal_shard.requests.poison_requests import PoisonRequests
 from ringlog.actors.wal_shard.requests.read_only_mode import ReadOnlyMode
 from ringlog.actors.wal_shard.requests.socket_requests import ShardIdentity
-from ringlog.actors.wal_shard.retention.removal import answer_question
+from ringlog.actors.wal_shard.retention.storage_query import answer_question
 from ringlog.board.board import Board
 from ringlog.board.heartbeat import Heartbeat
 from ringlog.board.layout import HistogramKind, ProcessField, ProcessState, WatermarkKind

@@ -33,7 +33,7 @@ from ringlog.actors.wal_shard.recovery.recovery_result import RecoveryResult, cl
 from ringlog.actors.wal_shard.recovery.replay import Replay
 from ringlog.actors.wal_shard.requests.read_only_mode import ReadOnlyMode
 from ringlog.actors.wal_shard.requests.socket_requests import ShardIdentity
-from ringlog.actors.wal_shard.retention.removal import answer_question
+from ringlog.actors.wal_shard.retention.storage_query import answer_question
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import DiskError, FrameInvalid, InvariantViolation, Refused, error_from_status

@@ -99,7 +99,7 @@ def test_a_ttl_waits_as_well_and_readers_see_the_waiting_records(world):
     world.append("t", [b"late"])
     world.clock.advance(0.6)
     assert earliest(world) == 1
-    assert world.run_of("t").core.removals.next_due_us == 0, "the shard spins"
+    assert world.run_of("t").core.removals.schedule.next_due_us == 0, "the shard spins"
     assert world.request(m.Locate("t", 0)).ttl_us == 0
     jobs = held(claim(world, 2))
     assert list(jobs) == [1, 2]

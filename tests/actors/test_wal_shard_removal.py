@@ -390,7 +390,7 @@ def test_a_cap_tightened_just_before_a_crash_is_applied_at_the_start(world, monk
     world.put_topic("t", durability="fsync")
     write(world, "t", 1, 2, 3, 4)
     removals = world.runs[0].core.removals
-    removals.request_retention = lambda topic: None
+    removals.schedule.request = lambda topic: None
     world.put_topic("t", mode="merge", cap_records=1)
     assert world.topic("t").count == 4
     again(world)
@@ -581,7 +581,7 @@ def test_the_records_of_a_delete_are_selected_again_after_retention(world, monke
             # The delete is decided and waits for a file. Meanwhile the first three records expire.
             kept.append(room)
             world.clock.advance(4.0)
-            core.removals.request_retention(core.directory.find("t"))
+            core.removals.schedule.request(core.directory.find("t"))
             return Room.LATER
         return room
 

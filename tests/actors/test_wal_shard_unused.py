@@ -12,7 +12,7 @@ from removal_world import append, started
 
 from ringlog.actors.wal_shard import events as ev
 from ringlog.actors.wal_shard.retention.idle_topic_expiry import USING_REQUESTS
-from ringlog.actors.wal_shard.retention.removal import CONTENT_REQUESTS
+from ringlog.actors.wal_shard.retention.retention_schedule import CONTENT_REQUESTS
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, TopicNotFound
 from ringlog.limits import IDLE_CHECKS_MAX, IDLE_CHECKS_PER_PERIOD

@@ -19,7 +19,8 @@ from ringlog.actors.wal_shard.leases.lease_requests import (
     live_of,
 )
 from ringlog.actors.wal_shard.leases.waiting_claims import WaitingClaims
-from ringlog.actors.wal_shard.retention.removal import RecordQuery, RecordQueryResult, Removals, StorageQuery
+from ringlog.actors.wal_shard.retention.removal import Removals
+from ringlog.actors.wal_shard.retention.storage_query import RecordQuery, RecordQueryResult, StorageQuery
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData
 from ringlog.leases.group import ConsumerGroup

@@ -27,7 +27,7 @@ from ringlog.actors.wal_shard.leases.lease_requests import (
     was_deleted,
 )
 from ringlog.actors.wal_shard.metrics.queue_metrics import DEAD_LETTERED
-from ringlog.actors.wal_shard.retention.removal import RecordQuery, StorageQuery
+from ringlog.actors.wal_shard.retention.storage_query import RecordQuery, StorageQuery
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, Internal, InvalidRequest, Refused, TopicNotFound
 from ringlog.leases.tokens import incarnation_of

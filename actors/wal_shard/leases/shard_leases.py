@@ -412,7 +412,7 @@ class ShardLeases:
         if topic.retained_at:
             first, _ = retained_from(topic)
             if not first or first > topic.retained_at:
-                self.removals.request_retention(topic)
+                self.removals.schedule.request(topic)
 
     # -- queries --------------------------------------------------------------------------------------
 
@@ -616,7 +616,7 @@ class ShardLeases:
     def _has_to_wait(self, topic: ShardTopic, group: ConsumerGroup) -> bool:
         """Return True if the group cannot deliver yet: retention or delivery attributes are pending."""
         if 0 < topic.due_us <= self.wall_us:
-            self.removals.request_retention(topic)  # Expired records must be removed first.
+            self.removals.schedule.request(topic)  # Expired records must be removed first.
             return True
         return self.delivery_attributes.needs_loading(topic, group)
 

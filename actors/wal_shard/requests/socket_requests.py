@@ -282,7 +282,7 @@ class Requests:
     def _reconfigure(self, topic: ShardTopic, config: TopicConfig, batch: CommitBatch, now_us: int) -> None:
         old, topic.config = topic.config.durability, config
         # A smaller cap or TTL takes effect after the config frame, in the same commit batch.
-        self.removals.request_retention(topic)
+        self.removals.schedule.request(topic)
         self._directory.register_config(topic)
         batch.add_control(config_frame(topic), topic)
         self.idle_topic_expiry.start_period(topic)

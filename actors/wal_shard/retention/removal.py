@@ -6,14 +6,13 @@ stages the removal into the commit batch. The removal is logged before any reade
 
 - An eviction is in the same commit batch as the append that causes it. Evicted records may be staged only.
 - A delete removes the records that were written before it (X4). It waits until they are in files.
-- Requests that show contents or counts wait until due retention is applied (X6).
+- Requests that show contents or counts wait until due retention is applied (X6, see retention_schedule.py).
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from pyroaring import BitMap64
@@ -21,143 +20,36 @@ from pyroaring import BitMap64
 from ringlog.actors.wal_shard.commit.admission import Admission, FrameIntake
 from ringlog.actors.wal_shard.commit.commit_batch import CommitBatch, RoutedPart
 from ringlog.actors.wal_shard.commit.control_records import FloorsRaised, RecordsRemoved, frame_of
+from ringlog.actors.wal_shard.retention.retention_schedule import RetentionSchedule
+from ringlog.actors.wal_shard.retention.storage_query import (
+    DeleteSelector,
+    RecordLocation,
+    RecordQuery,
+    RecordQueryResult,
+    StorageAnswer,
+    StorageQuery,
+)
 from ringlog.contract import ControlReceived
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, Internal, InvalidRequest, StaleEpoch, TopicNotFound
 from ringlog.frame.batch import FrameBatch, scan
-from ringlog.frame.facts import RecordFacts, record_facts
 from ringlog.frame.routed_frame import resolve_copies
 from ringlog.observers import Observers
-from ringlog.tags import TagMatch, parse_match
-from ringlog.topic.config import DISCARD_REJECT
+from ringlog.tags import parse_match
 from ringlog.topic.directory import TopicDirectory
-from ringlog.topic.retention import (
-    RecordIndex,
-    Removal,
-    RetentionState,
-    apply_removal,
-    attribute_to_files,
-    decide_delete,
-    exceeds_cap,
-    retain,
-    retained_from,
-    retention_state,
-)
+from ringlog.topic.retention import Removal, apply_removal, retained_from, retention_state
 from ringlog.topic.state import ShardTopic
 from ringlog.types import Durability
 
-CONTENT_REQUESTS = (m.TopicState, m.TopicList, m.TopicDelete, m.TopicPut, m.Locate, m.RecordsDelete)
-"""Requests that show contents or counts, or depend on them.
-TopicPut is one of them, because a longer TTL must not bring back records that have expired."""
-LEASE_REQUESTS = (
-    m.Claim, m.Steal, m.Ack, m.AckAndClaim, m.Nack, m.Extend, m.Reject, m.ListPending, m.LeaseStats,
-    m.ConfirmDeadLettered, m.GroupOpen, m.GroupSeek,
-)  # fmt: skip
-"""Requests about jobs and groups. Expired records are removed first; they must not be leased or counted."""
 _INCARNATION_SHIFT = 32
 _FRAME_BYTES = 256
 """Maximum bytes of a removal's frame without its bitmap."""
 _NUMBERS_MAX = 16_000_000
 """Maximum number of seqs in one delete request."""
-_RETRY_US = 10_000_000
-"""Time after which retention is tried again if storage reported damage."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordLocation:
-    """Positions of the records that a storage query needs. Has the same fields as the message Located."""
-
-    topic: str
-    topic_id: int
-    epoch: int
-    earliest_seq: int
-    extents: list[m.Extent]
-    lost: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteSelector:
-    """Conditions of a delete request."""
-
-    before_seq: int
-    match: TagMatch | None
-    seqs: BitMap64 | None
-
-
-@dataclass(frozen=True, slots=True)
-class RecordQuery:
-    """Query about published records.
-
-    It requests the delivery attributes of first..last, their sizes, or the append time of record `put`."""
-
-    first: int
-    last: int
-    key: int
-    """Key of the group that needs the result (lease_registry.key_of). For sizes, the topic id."""
-    put: int = 0
-    has_sizes: bool = False
-    """True to request the sizes instead of the delivery attributes."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordQueryResult:
-    """Result of a RecordQuery."""
-
-    attributes: Any = None
-    """Delivery attributes of the records, as returned by RecordIndex.delivery_attributes."""
-    put_us: int = 0
-    sizes: Any = None
-    """(seqs, bytes) of the stored records."""
-
-
-@dataclass(frozen=True, slots=True)
-class StorageQuery:
-    """Query of storage about one topic: which records retention or a delete removes, or a RecordQuery."""
-
-    topic: ShardTopic
-    retention_state: RetentionState
-    place: RecordLocation
-    staged: list[tuple[Any, FrameBatch]]
-    """(buffer, frames) of the topic that are staged and not in a file yet."""
-    now_us: int
-    delete_selector: DeleteSelector | None = None
-    files: Sequence[tuple[int, int]] = ()
-    """(volatile file, one past the topic's last seq in it) for an ephemeral topic."""
-    record_query: RecordQuery | None = None
-    """If given, nothing is removed: a queue or group needs this information."""
-
-
-StorageAnswer = Removal | RecordQueryResult | CorruptData
-RecordIndexOf = Callable[[Any, Sequence[RecordFacts]], RecordIndex]
-
-
-def answer_question(question: StorageQuery, index_of: RecordIndexOf) -> StorageAnswer:
-    """Answer a query from storage. Return CorruptData instead of raising it."""
-    # Include tags, because the index keeps these facts and does not read the frames again.
-    staged = [record_facts(buffer, batch, with_tags=True) for buffer, batch in question.staged]
-    try:
-        stored = index_of(question.place, staged)
-        if (query := question.record_query) is not None and query.has_sizes:
-            return RecordQueryResult(sizes=stored.positions(query.first, query.last)[:2])
-        if query is not None:
-            stamps = stored.positions(query.put, query.put)[2].tolist() if query.put else []
-            return RecordQueryResult(
-                stored.delivery_attributes(query.first, query.last), stamps[0] if stamps else 0
-            )
-        wanted, held = question.delete_selector, question.retention_state
-        if wanted is None:
-            found = retain(held, stored, question.now_us)
-        else:
-            found = decide_delete(held, stored, wanted.before_seq, wanted.match, wanted.seqs)
-        if question.files and found.records:
-            attribute_to_files(held, stored, found, question.files)
-        return found
-    except CorruptData as e:
-        return e
 
 
 class Removals:
-    """Due retention of topics, and the delete that is being processed."""
+    """Stages the removals that retention and deletes decide, and keeps the delete that is being processed."""
 
     def __init__(
         self, incarnation: int, directory: TopicDirectory, extents: Callable[[ShardTopic, int],
@@ -177,109 +69,18 @@ class Removals:
         """(volatile file, topic_id) -> (records, bytes) removed by deletes, caps and expiry."""
         self._base = incarnation << _INCARNATION_SHIFT
         self._directory = directory
+        self.schedule = RetentionSchedule(directory)
         self._extents = extents
-        self._dues: list[tuple[int, int]] = []
-        """Heap of (time in microseconds, topic_id).
-        An entry is valid only if it equals the topic's `due_us`."""
-        self._strict_dues: list[tuple[int, int]] = []
-        """Entries of topics with `discard: reject`.
-        Expired records must make room before a write is refused."""
-        self._wanted: dict[int, ShardTopic] = {}
-        self._not_before: dict[int, int] = {}
-        """topic_id -> time in microseconds until which caps are not applied, because of damage."""
         self._asked: list[StorageQuery] = []
         self._delete: Removal | CorruptData | None = None
         self._delete_of: tuple[ShardTopic, int] | None = None
         """Topic and version for which `_delete` was computed. It is invalid for any other version."""
 
-    # -- due retention --------------------------------------------------------------------------------
-
-    def invalidate_lossy_topics(self) -> None:
-        """Increment the version of every topic with lost records, after recovery and before publication.
-
-        Readers that know the topic from the previous incarnation then query it again (X7). This recovery may
-        have found more losses than earlier ones.
-        """
-        for topic in self._directory.by_id.values():
-            if topic.lost:
-                self.bump_version(topic)
-
-    def finish_recovery(self) -> None:
-        """Schedule expiry for the recovered topics, and request retention for topics above their caps."""
-        for topic in self._directory.by_id.values():
-            # A snapshot row contains one time for both kinds of expiry.
-            topic.own_due_us = topic.own_due_us or topic.due_us
-            self.schedule_expiry(topic)
-            if exceeds_cap(topic, topic.config):
-                self._wanted[topic.topic_id] = topic
-
-    def schedule_expiry(self, topic: ShardTopic) -> None:
-        """Schedule the topic's next expiry after its time has changed."""
-        if topic.due_us:
-            heapq.heappush(self._dues, (topic.due_us, topic.topic_id))
-            if topic.config.discard == DISCARD_REJECT:
-                heapq.heappush(self._strict_dues, (topic.due_us, topic.topic_id))
-
-    def request_retention(self, topic: ShardTopic) -> None:
-        """Apply this topic's retention with the next commit batch."""
-        self._wanted[topic.topic_id] = topic
-
-    @property
-    def is_retention_requested(self) -> bool:
-        """True if retention is requested for a topic."""
-        return bool(self._wanted)
-
-    @property
-    def next_due_us(self) -> int:
-        """Time in microseconds at which the next record expires; 0 if none does."""
-        return self._dues[0][0] if self._dues else 0
-
-    def request_due_retention(self, now_us: int) -> None:
-        """Request the retention of every topic that is due."""
-        self._take_due(self._dues, now_us)
-
-    def must_run_retention_first(self, message: m.Message | None, batch: CommitBatch, now_us: int) -> bool:
-        """Return True if retention must be applied before this request (X6). `message` None means frames."""
-        if message is None or isinstance(message, m.Append | m.Route):
-            return self._take_due(self._strict_dues, now_us)
-        if isinstance(message, LEASE_REQUESTS):
-            topic = self._directory.find(message.topic)
-            if topic is not None and 0 < topic.due_us <= now_us:
-                self._wanted[topic.topic_id] = topic
-            return topic is not None and topic.topic_id in self._wanted
-        if not isinstance(message, CONTENT_REQUESTS):
-            return False
-        if isinstance(message, m.TopicList):
-            self.request_due_retention(now_us)
-        else:
-            topic = self._directory.find(message.topic)
-            if topic is not None and 0 < topic.due_us <= now_us:
-                self._wanted[topic.topic_id] = topic
-        return bool(self._wanted) or batch.has_removals
-
-    def _take_due(self, dues: list[tuple[int, int]], now_us: int) -> bool:
-        found = False
-        while dues and dues[0][0] <= now_us:
-            due_us, topic_id = heapq.heappop(dues)
-            topic = self._directory.by_id.get(topic_id)
-            if topic is not None and topic.due_us == due_us:
-                self._wanted[topic_id] = topic
-                found = True
-        return found
-
     # -- storage queries ------------------------------------------------------------------------------
 
     def questions(self, batch: CommitBatch, admission: Admission, now_us: int) -> list[StorageQuery]:
         """Return the storage queries for requested retention and for topics above their caps."""
-        for topic in admission.earlier_expiry:
-            self.schedule_expiry(topic)
-        for topic in admission.needs_retention.values():
-            if exceeds_cap(topic, topic.config) and self._not_before.get(topic.topic_id, 0) <= now_us:
-                self._wanted[topic.topic_id] = topic
-        admission.earlier_expiry.clear()
-        admission.needs_retention.clear()
-        topics = [t for t in self._wanted.values() if self._directory.by_id.get(t.topic_id) is t]
-        self._wanted.clear()
+        topics = self.schedule.take_requested(admission, now_us)
         self._asked = [self._question(topic, now_us, list(_staged(batch, topic))) for topic in topics]
         return self._asked
 
@@ -356,11 +157,9 @@ class Removals:
             elif question.delete_selector is not None:
                 self._delete, self._delete_of = found, (question.topic, question.topic.version)
             elif isinstance(found, CorruptData):
-                topic = question.topic
-                self._not_before[topic.topic_id] = topic.due_us = now_us + _RETRY_US
-                self.schedule_expiry(topic)
+                self.schedule.retry_later(question.topic, now_us)
             else:
-                self._not_before.pop(question.topic.topic_id, None)
+                self.schedule.clear_retry(question.topic)
                 self._retain(question.topic, found, batch)
 
     def _retain(self, topic: ShardTopic, removal: Removal, batch: CommitBatch) -> None:
@@ -370,7 +169,7 @@ class Removals:
             topic.due_us = removal.due_us
             batch.dirty_topics[topic.topic_id] = topic
             batch.has_removals = True
-        self.schedule_expiry(topic)
+        self.schedule.add(topic)
         if not removal.is_empty:
             self.stage_removal(topic, removal, batch, sync=True)
 
@@ -472,6 +271,16 @@ class Removals:
         Versions of a later incarnation are greater than all earlier ones.
         """
         topic.version = max(topic.version + 1, self._base)
+
+    def invalidate_lossy_topics(self) -> None:
+        """Increment the version of every topic with lost records, after recovery and before publication.
+
+        Readers that know the topic from the previous incarnation then query it again (X7). This recovery may
+        have found more losses than earlier ones.
+        """
+        for topic in self._directory.by_id.values():
+            if topic.lost:
+                self.bump_version(topic)
 
 
 def floors_frame(topic: ShardTopic, records: int, accounted: int) -> bytearray:

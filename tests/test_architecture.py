@@ -191,7 +191,10 @@ SHELL_SIDE: dict[str, str] = {
     "ringlog.actors.scheduler.delivery.grant_rings": "turns for clients on the host, in shared memory",
     "ringlog.actors.scheduler.delivery.load_monitor": "measures pressure, and says so on the board",
     "ringlog.actors.reclaimer.shell": "the socket, the free space, the threads that work",
-    "ringlog.actors.reclaimer.reclaim_round": "asks shards, removes files",
+    "ringlog.actors.reclaimer.reclaim_round": "rewrites segments, and lets files be removed",
+    "ringlog.actors.reclaimer.shard_client": "asks shards",
+    "ringlog.actors.reclaimer.segment_indexes": "reads indexes of segments",
+    "ringlog.actors.reclaimer.orphan_sweep": "removes files",
     "ringlog.actors.reclaimer.rewriter": "writes segments from segments",
     "ringlog.actors.reclaimer.scrubber": "reads everything at rest, and heals",
 }

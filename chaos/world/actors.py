@@ -16,7 +16,7 @@ from chaos.world.tasks import NS, Process
 from ringlog.actors.compactor.checkpoint import CheckpointContext, CheckpointTask
 from ringlog.actors.compactor.schedule import CheckpointBacklog, CheckpointSchedule
 from ringlog.actors.compactor.shard_client import CompactorShardClient
-from ringlog.actors.reclaimer import reclaim_round as reclaimer_rounds
+from ringlog.actors.reclaimer import orphan_sweep, reclaim_round, segment_indexes, shard_client
 from ringlog.actors.relocator.core import ColdReads, Fetch, Fetched, PartChanged
 from ringlog.actors.relocator.mover import Mover
 from ringlog.contract import ControlReceived, Reply, Tick
@@ -57,12 +57,15 @@ def listening(engine: Engine) -> Iterator[None]:
         if event in DAMAGE_WORDS and "call=" not in reason and not engine.damage:  # "call=": a disk error
             engine.damage = f"{event}: {reason}"
 
-    module: Any = reclaimer_rounds
-    said, module.log_event = module.log_event, hear
+    modules: tuple[Any, ...] = (reclaim_round, orphan_sweep, segment_indexes, shard_client)
+    said = modules[0].log_event
+    for module in modules:
+        module.log_event = hear
     try:
         yield
     finally:
-        module.log_event = said
+        for module in modules:
+            module.log_event = said
 
 
 class SimulatedShardRequests:

@@ -599,3 +599,62 @@ def test_recovery_sends_heartbeats_within_a_file(monkeypatch):
     world.start_shard(0)
     assert len(beats) > 20
     assert len(world.records("f")) == 40
+
+
+@pytest.mark.parametrize("middle", [1, 3])
+@pytest.mark.parametrize("kill_one", [False, True])
+def test_an_orderly_end_that_was_never_durable_is_stated_by_shards_of_another_count(
+    middle: int, kill_one: bool
+) -> None:
+    """The last sync of a stop fails, and shards of another count go on. After a power loss the orderly mark is
+    gone. Its stream must not be taken for unfinished: others have continued its topics."""
+    disk = FaultyDisk(SimulatedDisk(DATA))
+    world = World(disk, shards=2)
+    world.start()
+    names = [f"t{i}" for i in range(8)]
+    for name in names:
+        world.put_topic(name, durability="fsync")
+        for i in range(3):
+            world.append(name, [b"%d" % i])
+    for run in list(world.runs.values()):
+        disk.plan = [DiskFault("data_sync", disk.calls["data_sync"] + 1, "EIO")]
+        with pytest.raises(DiskError):
+            run.drain()
+    disk.plan = []
+    world.kill()
+    world.start(middle)
+    if kill_one:
+        world.kill_shard(0)
+        world.start_shard(0)
+    for _ in range(2):
+        for name in names:
+            world.append(name, [b"later"], producer=2)
+    expected = {name: world.records(name) for name in names}
+    assert {len(records) for records in expected.values()} == {5}
+    world.power_loss(1, PowerLossDamage.LOST)
+    for count in (2, 2, middle, middle, 2):
+        world.start(count)
+        assert {name: world.records(name) for name in names} == expected
+        assert [name for name in names if world.topic(name).lost] == []
+        world.kill()
+
+
+@pytest.mark.parametrize("middle", [1, 3])
+def test_reserved_seqs_of_an_orderly_end_are_not_lost_under_another_count(middle: int) -> None:
+    """A shard of another count states the end of the stream. A later crash of the host loses none of its seqs,
+    although the orderly mark is behind that end."""
+    world = World(SimulatedDisk(DATA), shards=2)
+    world.start()
+    names = [f"t{i}" for i in range(6)]
+    for name in names:
+        world.put_topic(name, durability="disk")
+        world.append(name, [b"x"])
+    world.stop()
+    world.start(middle)
+    world.put_topic("last", durability="fsync")
+    world.append("last", [b"synced"])
+    for count in (middle, 2, middle):
+        world.power_loss(1, PowerLossDamage.KEPT)
+        world.start(count)
+        assert {name: world.topic(name).lost for name in names} == {name: [] for name in names}
+        assert {len(world.records(name)) for name in names} == {1}

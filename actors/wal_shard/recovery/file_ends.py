@@ -42,7 +42,7 @@ class FileEnds:
                 self._found.truncations.append((file.path, WAL_HEADER_BYTES))
             return []
         durable, in_doubt = self._durable_stop(file, scan), self.is_in_doubt(file, scan)
-        stop = self.sure_stop(file, scan)
+        stop, is_unconfirmed = self.sure_stop(file, scan), False
         if in_doubt:
             # The header of this file may not be durable. Without it, the previous file would be the last one.
             self._found.settled.update(self._last_closed.get(header.incarnation, {}))
@@ -50,6 +50,9 @@ class FileEnds:
             self._judge_loss(file, scan, tail)
             if header.shards != self._shards and not self._start.is_read_only:
                 self._sync(file)
+        elif self._is_unconfirmed(file, scan):
+            is_unconfirmed = True
+            self._found.settled[header.file_id] = durable
         if not file.is_last:
             self._last_closed[header.incarnation] = {header.file_id: durable}
         if file.is_damaged and not file.limit:
@@ -61,7 +64,9 @@ class FileEnds:
             self._found.damaged.add(header.file_id)
             self._replay.losses.has_skipped = False
         if scan.orderly:
-            self._replay.reservations.settle_orderly(header.shard, header.shards, header.incarnation)
+            self._replay.reservations.settle_orderly(
+                header.shard, header.shards, header.incarnation, is_repeated=is_unconfirmed
+            )
         table = self._found.log_files
         table.paths[header.file_id], table.salts[header.file_id] = file.path, header.salt
         table.stops[header.file_id] = stop
@@ -85,6 +90,19 @@ class FileEnds:
             file.limit or file.is_superseded or file.is_synced_read_only or scan.orderly
         )
         return is_open and not file.claim_of(self._shards, self._shard)
+
+    def _is_unconfirmed(self, file: ScannedFile, scan: FileScan) -> bool:
+        """Return True if only the orderly mark of a stream of another shard count shows the end of the file.
+
+        The mark is not durable if its sync failed. After a power loss, a later start would doubt frames that
+        this incarnation continues, and copy them behind its frames. This incarnation therefore states the end
+        in its own MARK_COPIED.
+        """
+        is_other = file.header.shards != self._shards and scan.orderly and file.is_last
+        return is_other and not (
+            file.limit or file.is_superseded or self._start.is_read_only
+            or file.claim_of(self._shards, self._shard)
+        )  # fmt: skip
 
     def sure_stop(self, file: ScannedFile, scan: FileScan) -> int:
         """Return the offset up to which the file's frames are not in doubt."""

@@ -17,6 +17,8 @@ class OpenReservations:
         self._topics: dict[int, ShardTopic] = {}
         self._reserved_in: dict[int, int] = {}
         """Topic -> incarnation that wrote its snapshot row, for those with an open reservation in it."""
+        self._to_repeat: set[int] = set()
+        """Topics whose reservation ended in order, as only a mark shows that may be lost."""
 
     def load(self, topic: ShardTopic, incarnation: int) -> None:
         """Add a topic from a snapshot row of this incarnation, if its reservation is open."""
@@ -35,21 +37,28 @@ class OpenReservations:
             topic.reservation.settle(topic.head_seq)
             self._topics.pop(topic.topic_id, None)
         else:
+            self._to_repeat.discard(topic.topic_id)
             topic.reservation.restore(body.reserved)
             topic.is_reserving = True
             self._topics[topic.topic_id] = topic
 
-    def settle_orderly(self, shard: int, shards: int, incarnation: int) -> None:
+    def settle_orderly(
+        self, shard: int, shards: int, incarnation: int, *, is_repeated: bool = False
+    ) -> None:
         """Settle reservations after an orderly end of a shard's stream.
 
         This incarnation and earlier ones acknowledged no seq above the heads. A reservation that a later
         incarnation made, according to a snapshot, stays open. So do those of ephemeral topics, whose records
-        are in no stream.
+        are in no stream. With `is_repeated`, `settle_rest` writes the end into the log of this shard.
         """
         for topic in list(self._topics.values()):
             is_its_own = shard_of(topic.topic_id, shards) == shard
             is_its_own &= topic.config.durability != Durability.EPHEMERAL
-            if is_its_own and self._reserved_in.get(topic.topic_id, 0) <= incarnation:
+            if not is_its_own or self._reserved_in.get(topic.topic_id, 0) > incarnation:
+                continue
+            if is_repeated:
+                self._to_repeat.add(topic.topic_id)
+            else:
                 topic.reservation.settle(topic.head_seq)
                 self._touched.add(topic.topic_id)
                 del self._topics[topic.topic_id]
@@ -69,7 +78,9 @@ class OpenReservations:
         announced = []
         for topic in self._topics.values():
             reserved = topic.reservation.reserved
-            is_lossy = any(shard_of(topic.topic_id, shards) == shard for shards, shard in lost_streams)
+            is_lossy = topic.topic_id not in self._to_repeat and any(
+                shard_of(topic.topic_id, shards) == shard for shards, shard in lost_streams
+            )
             is_lossy |= topic.config.durability == Durability.EPHEMERAL
             lost = topic.skip_to(reserved) if is_lossy else None
             if lost is not None:

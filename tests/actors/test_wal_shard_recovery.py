@@ -606,8 +606,10 @@ def test_recovery_sends_heartbeats_within_a_file(monkeypatch):
 def test_an_orderly_end_that_was_never_durable_is_stated_by_shards_of_another_count(
     middle: int, kill_one: bool
 ) -> None:
-    """The last sync of a stop fails, and shards of another count go on. After a power loss the orderly mark is
-    gone. Its stream must not be taken for unfinished: others have continued its topics."""
+    """The last sync of a stop fails, and shards of another count go on.
+
+    After a power loss the orderly mark is gone. Its stream must not be taken for unfinished: others have
+    continued its topics."""
     disk = FaultyDisk(SimulatedDisk(DATA))
     world = World(disk, shards=2)
     world.start()
@@ -641,8 +643,9 @@ def test_an_orderly_end_that_was_never_durable_is_stated_by_shards_of_another_co
 
 @pytest.mark.parametrize("middle", [1, 3])
 def test_reserved_seqs_of_an_orderly_end_are_not_lost_under_another_count(middle: int) -> None:
-    """A shard of another count states the end of the stream. A later crash of the host loses none of its seqs,
-    although the orderly mark is behind that end."""
+    """A shard of another count states the end of the stream.
+
+    A later crash of the host loses none of its seqs, although the orderly mark is behind that end."""
     world = World(SimulatedDisk(DATA), shards=2)
     world.start()
     names = [f"t{i}" for i in range(6)]
@@ -658,3 +661,30 @@ def test_reserved_seqs_of_an_orderly_end_are_not_lost_under_another_count(middle
         world.start(count)
         assert {name: world.topic(name).lost for name in names} == {name: [] for name in names}
         assert {len(world.records(name)) for name in names} == {1}
+
+
+def test_an_orderly_end_that_was_never_durable_loses_no_reserved_seqs() -> None:
+    """The next incarnation states it in the header of its first file."""
+    disk = FaultyDisk(SimulatedDisk(DATA))
+    world = World(disk)
+    world.start()
+    world.put_topic("d", durability="disk")
+    world.put_topic("f", durability="fsync")
+    world.append("d", [b"x"])
+
+    def fail_next_sync(shard: int, effect: object) -> None:
+        if isinstance(effect, ev.WriteBatch):
+            disk.plan = [DiskFault("data_sync", disk.calls["data_sync"] + 1, "EIO")]
+
+    world.effect_observer = fail_next_sync
+    with pytest.raises(DiskError):
+        world.runs[0].drain()
+    world.effect_observer = lambda shard, effect: None
+    disk.plan = []
+    world.kill()
+    for life in range(3):
+        world.start()
+        world.append("f", [b"x"], producer=10 + life)
+        assert world.topic("d").lost == []
+        assert len(world.records("d")) == 1
+        world.power_loss(1, PowerLossDamage.LOST)

@@ -63,7 +63,7 @@ class FileEnds:
             # Otherwise a later start would refuse the damage that this start gives up.
             self._found.damaged.add(header.file_id)
             self._replay.losses.has_skipped = False
-        if scan.orderly:
+        if scan.orderly or file.has_orderly_end:
             self._replay.reservations.settle_orderly(
                 header.shard, header.shards, header.incarnation, is_repeated=is_unconfirmed
             )

@@ -19,6 +19,7 @@ from ringlog.limits import WAL_FILE_BYTES_DEFAULT, WAL_HEADER_BYTES
 from ringlog.storage.layout import (
     META_DIR,
     WAL_DIR,
+    WAL_FLAG_PREV_ORDERLY,
     WAL_FLAG_REGISTERED,
     WalHeader,
     shard_dir,
@@ -152,7 +153,9 @@ class LogChain:
         for header, path in [(file.header, file.path) for file in files if _is_believed(file)]:
             self._require(header.prev_file, header.prev_stop, path, (header.shards, header.shard))
             if header.prev_file in by_id:
-                by_id[header.prev_file].ends.append((header.prev_stop, header.prev_seal))
+                before = by_id[header.prev_file]
+                before.ends.append((header.prev_stop, header.prev_seal))
+                before.has_orderly_end |= bool(header.flags & WAL_FLAG_PREV_ORDERLY)
         for required in self._required:
             self._require(*required)
         self._require(*self._start.durable_mark, "the board", (self._shards, self._shard))

@@ -83,6 +83,8 @@ class ScannedFile:
     claims: list[CopiedFrom] = field(default_factory=list)
     ends: list[tuple[int, int]] = field(default_factory=list)
     """(offset, seal of the frame that ends there): ends that the next file records as durable."""
+    has_orderly_end: bool = False
+    """True if the next file states that an orderly stop ended this one. Its own mark of that may be lost."""
     is_synced_read_only: bool = False
     """True if a read-only incarnation synced the file.
     All of it is readable, although no later file repeats it."""

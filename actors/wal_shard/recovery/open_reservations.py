@@ -42,9 +42,7 @@ class OpenReservations:
             topic.is_reserving = True
             self._topics[topic.topic_id] = topic
 
-    def settle_orderly(
-        self, shard: int, shards: int, incarnation: int, *, is_repeated: bool = False
-    ) -> None:
+    def settle_orderly(self, shard: int, shards: int, incarnation: int, *, is_repeated: bool = False) -> None:
         """Settle reservations after an orderly end of a shard's stream.
 
         This incarnation and earlier ones acknowledged no seq above the heads. A reservation that a later

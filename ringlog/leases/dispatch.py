@@ -108,7 +108,7 @@ class Dispatch(LeaseTable):
         if len(self.enqueue_times) > QUEUE_AGES_MAX // 2:
             self.enqueue_times.forget(live.front)
         runs, found = self.runs, list[SeqRun]()
-        for row in self.take_returned(most, deliveries_max) if self._returned else ():
+        for row in self.take_returned(most, deliveries_max) if self.run_order.has_returned else ():
             found.append((runs.first[row], runs.stop[row], self.deliveries_of(row)))
         if found:
             most -= count_of(found)
@@ -252,7 +252,8 @@ class Dispatch(LeaseTable):
 
     def oldest_ready(self, live: LiveSeqs) -> int | None:
         """Return the lowest seq of a job that can be claimed; None if there is none."""
-        lowest = self.lowest_returned()
+        returned = self.run_order.lowest_returned()
+        lowest = [self.runs.first[returned]] if returned >= 0 else []
         lowest += [seqs.min() for seqs in self.ready_index.levels.values()]
         fresh, _ = next_alive(live, max(self.cursor, live.front), self.ready_index.skipped_by_cursor)
         if fresh <= live.head:

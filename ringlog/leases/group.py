@@ -43,6 +43,7 @@ from ringlog.leases.dispatch import Dispatch
 from ringlog.leases.fair_shares import fair_shares, split_runs
 from ringlog.leases.holders import NO_PROCESS, Holders, ProcessId
 from ringlog.leases.live_seqs import LiveSeqs, alive_within
+from ringlog.leases.match import tokens_of
 from ringlog.leases.recent_calls import RecentCalls
 from ringlog.leases.run_columns import decode_runs_into, encode_runs
 from ringlog.leases.runs import DELAYED, EXHAUSTED, LEASED, RETURNED
@@ -57,18 +58,9 @@ from ringlog.leases.spans import (
     spans_of,
     truncate_runs,
 )
-from ringlog.leases.table import (
-    ACK,
-    DELAY,
-    EXHAUST,
-    EXTEND,
-    NACK,
-    REJECT,
-    REJECTED_BIT,
-    REMOVE,
-    RESTORE,
-)
+from ringlog.leases.table import REJECTED_BIT
 from ringlog.leases.tokens import LeaseTokens
+from ringlog.leases.transitions import ACK, DELAY, EXHAUST, EXTEND, NACK, REJECT, REMOVE, RESTORE
 from ringlog.leases.types import (
     I64,
     SEQ_ORDER,
@@ -392,7 +384,7 @@ class ConsumerGroup(Dispatch):
 
     def release(self, process_id: ProcessId, now_ms: int) -> list[LeaseChange]:
         """Return all seqs of a process that exited. They are ready at once, and the deliveries count."""
-        process_number = self.forget_process(process_id)
+        process_number = self.processes.forget(process_id)
         if not process_number:
             return []
         self.apply_expirations(now_ms)
@@ -514,7 +506,7 @@ class ConsumerGroup(Dispatch):
                     self.apply_event(row, EXHAUST)
         if not rows:
             return
-        process_number = self.number_of_process(change.process_id)
+        process_number = self.processes.get_or_add(change.process_id)
         for at in range(0, len(rows), CLAIM_ROW):
             first, stop = rows[at], rows[at] + rows[at + 1]
             if stop > change.cursor and not self.is_default_group:
@@ -606,7 +598,7 @@ class ConsumerGroup(Dispatch):
             for low, high in gaps(first, stop, alive_within(live, first, stop)):
                 for gone in self.isolate_rows(low, high):
                     self.apply_event(gone, REMOVE)
-        self.forget_idle_processes()
+        self.processes.forget_idle()
         if self.is_default_group:
             self.ready_index.skipped_by_cursor.clear()
             for row in runs.rows():
@@ -687,7 +679,7 @@ class ConsumerGroup(Dispatch):
             for row in runs.within(first, stop):
                 if runs.state[row] == EXHAUSTED:
                     named = slice(*np.searchsorted(seqs, (runs.first[row], runs.stop[row])).tolist())
-                    done[named] = tokens[named] == self.tokens_of(row, seqs[named])
+                    done[named] = tokens[named] == tokens_of(runs, row, seqs[named])
         if not done.any():
             return None
         return self._change(Op.ACKED, now_ms, "", 0, flatten_spans(spans_of(seqs[done])), 0)

@@ -82,12 +82,12 @@ def index_processes(process_numbers: NDArray[Any], table: LeaseTable) -> tuple[N
 
     Indexes start at 1; 0 = none.
     """
-    numbers = [n for n in np.unique(process_numbers).tolist() if n in table.process_by_number][
+    numbers = [n for n in np.unique(process_numbers).tolist() if n in table.processes.by_number][
         :DURABLE_HOLDERS_MAX
     ]
     index_of = {n: at for at, n in enumerate(numbers, 1)}
     indexes = np.array([index_of.get(n, 0) for n in process_numbers.tolist()], dtype=np.uint64)
-    return indexes, [table.process_by_number[n] for n in numbers]
+    return indexes, [table.processes.by_number[n] for n in numbers]
 
 
 def encode_runs(table: LeaseTable, most: int) -> Iterator[bytes]:

@@ -5,7 +5,7 @@ delivered, or is done; the topic and the owner's cursor distinguish the two. Seq
 facts share a row (runs.py). Times are milliseconds and are passed as arguments. Every operation first applies
 the expirations of leases and delays, in the order of their times.
 
-The constant TRANSITIONS defines the effect of each event on a run, and the code executes this table.
+The effect of each event on a run is defined in transitions.py.
 
 Invariants, which `check` recounts:
   runs are disjoint, and the counts by state equal those of the rows;
@@ -14,16 +14,15 @@ Invariants, which `check` recounts:
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
-from typing import Final
-
 import numpy as np
-from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from ringlog.errors import InvariantViolation
 from ringlog.leases.failures import Failures
 from ringlog.leases.holders import Holders, ProcessId
+from ringlog.leases.match import match_leases
+from ringlog.leases.processes import LeaseProcesses
+from ringlog.leases.run_order import RunOrder
 from ringlog.leases.runs import (
     BLOCK,
     BLOCK_SHIFT,
@@ -36,73 +35,13 @@ from ringlog.leases.runs import (
     STATES,
     LeaseRuns,
 )
-from ringlog.leases.spans import SeqRun, Span, blocks_of, keep_first, spans_of
+from ringlog.leases.spans import SeqRun, Span, blocks_of, spans_of
+from ringlog.leases.transitions import BACK_OFF, DELETE, EXHAUST, EXPIRE, PASSED, REMOVE, next_state
 from ringlog.leases.types import I64, NO_BACKOFF, U64, LeaseMatch
-from ringlog.limits import DEAD_LETTERS_PER_CLAIM_MAX, LINKS_MAX
+from ringlog.limits import DEAD_LETTERS_PER_CLAIM_MAX
 
-ACK: Final = 0
-"""The holder processed it, or its copy in the dead-letter topic is durable."""
-NACK: Final = 1
-"""The holder returns it, or its process exited: ready at once."""
-DELAY: Final = 2
-"""The holder returns it: ready after a delay."""
-REJECT: Final = 3
-EXTEND: Final = 4
-EXPIRE: Final = 5
-"""The deadline of a lease, or the end of a delay, has passed."""
-BACK_OFF: Final = 6
-"""The deadline of a lease has passed, and the backoff after it has not ended."""
-EXHAUST: Final = 7
-"""It was returned after all its deliveries."""
-RESTORE: Final = 8
-"""The dead-letter topic does not exist any more."""
-DELETE: Final = 9
-"""Its records were deleted by a request."""
-REMOVE: Final = 10
-"""Its records left the topic for another reason."""
-_STATES: Final = 6
-
-TRANSITIONS = """
-          leased     delayed   returned   gone  exhausted
-ack       done       done      done       done  done
-nack      returned   -         -          -     -
-delay     delayed    -         -          -     -
-reject    exhausted  -         -          -     -
-extend    leased     -         -          -     -
-expire    returned   returned  -          done  -
-rest      delayed    -         -          -     -
-exhaust   -          -         exhausted  -     -
-restore   -          -         -          -     returned
-delete    gone       done      done       -     done
-remove    done       done      done       -     done
-"""
-"""Event x state: the next state. "done": the run is removed; "-": the event has no effect.
-
-A claim creates leased runs from returned ones and from seqs without a run; a steal also from leased and
-delayed ones. Requests reach only runs that `match` found to be held by the requesting node. A replay may be
-ahead of the time."""
-_PASSED: Final = 255
-
-
-def _parsed(drawing: str) -> bytes:
-    """Return the next states as bytes, indexed by event * len(STATES) + state."""
-    head, *lines = (line.split() for line in drawing.strip().splitlines())
-    numbers = {name: number for number, name in enumerate(STATES)} | {"done": FREE, "-": _PASSED}
-    found = bytearray()
-    for _, *after in lines:
-        of_state = dict(zip(head, after, strict=True))
-        found += bytes(numbers[of_state.get(state, "-")] for state in STATES)
-    return bytes(found)
-
-
-_NEXT = _parsed(TRANSITIONS)
 REJECTED_BIT = 1 << 31
 """Flag in the deliveries of a rejected run: it is exhausted, whatever its count."""
-_NONE: I64 = np.zeros(0, np.int64)
-_ROW_BITS = 32
-_ROW_MASK = (1 << _ROW_BITS) - 1
-_STALE_MAX = 1_024
-"""Number of obsolete heap entries, in addition to the valid ones, after which a heap is rebuilt."""
 
 
 class LeaseTable:
@@ -115,10 +54,7 @@ class LeaseTable:
         """Reasons of nacks and rejections, until the records are done."""
         self.backoff = NO_BACKOFF
         """Delay of records whose lease expired."""
-        self.process_by_number: dict[int, ProcessId] = {}
-        """The processes that claimed, by the process number in their runs; some hold no lease any more."""
-        self._number_by_process: dict[ProcessId, int] = {}
-        self._last_process_number = 0
+        self.processes = LeaseProcesses(self.runs)
         self.newly_exhausted: list[Span] = []
         """Spans that claims exhausted since the list was last emptied."""
         self.has_dead_letters = True
@@ -131,13 +67,7 @@ class LeaseTable:
         """Number of seqs by state."""
         self._runs_of = [0] * len(STATES)
         """Number of runs by state."""
-        self._deadlines: list[int] = []
-        """Heap of (time, row), packed into one integer. An entry is valid only while its row ends at that
-        time."""
-        self._returned: list[int] = []
-        """Heap of first seqs of returned runs. An entry is valid only while such a run starts there."""
-        self._exhausted: list[int] = []
-        """The same for exhausted runs."""
+        self.run_order = RunOrder(self.runs, self._runs_of)
 
     @property
     def leased(self) -> int:
@@ -163,12 +93,8 @@ class LeaseTable:
 
     def apply_expirations(self, now_ms: int) -> None:
         """Make records ready whose lease or delay ended by now."""
-        heap, runs = self._deadlines, self.runs
-        while heap and heap[0] >> _ROW_BITS <= now_ms:
-            entry = heappop(heap)
-            row = entry & _ROW_MASK
-            if self._due_ms(row) != entry >> _ROW_BITS:
-                continue
+        runs, run_order = self.runs, self.run_order
+        while (row := run_order.pop_due(now_ms)) >= 0:
             if self.backoff.base_ms and runs.state[row] == LEASED:
                 until_ms = runs.at[row] + self.backoff.delay_after(self.deliveries_of(row))
                 if until_ms > now_ms:
@@ -178,22 +104,7 @@ class LeaseTable:
 
     def next_due_ms(self) -> int | None:
         """Return the time at which the next lease or delay ends; None if there is none."""
-        heap = self._deadlines
-        while heap and self._due_ms(heap[0] & _ROW_MASK) != heap[0] >> _ROW_BITS:
-            heappop(heap)
-        return heap[0] >> _ROW_BITS if heap else None
-
-    def _due_ms(self, row: int) -> int:
-        """Return the time at which the state of this run ends; -1 = never.
-
-        A lease is still held in the millisecond of its deadline. A delay has ended in the millisecond of its
-        end."""
-        if row >= len(self.runs.state):
-            return -1
-        state = self.runs.state[row]
-        if state in {LEASED, GONE}:
-            return self.runs.at[row] + 1
-        return self.runs.at[row] if state == DELAYED else -1
+        return self.run_order.next_due_ms()
 
     # -- transitions ---------------------------------------------------------------------------------
 
@@ -201,8 +112,8 @@ class LeaseTable:
         """Apply an event to a run. `at_ms` is the new deadline of a lease or the end of a delay."""
         runs = self.runs
         state = runs.state[row]
-        to = _NEXT[event * _STATES + state]
-        if to == _PASSED:
+        to = next_state(event, state)
+        if to == PASSED:
             return
         if to in {FREE, GONE} and self.failures:
             self.failures.forget(runs.first[row], runs.stop[row])
@@ -219,7 +130,7 @@ class LeaseTable:
             runs.at[row] = at_ms
         if state == LEASED and to not in {LEASED, GONE}:
             self.holders.drop(runs.holder[row], size)
-        self._index(row, to)
+        self.run_order.add(row, to)
 
     def lease(
         self, first: int, stop: int, at: int, token: int, holder: int, deliveries: int, *,
@@ -243,7 +154,7 @@ class LeaseTable:
         if state == LEASED:
             self.lease(
                 first, stop, at, token, self.holders.get_or_add(node), deliveries,
-                process_number=self.number_of_process(process_id),
+                process_number=self.processes.get_or_add(process_id),
                 begun=begun, given=given,
             )  # fmt: skip
             return
@@ -253,33 +164,6 @@ class LeaseTable:
                 given=given,
             )  # fmt: skip
             self.add_row(row, state)
-
-    def number_of_process(self, process_id: ProcessId) -> int:
-        """Return the number of a process for its runs; 0 = the process is not observed."""
-        if not process_id[0]:
-            return 0
-        process_number = self._number_by_process.get(process_id, 0)
-        if not process_number:
-            if len(self._number_by_process) >= LINKS_MAX:
-                self.forget_idle_processes()
-            self._last_process_number += 1
-            process_number = self._number_by_process[process_id] = self._last_process_number
-            self.process_by_number[process_number] = process_id
-        return process_number
-
-    def forget_idle_processes(self) -> None:
-        """Forget the processes that hold no lease."""
-        runs = self.runs
-        held = {runs.process_number[row] for row in runs.rows() if runs.state[row] == LEASED}
-        self.process_by_number = {n: each for n, each in self.process_by_number.items() if n in held}
-        self._number_by_process = {each: n for n, each in self.process_by_number.items()}
-
-    def forget_process(self, process_id: ProcessId) -> int:
-        """Forget a process that exited. Return the process number of its runs; 0 = it never had any."""
-        process_number = self._number_by_process.pop(process_id, 0)
-        if process_number:
-            del self.process_by_number[process_number]
-        return process_number
 
     def drop(self, row: int) -> None:
         """Remove the row of a run that is done, or that is delivered under another row."""
@@ -300,7 +184,7 @@ class LeaseTable:
         self._count(state, 1, size)
         if state == LEASED:
             self.holders.add(runs.holder[row], size)
-        self._index(row, state)
+        self.run_order.add(row, state)
 
     def _count(self, state: int, runs: int, size: int) -> None:
         self.version += 1
@@ -313,32 +197,6 @@ class LeaseTable:
             return False
         most, deliveries = self.deliveries_max, self.runs.deliveries[row]
         return state == EXHAUSTED or deliveries >= REJECTED_BIT or 0 < most <= deliveries
-
-    def _index(self, row: int, state: int) -> None:
-        """Add a run to the heap by time, or to the heap of its state."""
-        if state in {LEASED, DELAYED, GONE}:
-            heap, of = self._deadlines, self._runs_of
-            heappush(heap, self._due_ms(row) << _ROW_BITS | row)
-            if len(heap) > _STALE_MAX + 2 * (of[LEASED] + of[DELAYED] + of[GONE]):
-                heap[:] = {each for each in heap if self._due_ms(each & _ROW_MASK) == each >> _ROW_BITS}
-                heapify(heap)
-        elif state == RETURNED:
-            heappush(self._returned, self.runs.first[row])
-            if len(self._returned) > 2 * self._runs_of[RETURNED] + _STALE_MAX:
-                self._returned = sorted(
-                    {first for first in self._returned if self._run_starts(first, RETURNED)}
-                )
-        else:
-            heappush(self._exhausted, self.runs.first[row])
-            if len(self._exhausted) > 2 * self._runs_of[EXHAUSTED] + _STALE_MAX:
-                self._exhausted = sorted(
-                    {first for first in self._exhausted if self._run_starts(first, EXHAUSTED)}
-                )
-
-    def _run_starts(self, first: int, state: int) -> bool:
-        """Return True if a run in this state starts at `first`."""
-        row = self.runs.find(first)
-        return row >= 0 and self.runs.state[row] == state and self.runs.first[row] == first
 
     # -- rows -----------------------------------------------------------------------------------------
 
@@ -367,7 +225,7 @@ class LeaseTable:
         self._runs_of[state] += 1
         if state in {LEASED, GONE}:
             self.holders.add(self.runs.holder[new], 0)
-        self._index(new, state)
+        self.run_order.add(new, state)
         return new
 
     def deliveries_of(self, row: int) -> int:
@@ -388,17 +246,14 @@ class LeaseTable:
         DEAD_LETTERS_PER_CLAIM_MAX of them: see `newly_exhausted`.
         """
         rows: list[int] = []
-        runs, heap, left = self.runs, self._returned, DEAD_LETTERS_PER_CLAIM_MAX
-        while most > 0 and heap:
-            first = heap[0]
-            if not self._run_starts(first, RETURNED) or (rows and runs.first[rows[-1]] == first):
-                heappop(heap)  # The run does not exist any more, or the entry is a duplicate.
-                continue
-            row = runs.find(first)
+        runs, run_order, left = self.runs, self.run_order, DEAD_LETTERS_PER_CLAIM_MAX
+        first = -1
+        while most > 0 and (row := run_order.lowest_returned(first)) >= 0:
             is_exhausted = 0 < deliveries_max <= self.deliveries_of(row)
             if is_exhausted and not left:
                 break
-            heappop(heap)
+            run_order.pop_returned()
+            first = runs.first[row]
             room = left if is_exhausted else most
             if runs.stop[row] - first > room:
                 self.split(row, first + room)
@@ -411,12 +266,6 @@ class LeaseTable:
                 most -= runs.stop[row] - first
         return rows
 
-    def lowest_returned(self) -> list[int]:
-        """Return a list with the lowest returned and ready seq; empty if there is none."""
-        while self._returned and not self._run_starts(self._returned[0], RETURNED):
-            heappop(self._returned)
-        return self._returned[:1]
-
     # -- settlement ----------------------------------------------------------------------------------
 
     def match(self, seqs: I64, tokens: U64 | None, node: str, now_ms: int) -> LeaseMatch:
@@ -426,73 +275,7 @@ class LeaseTable:
         table."""
         self.apply_expirations(now_ms)
         holder = self.holders.find(node)
-        if len(seqs) == 1:
-            return self._match_one(seqs, 0 if tokens is None else int(tokens[0]), holder)
-        if self._is_one_lease(seqs, tokens, holder):
-            return LeaseMatch(seqs, _NONE, _NONE)
-        order = np.argsort(seqs, kind="stable")
-        ascending = seqs[order]
-        given = None if tokens is None else tokens[order]
-        leased = np.zeros(len(seqs), np.bool_)
-        gone = np.zeros(len(seqs), np.bool_)
-        runs, place = self.runs, 0
-        while place < len(ascending) and holder >= 0:
-            row = runs.find(int(ascending[place]))
-            if row < 0:
-                place += 1
-                continue
-            end = int(np.searchsorted(ascending, runs.stop[row]))
-            state = runs.state[row]
-            if state in {LEASED, GONE} and runs.holder[row] == holder:
-                into = leased if state == LEASED else gone
-                into[place:end] = self._fits(row, ascending[place:end], given, place, end)
-            place = end
-        keep_first(leased, ascending)
-        keep_first(gone, ascending)
-        passed = np.ones(len(seqs), np.bool_)
-        passed[order[leased | gone]] = False
-        return LeaseMatch(ascending[leased], ascending[gone], seqs[passed])
-
-    def _is_one_lease(self, seqs: I64, tokens: U64 | None, holder: int) -> bool:
-        """Return True if these seqs were claimed together, are in order, and are all still held.
-
-        The common case.
-        """
-        count, first = len(seqs), int(seqs[0]) if len(seqs) else 0
-        if not count or int(seqs[-1]) - first != count - 1:
-            return False
-        runs = self.runs
-        row = runs.find(first)
-        if row < 0 or first + count > runs.stop[row]:
-            return False
-        if runs.state[row] != LEASED or runs.holder[row] != holder:
-            return False
-        if not np.array_equal(seqs, first + np.arange(count)):
-            return False
-        return tokens is None or np.array_equal(tokens, self.tokens_of(row, seqs))
-
-    def _match_one(self, seqs: I64, token: int, holder: int) -> LeaseMatch:
-        """Match a single seq; optimized for latency."""
-        seq, runs = int(seqs[0]), self.runs
-        row = runs.find(seq)
-        state = runs.state[row] if row >= 0 else FREE
-        is_held = state in {LEASED, GONE} and runs.holder[row] == holder
-        if not is_held or token not in {0, runs.token[row] + seq - runs.first[row]}:
-            return LeaseMatch(_NONE, _NONE, seqs)
-        return LeaseMatch(seqs, _NONE, _NONE) if state == LEASED else LeaseMatch(_NONE, seqs, _NONE)
-
-    def _fits(
-        self, row: int, seqs: I64, tokens: U64 | None, place: int, end: int
-    ) -> NDArray[np.bool_] | bool:
-        if tokens is None:
-            return True
-        given = tokens[place:end]
-        fits: NDArray[np.bool_] = (given == self.tokens_of(row, seqs)) | (given == 0)
-        return fits
-
-    def tokens_of(self, row: int, seqs: I64) -> U64:
-        """Return the tokens of the leases under which these seqs of a row were last delivered."""
-        return (seqs - self.runs.first[row]).astype(np.uint64) + np.uint64(self.runs.token[row])
+        return match_leases(self.runs, seqs, tokens, holder)
 
     def apply_removal(self, floor: int, seqs: BitMap64 | None = None, *, on_request: bool = False) -> None:
         """End the leases and delays of seqs below `floor` and in `seqs`, because they are not alive any
@@ -521,18 +304,11 @@ class LeaseTable:
     def exhausted_runs(self, most: int) -> list[SeqRun]:
         """Return (first, stop, deliveries) of exhausted runs, lowest first, at most `most` seqs."""
         found: list[SeqRun] = []
-        kept: list[int] = []
-        while most and self._exhausted:
-            first = heappop(self._exhausted)
-            if not self._run_starts(first, EXHAUSTED) or (kept and kept[-1] == first):
-                continue
-            kept.append(first)
-            row = self.runs.find(first)
+        for row in self.run_order.lowest_exhausted(most):
+            first = self.runs.first[row]
             stop = min(self.runs.stop[row], first + most)
             found.append((first, stop, self.deliveries_of(row)))
             most -= stop - first
-        for first in kept:
-            heappush(self._exhausted, first)
         return found
 
     def is_exhausted(self, seq: int) -> bool:

@@ -138,7 +138,7 @@ class DurableMachine(QueueMachine):
         assert found == wanted
         assert dict(queue.failures) == {seq: job.failure for seq, job in self.jobs.items() if job.failure}
         assert len(queue.runs.rows_leased_by(0)) == 0, "who claimed is known"
-        links = {life: link for link, life in queue.process_by_number.items()}
+        links = {life: link for link, life in queue.processes.by_number.items()}
         for node in NODES:
             mine = [seq for seq, job in self.jobs.items() if job.state == "leased" and job.node == node]
             rows = runs.rows_leased_by(links.get(LIVES[node], 1 << 31))

@@ -248,12 +248,12 @@ def test_heaps_stay_proportional_to_their_live_entries():
     claim(q, live(1), 1, 0)
     for now in range(20_000):
         q.extend(match(q, [1], now), A, LEASE + now % 7, now)
-    assert len(q._deadlines) < 2_000
+    assert len(q.run_order._deadlines) < 2_000
     for _ in range(20_000):
         q.nack(match(q, [1], 20_000), A, 0, 20_000)
         claim(q, live(1), 1, 20_000)
-    assert len(q._deadlines) < 2_000
-    assert len(q._returned) < 2_000
+    assert len(q.run_order._deadlines) < 2_000
+    assert len(q.run_order._returned) < 2_000
 
 
 # -- parts ------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def test_an_old_row_with_durable_leases_of_a_queue_is_read():
         assert (each.last_change_number, each.at_ms, each.dead_lettered) == (5, NOW, 6)
         assert [each.state_of(seq) for seq in (8, 9, 11)] == [LEASED, DELAYED, EXHAUSTED]
         assert dict(each.failures) == {9: Failure("busy", NOW, 1), 11: Failure("why", NOW, 0)}
-        assert list(each.process_by_number.values()) == [(4_711, 815)]
+        assert list(each.processes.by_number.values()) == [(4_711, 815)]
         claimed, released = each.recent_calls.find(77), each.recent_calls.find(78)
         assert (claimed.op, claimed.node, claimed.process_id, claimed.exhausted) == (
             Op.CLAIMED,

@@ -163,7 +163,7 @@ class LeaseRegistry:
     def process_ids(self) -> Iterator[ProcessId]:
         """Yield the known processes that hold leases."""
         for _, group in self:
-            yield from group.process_by_number.values()
+            yield from group.processes.by_number.values()
 
     def dead_letters_of(self, topic: ShardTopic, group: ConsumerGroup) -> str:
         """Return the name of the dead-letter topic, or "" if exhausted records cannot be moved."""

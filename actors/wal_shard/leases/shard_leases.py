@@ -550,7 +550,7 @@ class ShardLeases:
         """
         self.waiting_claims.drop_process(process_id)
         for topic, group in self.registry:
-            if process_id not in group.process_by_number.values():
+            if process_id not in group.processes.by_number.values():
                 continue
             if group.is_logged:
                 self._dead.append((key_of(topic, group), process_id))

@@ -14,7 +14,7 @@ from ringlog.actors.wal_shard.leases import lease_registry
 from ringlog.contract import Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, Throttled
-from ringlog.leases import group
+from ringlog.leases import group, group_state
 from ringlog.testing.disk import DiskFault, FaultyDisk, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
 
@@ -496,7 +496,7 @@ def test_a_request_that_replay_could_not_decode_is_refused(world, wrong):
 
 
 def test_the_number_of_durable_leases_is_bounded(world, monkeypatch):
-    monkeypatch.setattr(group, "DURABLE_LEASES_MAX", 4)
+    monkeypatch.setattr(group_state, "DURABLE_LEASES_MAX", 4)
     monkeypatch.setattr(lease_registry, "DURABLE_LEASES_MAX", 4)
     make(world, 9)
     jobs = held(claim(world, 9))

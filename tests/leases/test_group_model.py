@@ -16,8 +16,9 @@ from pyroaring import BitMap64
 
 from ringlog.leases.change import GroupConfig, LeaseChange, Mode
 from ringlog.leases.failures import Failure
-from ringlog.leases.group import ConsumerGroup, PendingRange, create_group, created
+from ringlog.leases.group import ConsumerGroup, create_group, created
 from ringlog.leases.live_seqs import LiveSeqs
+from ringlog.leases.pending_list import PendingRange, list_pending
 from ringlog.leases.ready_index import DeliveryAttributes
 from ringlog.leases.runs import BLOCK, DELAYED, LEASED, RETURNED
 from ringlog.leases.snapshot import decode_group, encode_group
@@ -344,7 +345,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     def facts(self, group: ConsumerGroup) -> dict[int, tuple]:
         """Return all known values of each pending position."""
-        entries, more = group.list_pending(self.now, limit=1_000)
+        entries, more = list_pending(group, self.now, limit=1_000)
         assert not more
         facts = {}
         for each in entries:
@@ -403,10 +404,10 @@ class GroupMachine(RuleBasedStateMachine):
     def looking_by_member_and_age_finds_the_right_ones(self):
         self.expire()
         for who in NODES:
-            found: list[PendingRange] = self.group.list_pending(self.now, node=who, limit=1_000)[0]
+            found: list[PendingRange] = list_pending(self.group, self.now, node=who, limit=1_000)[0]
             held = [seq for each in found for seq in range(each.first, each.stop)]
             assert held == [s for s, p in self.pending().items() if p.state == "leased" and p.node == who]
-        old = self.group.list_pending(self.now, idle_ms=120, min_deliveries=2, limit=1_000)[0]
+        old = list_pending(self.group, self.now, idle_ms=120, min_deliveries=2, limit=1_000)[0]
         wanted = [s for s, p in self.pending().items() if p.given <= self.now - 120 and p.deliveries >= 2]
         assert [seq for each in old for seq in range(each.first, each.stop)] == wanted
 

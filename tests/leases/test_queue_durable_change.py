@@ -17,6 +17,7 @@ from ringlog.frame.layout import FrameType
 from ringlog.leases.change import LeaseChange, Op
 from ringlog.leases.group import ConsumerGroup
 from ringlog.leases.live_seqs import LiveSeqs
+from ringlog.leases.pending_list import list_pending
 from ringlog.leases.snapshot import decode_queue_leases, encode_queue_leases, new_durable_group
 from ringlog.leases.tokens import LeaseTokens
 from ringlog.leases.types import LeaseMatch
@@ -139,7 +140,7 @@ def can_take_over(queue: ConsumerGroup, min_idle_ms: int, now: int) -> bool:
 def test_a_snapshot_keeps_when_a_job_was_delivered() -> None:
     """After a restart, a claim with `min_idle_ms` takes over only jobs that were idle that long."""
     data = encode_queue_leases(leased_at(NOW))
-    entries = decode_queue_leases(data).list_pending(NOW + 5)[0]
+    entries = list_pending(decode_queue_leases(data), NOW + 5)[0]
     assert [(entry.begun_ms, entry.given_ms) for entry in entries] == [(NOW, NOW)]
     assert not can_take_over(decode_queue_leases(data), 5_000, NOW + 4_999)
     assert can_take_over(decode_queue_leases(data), 5_000, NOW + 5_000)
@@ -157,7 +158,7 @@ def test_the_log_of_leases_that_become_durable_keeps_when_a_job_was_delivered() 
 def test_a_lease_without_a_time_counts_from_the_last_change() -> None:
     """Older snapshots have no delivery times. Their live leases must not appear idle."""
     golden = bytes.fromhex((GOLDEN.parent / "leases" / "queue_row.hex").read_text())
-    assert decode_queue_leases(golden).list_pending(NOW)[0][0].given_ms == NOW
+    assert list_pending(decode_queue_leases(golden), NOW)[0][0].given_ms == NOW
 
 
 def test_a_worker_that_steals_its_only_leases_keeps_them() -> None:
@@ -178,4 +179,4 @@ def test_a_worker_that_steals_its_only_leases_keeps_them() -> None:
     assert not queue.match(seqs, np.zeros(2, np.uint64), "bob", NOW + 3).leased.tolist()
     again = decode_queue_leases(encode_queue_leases(queue))
     again.check()
-    assert [entry.node for entry in again.list_pending(NOW + 4)[0]] == ["ann", "bob"]
+    assert [entry.node for entry in list_pending(again, NOW + 4)[0]] == ["ann", "bob"]

@@ -10,6 +10,7 @@ import numpy as np
 from ringlog.leases.change import Op
 from ringlog.leases.failures import Failure
 from ringlog.leases.live_seqs import LiveSeqs
+from ringlog.leases.pending_list import list_pending
 from ringlog.leases.runs import DELAYED, EXHAUSTED, LEASED
 from ringlog.leases.snapshot import decode_group, decode_queue_leases, encode_group, encode_queue_leases
 from ringlog.leases.tokens import LeaseTokens
@@ -51,7 +52,7 @@ def test_an_old_row_of_a_group_is_read():
             3,
             "billing@^eu.",
         )
-        assert [entry[:5] for entry in each.list_pending(NOW)[0]] == [
+        assert [entry[:5] for entry in list_pending(each, NOW)[0]] == [
             (8, 9, 3, "", 1),
             (9, 10, 1, "ann", 1),
             (11, 12, 1, "ann", 3),

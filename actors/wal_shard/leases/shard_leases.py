@@ -49,6 +49,7 @@ from ringlog.leases.change import SPAN_ROW, LeaseChange
 from ringlog.leases.group import ConsumerGroup
 from ringlog.leases.holders import ProcessId
 from ringlog.leases.live_seqs import is_alive
+from ringlog.leases.pending_list import list_pending
 from ringlog.leases.retry_claim import entries_of
 from ringlog.leases.types import ClaimRequest, DispatchOrder, LeaseMatch
 from ringlog.limits import (
@@ -425,8 +426,8 @@ class ShardLeases:
                 "idle_ms, min_deliveries and after must be >= 0, and limit must be >= 1", topic=topic.name
             )
         now_ms, wall_clock_offset_ms = now_us // 1_000, self.registry.wall_clock_offset_ms
-        entries, more = group.list_pending(
-            now_ms, node=message.node, idle_ms=message.idle_ms, min_deliveries=message.min_deliveries,
+        entries, more = list_pending(
+            group, now_ms, node=message.node, idle_ms=message.idle_ms, min_deliveries=message.min_deliveries,
             after=message.after, limit=min(message.limit, PENDING_ROWS_MAX),
         )  # fmt: skip
         failures: dict[int, tuple[str, int, int]] = {}

@@ -18,10 +18,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 BASE = {
-    "errors", "types", "limits", "clock", "config", "metrics", "stop_points", "hardening", "signals", "logs",
+    "errors", "types", "limits", "clock", "config", "config_sources", "metrics", "stop_points", "hardening",
+    "signals", "logs",
     "shm", "governor", "payload", "process_id", "tags", "digests", "environment", "bounded_cache",
     "compilation", "native_kernel",
-    "entropy", "settings", "names", "descriptors", "spin_wait", "placement", "observers",
+    "entropy", "settings", "names", "descriptors", "spin_wait", "placement", "observers", "quantities",
 }  # fmt: skip
 
 PURE_STORAGE = {"storage.layout", "storage.index", "storage.tags", "storage.recovery"}

@@ -17,17 +17,17 @@ from ringlog import environment
 from ringlog.cli.app import run
 from ringlog.cli.outcome import CliExit
 from ringlog.client.requests.topic_settings import TopicSettings
+from ringlog.config_sources import LoadedConfig, load_config, parse_flags
 from ringlog.errors import ConfigError
 from ringlog.limits import COUNT_MAX, DURATION_MS_MAX, INTERVAL_S_MIN
+from ringlog.quantities import parse_size
 from ringlog.settings import FLAG, NAME, TOPIC_SETTINGS, WHOLE, WORD, Setting
 from ringlog.types import Durability
 
 
-def load(
-    tmp_path: Path, text: str = "", environ: dict[str, str] | None = None, **flags: str
-) -> c.LoadedConfig:
+def load(tmp_path: Path, text: str = "", environ: dict[str, str] | None = None, **flags: str) -> LoadedConfig:
     (tmp_path / "ringlog.toml").write_text(text)
-    return c.load_config({k.replace("__", "."): v for k, v in flags.items()}, environ or {}, str(tmp_path))
+    return load_config({k.replace("__", "."): v for k, v in flags.items()}, environ or {}, str(tmp_path))
 
 
 def test_precedence_is_flag_environment_file_default(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_wrong_value_of_a_flag_or_the_file_is_refused_with_its_key(
     tmp_path: Path, key: str, value: str
 ) -> None:
     with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
-        c.load_config({key: value}, {}, str(tmp_path))
+        load_config({key: value}, {}, str(tmp_path))
     section, name = key.split(".")
     with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
         load(tmp_path, f'[{section}]\n{name} = "{value}"\n')
@@ -111,17 +111,17 @@ def test_the_file_is_found_by_flag_then_variable_then_working_directory(tmp_path
     for n, name in enumerate(("flag.toml", "env.toml", "ringlog.toml"), start=1):
         (tmp_path / name).write_text(f"[wal]\nshards = {n}\n")
     cwd, env = str(tmp_path), {"RINGLOG_CONFIG": "env.toml"}
-    assert c.load_config({}, env, cwd, config_file="flag.toml").config.wal.shards == 1
-    assert c.load_config({}, env, cwd).config.wal.shards == 2
-    assert c.load_config({}, {}, cwd).config.wal.shards == 3
+    assert load_config({}, env, cwd, config_file="flag.toml").config.wal.shards == 1
+    assert load_config({}, env, cwd).config.wal.shards == 2
+    assert load_config({}, {}, cwd).config.wal.shards == 3
 
 
 def test_a_named_file_must_exist_and_be_toml(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        c.load_config({}, {}, str(tmp_path), config_file="absent.toml")
+        load_config({}, {}, str(tmp_path), config_file="absent.toml")
     (tmp_path / "bad.toml").write_bytes(b"[wal\n\xff")
     with pytest.raises(ConfigError, match="not TOML"):
-        c.load_config({}, {}, str(tmp_path), config_file="bad.toml")
+        load_config({}, {}, str(tmp_path), config_file="bad.toml")
 
 
 def test_sizes_and_durations_accept_units(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_topics_are_tables_of_the_file_and_keep_their_source(tmp_path: Path) -> 
 
 def test_every_value_is_shown_with_its_source(tmp_path: Path) -> None:
     rows = load(tmp_path, wal__shards="2").rows()
-    assert {key for key, _, _ in rows} == set(c.ENVIRONMENT)
+    assert {key for key, _, _ in rows} == set(environment.SETTING_VARIABLES)
     assert ("wal.shards", 2, "flag") in rows
 
 
@@ -170,24 +170,24 @@ def test_a_nul_character_in_a_path_is_refused(tmp_path: Path, value: str) -> Non
 
 
 def test_a_set_argument_without_a_value_is_refused() -> None:
-    assert c.parse_flags(["wal.shards=2", "log.level=info,a=debug"]) == {
+    assert parse_flags(["wal.shards=2", "log.level=info,a=debug"]) == {
         "wal.shards": "2",
         "log.level": "info,a=debug",
     }
     with pytest.raises(ConfigError, match=r"section\.key=value"):
-        c.parse_flags(["wal.shards"])
+        parse_flags(["wal.shards"])
 
 
 @given(st.integers(min_value=0, max_value=1 << 50), st.sampled_from(["", "B", "KiB", "MiB", "KB", "MB"]))
 def test_a_size_is_number_times_unit(number: int, unit: str) -> None:
     factor = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "KB": 10**3, "MB": 10**6}[unit]
-    assert c.parse_size(f"{number}{unit}") == number * factor
+    assert parse_size(f"{number}{unit}") == number * factor
 
 
 @given(st.text(max_size=12))
 def test_any_text_gives_a_size_or_a_value_error(text: str) -> None:
     try:
-        size = c.parse_size(text)
+        size = parse_size(text)
     except ValueError:
         return
     assert size >= 0
@@ -243,7 +243,7 @@ def test_config_check_fails_on_an_unknown_variable(tmp_path: Path, monkeypatch, 
 
 
 def test_every_variable_in_the_code_is_in_the_table() -> None:
-    known = {*environment.VARIABLES, *c.ENVIRONMENT.values()}
+    known = {*environment.VARIABLES, *environment.SETTING_VARIABLES.values()}
     root = Path(c.__file__).parent.parent
     read = {
         name: str(path)
@@ -260,14 +260,14 @@ EXTREMES = [
 ]  # fmt: skip
 
 
-def loaded_or_refused(key: str, text: str, cwd: str) -> tuple[c.LoadedConfig | None, str]:
+def loaded_or_refused(key: str, text: str, cwd: str) -> tuple[LoadedConfig | None, str]:
     try:
-        return c.load_config({key: text}, {}, cwd), ""
+        return load_config({key: text}, {}, cwd), ""
     except ConfigError as e:
         return None, str(e)
 
 
-@pytest.mark.parametrize("key", sorted(c.ENVIRONMENT))
+@pytest.mark.parametrize("key", sorted(environment.SETTING_VARIABLES))
 def test_an_extreme_value_of_any_setting_is_refused_or_bounded(tmp_path: Path, key: str) -> None:
     for text in EXTREMES:
         loaded, refusal = loaded_or_refused(key, text, str(tmp_path))

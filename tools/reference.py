@@ -148,7 +148,7 @@ def _engine(section: str) -> Table:
                 f"`{key}`",
                 _default_of(key, field),
                 _range_of(field.name, kinds[field.name]),
-                f"`{config.ENVIRONMENT[key]}`",
+                f"`{environment.SETTING_VARIABLES[key]}`",
             )
         )
     return Table(("setting", "default", "values", "environment variable"), ("meaning",), rows)
@@ -560,7 +560,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "call-settings": lambda: _of_settings(settings.CALL_SETTINGS, has_types=False),
     **{
         f"engine.{section}": (lambda section=section: _engine(section))  # type: ignore[misc]
-        for section in dict.fromkeys(key.partition(".")[0] for key in config.ENVIRONMENT)
+        for section in dict.fromkeys(key.partition(".")[0] for key in environment.SETTING_VARIABLES)
     },
     "variables": _variables,
     "refused": _refused,

@@ -8,8 +8,9 @@ import msgspec
 
 from chaos.fuzz.scratch import own_directory
 from ringlog.access.key_sources import parse_api_keys, parse_keys
-from ringlog.config import load_config, parse_duration, parse_size
+from ringlog.config_sources import load_config
 from ringlog.errors import ConfigError, CorruptData, InvalidRequest
+from ringlog.quantities import parse_duration, parse_size
 from ringlog.topic.config import TopicConfig
 
 MAX_LEN = 512

@@ -35,10 +35,11 @@ from ringlog.cli.copies import (
 from ringlog.cli.maintenance import COMPACTOR, local_engine, request_process
 from ringlog.cli.options import Options
 from ringlog.cli.verify import refuse_running
-from ringlog.config import load_config
+from ringlog.config_sources import load_config
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 from ringlog.errors import CorruptData, UsageError
-from ringlog.storage.disk import Disk, RealDisk
+from ringlog.storage.disk import Disk
+from ringlog.storage.disk import RealDisk
 from ringlog.verify.directory import Verification, verify_directory
 from ringlog.verify.findings import DAMAGE
 from ringlog.verify.frame_decoder import VerifyError

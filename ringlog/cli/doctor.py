@@ -19,7 +19,8 @@ from ringlog.cli.outcome import CliExit
 from ringlog.cli.probe import existing_parent, time_syncs
 from ringlog.clock import Clock
 from ringlog.compilation import is_compiled
-from ringlog.config import Config, load_config
+from ringlog.config import Config
+from ringlog.config_sources import load_config
 from ringlog.errors import DiskError
 from ringlog.limits import RING_BYTES_DEFAULT
 from ringlog.shm import ORDERED_MACHINES, stores_are_ordered, unsupported_host_reason

@@ -26,7 +26,7 @@ from ringlog.access.permissions import SCOPES
 from ringlog.cli.confirm import counted, needs_confirmation, require_confirmation
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
-from ringlog.config import load_config
+from ringlog.config_sources import load_config
 from ringlog.errors import ConfigError, UsageError
 from ringlog.link.curve import is_public_key, key_file_text, new_key, read_key_file
 from ringlog.link.keys_file import PrivateKeysFile

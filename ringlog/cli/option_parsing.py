@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from ringlog.clock import Clock
-from ringlog.config import parse_duration, parse_size
 from ringlog.errors import UsageError
+from ringlog.quantities import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from ringlog.client.read.pages import Start, TagFilter

@@ -11,8 +11,8 @@ from cyclopts import Parameter
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
 from ringlog.cli.output import plain
-from ringlog.config import ENVIRONMENT, LoadedConfig, load_config, parse_flags
-from ringlog.environment import VARIABLES
+from ringlog.config_sources import LoadedConfig, load_config, parse_flags
+from ringlog.environment import SETTING_VARIABLES, VARIABLES
 
 Sets = Annotated[tuple[str, ...], Parameter(name="--set", negative=())]
 Given = Annotated[Options, Parameter(parse=False)]
@@ -80,7 +80,7 @@ def env(*, options: Given) -> None:
     values = {key: (value, source) for key, value, source in loaded.rows()}
     rows = [
         {"variable": variable, "key": key, "value": plain(values[key][0]), "source": values[key][1]}
-        for key, variable in ENVIRONMENT.items()
+        for key, variable in SETTING_VARIABLES.items()
     ]
     rows += [
         {

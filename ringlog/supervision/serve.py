@@ -12,7 +12,8 @@ import zmq
 
 from ringlog import hardening, logs
 from ringlog.clock import SystemClock
-from ringlog.config import Config, LoadedConfig, load_config, parse_flags
+from ringlog.config import Config
+from ringlog.config_sources import LoadedConfig, load_config, parse_flags
 from ringlog.descriptors import open_standard_descriptors
 from ringlog.envelope.engine_file import EngineInfo
 from ringlog.errors import ConfigError, RinglogError, StartRefused

@@ -47,7 +47,7 @@ from typing import Any
 
 import pytest
 
-from ringlog import config, errors
+from ringlog import config_sources, environment, errors
 from ringlog.testing.real_engine import TestEngine, engine
 
 ROOT = Path(__file__).parent.parent.parent
@@ -293,7 +293,7 @@ def test_every_block_has_a_known_info_string(page: str) -> None:
 
 @pytest.mark.parametrize("page", BLOCKS)
 def test_configuration_blocks_can_be_loaded(page: str, tmp_path: Path) -> None:
-    sections = {key.partition(".")[0] for key in config.ENVIRONMENT} | {"topics"}
+    sections = {key.partition(".")[0] for key in environment.SETTING_VARIABLES} | {"topics"}
     for block in BLOCKS[page]:
         if (
             block.info == "toml"
@@ -301,7 +301,7 @@ def test_configuration_blocks_can_be_loaded(page: str, tmp_path: Path) -> None:
             and sections & set(tomllib.loads(block.code))
         ):
             (tmp_path / "ringlog.toml").write_text(block.code)
-            config.load_config(environ={}, cwd=str(tmp_path))
+            config_sources.load_config(environ={}, cwd=str(tmp_path))
 
 
 def test_few_blocks_are_not_run() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringlog.config import ENVIRONMENT
+from ringlog.environment import SETTING_VARIABLES
 from ringlog.errors import ExitCode
 
 ROOT = Path(__file__).parent.parent.parent
@@ -77,11 +77,11 @@ def test_every_exit_code_is_on_the_operations_page() -> None:
 
 def test_settings_named_on_pages_exist() -> None:
     """A page writes a setting as `section.key = value` or with `--set`."""
-    sections = "|".join({key.split(".")[0] for key in ENVIRONMENT})
+    sections = "|".join({key.split(".")[0] for key in SETTING_VARIABLES})
     used = re.compile(rf"(?:--set |`)((?:{sections})\.[a-z_]+)(?: ?=|`)")
     for page in PAGES:
         named = {key for key in used.findall(page.read_text()) if not key.endswith((".py", ".sock"))}
-        assert named <= set(ENVIRONMENT), page
+        assert named <= set(SETTING_VARIABLES), page
 
 
 def test_every_invariant_has_a_unique_id() -> None:

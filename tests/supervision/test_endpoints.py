@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ringlog.config import Config, load_config
+from ringlog.config import Config
+from ringlog.config_sources import load_config
 from ringlog.errors import ConfigError
 from ringlog.supervision.endpoints import check_listeners, http_url, public_key_of, resolve
 

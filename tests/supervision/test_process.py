@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ringlog import config
+from ringlog import config, config_sources
 from ringlog.board.board import Board, ProcessField, ProcessState
 from ringlog.envelope.boot import ActorBoot, dump_boot
 from ringlog.errors import (
@@ -114,7 +114,7 @@ def shm(tmp_path: Path) -> Path:
 
 
 def boot_for(shm: Path, **changes: object) -> str:
-    plain = config.to_plain(config.load_config({"log.format": "json"}, {}, str(shm)).config)
+    plain = config.to_plain(config_sources.load_config({"log.format": "json"}, {}, str(shm)).config)
     facts: dict[str, object] = {
         "kind": "wal_shard", "name": "wal_shard-00", "engine_id": "0" * 32, "incarnation": 9,
         "boot_incarnation": 8, "boot_id": "0" * 32, "slot": SLOT, "data_dir": str(shm), "shm_dir": str(shm),

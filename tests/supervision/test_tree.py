@@ -11,7 +11,7 @@ from ringlog.board.processes import (
     scheduler_slot,
     slot_of,
 )
-from ringlog.config import load_config
+from ringlog.config_sources import load_config
 from ringlog.limits import PROCESSES_MAX, SCHEDULERS_MAX, SHARDS_MAX
 from ringlog.supervision.tree import (
     BACKGROUND,

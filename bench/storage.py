@@ -22,8 +22,9 @@ from bench.rows import Row, progress, row, scaled
 from bench.tail import batches
 from ringlog.cli.maintenance import request_actor
 from ringlog.envelope.messages import Locate, Located
+from ringlog.storage.extents import LogHighWatermark
+from ringlog.storage.reader import TopicReader
 from ringlog.storage.disk import RealDisk
-from ringlog.storage.reader import LogHighWatermark, TopicReader
 from ringlog.storage.segment_cache import SegmentCache
 
 TAIL_BYTES = 64 << 20

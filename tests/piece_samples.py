@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from ringlog.frame import batch as frames
 from ringlog.frame.codec import frame, patch_header
 from ringlog.frame.columns import encode_records
-from ringlog.storage.reader import FrameRun
+from ringlog.storage.frame_run import FrameRun
 from ringlog.types import Codec
 
 _TEXT = st.text(max_size=6)

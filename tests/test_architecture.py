@@ -36,7 +36,7 @@ CLI = {
 # Modules that a process needs to read a topic's records wherever they are stored.
 READ_PATH = {
     "storage.reader", "storage.log_map", "storage.visibility", "storage.segment_cache",
-    "storage.record_index",
+    "storage.record_index", "storage.extents", "storage.frame_run",
 }  # fmt: skip
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Positions, sizes, times and tags of one topic's records, wherever they are stored.
     "storage.record_index": {"base", "frame", "storage", "storage.reader", "storage.tail", "segment",
     "board"},
-    "storage.tail": {"base", "frame", "storage.disk", "storage.reader", "storage.tail"},
+    "storage.tail": {"base", "frame", "storage.disk", "storage.extents", "storage.tail"},
     # The stores of cold segments; the only caller of the package `obstore`.
     "tier": {"base", "frame", "segment", "storage.disk", "storage.layout", "tier"},
     "storage.segment_cache": {"base", "frame", "storage.disk", "segment"},

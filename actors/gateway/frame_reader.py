@@ -20,16 +20,10 @@ from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
 from ringlog.storage.disk import Disk
+from ringlog.storage.extents import TIER_COLD, HighWatermarkReader
+from ringlog.storage.frame_run import FrameRun
 from ringlog.storage.log_map import LogMap
-from ringlog.storage.reader import (
-    FIRST_WINDOW_BYTES,
-    TIER_COLD,
-    WINDOW_BYTES,
-    FrameRun,
-    HighWatermarkReader,
-    Pause,
-    TopicReader,
-)
+from ringlog.storage.reader import FIRST_WINDOW_BYTES, WINDOW_BYTES, Pause, TopicReader
 from ringlog.storage.segment_cache import SegmentCache
 from ringlog.storage.visibility import I64, VisibilityFilter
 
@@ -63,7 +57,7 @@ def read_files(
 
 def _read(reader: TopicReader, request: ReadFiles) -> FramesRead:
     builder = _ReadReplyBuilder(
-        request, VisibilityFilter(reader.deleted, request.located.ttl_us, request.now_us)
+        request, VisibilityFilter(reader.records.deleted, request.located.ttl_us, request.now_us)
     )
     stop = builder.stop
     attempts = 0
@@ -101,7 +95,7 @@ def _read(reader: TopicReader, request: ReadFiles) -> FramesRead:
 
 def _is_end(reader: TopicReader, pause: Pause, examined: int, stop: int) -> bool:
     """Return whether no live record can follow: all missing seqs up to `stop` were removed."""
-    return pause in {Pause.MOVED, Pause.AT_MARK} and reader.accounts_for(examined + 1, stop)
+    return pause in {Pause.MOVED, Pause.AT_MARK} and reader.records.accounts_for(examined + 1, stop)
 
 
 def _supply_cold(reader: TopicReader, request: ReadFiles) -> bool:

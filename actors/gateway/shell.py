@@ -71,7 +71,7 @@ from ringlog.logs import log_event
 from ringlog.signals import StopFlag
 from ringlog.storage.disk import RealDisk
 from ringlog.storage.log_map import LogMap
-from ringlog.storage.reader import LogHighWatermark as ReadMark
+from ringlog.storage.extents import LogHighWatermark as ReadMark
 from ringlog.storage.record_index import StoredRecordIndex
 from ringlog.storage.segment_cache import SegmentCache
 

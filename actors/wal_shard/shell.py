@@ -77,9 +77,10 @@ from ringlog.ring.doorbell import BellListener
 from ringlog.runtime.router_socket import RouterSocket
 from ringlog.signals import StopFlag
 from ringlog.spin_wait import SPIN_REQUEST_NS, SPIN_WORDS_MAX, SpinPolicy, spin_wait
-from ringlog.storage.disk import Disk, RealDisk
+from ringlog.storage.disk import Disk
+from ringlog.storage.extents import LogHighWatermark as ReadMark
 from ringlog.storage.layout import LOCK_NAME, META_DIR
-from ringlog.storage.reader import LogHighWatermark as ReadMark
+from ringlog.storage.disk import RealDisk
 from ringlog.storage.record_index import StoredRecordIndex
 from ringlog.storage.wal import FIRST_FILE_BYTES, ShardLogIdentity, WalWriter
 from ringlog.topic.state import ShardTopic

@@ -13,7 +13,9 @@ from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, RinglogError, TopicHalted
 from ringlog.frame import FrameView, open_frame
 from ringlog.frame.layout import Column
-from ringlog.storage.reader import FrameRun, LogHighWatermark, Pause, TopicReader
+from ringlog.storage.extents import LogHighWatermark
+from ringlog.storage.frame_run import FrameRun
+from ringlog.storage.reader import Pause, TopicReader
 from ringlog.storage.segment_cache import SegmentCache
 from ringlog.testing.clock import ManualClock
 from ringlog.testing.disk import SimulatedDisk
@@ -175,7 +177,9 @@ def read_all(disk: Any, located: m.Located, mark: LogHighWatermark, after: int =
     finally:
         reader.close()
         shelf.close()
-    if reader.cursor < located.head_seq and not reader.accounts_for(reader.cursor + 1, located.head_seq):
+    if reader.cursor < located.head_seq and not reader.records.accounts_for(
+        reader.cursor + 1, located.head_seq
+    ):
         raise AssertionError(f"{located.topic}: reading ends at {reader.cursor} of {located.head_seq}")
     return found
 

@@ -33,9 +33,11 @@ from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.segment.layout import DATA as DATA_SUFFIX
 from ringlog.segment.layout import DEL, IDX, TAGS
 from ringlog.segment.segment import Segment
+from ringlog.storage.extents import LogHighWatermark
+from ringlog.storage.frame_run import FrameRun
 from ringlog.storage.layout import decode_wal_header, header_verifies
 from ringlog.storage.log_register import decode_register
-from ringlog.storage.reader import FrameRun, LogHighWatermark, TopicReader
+from ringlog.storage.reader import TopicReader
 from ringlog.storage.recovery import FileScan, holds_marks
 from ringlog.storage.snapshot import decode_snapshot
 from ringlog.supervision.identity import EngineIdentity

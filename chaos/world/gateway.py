@@ -15,7 +15,7 @@ from ringlog.actors.gateway.core import GatewayCore, GatewayIdentity
 from ringlog.actors.gateway.frame_reader import read_files
 from ringlog.contract import Reply, Tick
 from ringlog.errors import NotReady, RequestTimeout, RinglogError
-from ringlog.storage.reader import LogHighWatermark
+from ringlog.storage.extents import LogHighWatermark
 from ringlog.testing.shard_world import DATA, ENGINE_ID
 
 APPEND_NS = 4 * NS

@@ -19,7 +19,7 @@ from ringlog.client.read.fetch_result import FetchResult
 from ringlog.client.read.remote_source import decode_received_frames, hidden_numbers
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, NotReady, Refused, RinglogError, TopicNotFound
-from ringlog.storage.reader import LogHighWatermark
+from ringlog.storage.extents import LogHighWatermark
 from ringlog.testing.shard_world import DATA
 
 READ_TRIES = 6

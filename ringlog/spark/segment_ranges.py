@@ -16,7 +16,7 @@ from ringlog.envelope.messages import Extent
 from ringlog.errors import CorruptData
 from ringlog.segment.segment import Segment
 from ringlog.spark.plan import COLD, HOT, StoredRange
-from ringlog.storage.reader import TIER_COLD
+from ringlog.storage.extents import TIER_COLD
 from ringlog.storage.record_index import StoredRecordIndex
 from ringlog.tags import parse_match
 

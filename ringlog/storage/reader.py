@@ -20,18 +20,12 @@ and offset. The frames before the damage are returned first.
 
 from __future__ import annotations
 
-import errno
-import os
-from bisect import bisect_left
-from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
-from pyroaring import BitMap64
 
-from ringlog.errors import ColdUnavailable, CorruptData, DiskError, FrameInvalid
+from ringlog.errors import CorruptData, FrameInvalid
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
@@ -39,9 +33,18 @@ from ringlog.frame.routed_frame import resolve_copies
 from ringlog.frame.view import FrameView, open_frame
 from ringlog.limits import FRAME_BYTES_MAX, KIB, MIB
 from ringlog.storage.disk import Disk
+from ringlog.storage.extent_files import ExtentFiles
+from ringlog.storage.extents import (
+    VOLATILE_PREFIX,
+    ExtentFacts,
+    HighWatermarkReader,
+    LocatedFacts,
+    LocatedRecords,
+)
+from ringlog.storage.frame_run import FrameRun, last_seqs
 from ringlog.storage.log_map import LogFileKey, LogMap
 from ringlog.storage.segment_cache import SegmentCache
-from ringlog.storage.windows import ColdByteRange, MappedFile, PreadFile, RemoteFile, Window, WindowFile
+from ringlog.storage.windows import ColdByteRange, RemoteFile, Window, WindowFile
 
 WINDOW_BYTES = 1 * MIB
 """Bytes per read. A single frame that is larger is read whole."""
@@ -55,61 +58,6 @@ DENSE_FRAME_RATIO = 8
 """If at least 1 frame in this number is the topic's in a new window, the reader stops using the log map."""
 SEEK_POSITIONS_MIN = 16_384
 """Number of skipped seqs above which `skip_to` looks up the position in the segment's index."""
-VOLATILE_PREFIX = "@"
-TIER_COLD = 2
-
-
-class ExtentFacts(Protocol):
-    """Byte range of a WAL file or of a segment, as in the message Extent. `stop` 0 = open end."""
-
-    @property
-    def path(self) -> str: ...
-    @property
-    def file_id(self) -> int: ...
-    @property
-    def salt(self) -> int: ...
-    @property
-    def start(self) -> int: ...
-    @property
-    def stop(self) -> int: ...
-    @property
-    def segment(self) -> int: ...
-    @property
-    def first_seq(self) -> int: ...
-    @property
-    def last_seq(self) -> int: ...
-    @property
-    def tier(self) -> int: ...
-
-
-class LocatedFacts(Protocol):
-    """The fields of the message Located that a reader uses."""
-
-    @property
-    def topic(self) -> str: ...
-    @property
-    def topic_id(self) -> int: ...
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def earliest_seq(self) -> int: ...
-    @property
-    def extents(self) -> Any: ...
-    @property
-    def lost(self) -> list[int]: ...
-    @property
-    def deleted(self) -> bytes: ...
-
-
-class LogHighWatermark(NamedTuple):
-    """Published mark of a log: frames of file `file_id` below `offset`, and all older files, are readable."""
-
-    file_id: int
-    offset: int
-
-
-HighWatermarkReader = Callable[[bool], LogHighWatermark]
-"""Reads the shard's published mark. True selects the mark of its volatile log."""
 
 
 class Pause(Enum):
@@ -125,63 +73,6 @@ class Pause(Enum):
     """This process cannot read the bytes: fetch `cold_range_needed`, pass it to `supply_cold_bytes`."""
     UNFINISHED = "unfinished"
     """Many windows were scanned without a frame of the topic: call again after other work."""
-
-
-@dataclass(slots=True)
-class FrameRun:
-    """Verified frames of one topic, ascending. Offsets in `batch` count from the start of `buffer`.
-
-    The buffer stays valid while a reference to it or to a view of it exists. This holds for mappings too.
-    """
-
-    buffer: Any
-    batch: FrameBatch
-    salt: int
-    path: str
-    origin: int
-    """File offset of the buffer's first byte."""
-    file: str = ""
-    """Path of the file with these bytes at the same offsets, if it is an immutable segment; else empty."""
-
-    @property
-    def first_seq(self) -> int:
-        """Seq of the first record of the first frame."""
-        return int(self.batch.words[0, layout.W_BASE_SEQ])
-
-    @property
-    def last_seq(self) -> int:
-        """Seq of the last record of the last frame."""
-        last = self.batch.words[-1:]
-        return int(last[0, layout.W_BASE_SEQ]) + int(frames.counts_of(last)[0]) - 1
-
-    def spans(self) -> list[tuple[int, int]]:
-        """Return (first seq, last seq) of each frame."""
-        firsts = self.batch.words[:, layout.W_BASE_SEQ].tolist()
-        return list(zip(firsts, _last_seqs(self.batch).tolist(), strict=True))
-
-    def frames_after(self, seq: int) -> FrameRun:
-        """Return the frames with records after `seq`. The first may begin at or before it."""
-        if self.first_seq > seq:
-            return self
-        row = int(np.searchsorted(_last_seqs(self.batch), seq, side="right"))
-        return self._with(self.batch.take(slice(row, None)))
-
-    def frames_in_range(self, after: int, until: int) -> FrameRun:
-        """Return the frames with records after `after` and up to `until`.
-
-        The first frame may begin before this range, and may even end before it. The last may end after it.
-        The cost depends on the number of frames returned, not on the size of the run.
-        """
-        bases = self.batch.words[:, layout.W_BASE_SEQ]
-        low, high = np.searchsorted(bases, np.array([after + 1, until], np.uint64), side="right").tolist()
-        # The last frame that begins at or before the first wanted record. It may also end before it.
-        low = max(low - 1, 0)
-        if not low and high == len(bases):
-            return self
-        return self._with(self.batch.take(slice(low, high)))
-
-    def _with(self, batch: FrameBatch) -> FrameRun:
-        return FrameRun(self.buffer, batch, self.salt, self.path, self.origin, self.file)
 
 
 class TopicReader:
@@ -226,40 +117,24 @@ class TopicReader:
         """
         self.cursor = cursor
         """Last seq that was returned, or skipped because it is below the retained records."""
-        self._roots = (data_dir, shm_dir)
-        self._cold_dir = cold_dir
+        self.records = LocatedRecords(located)
+        """The Located that this reader uses."""
+        self._files = ExtentFiles(disk, located.topic, data_dir, shm_dir, cold_dir, is_mapped=is_mapped)
         self._segment_cache = segment_cache
         self._log_map = log_map
         self._is_sparse = False  # Whole windows of the log contain no frame of the topic.
         self._read_watermark = read_watermark
-        self._disk = disk
-        self._open: type[PreadFile] | type[MappedFile] = MappedFile if is_mapped else PreadFile
         self._checks_bodies = checks_bodies
         self._window_bytes = window_bytes
         self._windows_per_call = windows_per_call
         self._file: WindowFile | None = None
         self._gap_rechecked = False  # A gap is damage only if it is still there with a new Located.
-        self._cold_missing = ""  # Likewise, a missing cold file is an error only the second time.
-        self._located = located
-        self._deleted = _bitmap(located.deleted)
         self._extent = 0
         self._offset = 0
         self._frame_bytes = 0  # Size of the frame at `_offset` if a segment index gave it, else 0.
         self._is_sought = False
         self._known_bytes = 0
-        self._segment_last_seqs: list[int] = []
-        self._index_segments()
-        self._enter_extent(self._extent_of(cursor + 1))
-
-    @property
-    def located(self) -> LocatedFacts:
-        """The Located that this reader uses."""
-        return self._located
-
-    @property
-    def deleted(self) -> BitMap64 | None:
-        """Seqs that were removed one by one, from `located`; None if there are none."""
-        return self._deleted
+        self._enter_extent(self.records.extent_of(cursor + 1))
 
     @property
     def cold_range_needed(self) -> ColdByteRange | None:
@@ -274,38 +149,24 @@ class TopicReader:
     def relocate(self, located: LocatedFacts, cursor: int | None = None) -> None:
         """Continue after `cursor` (default: the current one) with new extents."""
         self.close()
-        if located is not self._located:
-            self._deleted = _bitmap(located.deleted)
-            self._located = located
-            self._index_segments()
+        if located is not self.records.located:
+            self.records = LocatedRecords(located)
         if cursor is not None:
             self.cursor = cursor
-        self._enter_extent(self._extent_of(self.cursor + 1))
+        self._enter_extent(self.records.extent_of(self.cursor + 1))
 
     def seek(self, cursor: int) -> tuple[str, int]:
         """Set the cursor. Return the file of the next read, named as in its extent, and the offset in it.
 
         In a segment the offset is that of the frame with the next record. ("", 0) if no extent follows.
         """
-        self.relocate(self._located, cursor)
-        if self._extent >= len(self._located.extents):
+        self.relocate(self.records.located, cursor)
+        if self._extent >= len(self.records.extents):
             return "", 0
-        extent = self._located.extents[self._extent]
+        extent = self.records.extents[self._extent]
         if not self._is_sought:
             self._seek(extent)
         return extent.path, self._offset
-
-    def is_in_segment(self, seq: int) -> bool:
-        """Return whether the known segments reach up to this seq."""
-        return bool(self._segment_last_seqs) and seq <= self._segment_last_seqs[-1]
-
-    def _index_segments(self) -> None:
-        """Store the last seqs of the segments, which come first in the extents and in ascending order."""
-        self._segment_last_seqs = [extent.last_seq for extent in self._located.extents if extent.segment]
-
-    def _extent_of(self, seq: int) -> int:
-        """Return the index of the first extent that may contain the seq or a later one."""
-        return bisect_left(self._segment_last_seqs, seq)
 
     def skip_to(self, cursor: int) -> None:
         """Continue after `cursor`, which is not before the current one.
@@ -314,28 +175,23 @@ class TopicReader:
         """
         is_far = cursor - self.cursor > SEEK_POSITIONS_MIN
         self.cursor = cursor
-        if is_far and self._extent < len(self._located.extents):
-            self._is_sought = not self._located.extents[self._extent].segment
+        if is_far and self._extent < len(self.records.extents):
+            self._is_sought = not self.records.extents[self._extent].segment
 
     @property
     def log_position(self) -> tuple[int, int]:
         """(file id, offset) in the log of the next read; (0, 0) if that is not in a log file."""
-        extents = self._located.extents
+        extents = self.records.extents
         if self._extent >= len(extents) or extents[self._extent].segment:
             return 0, 0
         return extents[self._extent].file_id, self._offset
-
-    def log_file_id(self, path: str) -> int:
-        """Return the number of a log file among the extents, or 0 if the path is none of them."""
-        named = (each.file_id for each in self._located.extents if each.path == path and not each.segment)
-        return next(named, 0)
 
     def advance_past(self, last_seq: int, file_id: int, stop: int) -> None:
         """Continue after `last_seq`, because another component has read the records up to it.
 
         The following frames of the topic lie at or after offset `stop` of the log file `file_id`.
         """
-        extents = self._located.extents
+        extents = self.records.extents
         is_here = self._extent < len(extents) and extents[self._extent].file_id == file_id
         if is_here and not extents[self._extent].segment and self._offset <= stop:
             self.cursor, self._offset = last_seq, stop
@@ -355,9 +211,9 @@ class TopicReader:
         The caller must have checked that the topic's head is not below `last_seq`. The frame is then
         published, and no mark is needed.
         """
-        if first_seq != self.cursor + 1 or self._extent >= len(self._located.extents) or offset & 7:
+        if first_seq != self.cursor + 1 or self._extent >= len(self.records.extents) or offset & 7:
             return None
-        extent = self._located.extents[self._extent]
+        extent = self.records.extents[self._extent]
         is_log = not extent.segment and not extent.path.startswith(VOLATILE_PREFIX)
         if not is_log or extent.file_id != file_id or not self._offset <= offset < stop:
             return None
@@ -366,7 +222,7 @@ class TopicReader:
         view = self._open_at_hint(extent, offset, stop)
         if view is None:
             return None
-        located = self._located
+        located = self.records.located
         if (view.topic_id, view.header.epoch) != (located.topic_id, located.epoch) or (
             view.first_seq, view.last_seq, view.total_bytes,
         ) != (first_seq, last_seq, stop - offset):  # fmt: skip
@@ -376,7 +232,7 @@ class TopicReader:
         return view
 
     def _open_at_hint(self, extent: ExtentFacts, offset: int, stop: int) -> FrameView | None:
-        file = self._file or self._opened(extent)
+        file = self._file or self._files.open(extent)
         if file is None:
             return None
         self._file = file
@@ -404,8 +260,8 @@ class TopicReader:
         """
         window_bytes = layout.padded(bytes_max or self._window_bytes)
         windows = 0
-        while self._extent < len(self._located.extents):
-            extent = self._located.extents[self._extent]
+        while self._extent < len(self.records.extents):
+            extent = self.records.extents[self._extent]
             if not self._is_sought:
                 self._seek(extent)
             stop = self._visible_stop(extent)
@@ -439,14 +295,14 @@ class TopicReader:
             windows += 1
             if windows >= self._windows_per_call:
                 return Pause.UNFINISHED
-        return Pause.MOVED if self._located.extents else Pause.AT_MARK
+        return Pause.MOVED if self.records.extents else Pause.AT_MARK
 
     def _look_up(self, extent: ExtentFacts, window_bytes: int) -> bool:
         """Move to the place where the topic's next frame may be. Return True if no reader has scanned it."""
         if self._log_map is None or self._known_bytes:
             return False
         file = LogFileKey(extent.path, extent.salt)
-        found = self._log_map.find(file, self._located.topic_id, self._offset, window_bytes)
+        found = self._log_map.find(file, self.records.located.topic_id, self._offset, window_bytes)
         self._offset = found.offset
         self._known_bytes = found.size if found.is_known else min(found.size, SCAN_WINDOW_BYTES)
         return not found.is_known
@@ -460,8 +316,8 @@ class TopicReader:
     def _enter_extent(self, index: int) -> None:
         self.close()
         self._extent = index
-        if index < len(self._located.extents):
-            extent = self._located.extents[index]
+        if index < len(self.records.extents):
+            extent = self.records.extents[index]
             self._offset = extent.start
             self._frame_bytes = 0
             self._is_sought = not extent.segment
@@ -472,7 +328,7 @@ class TopicReader:
         if extent.last_seq <= self.cursor:
             self._offset = extent.stop
         elif self._segment_cache is not None and self.cursor >= extent.first_seq:
-            place = self._segment_cache.frame_at(extent.path, self._located.topic_id, self.cursor + 1)
+            place = self._segment_cache.frame_at(extent.path, self.records.located.topic_id, self.cursor + 1)
             if place is not None and self._offset <= place.offset < extent.stop:
                 self._offset, self._frame_bytes = place.offset, place.length
 
@@ -489,69 +345,40 @@ class TopicReader:
 
     def _read(self, extent: ExtentFacts, stop: int, window_bytes: int) -> Window | Pause:
         """Read from the current offset, at least one whole frame."""
-        file = self._file or self._opened(extent)
+        file = self._file or self._files.open(extent)
         if file is None:
             return Pause.MOVED
         self._file = file
         wanted = min(self._offset + (self._known_bytes or max(window_bytes, self._frame_bytes)), stop)
         self._frame_bytes = self._known_bytes = 0
-        window = self._window(extent, file, wanted)
+        window = self._files.window(extent, file, self._offset, wanted)
         if window is None:
             return Pause.COLD
         if window.stop - window.start < 8:
             self._raise_corrupt(extent, "file ends below the published mark", self._offset)
         length = int(window.buffer[window.start : window.start + 4].view("<u4")[0]) + layout.LEN_FIELD_BYTES
         if window.stop - window.start < length <= FRAME_BYTES_MAX and wanted < stop:
-            window = self._window(extent, file, min(self._offset + length, stop))
+            window = self._files.window(extent, file, self._offset, min(self._offset + length, stop))
         return Pause.COLD if window is None else window
-
-    def _window(self, extent: ExtentFacts, file: WindowFile, stop: int) -> Window | None:
-        try:
-            return file.window(self._offset, stop)
-        except DiskError as e:
-            if extent.tier == TIER_COLD:
-                raise _cold_unavailable(self._located.topic, extent.path, e) from None
-            raise
-
-    def _opened(self, extent: ExtentFacts) -> WindowFile | None:
-        """Open the extent's file. Return None if it no longer exists."""
-        is_cold = extent.tier == TIER_COLD
-        if is_cold and not self._cold_dir:
-            return RemoteFile(extent.path)
-        try:
-            return self._open(self._disk, self._path(extent))
-        except DiskError as e:
-            if is_cold and (e.errno != errno.ENOENT or self._cold_missing == extent.path):
-                raise _cold_unavailable(self._located.topic, extent.path, e) from None
-            self._cold_missing = extent.path if is_cold else ""
-            if e.errno == errno.ENOENT:
-                return None
-            raise
-
-    def _path(self, extent: ExtentFacts) -> str:
-        if extent.tier == TIER_COLD:
-            return os.path.join(self._cold_dir, extent.path)
-        is_volatile = extent.path.startswith(VOLATILE_PREFIX)
-        return os.path.join(self._roots[is_volatile], extent.path.removeprefix(VOLATILE_PREFIX))
 
     def _resolved(self, extent: ExtentFacts, window: Window, found: FrameBatch) -> FrameBatch:
         """Replace routed frames by this topic's copies in them. Return only the frames before damage."""
         try:
-            return resolve_copies(window.buffer, found, extent.salt, topic_id=self._located.topic_id)
+            return resolve_copies(window.buffer, found, extent.salt, topic_id=self.records.located.topic_id)
         except FrameInvalid as e:
             bad = int(np.searchsorted(found.offsets, e.offset))
             if not bad:
                 self._raise_corrupt(extent, e.reason, window.origin + e.offset)
         sound = found.take(slice(0, bad))
         sound.stop = int(found.offsets[bad])
-        return resolve_copies(window.buffer, sound, extent.salt, topic_id=self._located.topic_id)
+        return resolve_copies(window.buffer, sound, extent.salt, topic_id=self.records.located.topic_id)
 
     def _select_frames(
         self, extent: ExtentFacts, window: Window, found: FrameBatch, head_seq: int
     ) -> FrameRun | Pause | None:
         """Advance past the scanned frames. Return the topic's frames among them, or None without any."""
         self._offset = window.origin + found.stop
-        mine = np.flatnonzero(found.words[:, layout.W_TOPIC] == np.uint64(self._located.topic_id))
+        mine = np.flatnonzero(found.words[:, layout.W_TOPIC] == np.uint64(self.records.located.topic_id))
         if extent.segment and len(mine) < len(found):
             stranger = int(np.setdiff1d(np.arange(len(found)), mine)[0])
             if stranger == 0:
@@ -574,7 +401,7 @@ class TopicReader:
         if extent.segment:
             hidden = frames.first_true(fresh.words[:, layout.W_BASE_SEQ].astype(np.int64) > head_seq)
         else:
-            hidden = frames.first_true(_last_seqs(fresh) > head_seq)
+            hidden = frames.first_true(last_seqs(fresh) > head_seq)
         if hidden == 0:
             self._offset = window.origin + int(fresh.stored_offsets[0])
             return Pause.BEYOND_HEAD
@@ -590,13 +417,13 @@ class TopicReader:
     def _undelivered(self, ours: FrameBatch) -> FrameBatch:
         """Return the appends of this epoch with records after the cursor, each only once."""
         wanted = (frames.types_of(ours.words) == layout.FrameType.APPEND) & (
-            frames.epochs_of(ours.words) == self._located.epoch
+            frames.epochs_of(ours.words) == self.records.located.epoch
         )
-        last = _last_seqs(ours)
+        last = last_seqs(ours)
         seen = np.maximum.accumulate(np.where(wanted, last, 0))
         wanted[1:] &= last[1:] > seen[:-1]
         wanted &= last > self.cursor
-        lost = self._located.lost
+        lost = self.records.located.lost
         for range_first, range_last in zip(lost[::2], lost[1::2], strict=True):
             # A range that is reported as lost has no records. Damaged bytes may be all that is left there.
             bases = ours.words[:, layout.W_BASE_SEQ].astype(np.int64)
@@ -606,7 +433,7 @@ class TopicReader:
     def _deliver(self, extent: ExtentFacts, window: Window, fresh: FrameBatch) -> FrameRun | Pause | None:
         if not len(fresh):
             return None
-        hole = self._first_hole(fresh)
+        hole = self.records.first_hole(fresh, self.cursor)
         if hole == 0:
             return self._recheck_hole(extent, window, fresh)
         if hole is not None:
@@ -614,42 +441,16 @@ class TopicReader:
         bad = frames.first_bad_body(window.buffer, fresh) if self._checks_bodies else None
         if bad == 0:
             at = window.origin + int(fresh.stored_offsets[0])
-            first, last = int(fresh.words[0, layout.W_BASE_SEQ]), int(_last_seqs(fresh)[0])
+            first, last = int(fresh.words[0, layout.W_BASE_SEQ]), int(last_seqs(fresh)[0])
             reason = "body does not match its checksum"
             self._raise_corrupt(extent, reason, at, seq=first, first_seq=first, last_seq=last)
         if bad is not None:
             fresh = self._stop_before(window, fresh, bad)
         self._gap_rechecked = False
-        self.cursor = int(_last_seqs(fresh)[-1])
+        self.cursor = int(last_seqs(fresh)[-1])
         is_file = extent.segment and not isinstance(self._file, RemoteFile)
-        file = self._path(extent) if is_file else ""
+        file = self._files.path_of(extent) if is_file else ""
         return FrameRun(window.buffer, fresh, extent.salt, extent.path, window.origin, file)
-
-    def _first_hole(self, fresh: FrameBatch) -> int | None:
-        """Return the row of the first frame after a gap that removed and lost records do not explain."""
-        before = np.concatenate(([self.cursor], _last_seqs(fresh)[:-1]))
-        base = fresh.words[:, layout.W_BASE_SEQ].astype(np.int64)
-        for row in np.flatnonzero(base > before + 1).tolist():
-            if not self._is_accounted(int(before[row]) + 1, int(base[row])):
-                return int(row)
-        return None
-
-    def accounts_for(self, first: int, last: int) -> bool:
-        """Return whether no live record is expected in first..last: all are removed or lost."""
-        return self._is_accounted(first, last + 1)
-
-    def _is_accounted(self, first: int, stop: int) -> bool:
-        at = max(first, self._located.earliest_seq)
-        if at >= stop:
-            return True
-        deleted = self._deleted
-        gone = 0 if deleted is None else deleted.range_cardinality(at, stop)
-        lost = self._located.lost
-        for range_first, range_last in zip(lost[::2], lost[1::2], strict=True):
-            low, high = max(range_first, at), min(range_last + 1, stop)
-            if low < high:
-                gone += high - low - (0 if deleted is None else deleted.range_cardinality(low, high))
-        return gone >= stop - at
 
     def _recheck_hole(self, extent: ExtentFacts, window: Window, fresh: FrameBatch) -> Pause:
         """Request a new Located for the first gap: retention may have advanced. Raise on the second."""
@@ -667,30 +468,13 @@ class TopicReader:
         first, last = self.cursor + 1, max(self.cursor + 1, extent.last_seq)
         place = None
         if extent.segment and self._segment_cache is not None:
-            place = self._segment_cache.frame_at(extent.path, self._located.topic_id, first)
+            place = self._segment_cache.frame_at(extent.path, self.records.located.topic_id, first)
         if place is not None and place.offset == offset:
             first, last = place.first_seq, place.last_seq
         raise CorruptData(
             f"stored frames are damaged: {reason}",
-            topic=self._located.topic,
+            topic=self.records.located.topic,
             **({"seq": self.cursor + 1, "first_seq": first, "last_seq": last} | detail),
             file=extent.path,
             offset=offset,
         )
-
-
-def _bitmap(data: bytes) -> BitMap64 | None:
-    return BitMap64.deserialize(data) if data else None
-
-
-def _cold_unavailable(topic: str, file: str, error: DiskError) -> ColdUnavailable:
-    return ColdUnavailable(
-        "the cold tier does not answer or lacks the data part of a segment; check the cold store",
-        topic=topic, file=file, errno=error.errno,
-    )  # fmt: skip
-
-
-def _last_seqs(batch: FrameBatch) -> frames.I64:
-    """Return the (n,) seqs of each frame's last record."""
-    bases = batch.words[:, layout.W_BASE_SEQ]
-    return (bases + frames.counts_of(batch.words)).astype(np.int64) - 1

@@ -27,8 +27,8 @@ from ringlog.frame.facts import RecordFacts
 from ringlog.segment.layout import DATA
 from ringlog.segment.segment import Segment
 from ringlog.storage.disk import Disk
+from ringlog.storage.extents import VOLATILE_PREFIX, ExtentFacts, HighWatermarkReader, LocatedFacts
 from ringlog.storage.layout import unpack_file
-from ringlog.storage.reader import VOLATILE_PREFIX, ExtentFacts, HighWatermarkReader, LocatedFacts
 from ringlog.storage.tail import TopicTail
 from ringlog.tags import TagMatch
 

@@ -22,7 +22,7 @@ from ringlog.frame.facts import RecordFacts, record_facts
 from ringlog.frame.routed_frame import resolve_copies
 from ringlog.limits import FRAME_BYTES_MAX, MIB
 from ringlog.storage.disk import Disk
-from ringlog.storage.reader import ExtentFacts
+from ringlog.storage.extents import ExtentFacts
 from ringlog.tags import TagMatch
 from ringlog.types import Durability
 

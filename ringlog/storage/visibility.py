@@ -31,7 +31,7 @@ _EXPIRES_BIT = np.uint64(1 << Column.EXPIRES_AT)
 
 
 class FrameRunFacts(Protocol):
-    """Verified frames in a buffer, as in storage.reader.FrameRun."""
+    """Verified frames in a buffer, as in storage.frame_run.FrameRun."""
 
     buffer: Any
     batch: FrameBatch

@@ -34,9 +34,11 @@ from ringlog.link.protocol import ShardWatermarks
 from ringlog.segment.layout import CREATOR_COMPACTOR, DATA
 from ringlog.segment.segment import Segment
 from ringlog.segment.writer import SegmentWriter
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.extents import LogHighWatermark
+from ringlog.storage.frame_run import FrameRun
 from ringlog.storage.log_map import LogMap
-from ringlog.storage.reader import FrameRun, LogHighWatermark, TopicReader
+from ringlog.storage.reader import TopicReader
+from ringlog.storage.disk import RealDisk
 from ringlog.testing.clock import ManualClock
 from ringlog.testing.log_file import TS_US, LogFile
 

@@ -46,8 +46,8 @@ from ringlog.frame.view import open_row
 from ringlog.limits import KIB, WAL_HEADER_BYTES
 from ringlog.placement import home_shard
 from ringlog.storage.disk import Disk
+from ringlog.storage.extents import LogHighWatermark
 from ringlog.storage.layout import WAL_FLAG_PREV_ORDERLY, WalHeader, pack_file
-from ringlog.storage.reader import LogHighWatermark
 from ringlog.storage.record_index import StoredRecordIndex
 from ringlog.storage.wal import PreparedFile, ShardLogIdentity, WalWriter
 from ringlog.testing.clock import ManualClock

@@ -13,7 +13,7 @@ from ringlog.envelope import messages as m
 from ringlog.frame import batch as frames
 from ringlog.frame import encode_records, frame
 from ringlog.frame.codec import patch_header
-from ringlog.storage.reader import FrameRun
+from ringlog.storage.frame_run import FrameRun
 from ringlog.storage.visibility import VisibilityFilter
 
 

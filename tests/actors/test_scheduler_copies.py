@@ -26,7 +26,7 @@ from ringlog.client.read.fetch_result import FetchResult
 from ringlog.frame import batch as frames
 from ringlog.frame import encode_records, frame, layout, open_frame
 from ringlog.limits import META_KEYS_MAX, ROUTE_BYTES_MAX, ROUTE_RECORDS_MAX, ROUTER_HOPS_MAX
-from ringlog.storage.reader import FrameRun
+from ringlog.storage.frame_run import FrameRun
 from ringlog.topic.routers import RouterFlag
 from ringlog.topic.tombstone import Gap
 from ringlog.types import Codec, PayloadKind

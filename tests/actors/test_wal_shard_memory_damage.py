@@ -16,7 +16,7 @@ from ringlog.errors import CorruptData
 from ringlog.frame import batch as frames
 from ringlog.frame.layout import W_TOPIC, FrameType
 from ringlog.limits import WAL_HEADER_BYTES
-from ringlog.storage.reader import LogHighWatermark
+from ringlog.storage.extents import LogHighWatermark
 from ringlog.testing.shard_world import DATA, World
 from tests.actors.checkpoint_world import checkpoint, findings, new_world, restart, wal_files
 

@@ -19,7 +19,7 @@ from ringlog.client.read.record_batches import (
 from ringlog.errors import CorruptData
 from ringlog.frame import layout
 from ringlog.frame.layout import HEADER_BYTES, Column
-from ringlog.storage.reader import FrameRun
+from ringlog.storage.frame_run import FrameRun
 from ringlog.types import Codec
 
 

@@ -14,7 +14,7 @@ from ringlog.errors import UsageError
 from ringlog.frame import Column, encode_arrow, frame, measure, open_frame, patch_header
 from ringlog.frame.batch import scan
 from ringlog.frame.layout import PRODUCER_COLUMNS
-from ringlog.storage.reader import FrameRun
+from ringlog.storage.frame_run import FrameRun
 
 STAMPS = [COMMIT_TS, COMMIT_TS + 1, COMMIT_TS + 5_000_000]
 

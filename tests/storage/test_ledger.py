@@ -15,7 +15,7 @@ from ringlog.frame.facts import RecordFacts
 from ringlog.frame.layout import Column
 from ringlog.storage import record_index as ledgers
 from ringlog.storage import tail as tails
-from ringlog.storage.reader import LogHighWatermark
+from ringlog.storage.extents import LogHighWatermark
 from ringlog.storage.record_index import StoredRecordIndex, bitmap_of
 from ringlog.storage.tail import WINDOW_BYTES
 from ringlog.tags import TagMatch, parse_match

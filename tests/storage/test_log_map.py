@@ -9,9 +9,11 @@ from ringlog.frame import encode_records, frame
 from ringlog.frame.batch import scan
 from ringlog.frame.routed_frame import CopyRow, routed_content_of, routed_frame
 from ringlog.limits import KIB, MIB
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.extents import LogHighWatermark
+from ringlog.storage.frame_run import FrameRun
 from ringlog.storage.log_map import GAP_BYTES_MAX, SECTION_BYTES, LogFileKey, LogMap, LogMapRange
-from ringlog.storage.reader import FrameRun, LogHighWatermark, Pause, TopicReader
+from ringlog.storage.reader import Pause, TopicReader
+from ringlog.storage.disk import RealDisk
 from ringlog.testing.log_file import LogFile, sealed_frame
 
 FILE = LogFileKey("shard-00/wal/1.wal", 7)
@@ -217,7 +219,7 @@ def test_a_frame_with_a_damaged_topic_id_is_detected_through_the_map(tmp_path):
     while isinstance(run := reader.next_run(3), FrameRun):
         found.append(run.last_seq)
     assert (found, run) == ([1], Pause.MOVED), "asked anew before damage is cried"
-    reader.relocate(reader.located)
+    reader.relocate(reader.records.located)
     with pytest.raises(CorruptData, match="missing"):
         reader.next_run(3)
     reader.close()

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from ringlog.envelope.messages import Located
 from ringlog.errors import CorruptData
 from ringlog.frame import layout
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.extents import LogHighWatermark
+from ringlog.storage.frame_run import FrameRun
 from ringlog.storage.log_map import LogMap
-from ringlog.storage.reader import FrameRun, LogHighWatermark, Pause, TopicReader
+from ringlog.storage.reader import Pause, TopicReader
+from ringlog.storage.disk import RealDisk
 from ringlog.testing.log_file import LogFile, sealed_frame
 
 

@@ -22,7 +22,9 @@ from ringlog.client.read.tail_batch import tail_batches_of
 from ringlog.errors import CorruptData, NotReady
 from ringlog.frame import batch as frames
 from ringlog.frame.layout import Column
-from ringlog.storage.reader import FrameRun, LogHighWatermark, Pause, TopicReader
+from ringlog.storage.extents import LogHighWatermark
+from ringlog.storage.frame_run import FrameRun
+from ringlog.storage.reader import Pause, TopicReader
 from ringlog.storage.segment_cache import SegmentCache
 from ringlog.testing.log_file import TS_US
 from ringlog.testing.log_world import LogWorld

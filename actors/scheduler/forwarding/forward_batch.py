@@ -23,7 +23,7 @@ from ringlog.limits import META_KEYS_MAX, ROUTER_HOPS_MAX
 from ringlog.segment.frame_encoder import BlockSlice as Rows
 from ringlog.segment.frame_encoder import CompressionPolicy, seal_frame, value_list
 from ringlog.segment.records import Block, BytesColumnValues, HeaderRows, blocks_of
-from ringlog.storage.reader import FrameRun
+from ringlog.storage.frame_run import FrameRun
 from ringlog.tags import parse_stored_match
 from ringlog.topic.routers import RouterFlag
 from ringlog.topic.tombstone import TTL

@@ -42,7 +42,9 @@ from ringlog.limits import (
     INLINE_WINDOWS_PER_CLAIM,
 )
 from ringlog.storage.disk import Disk
-from ringlog.storage.reader import FrameRun, LogHighWatermark, Pause, TopicReader
+from ringlog.storage.extents import LogHighWatermark
+from ringlog.storage.frame_run import FrameRun
+from ringlog.storage.reader import Pause, TopicReader
 from ringlog.topic.config import QUEUE
 from ringlog.topic.state import ShardTopic
 
@@ -191,7 +193,7 @@ class JobPrefetcher:
 
     @staticmethod
     def _read(topic: ShardTopic, reader: TopicReader) -> FrameRun | Pause:
-        extents = reader.located.extents
+        extents = reader.records.extents
         if extents and extents[0].segment:
             return Pause.UNFINISHED
         try:

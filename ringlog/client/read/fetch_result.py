@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ringlog.client.read.pages import Cursor, Record
 from ringlog.client.read.record_batches import RecordBatch, visible_record_batches
 from ringlog.link.futures import Steps
-from ringlog.storage.reader import FrameRun
+from ringlog.storage.frame_run import FrameRun
 from ringlog.storage.visibility import I64, NO_SEQS
 from ringlog.topic.tombstone import Gap
 

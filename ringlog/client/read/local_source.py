@@ -23,15 +23,11 @@ from ringlog.frame.view import FrameView
 from ringlog.limits import EXTENTS_PER_LOCATE_MAX, READ_BYTES_MAX
 from ringlog.link.delivery import LocationHint
 from ringlog.link.futures import Steps
-from ringlog.storage.disk import Disk, RealDisk
-from ringlog.storage.reader import (
-    FIRST_WINDOW_BYTES,
-    VOLATILE_PREFIX,
-    FrameRun,
-    LogHighWatermark,
-    Pause,
-    TopicReader,
-)
+from ringlog.storage.disk import Disk
+from ringlog.storage.extents import VOLATILE_PREFIX, LogHighWatermark
+from ringlog.storage.frame_run import FrameRun
+from ringlog.storage.reader import FIRST_WINDOW_BYTES, Pause, TopicReader
+from ringlog.storage.disk import RealDisk
 from ringlog.storage.record_index import StoredRecordIndex
 from ringlog.storage.segment_cache import SegmentCache
 from ringlog.storage.visibility import NO_SEQS, VisibilityFilter
@@ -339,7 +335,7 @@ class LocalSource:
         for run in cached.runs:
             if run.last_seq > seq:
                 first = run.frames_after(seq)
-                return reader.log_file_id(run.path), run.origin + int(first.batch.stored_offsets[0])
+                return reader.records.log_file_id(run.path), run.origin + int(first.batch.stored_offsets[0])
         return reader.log_position if reader.cursor == seq else (0, 0)
 
     def facts_if_current(self, shared_page: SharedPage) -> TopicFacts | None:
@@ -384,7 +380,9 @@ class LocalSource:
             return False
         if located.deleted_to and last_seq > located.deleted_to:
             return False
-        return reader.deleted is None or not reader.deleted.range_cardinality(first_seq, last_seq + 1)
+        return reader.records.deleted is None or not reader.records.deleted.range_cardinality(
+            first_seq, last_seq + 1
+        )
 
     @property
     def is_current(self) -> bool:
@@ -513,13 +511,13 @@ class LocalSource:
         if reader is None:
             self._segment_cache = SegmentCache(self._disk, self._connection.data_dir)
             reader = self._reader = self._open_reader(located, plan.after)
-        elif reader.located is not located:
+        elif reader.records.located is not located:
             reader.relocate(located, plan.after)
         elif plan.after < reader.cursor:
             cached.clear()
-            if plan.after < self._located_after or not reader.is_in_segment(plan.after + 1):
+            if plan.after < self._located_after or not reader.records.is_in_segment(plan.after + 1):
                 # Only the shard knows the location. The reader moved back once and may do so again.
-                self._wants_all = reader.is_in_segment(plan.after + 1)
+                self._wants_all = reader.records.is_in_segment(plan.after + 1)
                 return Pause.MOVED
             reader.relocate(located, plan.after)
         else:
@@ -528,7 +526,7 @@ class LocalSource:
         runs, pause = self._collect(reader, most, limit, bytes_max)
         reached = max(plan.after, reader.cursor)
         is_end = pause is Pause.BEYOND_HEAD or (
-            pause in {Pause.MOVED, Pause.AT_MARK} and reader.accounts_for(reached + 1, most)
+            pause in {Pause.MOVED, Pause.AT_MARK} and reader.records.accounts_for(reached + 1, most)
         )
         if is_end and most < plan.stop:
             pause = Pause.MOVED  # Later deletions must be requested from the shard.
@@ -590,7 +588,9 @@ class LocalSource:
     def _result(self, plan: ReadPlan, located: Located, facts: TopicFacts, now_us: int) -> FetchResult:
         cached = self._cached_frames
         reader = self._reader
-        mask = VisibilityFilter(reader.deleted if reader is not None else None, located.ttl_us, now_us)
+        mask = VisibilityFilter(
+            reader.records.deleted if reader is not None else None, located.ttl_us, now_us
+        )
         return FetchResult(
             located.epoch,
             facts.head_seq,

@@ -18,7 +18,7 @@ from ringlog.frame import layout
 from ringlog.frame.body import with_nulls
 from ringlog.frame.layout import EVENT_TS_NONE, Column
 from ringlog.frame.spans import Mask, ValueRanges, spans_of
-from ringlog.storage.reader import FrameRun
+from ringlog.storage.frame_run import FrameRun
 
 if TYPE_CHECKING:
     import pyarrow as pa

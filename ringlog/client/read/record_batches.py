@@ -21,7 +21,7 @@ from ringlog.frame import batch as frames
 from ringlog.frame.body import with_nulls
 from ringlog.frame.layout import Column
 from ringlog.frame.view import FrameView, open_row
-from ringlog.storage.reader import FrameRun
+from ringlog.storage.frame_run import FrameRun
 
 if TYPE_CHECKING:
     import pyarrow as pa

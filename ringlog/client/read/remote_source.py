@@ -21,9 +21,7 @@ from ringlog.frame import layout
 from ringlog.frame.batch import ScanEnd
 from ringlog.limits import READ_BYTES_MAX, READ_LIMIT_MAX, WAIT_MS_MAX
 from ringlog.link.futures import Steps
-from ringlog.storage.reader import (
-    FrameRun,
-)
+from ringlog.storage.frame_run import FrameRun
 from ringlog.storage.visibility import I64, NO_SEQS
 from ringlog.topic.tombstone import Gap
 

@@ -20,7 +20,7 @@ from ringlog.client.read.record_batches import (
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.view import FrameView
-from ringlog.storage.reader import FrameRun
+from ringlog.storage.frame_run import FrameRun
 from ringlog.storage.visibility import I64, NO_SEQS
 
 if TYPE_CHECKING:

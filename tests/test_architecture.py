@@ -96,7 +96,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "worker": {"base", "link", "client", "aio", "worker", "root"},
     "cli.worker": {*CLI, "aio", "worker"},
     # A repair writes the rest of damaged segments as the engine writes segments.
-    "cli.repair": {*CLI, "segment"},
+    "cli.repair": {*CLI, "cli.repair", "segment"},
     "cli": CLI,
     "__main__": {"base", "cli"},
     # Code that an engine process runs before any other import.

@@ -210,7 +210,9 @@ COMMANDS: dict[str, dict[str, Command | CommandGroup]] = {
             "ringlog.cli.inspect:inspect",
             "Show the header, frames, marks and tables of one data file.",
         ),
-        "repair": Command("ringlog.cli.repair:repair", "Build a repaired copy of a damaged data directory."),
+        "repair": Command(
+            "ringlog.cli.repair.command:repair", "Build a repaired copy of a damaged data directory."
+        ),
         "backup": Command(
             "ringlog.cli.backup:backup",
             "Copy the data of an engine into a new directory, verified and consistent.",

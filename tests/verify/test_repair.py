@@ -16,7 +16,9 @@ import pytest
 
 from chaos.rot.answers import Answers, ask
 from chaos.rot.specimen import TOPICS, Specimen, make_specimen
-from ringlog.cli.repair import RepairPlan, build_copy, plan_repair
+from ringlog.cli.repair.decisions import plan_repair
+from ringlog.cli.repair.plan import RepairPlan
+from ringlog.cli.repair.repaired_copy import build_copy
 from ringlog.storage.layout import QUARANTINE_DIR
 from ringlog.testing.shard_world import DATA
 from ringlog.verify.directory import Verification, verify_directory

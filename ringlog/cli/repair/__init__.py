@@ -1,0 +1,1 @@
+"""`ringlog repair`: build a repaired copy of a damaged data directory."""

@@ -237,9 +237,9 @@ class SchedulerShell:
             slot.set(SchedulerField.LATENCY_NS, max(self._latency_ns, 0))
             slot.set(SchedulerField.GRANTS_SENT, core.grants.granted_count)
         slot.set(SchedulerField.READY, core.grants.ready_count)
-        slot.set(SchedulerField.LINKS, len(core.links))
-        slot.set(SchedulerField.SUBSCRIPTIONS, core.subscriptions)
-        slot.set(SchedulerField.FEEDS, core.feeds)
+        slot.set(SchedulerField.LINKS, len(core.subscriptions.links))
+        slot.set(SchedulerField.SUBSCRIPTIONS, core.subscriptions.count)
+        slot.set(SchedulerField.FEEDS, core.subscriptions.feed_count)
         slot.set(SchedulerField.UNSENT, self._router.undelivered)
         if now_ns >= self._routers_poll_ns:
             self._routers_poll_ns = now_ns + _ROUTERS_POLL_MS * _NS_PER_MS
@@ -250,10 +250,10 @@ class SchedulerShell:
         self._router.beat(now_ns)
         if now_ns >= self._sweep_ns:
             self._sweep_ns = now_ns + HEARTBEAT_INTERVAL_MS * _NS_PER_MS
-            self._rings.sweep(core.links)
+            self._rings.sweep(core.subscriptions.links)
         if self._router.passes % CHECK_EVERY_TURNS == 0:
             slot.set(SchedulerField.TOPICS_FOLLOWED, core.topics)
-            if core.feeds <= CHECK_FEEDS_MAX:
+            if core.subscriptions.feed_count <= CHECK_FEEDS_MAX:
                 core.check()
             if self.forwarder.forwarding.routers <= CHECK_FEEDS_MAX:
                 self.forwarder.forwarding.check()

@@ -241,7 +241,7 @@ class World:
                 assert (topic.shard, topic.slot) in self.changed, "recheck of a topic that did not change"
                 assert not file_id
             else:
-                is_strong = self.core.links[id].subscriptions[subscription].is_strong
+                is_strong = self.core.subscriptions.links[id].subscriptions[subscription].is_strong
                 most = topic.durable if is_strong else topic.head
                 assert after < until <= most or (topic.shard, topic.slot) in self.changed, row
             if file_id:

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ringlog.actors.scheduler import core as scheduler_core
 from ringlog.actors.scheduler import events as ev
+from ringlog.actors.scheduler.delivery import subscriptions, topic_progress
 from ringlog.actors.scheduler.delivery.feeds import ROUTERS
 from ringlog.actors.scheduler.delivery.grants import UNTIL_RECHECK
 from ringlog.board.layout import VOLATILE_BIT
@@ -293,7 +293,11 @@ def test_a_disconnected_link_is_forgotten() -> None:
     world.links[A].is_gone = True
     world.append(topic)
     world.turn()
-    assert (world.core.links, world.core.feeds, world.core.topics) == ({}, 0, 0)
+    assert (world.core.subscriptions.links, world.core.subscriptions.feed_count, world.core.topics) == (
+        {},
+        0,
+        0,
+    )
 
 
 def test_a_silent_link_is_forgotten_and_must_subscribe_again() -> None:
@@ -304,7 +308,7 @@ def test_a_silent_link_is_forgotten_and_must_subscribe_again() -> None:
     for _ in range(3):
         world.wait(LINK_SILENCE_MS // 2)
         world.take(B)
-    assert list(world.core.links) == [B]
+    assert list(world.core.subscriptions.links) == [B]
     world.take(A)
     assert world.links[A].messages[-1] == m.SubscriptionsLost()
 
@@ -417,7 +421,7 @@ def test_the_reader_of_a_topic_on_a_missing_shard_gets_a_recheck() -> None:
 )  # fmt: skip
 def test_a_bound_admits_exactly_its_number(monkeypatch: pytest.MonkeyPatch, limit: str, most: int) -> None:
     """Beyond the bound the reply is `THROTTLED` with the limit and its maximum."""
-    monkeypatch.setattr(scheduler_core, limit, most)
+    monkeypatch.setattr(subscriptions, limit, most)
     world = World()
     topic = world.topic(0, 0)
     ways = {
@@ -451,7 +455,11 @@ def test_a_bound_admits_exactly_its_number(monkeypatch: pytest.MonkeyPatch, limi
 def test_an_invalid_message_is_refused_and_changes_nothing(message: m.Message) -> None:
     world = World()
     assert isinstance(world.ask(A, message), m.ErrorReply)
-    assert (world.core.links, world.core.feeds, world.core.topics) == ({}, 0, 0)
+    assert (world.core.subscriptions.links, world.core.subscriptions.feed_count, world.core.topics) == (
+        {},
+        0,
+        0,
+    )
 
 
 def test_malformed_rows_of_returned_grants_are_refused() -> None:
@@ -463,7 +471,7 @@ def test_malformed_rows_of_returned_grants_are_refused() -> None:
 
 
 def test_waits_for_the_durable_mark_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_core, "DURABLE_WAITS_MAX", 4)
+    monkeypatch.setattr(topic_progress, "DURABLE_WAITS_MAX", 4)
     world = World()
     topics = [world.topic(0, slot) for slot in range(3)]
     world.subscribe(A, 1, [(slot, topic, 0) for slot, topic in enumerate(topics)], strong=True)
@@ -569,7 +577,7 @@ class AnyHistory(RuleBasedStateMachine):
         known.is_gone = True
         self.world.append(self.world.topic(0, 0))
         self.world.turn()
-        if link not in self.world.core.links:
+        if link not in self.world.core.subscriptions.links:
             for key in [key for key in self.world.feeds if key[0] == link]:
                 del self.world.feeds[key]
             self.world.links[link] = WorldLink()

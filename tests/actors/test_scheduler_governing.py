@@ -13,7 +13,7 @@ import pytest
 
 from ringlog.actors.scheduler import events as ev
 from ringlog.actors.scheduler.core import Scheduler
-from ringlog.actors.scheduler.delivery.lag import largest_lags
+from ringlog.actors.scheduler.delivery.lag import Lag, largest_lags
 from ringlog.actors.scheduler.delivery.load_monitor import SchedulerLoadMonitor
 from ringlog.board import pressure
 from ringlog.board.board import Board, ProcessSlot
@@ -34,6 +34,10 @@ from tests.actors.scheduler_world import MS, World
 SAMPLE_NS = GOVERNOR_SAMPLE_MS * MS
 A, B = b"a", b"b"
 SHARDS = 2
+
+
+def lags_in(world: World) -> list[Lag]:
+    return largest_lags(world.core.subscriptions.links.values(), world.now_ms, 8)
 
 
 class Engine:
@@ -217,7 +221,7 @@ def test_lag_is_the_time_for_which_records_have_been_available() -> None:
     world.append(waiting)
     world.turn()
     world.wait(300)
-    first, second = largest_lags(world.core.links.values(), world.now_ms, 8)
+    first, second = lags_in(world)
     assert first == (500, A, 1, 2, 1, 1, 1)
     assert second == (0, B, 2, 1, 0, 0, 32)
     assert furthest_ms(world) == 500
@@ -242,7 +246,7 @@ def test_a_reader_that_returns_grants_but_never_catches_up_lags() -> None:
         world.append(topic)
         world.turn()
         world.take(B, (1, 1, keeping))
-    slow, quick = largest_lags(world.core.links.values(), world.now_ms, 8)
+    slow, quick = lags_in(world)
     assert (slow.link, quick.link) == (A, B)
     assert 4_000 <= slow.lag_ms <= 10_000
     assert quick.lag_ms <= 200
@@ -258,9 +262,9 @@ def test_beyond_the_bound_only_waiting_feeds_are_measured(monkeypatch: pytest.Mo
         world.turn()
         world.wait(100)
     world.subscribe(B, 1, [(1, told, 0), (2, waiting, 0)], credit=1)
-    assert [lag.lag_ms for lag in largest_lags(world.core.links.values(), world.now_ms, 8)] == [100, 0]
+    assert [lag.lag_ms for lag in lags_in(world)] == [100, 0]
     monkeypatch.setattr("ringlog.actors.scheduler.delivery.lag.LAG_CHECKS_MAX", 1)
-    assert [lag.link for lag in largest_lags(world.core.links.values(), world.now_ms, 8)] == [A]
+    assert [lag.link for lag in lags_in(world)] == [A]
 
 
 def test_operators_receive_the_consumers_with_the_largest_lag() -> None:
@@ -277,4 +281,4 @@ def test_operators_receive_the_consumers_with_the_largest_lag() -> None:
     assert isinstance(everybody, m.ConsumersReply)
     assert [each.link for each in everybody.consumers] == [A.hex(), B.hex()]
     assert world.ask(b"operator", m.ConsumersAsk(-1)) == m.ConsumersReply(0, [])
-    assert b"operator" not in world.core.links, "a request must not create a link"
+    assert b"operator" not in world.core.subscriptions.links, "a request must not create a link"

@@ -24,7 +24,7 @@ from ringlog.cli.maintenance import request_actor
 from ringlog.envelope.messages import Locate, Located
 from ringlog.storage.extents import LogHighWatermark
 from ringlog.storage.reader import TopicReader
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.storage.segment_cache import SegmentCache
 
 TAIL_BYTES = 64 << 20

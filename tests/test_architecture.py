@@ -27,9 +27,11 @@ BASE = {
 
 PURE_STORAGE = {"storage.layout", "storage.index", "storage.tags", "storage.recovery"}
 WIRE = {"base", "frame", "ring", "board", "envelope"}
-# `storage.disk`: the doctor command tests the disk under a data directory.
+# The interface of the disk, and the one module that changes it.
+DISK = {"storage.disk", "storage.real_disk"}
+# `DISK`: the doctor command tests the disk under a data directory.
 CLI = {
-    *WIRE, "access", "link", "client", "supervision", "verify", "storage.disk", "storage.identity_file",
+    *WIRE, *DISK, "access", "link", "client", "supervision", "verify", "storage.identity_file",
     "storage.layout", "storage.log_register", "storage.reader", "cli", "root",
 }  # fmt: skip
 
@@ -71,21 +73,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "link": {*WIRE, "access", "link"},
     # On the engine's host the client reads files itself: with the reader, through the Disk interface, and
     # with the same tombstone decision as the gateway.
-    "client": {*WIRE, "link", "client", *READ_PATH, "storage.disk", "topic.tombstone", "root"},
+    "client": {*WIRE, *DISK, "link", "client", *READ_PATH, "topic.tombstone", "root"},
     "aio": {*WIRE, "link", "client", "storage.reader", "aio"},
     # A client that plans by segment indexes, reads and audits files, and stages data on disk.
     "spark": {
-        "base", "frame", "envelope", "link", "client", "segment", *READ_PATH, "storage.disk",
+        *DISK, "base", "frame", "envelope", "link", "client", "segment", *READ_PATH,
         "storage.vectored_write", "topic.tombstone", "spark", "spark.cold_client", "root",
     },
     # The cold tier without its engine: the snapshots of shards, and the stores of segments.
     "spark.cold_client": {
-        "base", "board", "frame", "envelope", "link", "segment", "storage.disk", "storage.log_map",
+        *DISK, "base", "board", "frame", "envelope", "link", "segment", "storage.log_map",
         "storage.snapshot", "tier", "topic.row", "topic.state", "spark", "spark.cold_client",
     },
     # The supervisor locks the data directory and writes meta/engine. Only one module changes the disk.
     "supervision": {
-        "base", "ring", "board", "envelope", "access", "storage.disk", "storage.layout",
+        *DISK, "base", "ring", "board", "envelope", "access", "storage.layout",
         "storage.identity_file", "runtime", "runtime.listener", "supervision", "root",
     },
     "storage.identity_file": {"base", "storage.disk", "storage.layout"},
@@ -446,12 +448,13 @@ UPWARD = {
     "ringlog.actors.gateway.shell": "from ringlog.client import connect",
     "ringlog.actors.gateway.route": "from ringlog.actors.gateway.shell import Shell",
     "ringlog.actors.wal_shard.shell": "from ringlog.testing.clock import ManualClock",
-    "ringlog.actors.wal_shard.__main__": "from ringlog.storage.disk import RealDisk",
+    "ringlog.actors.wal_shard.__main__": "from ringlog.storage.real_disk import RealDisk",
     "supervisor": "from ringlog.actors.wal_shard import core",
 }
 STUBS = {
     "ringlog.frame.layout": "", "ringlog.frame.codec": "", "ringlog.ring.layout": "", "ringlog.contract": "",
-    "ringlog.board.board": "", "ringlog.storage.disk": "", "ringlog.storage.wal": "", "ringlog.client": "",
+    "ringlog.board.board": "", "ringlog.storage.disk": "", "ringlog.storage.real_disk": "",
+    "ringlog.storage.wal": "", "ringlog.client": "",
     "ringlog.topic.state": "", "ringlog.testing": "", "ringlog.testing.clock": "",
     "ringlog.actors.gateway": "", "ringlog.actors.gateway.core": "", "ringlog.actors.gateway.shell": "",
     "ringlog.actors.wal_shard.core": "", "ringlog.actors.wal_shard.events": "", "ringlog.actors.wal_shard":
@@ -474,7 +477,7 @@ def test_an_upward_import_is_reported(module):
             "from ringlog.link.peer import Peer\nfrom ringlog.actors.gateway.core import Core",
         ),
         ("ringlog.topic.state", "from ringlog.storage.layout import pack_file"),
-        ("ringlog.supervision.engine", "from ringlog.storage.disk import RealDisk"),
+        ("ringlog.supervision.engine", "from ringlog.storage.real_disk import RealDisk"),
     ],
 )
 def test_an_allowed_import_is_not_reported(module, source):

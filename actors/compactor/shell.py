@@ -62,8 +62,9 @@ from ringlog.segment.parts import part_names
 from ringlog.segment.segment import find_segments
 from ringlog.signals import StopFlag
 from ringlog.storage import snapshot as snapshots
-from ringlog.storage.disk import Disk, RealDisk
+from ringlog.storage.disk import Disk
 from ringlog.storage.layout import META_DIR, WAL_DIR, parse_shard_dir, parse_wal_name
+from ringlog.storage.real_disk import RealDisk
 
 log = logging.getLogger("ringlog.compactor")
 

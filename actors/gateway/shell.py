@@ -69,7 +69,7 @@ from ringlog.link.peer import Peer
 from ringlog.link.timers import Timers
 from ringlog.logs import log_event
 from ringlog.signals import StopFlag
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.storage.log_map import LogMap
 from ringlog.storage.extents import LogHighWatermark as ReadMark
 from ringlog.storage.record_index import StoredRecordIndex

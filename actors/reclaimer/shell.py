@@ -43,7 +43,7 @@ from ringlog.runtime.control import ActorControlSocket, Sleeper
 from ringlog.runtime.thread_pool import BackgroundThread, ThreadPool
 from ringlog.segment.layout import CREATOR_RECLAIMER, CREATOR_SHIFT, NumberAllocator
 from ringlog.signals import StopFlag
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.open_store import open_store
 

@@ -37,7 +37,7 @@ from ringlog.ring.doorbell import EventBell
 from ringlog.runtime.control import ActorControlSocket, Sleeper
 from ringlog.runtime.thread_pool import BackgroundThread, ThreadPool
 from ringlog.signals import StopFlag
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
 from ringlog.tier.open_store import open_store

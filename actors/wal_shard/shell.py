@@ -80,7 +80,7 @@ from ringlog.spin_wait import SPIN_REQUEST_NS, SPIN_WORDS_MAX, SpinPolicy, spin_
 from ringlog.storage.disk import Disk
 from ringlog.storage.extents import LogHighWatermark as ReadMark
 from ringlog.storage.layout import LOCK_NAME, META_DIR
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.storage.record_index import StoredRecordIndex
 from ringlog.storage.wal import FIRST_FILE_BYTES, ShardLogIdentity, WalWriter
 from ringlog.topic.state import ShardTopic

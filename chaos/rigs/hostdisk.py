@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ringlog.errors import RinglogError
-from ringlog.storage.disk import Disk, RealDisk
+from ringlog.storage.disk import Disk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.testing.shard_world import DATA
 from ringlog.testing.wrapped_disk import WrappedDisk
 

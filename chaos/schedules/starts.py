@@ -29,7 +29,7 @@ from ringlog.clock import SystemClock
 from ringlog.entropy import random_hex
 from ringlog.errors import StartRefused
 from ringlog.hardening import die_with_parent
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.supervision import run_dir
 from ringlog.supervision.engine_resources import EngineResources
 from ringlog.supervision.tree import build_tree

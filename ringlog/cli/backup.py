@@ -39,7 +39,7 @@ from ringlog.config_sources import load_config
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 from ringlog.errors import CorruptData, UsageError
 from ringlog.storage.disk import Disk
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.verify.directory import Verification, verify_directory
 from ringlog.verify.findings import DAMAGE
 from ringlog.verify.frame_decoder import VerifyError

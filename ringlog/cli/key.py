@@ -300,7 +300,7 @@ def _warn_unless_used(settings: _Settings, path: str, options: Options) -> None:
 
 
 def _disk() -> Disk:
-    from ringlog.storage.disk import RealDisk
+    from ringlog.storage.real_disk import RealDisk
 
     return RealDisk()
 

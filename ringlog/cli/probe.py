@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringlog.clock import Clock
-from ringlog.storage.disk import Disk, RealDisk
+from ringlog.storage.disk import Disk
+from ringlog.storage.real_disk import RealDisk
 
 PROBE_FILE_BYTES = 1 << 20
 

@@ -19,7 +19,8 @@ from ringlog.cli.copies import (
 )
 from ringlog.cli.options import Options
 from ringlog.errors import CorruptData, UsageError
-from ringlog.storage.disk import Disk, RealDisk
+from ringlog.storage.disk import Disk
+from ringlog.storage.real_disk import RealDisk
 
 Given = Annotated[Options, Parameter(parse=False)]
 

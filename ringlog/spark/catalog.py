@@ -24,7 +24,7 @@ from ringlog.spark.plan import WAL, StoredRange
 from ringlog.spark.segment_ranges import Tags, stored_ranges_in_segments
 from ringlog.storage.disk import Disk
 from ringlog.storage.extents import LogHighWatermark
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.storage.record_index import StoredRecordIndex
 from ringlog.topic.tombstone import RECREATED, RESTART_LOSS, Floors, plan_read
 

@@ -20,7 +20,7 @@ from ringlog.link.address import read_engine_file
 from ringlog.spark.cold_address import is_address
 from ringlog.spark.cold_client import cold_client
 from ringlog.spark.errors import EngineNotRunning
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 
 CONNECT_S = 10.0
 """Timeout in seconds for a connection to a running engine."""

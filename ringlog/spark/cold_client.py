@@ -31,8 +31,9 @@ from ringlog.segment.layout import DATA
 from ringlog.segment.segment import Segment
 from ringlog.spark.cold_address import parse_address
 from ringlog.spark.errors import OptionError
-from ringlog.storage.disk import Disk, RealDisk, disk_error
+from ringlog.storage.disk import Disk, disk_error
 from ringlog.storage.log_map import LogMap
+from ringlog.storage.real_disk import RealDisk
 from ringlog.storage.snapshot import Snapshot, load_snapshots, snapshot_numbers
 from ringlog.tier.open_store import open_store
 from ringlog.tier.ownership import OWNER_OBJECT as OWNER

@@ -30,7 +30,8 @@ from ringlog.spark.schema import arrow_schema
 from ringlog.spark.slice_reader import read_batches
 from ringlog.spark.stream import StreamReader
 from ringlog.spark.workers import freeze_imports
-from ringlog.storage.disk import Disk, RealDisk
+from ringlog.storage.disk import Disk
+from ringlog.storage.real_disk import RealDisk
 
 if TYPE_CHECKING:
     import pyarrow as pa

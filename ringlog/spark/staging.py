@@ -28,7 +28,8 @@ import xxhash
 
 from ringlog.clock import Clock, SystemClock
 from ringlog.errors import CorruptData, DiskError, NotReady
-from ringlog.storage.disk import Disk, RealDisk, replace_file
+from ringlog.storage.disk import Disk, replace_file
+from ringlog.storage.real_disk import RealDisk
 from ringlog.storage.vectored_write import Buffer
 
 PLAN_VERSION = 1

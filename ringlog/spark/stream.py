@@ -48,7 +48,7 @@ from ringlog.spark.stream_state import (
     advance,
     compare_positions,
 )
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.topic.tombstone import RECREATED, RESTART_LOSS
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from ringlog.segment.layout import DATA, DATA_HEADER_BYTES, DEL, FLAG_TAGS, IDX,
 from ringlog.segment.segment import Segment
 from ringlog.spark.audit import AuditedFrames, Owners, ReadArray, check_log, check_sealed
 from ringlog.spark.file_locations import TIER_COLD, TIER_NAMES, LogFileLocation, Roots, SegmentLocation
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.tags import TagMatch
 
 Columns = dict[str, Any]

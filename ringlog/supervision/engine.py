@@ -50,7 +50,8 @@ from ringlog.errors import DiskError, NotReady, StartRefused
 from ringlog.limits import HEARTBEAT_INTERVAL_MS, SECOND_SIGNAL_S
 from ringlog.logs import log_event
 from ringlog.signals import SignalInbox
-from ringlog.storage.disk import Disk, RealDisk
+from ringlog.storage.disk import Disk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.supervision import run_dir
 from ringlog.supervision.child_process import (
     SUPERVISOR_OOM_SCORE,

@@ -38,7 +38,7 @@ from ringlog.storage.extents import LogHighWatermark
 from ringlog.storage.frame_run import FrameRun
 from ringlog.storage.log_map import LogMap
 from ringlog.storage.reader import TopicReader
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.testing.clock import ManualClock
 from ringlog.testing.log_file import TS_US, LogFile
 

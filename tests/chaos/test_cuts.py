@@ -59,7 +59,7 @@ print(found)
 # -- planted bugs -------------------------------------------------------------------------------------------
 
 NO_SYNC = """
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 really = RealDisk._sync
 def sync(self, fd, call, ask):
     really(self, fd, call, (lambda fd: None) if call == "CALL" else ask)  # Says so, and does nothing.
@@ -67,7 +67,7 @@ RealDisk._sync = sync
 """
 FAILED_SYNC_BELIEVED = """
 import os
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 def sync(self, fd, call, really):
     try:
         really(fd)
@@ -77,7 +77,7 @@ RealDisk._sync = sync
 """
 EIO_IS_THE_END = """
 from ringlog.errors import DiskError
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 read_into, read_at = RealDisk.read_into, RealDisk.read_at
 def lenient_into(self, fd, buffer, offset):
     try:

@@ -15,7 +15,7 @@ from chaos.schedules import bell, ring, seqlock, starts
 from ringlog.board.layout import ProcessField
 from ringlog.ring.consumer import RingConsumer
 from ringlog.ring.layout import RingWord
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.supervision import engine_resources, run_dir
 
 LATE = ring.Plan(2 * ring.FRAME_BYTES, frames=2, late=2, producer_crashes=0, consumer_crashes=0)

@@ -13,7 +13,7 @@ from ringlog.cli.backup import BackupJob, copy_stopped
 from ringlog.cli.copies import MANIFEST, changed_files, read_manifest
 from ringlog.cli.restore import copy_back
 from ringlog.errors import DiskError, UsageError
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.testing.faulty_disk import DiskFault, FaultyDisk
 from ringlog.testing.real_engine import engine
 

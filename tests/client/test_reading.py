@@ -496,7 +496,7 @@ def test_pages_of_a_large_frame_read_the_file_once(world, monkeypatch):
     pages = reader.pages(limit=100)
     assert next(pages).cursor.seq == 100
     monkeypatch.setattr(world.disk, "read_into", None)
-    monkeypatch.setattr("ringlog.storage.disk.RealDisk.read_into", None)
+    monkeypatch.setattr("ringlog.storage.real_disk.RealDisk.read_into", None)
     assert [len(page_) for page_ in pages] == [100] * 9
     assert world.locates == 1
 

@@ -12,7 +12,7 @@ from segment_samples import STAMP, SampleTopic, read_file, write
 from ringlog.segment.index_rebuild import verify_segment
 from ringlog.segment.layout import DATA, SUFFIXES
 from ringlog.segment.segment import Segment
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.tags import TagMatch
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.types import Durability

@@ -23,7 +23,7 @@ from segment_samples import (
 from ringlog.segment.index_rebuild import rebuild_index, verify_segment
 from ringlog.segment.layout import IDX, TAGS
 from ringlog.segment.segment import Segment, check_data, find_segments
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.tags import TagMatch, parse_match
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.verify import segment_decoder

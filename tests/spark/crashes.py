@@ -30,7 +30,7 @@ from ringlog.spark.clients import close_clients
 from ringlog.spark.commit import WriterKey
 from ringlog.spark.options import sink_options
 from ringlog.spark.staging import FRAMES_SUFFIX, PLAN_SUFFIX, Staging, read_plan, writer_file_id
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.testing.faulty_disk import DiskFault, FaultyDisk, Halted
 from ringlog.testing.simulated_disk import SimulatedDisk
 from tests.spark.sink_world import DEALS, WIDE, World, bury

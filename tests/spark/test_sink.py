@@ -48,7 +48,7 @@ from ringlog.spark.commit import WriterKey, producer_of
 from ringlog.spark.errors import OptionError, SchemaError, StagingLost
 from ringlog.spark.options import sink_options
 from ringlog.spark.rows import FrameMaker, check_columns, frame_cuts
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.testing.faulty_disk import DiskFault, FaultyDisk
 from tests.spark.crashes import CHANGES, IDS, NEXT_IDS, crash_at, power_cut_at
 from tests.spark.sink_world import DEALS, WIDE, World, deal, rows

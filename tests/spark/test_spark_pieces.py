@@ -12,7 +12,7 @@ from ringlog.frame import layout
 from ringlog.spark.jvm_frames import PINNED_FILES, SCHEMA, PinnedFiles
 from ringlog.spark.schema import arrow_schema
 from ringlog.spark.source import PIECES_OF, RinglogDataSource
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 from tests.spark.world import checkpoint, copied, write
 
 pytestmark = [pytest.mark.timeout(120)]

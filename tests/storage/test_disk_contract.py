@@ -10,7 +10,8 @@ import pytest
 
 from ringlog.errors import DiskError, InvariantViolation
 from ringlog.limits import FILL_CHUNK_BYTES
-from ringlog.storage.disk import Disk, RealDisk, replace_file
+from ringlog.storage.disk import Disk, replace_file
+from ringlog.storage.real_disk import RealDisk
 from ringlog.storage.vectored_write import IOV_MAX
 from ringlog.testing.disk import FaultyDisk, Monitor, RecordingDisk, SimulatedDisk
 

@@ -13,9 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ringlog.errors import DiskError, InvariantViolation
-from ringlog.storage import disk as storage_disk
-from ringlog.storage import vectored_write
-from ringlog.storage.disk import RealDisk, UnsyncedState
+from ringlog.storage import real_disk, vectored_write
+from ringlog.storage.real_disk import RealDisk, UnsyncedState
 from ringlog.storage.vectored_write import TRANSIENT_RETRIES_MAX, write_fully
 
 
@@ -227,10 +226,10 @@ def test_a_failure_to_write_back_is_a_failed_sync(disk, root, monkeypatch):
 
     def fail_to_wait(fd: int, offset: int, length: int, flags: int) -> None:
         calls.append(flags)
-        if flags & storage_disk._WAIT_BEFORE:
+        if flags & real_disk._WAIT_BEFORE:
             raise OSError(errno.EIO, "the device lost it")
 
-    monkeypatch.setattr(storage_disk, "_sync_range", fail_to_wait)
+    monkeypatch.setattr(real_disk, "_sync_range", fail_to_wait)
     disk.write_back(fd, 0, 32_768)
     with pytest.raises(DiskError) as caught:
         disk.write_back(fd, 32_768, 32_768)
@@ -406,7 +405,7 @@ def test_allocate_writes_zeros_if_the_file_system_cannot_allocate(disk, root, mo
 SHORT_WRITE = """
 import resource, signal, sys
 from ringlog.errors import DiskError
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 disk = RealDisk()
 fd = disk.create(sys.argv[1])
@@ -437,7 +436,7 @@ def test_a_real_short_write_continues_until_the_kernel_refuses(root):
 
 LOCK_AND_WAIT = """
 import sys
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 RealDisk().lock(sys.argv[1])
 print("held", flush=True)
 sys.stdin.read()

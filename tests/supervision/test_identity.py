@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ringlog.errors import DiskError, StartRefused
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.supervision.identity import EngineIdentity
 
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from ringlog.errors import CorruptData, StartRefused
-from ringlog.storage.disk import RealDisk
 from ringlog.storage.identity_file import EngineFile
 from ringlog.storage.layout import wal_name
+from ringlog.storage.real_disk import RealDisk
 from ringlog.supervision.identity import EngineIdentity
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, World

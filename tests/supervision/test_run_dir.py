@@ -10,7 +10,7 @@ import pytest
 
 from ringlog.board.board import Board
 from ringlog.errors import NotConnected, StartRefused
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.supervision import run_dir as r
 from ringlog.testing.clock import ManualClock
 

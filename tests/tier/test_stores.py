@@ -12,7 +12,7 @@ import pytest
 from ringlog.config import ColdConfig
 from ringlog.errors import ColdUnavailable, ConfigError, CorruptData, DiskError, NotReady
 from ringlog.segment.parts import make_dirs
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, PowerLossDamage, SimulatedDisk
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore

@@ -12,7 +12,7 @@ from ringlog.errors import CorruptData
 from ringlog.segment.layout import DATA as DATA_SUFFIX
 from ringlog.segment.layout import IDX
 from ringlog.segment.segment import Segment
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.log_world import LogWorld
 from ringlog.testing.shard_world import DATA, World

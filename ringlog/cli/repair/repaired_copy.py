@@ -16,7 +16,7 @@ from ringlog.storage.disk import Disk
 from ringlog.storage.identity_file import encode_identity
 from ringlog.storage.layout import META_DIR, QUARANTINE_DIR, ids_upper_bound
 from ringlog.storage.log_register import RegisterEntry, encode_register, register_name
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.verify.directory import HOT
 from ringlog.verify.findings import FileReport
 from ringlog.verify.log_order import in_replay_order

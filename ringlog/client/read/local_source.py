@@ -27,7 +27,7 @@ from ringlog.storage.disk import Disk
 from ringlog.storage.extents import VOLATILE_PREFIX, LogHighWatermark
 from ringlog.storage.frame_run import FrameRun
 from ringlog.storage.reader import FIRST_WINDOW_BYTES, Pause, TopicReader
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.real_disk import RealDisk
 from ringlog.storage.record_index import StoredRecordIndex
 from ringlog.storage.segment_cache import SegmentCache
 from ringlog.storage.visibility import NO_SEQS, VisibilityFilter

@@ -28,7 +28,8 @@ import xxhash
 
 from ringlog.errors import CorruptData, DiskError, NotReady
 from ringlog.spark.errors import OptionError
-from ringlog.storage.disk import Disk, RealDisk, replace_file
+from ringlog.storage.disk import Disk, replace_file
+from ringlog.storage.real_disk import RealDisk
 
 VERSION = 1
 STATE_DIR, OPEN, LOCK = "_ringlog", "open.json", "LOCK"

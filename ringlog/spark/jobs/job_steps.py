@@ -20,7 +20,8 @@ from ringlog.clock import Clock, SystemClock
 from ringlog.errors import CorruptData
 from ringlog.spark.errors import OptionError
 from ringlog.spark.jobs.report import SparkJobProgress
-from ringlog.storage.disk import Disk, RealDisk, replace_file
+from ringlog.storage.disk import Disk, replace_file
+from ringlog.storage.real_disk import RealDisk
 
 JOBS_DIR = "spark-jobs"
 """Directory of job files, below the data directory that is written to."""

@@ -24,7 +24,7 @@ from ringlog.verify.frame_decoder import VerifyError
 from ringlog.verify.identity_decoder import verify_identity
 from ringlog.verify.log_order import check_wal_order
 from ringlog.verify.register_decoder import verify_register
-from ringlog.verify.segment_decoder import verify_segment
+from ringlog.verify.segment_verifier import verify_segment
 from ringlog.verify.snapshot_decoder import (
     authoritative_snapshot,
     listed_segments,

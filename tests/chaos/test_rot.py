@@ -24,7 +24,7 @@ from ringlog.segment import segment as segments
 from ringlog.storage import snapshot as snapshots
 from ringlog.storage.recovery import WalTailState
 from ringlog.tier import copies as tier_copies
-from ringlog.verify import directory, segment_decoder
+from ringlog.verify import directory, segment_decoder, segment_verifier
 
 FLIPS = 60
 CASES = 30
@@ -179,7 +179,7 @@ def test_a_move_without_verification_is_detected(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_verifier_without_checks_is_detected(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_decoder, "_follows", lambda *_: None)
+    monkeypatch.setattr(segment_verifier, "_follows", lambda *_: None)
     monkeypatch.setattr(segment_decoder, "_checked", lambda *_: None)
     assert any("verifier" in wrong for wrong in flips_of(bench, ".del", 30))
 

@@ -16,7 +16,7 @@ from ringlog.storage.real_disk import RealDisk
 from ringlog.tags import TagMatch
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.types import Durability
-from ringlog.verify import segment_decoder
+from ringlog.verify import segment_decoder, segment_verifier
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 STEM = (GOLDEN / "segment" / "stem").read_text().strip()
@@ -79,7 +79,7 @@ def test_the_engine_reads_the_golden_segment(root: Path) -> None:
 
 
 def test_the_verifier_reads_the_golden_segment(root: Path) -> None:
-    report = segment_decoder.verify_segment(str(root), STEM, is_deep=True)
+    report = segment_verifier.verify_segment(str(root), STEM, is_deep=True)
     assert report.findings == []
     assert report.stored == {(0x11, 3): [(7, 10), (100, 102)], (0xFEDC_BA98_7654_3210, 1): [(1, 2)]}
     assert report.marked == {(0x11, 3): [(9, 9)]}

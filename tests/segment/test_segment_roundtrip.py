@@ -26,7 +26,7 @@ from ringlog.segment.segment import Segment, check_data, find_segments
 from ringlog.storage.real_disk import RealDisk
 from ringlog.tags import TagMatch, parse_match
 from ringlog.testing.disk import SimulatedDisk
-from ringlog.verify import segment_decoder
+from ringlog.verify import segment_decoder, segment_verifier
 from ringlog.verify.frame_decoder import decode_frame
 from ringlog.verify.segment_columns import expected_columns, read_columns
 
@@ -151,7 +151,7 @@ def test_the_verifier_reads_every_segment_like_the_engine(topics) -> None:
         ref = write(disk, root, topics)
         if ref is None:
             return
-        report = segment_decoder.verify_segment(root, ref.stem, is_deep=True)
+        report = segment_verifier.verify_segment(root, ref.stem, is_deep=True)
         assert report.findings == []
         segment = Segment.open(disk, root, ref.stem)
         for topic in topics:

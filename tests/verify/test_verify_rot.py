@@ -17,7 +17,8 @@ from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.log_world import LogWorld
 from ringlog.testing.shard_world import DATA, World
 from ringlog.verify.directory import Verification, verify_directory
-from ringlog.verify.segment_decoder import next_frame, read_data_header, verify_segment
+from ringlog.verify.segment_decoder import next_frame, read_data_header
+from ringlog.verify.segment_verifier import verify_segment
 from ringlog.verify.wal_decoder import verify_wal
 
 

@@ -5,8 +5,11 @@ that passes becomes a *flow*. A flow is a generator: it yields one effect at a t
 result of the effect, and returns the reply. A waiting flow occupies no thread, and a flow that waits for
 records blocks no write.
 
-Flows of appends are in appends.py, reads in reads.py, claims in jobs.py, groups in group_requests.py,
-routers in router_requests.py. Their common parts are in flows.py. Invariants (docs/reference/invariants.md):
+Flows of appends are in appends.py, reads in reads.py, claims in jobs.py, groups in group_requests.py, routers
+in router_requests.py, feeds in feed_requests.py, and all others in topic_requests.py. Their common parts are
+in flows.py. Held requests and their limits are in held_requests.py.
+
+Invariants (docs/reference/invariants.md):
 
 - No request reaches a shard before `authorise` has accepted it (G1).
 - A client's appends to one topic reach the shard in the order of sending (G2). Producer numbers must
@@ -20,54 +23,34 @@ routers in router_requests.py. Their common parts are in flows.py. Invariants (d
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
-from ringlog.access.engine_facts import covered, visible_prefixes
 from ringlog.access.key_ring import LOCAL_ID, KeyRing
-from ringlog.access.keys import OWNER, Principal, authorise
+from ringlog.access.keys import OWNER, authorise
 from ringlog.actors.gateway import events as ev
 from ringlog.actors.gateway.append_admission import AppendAdmission, Flow
 from ringlog.actors.gateway.appends import AppendFlows
+from ringlog.actors.gateway.feed_requests import FeedFlows
 from ringlog.actors.gateway.flows import AcquireAppendLane, FlowContext, GatewayRequest, ResolveTopic
 from ringlog.actors.gateway.group_requests import GroupFlows
+from ringlog.actors.gateway.held_requests import HeldRequests
 from ringlog.actors.gateway.jobs import JobFlows
 from ringlog.actors.gateway.reads import ReadFlows
 from ringlog.actors.gateway.replies import error_reply
 from ringlog.actors.gateway.router_requests import RouterRequestFlows
+from ringlog.actors.gateway.topic_requests import TopicRequestFlows, TopicResolver
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
-from ringlog.errors import (
-    ExitCode,
-    Internal,
-    InvalidRequest,
-    NotReady,
-    Refused,
-    RinglogError,
-    ShuttingDown,
-    StaleEpoch,
-    Throttled,
-    TopicNotFound,
-    is_shard_failed,
-)
+from ringlog.errors import ExitCode, Internal, InvalidRequest, Refused, RinglogError, ShuttingDown
 from ringlog.limits import (
-    CREDIT_MAX,
-    FEEDS_PER_MESSAGE_MAX,
     FRAME_BYTES_MAX,
-    GATEWAY_BYTES_MAX,
-    GATEWAY_BYTES_PER_CONNECTION_MAX,
     GATEWAY_REQUESTS_PER_CONNECTION_MAX,
-    GATEWAY_REQUESTS_PER_KEY_MAX,
-    LIST_PAGE_MAX,
     READ_BYTES_MAX,
     READ_LIMIT_MAX,
     REQUEST_BYTES_MAX,
-    SEQ_MAX,
 )
-from ringlog.placement import home_shard
-
-_RETRY_AFTER_MS = 50
 
 _OF_SCHEDULERS = (
     m.Subscribe, m.RouterCreate, m.RouterGet, m.RouterList, m.RouterDelete, m.RoutesSettle, m.LettersRedrive,
@@ -108,12 +91,10 @@ class GatewayCore:
         self._effects: list[Any] = []
         self._waiting: dict[int, GatewayRequest] = {}
         self._deadlines: list[tuple[int, int]] = []
-        self._resolving: dict[str, list[GatewayRequest]] = {}
-        self._resolve_tickets: dict[int, tuple[str, bool]] = {}
-        self._held: dict[GatewayRequest, None] = {}
-        self._per_client: dict[bytes, list[int]] = {}
-        self._per_key: dict[str, int] = {}
-        self._bytes = 0
+        self._held = HeldRequests()
+        self._resolver = TopicResolver(self._context, identity.shards)
+        self._topics = TopicRequestFlows(self._context, identity.shards)
+        self._feeds = FeedFlows(self._context, identity.incarnation)
         self._intake = AppendAdmission()
         self._appends = AppendFlows(
             self._context, self._intake, identity.shards, identity.ring_frame_bytes_max, self._advance,
@@ -123,12 +104,12 @@ class GatewayCore:
         self._routing = RouterRequestFlows(
             self._context.ask_scheduler,
             self._context.evict_topic,
-            self._ask_home_shard,
-            self._ask_topic_shard,
+            self._topics.ask_home_shard,
+            self._topics.ask_topic_shard,
         )
-        self._groups = GroupFlows(self._ask_home_shard, self._ask_topic_shard)
+        self._groups = GroupFlows(self._topics.ask_home_shard, self._topics.ask_topic_shard)
         self._jobs = JobFlows(
-            self._ask_topic_shard,
+            self._topics.ask_topic_shard,
             lambda read: self._reads.locate(read, read.after, read.epoch),
             lambda read, located, plan: self._reads.read_files(
                 read, located, plan, self._context.now_us, min(read.limit, READ_LIMIT_MAX)
@@ -166,13 +147,10 @@ class GatewayCore:
 
     def check(self) -> None:
         """Check with a recount that held requests do not exceed the limits (G5)."""
-        assert self._bytes == sum(request.bytes for request in self._held)
-        assert sum(count for count, _ in self._per_client.values()) == len(self._held)
-        assert sum(self._per_key.values()) == len(self._held)
-        assert self._bytes <= GATEWAY_BYTES_MAX
+        self._held.check()
         loads = [self._intake.in_flight(shard) for shard in range(self._identity.shards)]
         assert sum(appends for appends, _ in loads) <= len(self._held)
-        assert sum(size for _, size in loads) <= self._bytes
+        assert sum(size for _, size in loads) <= self._held.bytes
         self._appends.check()
 
     # -- events ---------------------------------------------------------------------------------------
@@ -183,7 +161,7 @@ class GatewayCore:
                 self._tick(event)
             case ev.ClientRequestReceived():
                 self._request_received(event)
-            case ev.ShardAnswered() if event.ticket in self._resolve_tickets:
+            case ev.ShardAnswered() if self._resolver.expects(event.ticket):
                 self._resolved(event)
             case ev.ShardAnswered():
                 self._resume(event.ticket, event.error or event.message)
@@ -234,7 +212,9 @@ class GatewayCore:
             if answer is not None:
                 self._effects.append(Reply(received.client, received.corr, answer))
                 return
-            self._admit(received, principal)
+            if self._context.is_draining:
+                raise ShuttingDown("the engine is stopping")
+            self._held.require_room(received, principal)
         except Refused as e:
             self._refuse(received.client, received.corr, e)
             return
@@ -244,27 +224,9 @@ class GatewayCore:
         request = GatewayRequest(
             received.client, received.corr, received.message, principal, received.attachment
         )
-        self._hold(request)
+        self._held.add(request)
         request.flow = self._flow(request)
         self._advance(request, None)
-
-    def _admit(self, received: ev.ClientRequestReceived, principal: Principal) -> None:
-        """Raise Throttled if the request would exceed a limit (G5), or ShuttingDown while draining."""
-        if self._context.is_draining:
-            raise ShuttingDown("the engine is stopping")
-        count, held_bytes = self._per_client.get(received.client, (0, 0))
-        size = len(received.attachment) if received.attachment is not None else 0
-        for name, found, most in (
-            ("requests_per_connection", count + 1, GATEWAY_REQUESTS_PER_CONNECTION_MAX),
-            ("bytes_per_connection", held_bytes + size, GATEWAY_BYTES_PER_CONNECTION_MAX),
-            ("requests_per_key", self._per_key.get(principal.name, 0) + 1, GATEWAY_REQUESTS_PER_KEY_MAX),
-            ("bytes", self._bytes + size, GATEWAY_BYTES_MAX),
-        ):
-            if found > most:
-                raise Throttled(
-                    "too many requests or bytes in flight, retry later", limit=name, max=most,
-                    retry_after_ms=_RETRY_AFTER_MS,
-                )  # fmt: skip
 
     def _client_disconnected(self, client: bytes) -> None:
         """Forget a disconnected client. Requests that were sent to a shard continue and may be applied."""
@@ -272,8 +234,8 @@ class GatewayCore:
             if request.client == client and request.deadline_ns:
                 self._effects.append(ev.UnwatchTopic(ticket))
                 del self._waiting[ticket]
-                self._release(request)
-        self._disconnected.update(request for request in self._held if request.client == client)
+                self._held.release(request)
+        self._disconnected.update(self._held.of_client(client))
 
     def _drain(self) -> None:
         self._context.is_draining = True
@@ -301,17 +263,17 @@ class GatewayCore:
             else:
                 effect = request.flow.send(value)
         except StopIteration as end:
-            self._release(request)
+            self._held.release(request)
             self._answer(request, *end.value)
             return
         except RinglogError as e:
-            self._release(request)
+            self._held.release(request)
             if request not in self._disconnected:
                 self._refuse(request.client, request.corr, e)
             self._disconnected.discard(request)
             return
         except Exception as e:  # noqa: BLE001  see _fail_request
-            self._release(request)
+            self._held.release(request)
             self._disconnected.discard(request)
             self._fail_request(request.client, request.corr, request.message, e)
             return
@@ -333,11 +295,11 @@ class GatewayCore:
             case m.SeekTime():
                 return self._reads.seek_time(request.message)
             case m.TopicList():
-                return self._list(request)
+                return self._topics.list_topics(request)
             case m.TopicPut() | m.TopicResolve():
-                return self._ask_home_shard(request.message)
+                return self._topics.ask_home_shard(request.message)
             case m.Subscribe():
-                return self._subscribe(request)
+                return self._feeds.subscribe(request)
             case m.RouterCreate() | m.RouterGet() | m.RouterDelete():
                 return self._routing.handle_one(request.message, request.principal)
             case m.RouterList():
@@ -345,7 +307,7 @@ class GatewayCore:
             case m.RoutesSettle():
                 return self._routing.settle_routes(request.message)
             case m.TopicDelete():
-                return self._delete(request)
+                return self._topics.delete(request)
             case m.LettersRedrive():
                 return self._routing.redrive(request.message, request.principal)
             case m.GroupOpen():
@@ -355,7 +317,7 @@ class GatewayCore:
             case m.Claim() | m.Steal():
                 return self._jobs.claim(request.message)
             case _:
-                return self._ask_topic_shard(request.message)
+                return self._topics.ask_topic_shard(request.message)
 
     def _immediate_reply(self, message: m.Message) -> m.Message | None:
         """Return the reply to a request that needs no shard; None for all other requests."""
@@ -387,163 +349,25 @@ class GatewayCore:
             bounds,
         )
 
-    def _ask_home_shard(self, message: Any) -> Flow:
-        """Send a request to the home shard of the name, or to the shard that the home shard names."""
-        shard = home_shard(message.topic, self._identity.shards)
-        answer = yield self._context.ask(shard, message)
-        if _is_redirect(answer):
-            answer = yield self._context.ask(answer.shard, message)
-        if _is_redirect(answer):
-            raise _disagreeing(message.topic)
-        if isinstance(answer, m.TopicInfo):
-            self._context.cache_topic(answer)
-        return answer, None
-
-    def _delete(self, request: GatewayRequest) -> Flow:
-        """Delete a topic. The reply lists only those deleted routers whose names the key's prefixes cover."""
-        message: m.TopicDelete = request.message
-        try:
-            answer, _ = yield from self._ask_topic_shard(message)
-            assert isinstance(answer, m.TopicDeleted)
-        except TopicNotFound:
-            return m.TopicDeleted(message.topic, False), None
-        finally:
-            self._context.evict_topic(message.topic)
-        names = covered(request.principal, answer.routers)
-        return m.TopicDeleted(answer.topic, answer.deleted, names), None
-
-    def _ask_topic_shard(self, message: Any) -> Flow:
-        """Send a request to the shard that owns the topic."""
-        if isinstance(message, m.RecordsDelete) and message.seqs:
-            raise InvalidRequest("seqs is not allowed here: use before_seq or match", topic=message.topic)
-        info = yield ResolveTopic(message.topic)
-        try:
-            answer = yield self._context.ask(info.shard, message)
-        except (TopicNotFound, StaleEpoch):
-            self._context.evict_topic(message.topic)
-            raise
-        return answer, None
-
     # -- resolving topics -----------------------------------------------------------------------------
 
     def _resolve(self, request: GatewayRequest, topic: str) -> None:
         info = self._context.cached_topic(topic)
         if info is not None:
             self._advance(request, info)
-            return
-        waiters = self._resolving.setdefault(topic, [])
-        waiters.append(request)
-        if len(waiters) == 1:
-            effect = self._context.ask(home_shard(topic, self._identity.shards), m.TopicResolve(topic))
-            self._resolve_tickets[effect.ticket] = topic, True
+        elif (effect := self._resolver.wait(request, topic)) is not None:
             self._effects.append(effect)
 
     def _resolved(self, event: ev.ShardAnswered) -> None:
-        topic, is_home = self._resolve_tickets.pop(event.ticket)
-        if is_home and _is_redirect(event.message):
-            effect = self._context.ask(event.message.shard, m.TopicResolve(topic))
-            self._resolve_tickets[effect.ticket] = topic, False
+        effect = self._resolver.redirect(event)
+        if effect is not None:
             self._effects.append(effect)
             return
-        error = _disagreeing(topic) if _is_redirect(event.message) else event.error
-        if error is None and isinstance(event.message, m.TopicInfo):
-            self._context.cache_topic(event.message)
-        for request in self._resolving.pop(topic):
-            self._advance(request, error or event.message)
+        requests, value = self._resolver.finish(event)
+        for request in requests:
+            self._advance(request, value)
 
-    # -- delivery -------------------------------------------------------------------------------------
-
-    def _subscribe(self, request: GatewayRequest) -> Flow:
-        """Subscribe to feeds.
-
-        Topics are resolved here, because ids and places from a client are not trusted.
-        """
-        message: m.Subscribe = request.message
-        if len(message.feeds) > FEEDS_PER_MESSAGE_MAX:
-            raise InvalidRequest(
-                f"a message must have at most {FEEDS_PER_MESSAGE_MAX} feeds, got {len(message.feeds)}",
-                found=len(message.feeds), max=FEEDS_PER_MESSAGE_MAX,
-            )  # fmt: skip
-        if not 1 <= message.credit <= CREDIT_MAX:
-            raise InvalidRequest(
-                f"credit must be 1 to {CREDIT_MAX}, got {message.credit}", found=message.credit, min=1,
-                max=CREDIT_MAX,
-            )  # fmt: skip
-        feeds: list[tuple[int, m.TopicInfo, int]] = []
-        missing: list[int] = []
-        for feed in message.feeds:
-            if not (0 <= feed.feed < 1 << 32 and 0 <= feed.after <= SEQ_MAX):
-                raise InvalidRequest(
-                    "feed or after of a feed is out of range", feed=feed.feed, after=feed.after
-                )
-            info = yield from self._resolve_feed(feed)
-            if info is None:
-                missing.append(feed.feed)
-            else:
-                feeds.append((feed.feed, info, feed.after))
-        self._context.require_schedulers()
-        yield ev.SubscribeFeeds(self._context.next_ticket(), request.client, message, feeds, missing)
-        return m.Subscribed(message.subscription, -1, self._identity.incarnation), None
-
-    def _resolve_feed(self, feed: m.Feed) -> Generator[Any, Any, m.TopicInfo | None]:
-        """Return the topic of a feed; None if its name is unknown or has another id, or its shard failed.
-
-        For None the client receives a recheck grant and finds out the reason. Its other feeds are not
-        affected.
-        """
-        try:
-            info = yield ResolveTopic(feed.topic)
-            if info.topic_id != feed.topic_id:
-                # The cached topic may be older than the client's.
-                self._context.evict_topic(feed.topic)
-                info = yield ResolveTopic(feed.topic)
-        except TopicNotFound:
-            return None
-        except NotReady as e:
-            if not is_shard_failed(e):
-                raise
-            return None
-        return info if info.topic_id == feed.topic_id else None
-
-    # -- listing --------------------------------------------------------------------------------------
-
-    def _list(self, request: GatewayRequest) -> Flow:
-        """Merge the topics of all shards, for every prefix that the key covers."""
-        message: m.TopicList = request.message
-        size = max(1, min(message.page_size, LIST_PAGE_MAX))
-        found: dict[str, m.TopicStateReply] = {}
-        is_more = False
-        for prefix in visible_prefixes(request.principal, message.prefix):
-            for shard in range(self._identity.shards):
-                page: m.TopicListReply = yield self._context.ask(
-                    shard, m.TopicList(prefix, message.after, size)
-                )
-                found.update((topic.topic, topic) for topic in page.topics)
-                is_more = is_more or page.more
-        names = sorted(found)
-        return m.TopicListReply([found[name] for name in names[:size]], is_more or len(names) > size), None
-
-    # -- accounting and replies -----------------------------------------------------------------------
-
-    def _hold(self, request: GatewayRequest) -> None:
-        self._held[request] = None
-        usage = self._per_client.setdefault(request.client, [0, 0])
-        usage[0] += 1
-        usage[1] += request.bytes
-        self._per_key[request.principal.name] = self._per_key.get(request.principal.name, 0) + 1
-        self._bytes += request.bytes
-
-    def _release(self, request: GatewayRequest) -> None:
-        del self._held[request]
-        usage = self._per_client[request.client]
-        usage[0] -= 1
-        usage[1] -= request.bytes
-        if not usage[0]:
-            del self._per_client[request.client]
-        self._per_key[request.principal.name] -= 1
-        if not self._per_key[request.principal.name]:
-            del self._per_key[request.principal.name]
-        self._bytes -= request.bytes
+    # -- replies ----------------------------------------------------------------------------------
 
     def _answer(self, request: GatewayRequest, message: m.Message, attachment: Any) -> None:
         if request in self._disconnected:
@@ -572,13 +396,3 @@ class GatewayCore:
     def _is_current(self, deadline_ns: int, ticket: int) -> bool:
         request = self._waiting.get(ticket)
         return request is not None and request.deadline_ns == deadline_ns
-
-
-def _is_redirect(answer: Any) -> TypeGuard[m.TopicInfo]:
-    """Return whether the home shard only named the topic's shard, as after a change of the shard count."""
-    return isinstance(answer, m.TopicInfo) and not answer.topic_id
-
-
-def _disagreeing(topic: str) -> NotReady:
-    """Return the error for a second redirect: each shard is asked once."""
-    return NotReady("the shards do not agree on the owner of this topic: retry later", topic=topic)

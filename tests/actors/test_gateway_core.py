@@ -8,6 +8,7 @@ from ringlog.access.key_ring import LOCAL_ID, KeyRing
 from ringlog.access.keys import Principal
 from ringlog.access.permissions import SCOPES
 from ringlog.actors.gateway import events as ev
+from ringlog.actors.gateway import held_requests
 from ringlog.actors.gateway.append_validation import check_frames
 from ringlog.actors.gateway.core import GatewayCore, GatewayIdentity
 from ringlog.actors.gateway.replies import error_reply
@@ -398,7 +399,7 @@ def test_requests_in_flight_are_bounded_for_each_connection(gateway):
 def test_bytes_in_flight_are_bounded_for_each_connection(gateway, monkeypatch):
     """Held bytes never exceed the bound of their connection (G5)."""
     assert GATEWAY_BYTES_PER_CONNECTION_MAX > 2 * 64 * (1 << 20)
-    monkeypatch.setattr("ringlog.actors.gateway.core.GATEWAY_BYTES_PER_CONNECTION_MAX", 2 * len(frame()))
+    monkeypatch.setattr(held_requests, "GATEWAY_BYTES_PER_CONNECTION_MAX", 2 * len(frame()))
     gateway.know("t")
     first = only(gateway.ask(m.Append("t", 1), frame()), ev.PushFrames)
     only(gateway.ask(m.Append("t", 1), frame()), ev.PushFrames)

@@ -11,46 +11,33 @@ import logging
 import select
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import zmq
 from msgspec import structs
 
 from ringlog import __version__
 from ringlog.actors.gateway import events as ev
 from ringlog.actors.gateway.core import GatewayCore, GatewayIdentity
-from ringlog.actors.gateway.frame_reader import read_files
 from ringlog.actors.gateway.replies import error_reply
 from ringlog.actors.gateway.ring_push import RingPush
+from ringlog.actors.gateway.sockets import GatewaySockets, Listeners
+from ringlog.actors.gateway.stored_reads import StoredReads
 from ringlog.actors.gateway.subscription_relay import SILENCE_NS, SubscriptionRelay
-from ringlog.actors.gateway.zap import IPC_DOMAIN, TCP_DOMAIN, ZapHandler
-from ringlog.actors.gateway.zmq_frontend import ZmqFrontend, require_libzmq
+from ringlog.actors.gateway.topic_watches import TopicWatches
+from ringlog.actors.gateway.zmq_frontend import require_libzmq
 from ringlog.board import pressure
-from ringlog.board.board import Board, BoardError, BoardUnstable
+from ringlog.board.board import Board
 from ringlog.board.heartbeat import Heartbeat
-from ringlog.board.layout import GovernorField, ProcessField, WatermarkKind
+from ringlog.board.layout import GovernorField, ProcessField
 from ringlog.board.processes import shard_slot
-from ringlog.board.topics import TOPIC_LIVE
 from ringlog.clock import Clock, SystemClock
-from ringlog.config import Config, LimitsConfig
+from ringlog.config import LimitsConfig
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
 from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.wire import PROTOCOL
-from ringlog.errors import (
-    CorruptData,
-    DiskError,
-    ExitCode,
-    Internal,
-    InvalidRequest,
-    NotConnected,
-    RequestTimeout,
-    RinglogError,
-    StartRefused,
-    is_shard_failed,
-)
+from ringlog.errors import ExitCode, Internal, InvalidRequest, NotConnected, RequestTimeout, RinglogError
 from ringlog.governor import PressureStep
 from ringlog.limits import (
     DRAIN_S_DEFAULT,
@@ -60,7 +47,6 @@ from ringlog.limits import (
     RING_FRAME_FRACTION,
     ROUTER_SETTLE_MS_MAX,
 )
-from ringlog.link.curve import CurveKey, read_key_file
 from ringlog.link.delivery import Delivery
 from ringlog.link.futures import Pending, resolved
 from ringlog.link.keys_file import follow_keys
@@ -69,37 +55,14 @@ from ringlog.link.peer import Peer
 from ringlog.link.timers import Timers
 from ringlog.logs import log_event
 from ringlog.signals import StopFlag
-from ringlog.storage.real_disk import RealDisk
-from ringlog.storage.log_map import LogMap
-from ringlog.storage.extents import LogHighWatermark as ReadMark
-from ringlog.storage.record_index import StoredRecordIndex
-from ringlog.storage.segment_cache import SegmentCache
 
 log = logging.getLogger("ringlog.gateway")
 
 REQUESTS_PER_TURN = 256
 REQUEST_TIMEOUT_NS = 10_000_000_000
 APPEND_TIMEOUT_NS = 30_000_000_000
-WATCH_NS = 60_000_000_000
 BACKLOG_WAIT_MS = 5
 _TRACEBACK_LINES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Listeners:
-    """Where to listen and which keys to admit. An empty `tcp` means this host only."""
-
-    tcp: str = ""
-    server_key: CurveKey | None = None
-    keys_file: str = ""
-
-    @classmethod
-    def from_config(cls, settings: Config) -> Listeners:
-        """Create it from the configuration; read the server's key from its file. Raises ConfigError."""
-        if settings.native.endpoint == "ipc":
-            return cls()
-        server_key = read_key_file(settings.native.curve_key_file, needs_secret=True)
-        return cls(settings.native.endpoint, server_key, settings.auth.keys_file)
 
 
 class _EpollSet:
@@ -122,10 +85,9 @@ class GatewayShell:
         is_governed: bool = True, clock: Clock | None = None, drain_s: float = DRAIN_S_DEFAULT,
     ) -> None:  # fmt: skip
         require_libzmq()
-        self._boot, self._listeners = boot, listeners
+        self._boot = boot
         self._drain_s = drain_s * GATEWAY_DRAIN_SHARE
         self._clock = clock or SystemClock()
-        self._disk = RealDisk()
         self._timers = Timers()
         self._fds = _EpollSet()
         board = Board.open(boot.shm_dir, writable=True)
@@ -143,10 +105,7 @@ class GatewayShell:
             ring_bytes // RING_FRAME_FRACTION, bounds.max_body_bytes, bounds.max_limit,
         )  # fmt: skip
         self.core = GatewayCore(identity, self._key_source.keys.curve)
-        self._context: zmq.Context[Any] = zmq.Context()
-        self._zap = ZapHandler(self._context, lambda: self._key_source.keys.curve)
-        self._routers: list[ZmqFrontend] = []
-        self._listen()
+        self.sockets = GatewaySockets(boot, listeners, lambda: self._key_source.keys.curve)
         delivery = Delivery(self)
         self.links = self._links = LocalLinks(
             boot.shm_dir, client_id=boot.name, clock=self._clock, timers=self._timers, fds=self._fds,
@@ -157,11 +116,9 @@ class GatewayShell:
             Reply(client, 0, message, data)
         ))  # fmt: skip
         self._silence_poll_ns = 0
-        self._segment_cache = SegmentCache(self._disk, boot.data_dir)
-        self._log_map = LogMap()
         self._events: list[Any] = []
-        self._watches: dict[int, ev.WatchTopic] = {}
-        self._waits: dict[int, Pending[bool]] = {}
+        self._reads = StoredReads(boot, self._links)
+        self._watches = TopicWatches(self._links, self._clock, self._reads.marks, self._emit)
         self.exit_code: ExitCode | None = None
         self._heartbeat = Heartbeat(self._slot)
         self._drain_deadline_ns: int | None = None
@@ -170,11 +127,11 @@ class GatewayShell:
             Reply: self._reply,
             ev.AskShard: self._ask,
             ev.PushFrames: self._push,
-            ev.ReadFiles: self._read,
+            ev.ReadFiles: lambda effect: self._emit(self._reads.read(effect)),
             ev.ReadCold: self._read_cold,
-            ev.FindTime: self._find_time,
-            ev.WatchTopic: self._watch,
-            ev.UnwatchTopic: self._unwatch,
+            ev.FindTime: lambda effect: self._emit(self._reads.find_time(effect)),
+            ev.WatchTopic: self._watches.watch,
+            ev.UnwatchTopic: self._watches.unwatch,
             ev.SubscribeFeeds: self._subscribe,
             ev.UnsubscribeFeeds: lambda effect: self._subscription_relay.unsubscribe(
                 effect.client, effect.number, effect.feeds
@@ -183,26 +140,6 @@ class GatewayShell:
             ev.LogRequestFailure: self._log_failure,
             Stop: self._set_exit_code,
         }
-
-    @property
-    def endpoints(self) -> list[str]:
-        """The bound endpoints."""
-        return [router.endpoint for router in self._routers]
-
-    def _listen(self) -> None:
-        """Bind all sockets, or none. Raises StartRefused."""
-        boot, listeners = self._boot, self._listeners
-        bindings: list[tuple[str, bytes, str, CurveKey | None]] = [
-            (f"ipc://{boot.gateway_socket}", b"i", IPC_DOMAIN, None)
-        ]
-        if listeners.tcp:
-            bindings.insert(0, (listeners.tcp, b"t", TCP_DOMAIN, listeners.server_key))
-        try:
-            for endpoint, tag, domain, key in bindings:
-                self._routers.append(ZmqFrontend(self._context, endpoint, tag, domain, key))
-        except StartRefused:
-            self._close_sockets()
-            raise
 
     # -- lifecycle: runtime.duty_cycle.Actor ----------------------------------------------------------
 
@@ -216,9 +153,15 @@ class GatewayShell:
             )
         )  # fmt: skip
         stop.call_on_hangup(self._key_source.reload)
-        for fd in (stop.fileno(), self._zap.fileno(), *(router.fileno() for router in self._routers)):
+        for fd in (stop.fileno(), *self.sockets.filenos):
             self._fds.watch(fd)
-        log_event(log, logging.INFO, "ready", endpoints=self.endpoints, keys=len(self._key_source.keys.curve))
+        log_event(
+            log,
+            logging.INFO,
+            "ready",
+            endpoints=self.sockets.endpoints,
+            keys=len(self._key_source.keys.curve),
+        )
 
     def drain(self) -> bool:
         """Complete held requests and accept no more; end after a share of the drain time at the latest."""
@@ -236,7 +179,7 @@ class GatewayShell:
             self.exit_code = ExitCode.OK
         fired = self._timers.fire(now_ns)
         self._links.pump()
-        self._zap.serve()
+        self.sockets.zap.serve()
         self._poll_keys(now_ns)
         self._poll_pressure(now_ns)
         self._receive()
@@ -247,9 +190,9 @@ class GatewayShell:
                 self._perform[type(effect)](effect)
             except Exception as e:  # noqa: BLE001  see _contain
                 self._contain(effect, e)
-        for router in self._routers:
-            if router.has_backlog:
-                for client in router.flush():
+        for frontend in self.sockets.frontends:
+            if frontend.has_backlog:
+                for client in frontend.flush():
                     self._on_disconnected(client)
         self._beat()
         return len(events) + len(effects) + fired + len(self._events)
@@ -275,20 +218,14 @@ class GatewayShell:
 
     def on_close(self) -> None:
         """Close files, connections and sockets."""
-        self._segment_cache.close()
+        self._reads.close()
         self._links.close()
-        self._close_sockets()
-
-    def _close_sockets(self) -> None:
-        for router in self._routers:
-            router.close()
-        self._zap.close()
-        self._context.term()
+        self.sockets.close()
         self._fds.epoll.close()
 
     def _receive(self) -> None:
-        for router in self._routers:
-            for request in router.receive(REQUESTS_PER_TURN):
+        for frontend in self.sockets.frontends:
+            for request in frontend.receive(REQUESTS_PER_TURN):
                 self._slot.add(ProcessField.REQUESTS, 1)
                 self._events.append(
                     ev.ClientRequestReceived(
@@ -304,13 +241,11 @@ class GatewayShell:
         """
         if work:
             return
-        if not self._links.arm() or self._events or any(router.has_input() for router in self._routers):
+        if not self._links.arm() or self._events or self.sockets.has_input:
             self._links.disarm()
             return
         # The descriptors are edge-triggered: only this check finds input that arrived since the last pass.
-        wait_ms = (
-            BACKLOG_WAIT_MS if any(router.has_backlog for router in self._routers) else HEARTBEAT_INTERVAL_MS
-        )
+        wait_ms = BACKLOG_WAIT_MS if self.sockets.has_backlog else HEARTBEAT_INTERVAL_MS
         now_ns = self._clock.monotonic_ns()
         for due_ns in (self._timers.next_ns(), self.core.next_deadline_ns()):
             if due_ns is not None:
@@ -323,8 +258,8 @@ class GatewayShell:
     def _beat(self) -> None:
         now_ns = self._clock.monotonic_ns()
         self._heartbeat.beat(now_ns)
-        for router in self._routers:
-            router.guard(now_ns)
+        for frontend in self.sockets.frontends:
+            frontend.guard(now_ns)
         if now_ns >= self._silence_poll_ns:
             self._silence_poll_ns = now_ns + SILENCE_NS // 4
             self._subscription_relay.forget_silent_clients(now_ns)
@@ -351,9 +286,9 @@ class GatewayShell:
     # -- effects --------------------------------------------------------------------------------------
 
     def _reply(self, effect: Reply) -> None:
-        for router in self._routers:
-            if router.owns(effect.client):
-                if not router.send(effect.client, effect.message, effect.corr, effect.attachment):
+        for frontend in self.sockets.frontends:
+            if frontend.owns(effect.client):
+                if not frontend.send(effect.client, effect.message, effect.corr, effect.attachment):
                     self._on_disconnected(effect.client)
                 return
 
@@ -407,19 +342,6 @@ class GatewayShell:
             run.is_abandoned = True
             done(b"", e)
 
-    def _read(self, effect: ev.ReadFiles) -> None:
-        shard = effect.located.shard
-        try:
-            read = read_files(
-                effect, data_dir=self._boot.data_dir, shm_dir=self._boot.shm_dir, disk=self._disk,
-                segment_cache=self._segment_cache, log_map=self._log_map,
-                read_watermark=lambda is_volatile: self._mark(shard, is_volatile=is_volatile),
-            )  # fmt: skip
-        except BoardUnstable as e:
-            # The shard died while it published. Its next incarnation repairs the mark.
-            read = ev.FramesRead(effect.ticket, 0, 0, 0, effect.after, None, e)
-        self._events.append(read)
-
     def _read_cold(self, effect: ev.ReadCold) -> None:
         """Request the bytes from the relocator: a hanging cold store must not block the gateway."""
 
@@ -435,29 +357,8 @@ class GatewayShell:
         deadline_ns = self._clock.monotonic_ns() + REQUEST_TIMEOUT_NS
         self._links.ask_relocator(effect.wanted, deadline_ns).when_done(answered)
 
-    def _find_time(self, effect: ev.FindTime) -> None:
-        shard = effect.located.shard
-        ledger = StoredRecordIndex(
-            self._disk, self._boot.data_dir, self._boot.shm_dir,
-            lambda is_volatile: self._mark(shard, is_volatile=is_volatile),
-        )  # fmt: skip
-        try:
-            found = ev.TimeFound(effect.ticket, ledger.seek_time(effect.located, effect.ts_us))
-        except (CorruptData, DiskError, BoardUnstable) as e:
-            found = ev.TimeFound(effect.ticket, 0, e)
-        finally:
-            ledger.close()
-        self._events.append(found)
-
-    def _mark(self, shard: int, *, is_volatile: bool) -> ReadMark:
-        page = self._links.board.process(shard_slot(shard))
-        return ReadMark(*page.watermark(WatermarkKind.VOLATILE if is_volatile else WatermarkKind.PUBLISHED))
-
-    def _marks(self, shard: int) -> Any:
-        try:
-            return self._mark(shard, is_volatile=False), self._mark(shard, is_volatile=True)
-        except BoardError:
-            return None
+    def _emit(self, event: Any) -> None:
+        self._events.append(event)
 
     def _set_exit_code(self, effect: Stop) -> None:
         self.exit_code = ExitCode(effect.code)
@@ -511,49 +412,3 @@ class GatewayShell:
 
     def _return_grants(self, effect: ev.ReturnGrants) -> None:
         self._subscription_relay.return_grants(effect.client, effect.rows, self._clock.monotonic_ns())
-
-    # -- watches --------------------------------------------------------------------------------------
-
-    def _watch(self, effect: ev.WatchTopic) -> None:
-        self._watches[effect.ticket] = effect
-        # Read the marks before the slot: a publication in between then ends the wait at once.
-        self._await_publication(effect.shard)
-        self._check_watch(effect)
-
-    def _unwatch(self, effect: ev.UnwatchTopic) -> None:
-        self._watches.pop(effect.ticket, None)
-
-    def _await_publication(self, shard: int) -> None:
-        """Wait for a publication of the shard, once, while any of its topics is watched."""
-        if shard in self._waits:
-            return
-        deadline_ns = self._clock.monotonic_ns() + WATCH_NS
-        waiting = self._links.published_since(
-            shard, lambda: self._marks(shard), self._marks(shard), deadline_ns
-        )
-        self._waits[shard] = waiting
-        waiting.when_done(lambda done: self._published(shard, done))
-
-    def _published(self, shard: int, waiting: Pending[bool]) -> None:
-        self._waits.pop(shard, None)
-        watched = [watch for watch in self._watches.values() if watch.shard == shard]
-        if waiting.error is not None and is_shard_failed(waiting.error):
-            # The shard will publish nothing. A reader that requests the shard again receives the reason.
-            for watch in watched:
-                del self._watches[watch.ticket]
-                self._events.append(ev.TopicHeadChanged(watch.ticket))
-            return
-        if watched:
-            self._await_publication(shard)
-        for watch in watched:
-            self._check_watch(watch)
-
-    def _check_watch(self, watch: ev.WatchTopic) -> None:
-        try:
-            facts = self._links.topic_table(watch.shard).read(watch.slot)
-        except RinglogError:
-            return  # Not readable at present: wait for the next publication.
-        is_same = facts.state == TOPIC_LIVE and (facts.topic_id, facts.epoch) == (watch.topic_id, watch.epoch)
-        has_moved = not is_same or facts.head_seq != watch.head_seq
-        if has_moved and self._watches.pop(watch.ticket, None) is not None:
-            self._events.append(ev.TopicHeadChanged(watch.ticket))

@@ -9,7 +9,8 @@ import pytest
 import zmq
 
 from ringlog.access.key_sources import KEYS_POLL_NS
-from ringlog.actors.gateway.shell import GatewayShell, Listeners
+from ringlog.actors.gateway.shell import GatewayShell
+from ringlog.actors.gateway.sockets import Listeners
 from ringlog.board.board import Board
 from ringlog.config import LimitsConfig
 from ringlog.envelope import messages as m
@@ -48,7 +49,7 @@ class House:
         )  # fmt: skip
         listeners = Listeners("tcp://127.0.0.1:*", SERVER, self.keys_file)
         self.shell = GatewayShell(boot, listeners, LimitsConfig(), ring_bytes=1 << 20, clock=self.clock)
-        self.tcp, self.ipc = self.shell.endpoints
+        self.tcp, self.ipc = self.shell.sockets.endpoints
         self.context = zmq.Context()
         self.sockets = []
 
@@ -134,7 +135,7 @@ def test_a_peer_without_a_listed_key_is_not_admitted(house, how):
 def test_without_its_zap_handler_the_gateway_admits_no_peer(house):
     """The sockets refuse every peer if no handler answers."""
     assert house.ask(house.peer(house.tcp, ANNE), HELLO) is not None
-    house.shell._zap.socket.unbind("inproc://zeromq.zap.01")
+    house.shell.sockets.zap.socket.unbind("inproc://zeromq.zap.01")
     assert house.ask(house.peer(house.tcp, ANNE), HELLO, seconds=QUIET_S) is None
     assert house.ask(house.peer(house.ipc), HELLO, seconds=QUIET_S) is None
 
@@ -257,7 +258,7 @@ def test_a_peer_without_a_handshake_is_disconnected(house):
 def test_a_client_that_does_not_read_fills_only_its_own_bounded_buffer(house, monkeypatch):
     """Replies beyond the buffer are dropped (RF-93). Another client receives every reply meanwhile."""
     monkeypatch.setattr("ringlog.actors.gateway.zmq_frontend.GATEWAY_OUTBOX_BYTES_MAX", 50_000)
-    router = house.shell._routers[1]
+    router = house.shell.sockets.frontends[1]
     slow = house.peer(house.ipc, RCVHWM=1, SNDHWM=0, RCVBUF=4096)
     good = house.peer(house.ipc)
     held_most = 0

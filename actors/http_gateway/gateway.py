@@ -22,8 +22,8 @@ from ringlog.errors import NotReady, RinglogError, ShuttingDown, Throttled
 from ringlog.types import Durability
 
 if TYPE_CHECKING:
-    from ringlog.actors.http_gateway.jobs import Workers
     from ringlog.actors.http_gateway.watches import WatchSessions
+    from ringlog.actors.http_gateway.workers import Workers
     from ringlog.actors.http_gateway.writes import WriteLanes
 
 RETRY_AFTER_MS = 1_000

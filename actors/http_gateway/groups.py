@@ -12,19 +12,12 @@ from typing import Any, Literal
 import msgspec
 
 from ringlog.access.engine_facts import group_forbidden, needs_group_admin
-from ringlog.actors.http_gateway import jobs
-from ringlog.actors.http_gateway.jobs import (
-    ClaimBody,
-    ExtendBody,
-    NackBody,
-    RejectBody,
-    SettleBody,
-    Whole,
-    ask,
-    split_group,
-)
-from ringlog.actors.http_gateway.request import Request, Response
+from ringlog.actors.http_gateway import claims, jobs
+from ringlog.actors.http_gateway.claims import ClaimBody
+from ringlog.actors.http_gateway.jobs import ExtendBody, NackBody, RejectBody, SettleBody, ask
+from ringlog.actors.http_gateway.request import Request, Response, Whole
 from ringlog.actors.http_gateway.route_table import Route
+from ringlog.actors.http_gateway.workers import new_operations, split_group
 from ringlog.client.leases.group_lease_operations import MODES, GroupLeaseOperations
 from ringlog.client.leases.lease_extender import new_call_number
 from ringlog.client.read.pages import EARLIEST, LATEST, Start
@@ -183,7 +176,7 @@ async def leave(request: Request) -> Response:
 
 async def claim(request: Request) -> Response:
     """Lease records of a group to a node."""
-    return await jobs.claim(request, *request.params)
+    return await claims.claim(request, *request.params)
 
 
 async def ack(request: Request) -> Response:
@@ -219,7 +212,7 @@ async def redrive(request: Request) -> Response:
     worker = request.gateway.client.group(
         topic, name, mode="queue", node=_NODE, tags=tags, create=False, release_on_exit=False
     )
-    operations = jobs.new_operations(topic, _NODE, group)
+    operations = new_operations(topic, _NODE, group)
     return await jobs.redrive(request, worker, operations, body.seqs, body.limit)
 
 

@@ -1,75 +1,40 @@
-"""Requests about jobs, which queues, consumer groups and work streams share.
-
-A worker over HTTP is a node name. Its requests come over many connections, and the gateway keeps no lease of
-it: the engine compares node, seq and the lease id, if there is one. Therefore a gateway may end and start
-again between a claim and its ack.
-"""
+"""Requests about claimed jobs, for queues, consumer groups and work streams: settle, list and redrive."""
 
 from __future__ import annotations
 
-import asyncio
 from array import array
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
-from ringlog.actors.http_gateway.error_replies import HttpError
-from ringlog.actors.http_gateway.record_json import data_json, data_texts, text_json
-from ringlog.actors.http_gateway.request import Request, Response
-from ringlog.client.leases.claim_result import ClaimResult
-from ringlog.client.leases.group_lease_operations import GroupLeaseOperations
+from ringlog.actors.http_gateway.claims import clamped_lease
+from ringlog.actors.http_gateway.request import Request, Response, Whole
 from ringlog.client.leases.job_facts import short_reason
 from ringlog.client.leases.lease_extender import new_call_number
-from ringlog.client.leases.lease_operations import STATES, ClaimHandle, LeaseOperations
-from ringlog.client.read.pages import Record
-from ringlog.clock import SystemClock
+from ringlog.client.leases.lease_operations import STATES, LeaseOperations
 from ringlog.envelope import messages as m
-from ringlog.errors import BatchTooLarge, InvalidRequest, ShuttingDown
-from ringlog.frame.layout import Column
+from ringlog.errors import BatchTooLarge, InvalidRequest
 from ringlog.limits import (
-    CLAIM_JOBS_MAX,
     HTTP_REDRIVE_MAX,
-    HTTP_WAIT_MS_MAX,
-    HTTP_WORKERS_MAX,
     JOBS_PER_REQUEST_MAX,
-    LEASE_MS_MAX,
-    LEASE_MS_MIN,
     LIST_PAGE_MAX,
     NACK_DELAY_MS_MAX,
     PENDING_ROWS_MAX,
     SEQ_MAX,
 )
 from ringlog.link.futures import Steps
-from ringlog.tags import request_form
 
 if TYPE_CHECKING:
     from ringlog.actors.http_gateway.gateway import Gateway
 
-T = TypeVar("T")
-Whole = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Seq = Annotated[int, Meta(ge=0, le=SEQ_MAX)]
-_US_PER_MS = 1_000
 _PAGE_DEFAULT = 100
 _LEASE_PREFIX = "lease_"
 _TOKEN_DIGITS_MAX = 16
 _HEX = frozenset("0123456789abcdef")
-
-
-class ClaimBody(msgspec.Struct):
-    """Body of a claim."""
-
-    node: str
-    """Name of the worker, 1 to 128 bytes."""
-    max: Whole | None = 1
-    """Most jobs, 1 to 1,000."""
-    lease_ms: Whole | None = None
-    wait_ms: Whole | None = 0
-    """Longest wait for a job. 0 = answer at once."""
-    order: Literal["priority", "seq"] | None = "priority"
 
 
 class SettleBody(msgspec.Struct):
@@ -108,210 +73,6 @@ class RedriveBody(msgspec.Struct):
     """Seqs in the dead-letter topic. None = all letters."""
     limit: Whole | None = None
     """Most letters, oldest first."""
-
-
-# -- workers -----------------------------------------------------------------------------------------------
-
-
-class Workers:
-    """Views of nodes on queues and groups: open files between claims, and no leases.
-
-    At most HTTP_WORKERS_MAX; the least recently used one is dropped.
-    """
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, str, str], LeaseOperations] = OrderedDict()
-        self._listeners: dict[tuple[str, str], list[Callable[[Sequence[int]], None]]] = {}
-
-    def find(self, topic: str, node: str, group: str = "") -> LeaseOperations:
-        """Return the view of a node. Raises UsageError if the node is invalid."""
-        key = (topic, group, node)
-        found = self._kept.get(key)
-        if found is None:
-            found = self._kept[key] = new_operations(topic, node, group)
-            if len(self._kept) > HTTP_WORKERS_MAX:
-                self._kept.popitem(last=False)[1].close()
-        else:
-            self._kept.move_to_end(key)
-        return found
-
-    def listen(self, topic: str, node: str, call: Callable[[Sequence[int]], None]) -> None:
-        """Call `call(seqs)` when jobs of a queue are settled over HTTP by this node, until `unlisten`."""
-        self._listeners.setdefault((topic, node), []).append(call)
-
-    def unlisten(self, topic: str, node: str, call: Callable[[Sequence[int]], None]) -> None:
-        """End what `listen` began."""
-        calls = self._listeners[topic, node]
-        calls.remove(call)
-        if not calls:
-            del self._listeners[topic, node]
-
-    def notify(self, topic: str, node: str, seqs: Sequence[int]) -> None:
-        """Report that a node settled jobs of a queue."""
-        for call in self._listeners.get((topic, node), ()):
-            call(seqs)
-
-
-def new_operations(
-    topic: str, node: str, group: str = "", *, release_on_exit: bool = False
-) -> LeaseOperations:
-    """Return a view of a node on a queue or an existing group. Its leases outlive the gateway by default."""
-    if not node:
-        raise InvalidRequest("node must not be empty", field="node")
-    if not group:
-        return LeaseOperations(topic, node, SystemClock(), release_on_exit=release_on_exit)
-    name, tags = split_group(group)
-    return GroupLeaseOperations(
-        topic, name, "queue", node, SystemClock(), tags=tags, create=False, release_on_exit=release_on_exit
-    )
-
-
-def split_group(group: str) -> tuple[str, list[str] | None]:
-    """Return name and tag filter of the key of a group: `name`, or `name@` and the filter."""
-    name, _, text = group.partition("@")
-    if text and text[0] not in "=^~":
-        raise InvalidRequest(
-            f"group must be a name, or name@ and a tag filter, got {group[:64]!r}", field="group"
-        )
-    return name, request_form(text)
-
-
-# -- claims ------------------------------------------------------------------------------------------------
-
-
-async def claim(request: Request, topic: str, group: str = "") -> Response:
-    """Lease jobs to the node of the body. The rights were checked with the path."""
-    begin_ns = request.gateway.clock.monotonic_ns()
-    body = await request.json(ClaimBody)
-    operations = request.gateway.workers.find(topic, body.node, group)
-    handle = ClaimHandle(by_number=body.order == "seq")
-    most = min(max(1 if body.max is None else body.max, 1), CLAIM_JOBS_MAX)
-    wait_s = min(body.wait_ms or 0, HTTP_WAIT_MS_MAX) / 1_000
-    steps = operations.claim(
-        request.gateway.client.connection, most, wait_s, clamped_lease(body.lease_ms), handle
-    )
-    claimed = await _claimed(request, operations, steps, handle, wait_s)
-    rows = job_rows(claimed)
-    group_json = b',"group":%b' % msgspec.json.encode(group) if group else b""
-    return Response(
-        200,
-        b'{"topic":%b%b,"claimed":[%b],"count":%d,"ready":%d,"performance":{"server_total_ms":%.3f}}'
-        % (
-            msgspec.json.encode(topic), group_json, b",".join(rows), len(rows), claimed.ready,
-            (request.gateway.clock.monotonic_ns() - begin_ns) / 1e6,
-        ),
-    )  # fmt: skip
-
-
-async def _claimed(
-    request: Request,
-    operations: LeaseOperations,
-    steps: Steps[ClaimResult],
-    handle: ClaimHandle,
-    wait_s: float,
-) -> ClaimResult:
-    """Wait for a claim. If its client leaves before the reply, the jobs return and no delivery is counted."""
-    gateway, client_left = request.gateway, request.protocol.client_disconnect()
-    claimed: ClaimResult | None
-    try:
-        if wait_s <= 0:
-            claimed = await gateway.client.run(steps)
-        else:
-            claimed = await _waited(gateway, steps, client_left)
-    except asyncio.CancelledError:
-        undo_claim(gateway, operations, handle)
-        if gateway.is_draining:
-            raise ShuttingDown("the engine is stopping", retry_after_ms=1_000) from None
-        raise
-    if claimed is None or client_left.done():
-        undo_claim(gateway, operations, handle)
-        raise HttpError(499, "client_closed_request", "the client left before the reply")
-    return claimed
-
-
-async def _waited(gateway: Gateway, steps: Steps[T], client_left: asyncio.Future[None]) -> T | None:
-    """Wait for a claim that waits itself. None: the client left.
-
-    Raises CancelledError when the gateway stops.
-    """
-    own = asyncio.current_task()
-    assert own is not None
-    claiming = asyncio.ensure_future(gateway.client.run(steps))
-    gateway.streams.add(own)
-    try:
-        await asyncio.wait(
-            (claiming, asyncio.ensure_future(client_left)), return_when=asyncio.FIRST_COMPLETED
-        )
-        return claiming.result() if claiming.done() else None
-    finally:
-        gateway.streams.discard(own)
-        claiming.cancel()
-
-
-def undo_claim(gateway: Gateway, operations: LeaseOperations, handle: ClaimHandle) -> None:
-    """Undo a claim, answered or not: its jobs return to the queue, and no delivery is counted."""
-    session = gateway.client.connection
-    session.track_claim_cancel(operations.cancel_claim(session, handle))
-
-
-def clamped_lease(lease_ms: int | None) -> int | None:
-    """Return the length of a lease within its limits; None = the setting of the topic."""
-    return None if lease_ms is None else min(max(lease_ms, LEASE_MS_MIN), LEASE_MS_MAX)
-
-
-def job_rows(claimed: ClaimResult, begin: bytes = b"") -> list[bytes]:
-    """Return the JSON object of each job of a claim. `begin` is put before the first field."""
-    if claimed.leases is not None:
-        return [
-            b'{%b"$seq":%d,"lease_id":"lease_%016x","deadline":%d,"deliveries":%d,%b}'
-            % (begin, record.seq, lease.token, lease.deadline_ms, deliveries, record_fields(record))
-            for record, lease, deliveries in claimed.materialized()
-        ]
-    if not len(claimed):
-        return []
-    seqs, tokens, deliveries = claimed.columns()
-    if len(claimed.batches) == 1:
-        times, texts, before, after = _columns(claimed.batches[0])
-    else:
-        parts = [_columns(batch) for batch in claimed.batches]
-        times, texts, before, after = ([each for part in parts for each in part[n]] for n in range(4))  # type: ignore[assignment]
-    template = (
-        b'{%b"$seq":%%d,"lease_id":"lease_%%016x","deadline":%d,"$ts":%%d,"deliveries":%%d%%b,"data":%%b%%b}'
-        % (begin.replace(b"%", b"%%"), claimed.deadline_ms)
-    )
-    return list(
-        map(template.__mod__, zip(seqs, tokens, times, deliveries, before, texts, after, strict=True))
-    )
-
-
-def _columns(batch: Any) -> tuple[Sequence[int], Sequence[bytes], Sequence[bytes], Sequence[bytes]]:
-    """Return write times in ms, data, and the text before and after the data, one of each for each job."""
-    times = (batch.commit_stamps // _US_PER_MS).tolist()
-    before = after = [b""] * len(times)
-    nodes, tags, metas = batch.column(Column.NODE), batch.column(Column.TAG), batch.column(Column.META)
-    for name, values in ((b',"$node":', nodes), (b',"$tag":', tags)):
-        if values is not None:
-            before = [
-                text + name + text_json(value) if value else text
-                for text, value in zip(before, values, strict=True)
-            ]
-    if metas is not None:
-        after = [b',"meta":' + data_json(meta) if meta else b"" for meta in metas]
-    return times, data_texts(batch.payloads()), before, after
-
-
-def record_fields(record: Record) -> bytes:
-    """Return the fields of a record after its seq, as the inside of a JSON object."""
-    fields = [b'"$ts":%d' % (record.ts // _US_PER_MS)]
-    fields += [
-        b'"%b":%b' % (name, msgspec.json.encode(text))
-        for name, text in ((b"$node", record.node), (b"$tag", record.tag))
-        if text
-    ]
-    fields.append(b'"data":%b' % data_json(record.data))
-    if record.meta_json:
-        fields.append(b'"meta":%b' % data_json(record.meta_json))
-    return b",".join(fields)
 
 
 # -- settling ----------------------------------------------------------------------------------------------

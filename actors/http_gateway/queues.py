@@ -6,19 +6,13 @@ from typing import Any
 
 import msgspec
 
-from ringlog.actors.http_gateway import jobs
-from ringlog.actors.http_gateway.jobs import (
-    ClaimBody,
-    ExtendBody,
-    NackBody,
-    RedriveBody,
-    RejectBody,
-    SettleBody,
-    ask,
-    record_fields,
-)
+from ringlog.actors.http_gateway import claims, jobs
+from ringlog.actors.http_gateway.claims import ClaimBody
+from ringlog.actors.http_gateway.job_json import record_fields
+from ringlog.actors.http_gateway.jobs import ExtendBody, NackBody, RedriveBody, RejectBody, SettleBody, ask
 from ringlog.actors.http_gateway.request import Request, Response
 from ringlog.actors.http_gateway.route_table import Route
+from ringlog.actors.http_gateway.workers import new_operations
 from ringlog.envelope import messages as m
 from ringlog.limits import LIST_PAGE_MAX
 
@@ -29,7 +23,7 @@ _NODE = "http"
 
 async def claim(request: Request) -> Response:
     """Lease jobs of a queue to a node."""
-    return await jobs.claim(request, request.topic)
+    return await claims.claim(request, request.topic)
 
 
 async def ack(request: Request) -> Response:
@@ -93,7 +87,7 @@ async def redrive(request: Request) -> Response:
     """Move dead letters of a queue back to it."""
     body = await request.json(RedriveBody, may_be_empty=True)
     worker = request.gateway.client.queue(request.topic, node=_NODE)
-    operations = jobs.new_operations(request.topic, _NODE)
+    operations = new_operations(request.topic, _NODE)
     return await jobs.redrive(request, worker, operations, body.seqs, body.limit)
 
 

@@ -9,10 +9,11 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
+from msgspec import Meta
 
 from ringlog.access.keys import Principal, authorise
 from ringlog.actors.http_gateway.content_coding import TooLong, decompressed
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from ringlog.actors.http_gateway.route_table import Route
 
 T = TypeVar("T")
+Whole = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+"""A number in a body."""
 _JSON = "application/json"
 _KEY_SEED = secrets.randbits(64)
 _TRUE, _FALSE = {"true", "1"}, {"false", "0"}

@@ -13,11 +13,14 @@ from contextlib import suppress
 
 import msgspec
 
+from ringlog.actors.http_gateway.claims import clamped_lease, undo_claim
 from ringlog.actors.http_gateway.error_replies import error_body, status_and_code
-from ringlog.actors.http_gateway.jobs import ask, clamped_lease, job_rows, new_operations, undo_claim
+from ringlog.actors.http_gateway.job_json import job_rows
+from ringlog.actors.http_gateway.jobs import ask
 from ringlog.actors.http_gateway.request import Request, Response
 from ringlog.actors.http_gateway.route_table import Route
 from ringlog.actors.http_gateway.sse import EventStream, StreamEnded, require_event_stream
+from ringlog.actors.http_gateway.workers import new_operations
 from ringlog.client.leases.claim_result import ClaimResult
 from ringlog.client.leases.lease_extender import encode_u64s, new_call_number
 from ringlog.client.leases.lease_operations import ClaimHandle, LeaseOperations

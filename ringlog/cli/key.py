@@ -83,39 +83,16 @@ def new(
     ringlog key new web --scope read --scope write --prefix orders. --file keys.toml
     ringlog key new billing --kind curve --out billing.key --file keys.toml
     """
-    if not _NAME.fullmatch(name):
-        raise UsageError(
-            f"NAME must begin with a letter or digit and have at most 64 of these and . _ @ -, got {name!r}"
-        )
-    for scope in scopes:
-        if scope not in SCOPES:
-            raise UsageError(f"--scope must be one of {', '.join(sorted(SCOPES))}, got {scope!r}")
-    if not all(prefixes):
-        raise UsageError("--prefix must not be empty: omit it to allow every topic")
+    _require_rights(name, scopes, prefixes)
     if public_key is not None:
         kind = KeyKind.CURVE
-        if not is_public_key(public_key):
-            raise UsageError("--public-key must be 40 characters of Z85, as `ringlog key pair` prints them")
-        if out is not None:
-            raise UsageError("give one of --out and --public-key: only the client has the secret")
+        _require_public(public_key, out)
     settings = _Settings.load(config)
     path = settings.keys_file_or(file)
     made = _made(kind) if public_key is None else _MadeKey(public_key)
     entry = entry_text(name, kind, made.listed, scopes, prefixes)
-    disk = _disk()
     with _changing(path, options):
-        text = _text_of(path) if os.path.lexists(path) else ""
-        if any(each.principal.name == name for each in parse_keys(text, path)):
-            raise UsageError(f"key {name!r} exists in {path}: revoke it first, or choose another name")
-        changed = with_entry(text, entry, path)
-        if out is not None:
-            _create(disk, out, made.secret_file)
-        try:
-            _replace(disk, path, changed)
-        except BaseException:
-            if out is not None:
-                disk.unlink(out)  # No key file without an entry in the keys file.
-            raise
+        _add_entry(path, name, entry, out, made.secret_file)
     facts: dict[str, Any] = {
         "name": name, "kind": kind.value, "scopes": list(scopes) or sorted(SCOPES),
         "prefixes": list(prefixes), "keys_file": path,
@@ -127,6 +104,44 @@ def new(
     facts["use"] = settings.curl(out) if kind is KeyKind.BEARER else settings.connect(out)
     options.printer().item(facts)
     _warn_unless_used(settings, path, options)
+
+
+def _require_rights(name: str, scopes: tuple[str, ...], prefixes: tuple[str, ...]) -> None:
+    """Raise UsageError for a name, scope or prefix that no key can have."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"NAME must begin with a letter or digit and have at most 64 of these and . _ @ -, got {name!r}"
+        )
+    for scope in scopes:
+        if scope not in SCOPES:
+            raise UsageError(f"--scope must be one of {', '.join(sorted(SCOPES))}, got {scope!r}")
+    if not all(prefixes):
+        raise UsageError("--prefix must not be empty: omit it to allow every topic")
+
+
+def _require_public(public_key: str, out: str | None) -> None:
+    """Raise UsageError for a public key that is none, or whose secret is to be written."""
+    if not is_public_key(public_key):
+        raise UsageError("--public-key must be 40 characters of Z85, as `ringlog key pair` prints them")
+    if out is not None:
+        raise UsageError("give one of --out and --public-key: only the client has the secret")
+
+
+def _add_entry(path: str, name: str, entry: str, out: str | None, secret_file: str) -> None:
+    """Add an entry to the keys file, and create the file with the secret, or do neither."""
+    disk = _disk()
+    text = _text_of(path) if os.path.lexists(path) else ""
+    if any(each.principal.name == name for each in parse_keys(text, path)):
+        raise UsageError(f"key {name!r} exists in {path}: revoke it first, or choose another name")
+    changed = with_entry(text, entry, path)
+    if out is not None:
+        _create(disk, out, secret_file)
+    try:
+        _replace(disk, path, changed)
+    except BaseException:
+        if out is not None:
+            disk.unlink(out)  # No key file without an entry in the keys file.
+        raise
 
 
 def list_keys(*, file: str | None = None, config: str | None = None, options: Given) -> None:

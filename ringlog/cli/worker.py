@@ -103,10 +103,14 @@ def worker(
         memory_bytes=0 if memory_limit is None else parse_bytes(memory_limit, "--memory-limit"),
         until_empty=until_empty,
     )
-    logs.configure(level=log_level, format=log_format, file="", actor="worker")
+    return _run(wanted, log_level, log_format, options)
+
+
+def _run(wanted: WorkerOptions, level: str, format: str, options: Options) -> int:
+    logs.configure(level=level, format=format, file="", actor="worker")
     restore_sigchld()
     try:
-        return asyncio.run(_work(wanted, log_level, log_format, options))
+        return asyncio.run(_work(wanted, level, format, options))
     except CannotImport as e:
         for trace in getattr(e, "__notes__", ()):
             print(trace, file=sys.stderr)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -101,44 +101,30 @@ def run(
     path, target = os.path.abspath(path), os.path.abspath(to_path or path)
     client_of(target)  # Fails before a job file is created if no engine runs there.
     kept = JobStateFile(target, "replay", name)
+
+    def target_of(topic: str) -> str:
+        return to or f"{prefix}{topic}{suffix}"
+
     state = kept.load(ReplayState)
     with Catalog.open(path) as catalog:
-        log_id = catalog.log_id
         if state is None:
             subscribed: dict[str, Any] = {"subscribePattern": pattern or ".*"}
             if topics is not None:
                 subscribed = {"subscribe": [topics] if isinstance(topics, str) else list(topics)}
             given = as_text({**subscribed, **source, "path": path})
-            options = source_options(given, streaming=False)
-            bounds = resolve_bounds(catalog, options)
-            check_gaps(catalog, bounds, options)
-            names = {each.topic: to or f"{prefix}{each.topic}{suffix}" for each in bounds}
-            _check_targets(names, path == target)
-            total = sum(map(len, bounds))
-            state = ReplayState(
-                path, target, log_id, names,
-                tuple((each.topic, each.epoch, each.after, each.until) for each in bounds),
-                -(-total // step_rows(rate)),
-            )  # fmt: skip
+            state = _begin(catalog, path, target, given, target_of, rate)
             kept.save(state)
-        names = {topic: to or f"{prefix}{topic}{suffix}" for topic in state.names}
-        check_same_options(state, {"path": path, "to_path": target, "log": log_id, "names": names})
+        names = {topic: target_of(topic) for topic in state.names}
+        check_same_options(state, {"path": path, "to_path": target, "log": catalog.log_id, "names": names})
         _check_epochs(catalog, state)
     skipped = state.done
-    extra = {
-        name: value
-        for name, value in source.items()
-        if "start" not in name.lower() and "end" not in name.lower()
-    }
+    extra = {name: source[name] for name in source if not _is_bound(name)}
     for step in steps(
         state.done, state.steps, partial(_size, state), rate, progress or SilentProgress(), "replay"
     ):
         frame = _step(session, state, step, extra, keep_times)
         if frame is not None:
-            written = as_text({"createTopics": True, **(sink or {})})
-            frame.write.format("ringlog").mode("append").options(
-                **written, path=target, txnAppId=kept.app_id, txnVersion=str(step)
-            ).save()
+            _write(frame, target, sink or {}, kept.app_id, step)
         state = msgspec.structs.replace(state, done=step + 1)
         kept.save(state)
     return ReplayReport(
@@ -148,10 +134,40 @@ def run(
     )  # fmt: skip
 
 
+def _begin(
+    catalog: Catalog, path: str, target: str, given: dict[str, str], target_of: Callable[[str], str],
+    rate: float | None,
+) -> ReplayState:  # fmt: skip
+    """Resolve the bounds of a new replay and divide it into steps. Raises OptionError."""
+    options = source_options(given, streaming=False)
+    bounds = resolve_bounds(catalog, options)
+    check_gaps(catalog, bounds, options)
+    names = {each.topic: target_of(each.topic) for each in bounds}
+    _check_targets(names, path == target)
+    return ReplayState(
+        path, target, catalog.log_id, names,
+        tuple((each.topic, each.epoch, each.after, each.until) for each in bounds),
+        -(-sum(map(len, bounds)) // step_rows(rate)),
+    )  # fmt: skip
+
+
 def _check_targets(names: dict[str, str], is_same_log: bool) -> None:
     own = sorted(set(names) & set(names.values())) if is_same_log else []
     if own:
         raise OptionError("a topic must not be copied to itself: set to, prefix or suffix", topics=own)
+
+
+def _is_bound(option: str) -> bool:
+    """Return whether an option of the source limits the records, which the steps do themselves."""
+    return "start" in option.lower() or "end" in option.lower()
+
+
+def _write(frame: DataFrame, target: str, sink: Mapping[str, Any], app_id: str, step: int) -> None:
+    """Write the rows of a step. A step that was written before is skipped."""
+    written = as_text({"createTopics": True, **sink})
+    frame.write.format("ringlog").mode("append").options(
+        **written, path=target, txnAppId=app_id, txnVersion=str(step)
+    ).save()
 
 
 def _check_epochs(catalog: Catalog, state: ReplayState) -> None:

@@ -1,6 +1,6 @@
 """Explores all schedules of a sleeping shard and a client that wakes it up, with the code of both (RF-35).
 
-The sleeper is the shard's `WalShardShell._sleep`. The ringer is `ClientRing.wake_shard` of the client, or
+The sleeper is the shard's `IdleWait.sleep`. The ringer is `ClientRing.wake_shard` of the client, or
 `CallLink.send` if requests use a call ring. This module models the state that both access, one access for
 each step: the head, the asleep word, the bell, the wait. A bell may be lost or rung twice. The other side may
 see a store late; on a real CPU this is how a wake-up gets lost.
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from chaos.order import GuaranteeBroken
 from chaos.schedules.stepping import Stepped, Suspended, count_states
-from ringlog.actors.wal_shard.shell import WalShardShell
+from ringlog.actors.wal_shard.io.idle_wait import IdleWait
 from ringlog.board.layout import ProcessField
 from ringlog.link.channel.call_link import CallLink
 from ringlog.link.channel.ring_channel import ClientRing
@@ -60,7 +60,7 @@ class Plan:
     lost: int = 0
     doubled: int = 0
     is_late: bool = False
-    sleep: Callable[[Any], None] = WalShardShell._sleep
+    sleep: Callable[[Any], None] = IdleWait.sleep
     wake: Callable[[Any], None] = ClientRing.wake_shard
     polls: bool = True
     through_calls: bool = False
@@ -204,7 +204,7 @@ class BellExplorer:
         return memory.world._replace(sleeper=(), seen=head)
 
     def _shard(self, memory: Memory, seen: int) -> Any:
-        """Return a fake shard with the attributes that `_sleep` uses."""
+        """Return a fake shard with the attributes that `sleep` uses."""
 
         def set_word(word: int, value: int) -> None:
             if word != ProcessField.ASLEEP:
@@ -231,16 +231,16 @@ class BellExplorer:
         is_called = self.plan.through_calls
         shard: Any = SimpleNamespace(
             _slot=SimpleNamespace(set=set_word, add=lambda word, value: None),
-            _has_pending=lambda: WalShardShell._has_pending(shard),
+            _has_pending=lambda: IdleWait._has_pending(shard),
             _rings=_Rings(nothing if is_called else has_come),
             _calls=_Rings(has_come if is_called else nothing),
             _socket=SimpleNamespace(has_input=lambda is_readable: False),
             _clock=SimpleNamespace(monotonic_ns=lambda: 0),
-            core=SimpleNamespace(next_deadline_ns=lambda: None, wants_intake=True),
+            _core=SimpleNamespace(next_deadline_ns=lambda: None, wants_intake=True),
             _load_monitor=SimpleNamespace(
                 window=SimpleNamespace(is_holding=False), idle_ns=0, wait_ms=lambda longest: longest
             ),
-            _idle_sleeps=0, _commit_from_ns=0,
+            _idle_sleeps=0,
             _poll=SimpleNamespace(poll=poll),
             _bell=SimpleNamespace(drain=lambda: memory.access(lambda: memory.set(bell=0))),
         )  # fmt: skip

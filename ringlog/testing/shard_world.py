@@ -27,7 +27,7 @@ from ringlog.actors.wal_shard import events as ev
 from ringlog.actors.wal_shard.core import Settings, ShardCore
 from ringlog.actors.wal_shard.phases import ShardPhase
 from ringlog.actors.wal_shard.recovery.baseline import segment_tables
-from ringlog.actors.wal_shard.recovery.log_files import ShardStart, make_stream
+from ringlog.actors.wal_shard.recovery.log_files import StartFacts, make_stream
 from ringlog.actors.wal_shard.recovery.recovery import Recovery
 from ringlog.actors.wal_shard.recovery.recovery_result import RecoveryResult, clean_up
 from ringlog.actors.wal_shard.recovery.replay import Replay
@@ -184,7 +184,7 @@ class ShardRun:
         marks = world.marks[self.shard]
         segments = core.checkpoint.segments
         replay = Replay(core.identity, core.directory, segments, is_lenient=world.is_lenient)
-        start = ShardStart(
+        start = StartFacts(
             shard=self.shard, shards=world.shards, incarnation=self.incarnation,
             boot_incarnation=world.boot_incarnation, boot_id=world.boot_id, engine_id=ENGINE_ID,
             durable_mark=marks.durable, published_mark=marks.published, has_cold=world.has_cold,

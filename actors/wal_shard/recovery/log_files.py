@@ -31,7 +31,7 @@ log = logging.getLogger("ringlog.shard")
 
 
 @dataclass(frozen=True, slots=True)
-class ShardStart:
+class StartFacts:
     """One start of a shard: its place among the shards, and what earlier incarnations left on the board."""
 
     shard: int
@@ -134,7 +134,7 @@ class LogFiles:
     """The log directories of all shards, as one start of a shard reads them."""
 
     def __init__(
-        self, disk: Disk, data_dir: str, start: ShardStart, base: Baseline, found: RecoveryResult
+        self, disk: Disk, data_dir: str, start: StartFacts, base: Baseline, found: RecoveryResult
     ) -> None:
         self.disk, self.data_dir = disk, data_dir
         self.start, self.base = start, base

@@ -36,7 +36,7 @@ from ringlog.actors.wal_shard.recovery.baseline import (
 from ringlog.actors.wal_shard.recovery.file_ends import FileEnds
 from ringlog.actors.wal_shard.recovery.file_replay import FileReplay
 from ringlog.actors.wal_shard.recovery.log_chain import LogChain
-from ringlog.actors.wal_shard.recovery.log_files import LogFiles, ScannedFile, ShardStart
+from ringlog.actors.wal_shard.recovery.log_files import LogFiles, ScannedFile, StartFacts
 from ringlog.actors.wal_shard.recovery.recovery_result import RecoveryResult
 from ringlog.actors.wal_shard.recovery.replay import Replay
 from ringlog.errors import DiskError
@@ -61,7 +61,7 @@ class Recovery:
         disk: Disk,
         data_dir: str,
         replay: Replay,
-        start: ShardStart,
+        start: StartFacts,
         progress: Progress = lambda done, total: None,
     ) -> None:
         self._disk, self._data_dir, self._replay = disk, data_dir, replay

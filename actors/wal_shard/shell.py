@@ -31,8 +31,8 @@ from ringlog.actors.wal_shard.recovery.log_files import stream_directory
 from ringlog.actors.wal_shard.recovery.shard_start import ShardStart
 from ringlog.actors.wal_shard.requests.call_rings import CallRings
 from ringlog.actors.wal_shard.requests.request_transport import REQUESTS_PER_PASS, RequestTransport
-from ringlog.actors.wal_shard.requests.socket_requests import ShardIdentity
 from ringlog.actors.wal_shard.retention.storage_query import answer_question
+from ringlog.actors.wal_shard.shard_state import ShardIdentity
 from ringlog.board.board import Board
 from ringlog.board.heartbeat import Heartbeat
 from ringlog.board.layout import HistogramKind, ProcessField
@@ -364,7 +364,7 @@ class WalShardShell:
             missing = max(
                 from_plain(self._boot.config).data.min_free_bytes - page.get(ProcessField.DISK_FREE), 1
             )
-        self.core.disk_missing_bytes = missing
+        self.core.requests.disk_missing_bytes = missing
 
     # -- effects --------------------------------------------------------------------------------------
 

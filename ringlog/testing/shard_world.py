@@ -32,8 +32,8 @@ from ringlog.actors.wal_shard.recovery.recovery import Recovery
 from ringlog.actors.wal_shard.recovery.recovery_result import RecoveryResult, clean_up
 from ringlog.actors.wal_shard.recovery.replay import Replay
 from ringlog.actors.wal_shard.requests.read_only_mode import ReadOnlyMode
-from ringlog.actors.wal_shard.requests.socket_requests import ShardIdentity
 from ringlog.actors.wal_shard.retention.storage_query import answer_question
+from ringlog.actors.wal_shard.shard_state import ShardIdentity
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import DiskError, FrameInvalid, InvariantViolation, Refused, error_from_status
@@ -203,7 +203,7 @@ class ShardRun:
             found.number, found.waiting, found.changed, found.listed, has_base=found.has_base
         )
         effects = core.begin(found.batch, found.prev, found.settled, found.damaged, found.halts)
-        while core.phase is ShardPhase.RECOVERING:
+        while core.state.phase is ShardPhase.RECOVERING:
             completions = self._do(effects)
             if len(completions) == 1:
                 raise DiskError("cannot create the first WAL file", directory=self.directory)
@@ -239,7 +239,7 @@ class ShardRun:
             if self.stopped is None:
                 self.step()
         if self.stopped is None:
-            raise InvariantViolation("a drain does not end", waiting=self.core.awaited.name)
+            raise InvariantViolation("a drain does not end", waiting=self.core.state.awaited.name)
         if self._prepared is not None:
             self.writer.discard(self._prepared)
         self.writer.close(truncate=True)

@@ -354,7 +354,7 @@ def test_commits_continue_while_the_next_file_is_created_for_a_roll(world):
     run = world.runs[0]
     run.make_file()
     run.has_slow_files = True
-    run.core._ready_capacity = 0
+    run.core.log_roll.ready_capacity = 0
     world._corr += 1
     corr = world._corr
     run.step(run.request(corr, m.CheckpointOpen(True)))
@@ -472,7 +472,7 @@ def test_a_checkpoint_succeeds_while_the_disk_has_no_space_for_a_new_file():
     world.append("a", [b"in the last file"])
     disk.plan = [DiskFault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
     assert len(world.ask(run, m.CheckpointOpen(True)).files) == 1, "the current file cannot be closed"
-    assert run.core._file_failed
+    assert run.core.log_roll.failure
     world.append("a", [b"x"])
     ids = np.array([1], dtype="<u8")
     assert world.ask(run, m.LiveAsk(1), bytearray(ids.tobytes())).topics == 1

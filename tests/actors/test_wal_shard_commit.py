@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ringlog.actors.wal_shard import events as ev
-from ringlog.actors.wal_shard.core import ShardCore
+from ringlog.actors.wal_shard.commit.batch_intake import BatchIntake
 from ringlog.actors.wal_shard.phases import AwaitedCompletion, Room, ShardPhase
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
@@ -347,7 +347,7 @@ def test_frames_wait_until_the_next_file_is_ready():
     world.append("f", [b"x" * 60_000])
     world.append("f", [b"y" * 60_000])
     run.has_slow_files = True
-    run.core._ready_capacity = 0
+    run.core.log_roll.ready_capacity = 0
     before = len(run.settled)
     first, second = world.frame_for("f", [b"z" * 60_000]), world.frame_for("f", [b"q" * 10], producer=2)
     run.step(run.frames(1, first))
@@ -390,7 +390,7 @@ def test_a_full_disk_refuses_appends_serves_other_requests_and_needs_no_restart(
         "after a refusal all appends must be refused until space is free"
     )
     run = world.runs[0]
-    assert run.core.awaited is AwaitedCompletion.NOTHING
+    assert run.core.state.awaited is AwaitedCompletion.NOTHING
     assert world.request(m.TopicDelete("victim")).deleted, "the end of the file is reserved for deletes"
     assert world.ask(run, m.TopicState("f")).head_seq == 1 + accepted, "reads must continue"
     refused = world.ask(
@@ -418,7 +418,7 @@ def test_a_rotation_without_disk_space_is_retried():
     run = world.runs[0]
     world.append("f", [b"x" * 60_000])
     run.has_slow_files = True
-    run.core._ready_capacity = 0
+    run.core.log_roll.ready_capacity = 0
     disk.plan = [DiskFault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
     before = len(run.settled)
     run.step(run.frames(1, world.frame_for("f", [b"y" * 60_000])))
@@ -431,7 +431,7 @@ def test_a_rotation_without_disk_space_is_retried():
         world.tick(0.5)
         run.make_file()
     assert len(run.settled) == before + 1
-    assert run.core.awaited is AwaitedCompletion.NOTHING
+    assert run.core.state.awaited is AwaitedCompletion.NOTHING
     run.has_slow_files = False
     assert len(world.records("f")) in (1, 2), "written or refused, but decided"
 
@@ -468,7 +468,7 @@ def test_a_drain_settles_everything_and_ends_with_an_orderly_mark():
     for _ in range(3):
         run.step()
     assert run.stopped is not None
-    assert (run.stopped.code, run.core.phase) == (0, ShardPhase.STOPPED)
+    assert (run.stopped.code, run.core.state.phase) == (0, ShardPhase.STOPPED)
     assert names(seen).index("Settle") < names(seen).index("Stop")
     assert marks(world)[-1].flags == MARK_ORDERLY
     assert run.core.log.durable == run.core.log.offset
@@ -492,7 +492,7 @@ def test_the_orderly_mark_fits_into_a_completely_full_file(monkeypatch):
     world = world_with()
     run = world.runs[0]
     room = run.core.log.capacity - run.core.log.offset
-    monkeypatch.setattr(ShardCore, "_room_for", lambda self, event: Room.NOW)
+    monkeypatch.setattr(BatchIntake, "_room_for", lambda self, event: Room.NOW)
     was_full = 0
     for size in range(room - 4_500, room - 4_000, 8):
         world = world_with()
@@ -558,7 +558,7 @@ def test_no_deadline_is_due_while_the_shard_waits_for_a_completion():
     world.append("d", [b"old"])
     world.tick(0.2)
     run.step(run.request(77, m.CheckpointOpen(roll=True)))
-    assert run.core.awaited is AwaitedCompletion.FLUSH
+    assert run.core.state.awaited is AwaitedCompletion.FLUSH
     world.clock.advance(5)
     assert run.core.next_deadline_ns() is None
     run.finish_flush()

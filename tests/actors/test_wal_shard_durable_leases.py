@@ -235,7 +235,7 @@ def test_no_lease_is_granted_if_nothing_can_be_logged(world):
     make(world, 3)
     run = world.run_of("q")
     handled = run.core.requests.handle(
-        run.request(7, m.Claim("q", "w", 2)), run.core._batch, 1, can_log=False
+        run.request(7, m.Claim("q", "w", 2)), run.core.state.batch, 1, can_log=False
     )
     assert isinstance(handled.message, m.ErrorReply)
     assert handled.message.detail["reason"] == "no_log_space"
@@ -252,7 +252,7 @@ def test_on_a_full_disk_a_claim_waits_without_spinning():
     run = world.run_of("q")
     run.step(run.request(901, m.Claim("q", "w", 2, 60_000, wait_ms=20_000)))
     disk.plan = [DiskFault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
-    while not run.core._file_failed:
+    while not run.core.log_roll.failure:
         world.send("f", [world.frame_for("f", [b"x" * 30_000])])
     run.core.requests.leases.waiting_claims.wake(world.topic("q").topic_id)
     world.send("q", [world.frame_for("q", [b"job"])])

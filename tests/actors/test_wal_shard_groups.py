@@ -559,7 +559,7 @@ def test_on_a_full_disk_claims_wait_without_spinning():
     ack(world, held(claim(world)))
     run.step(run.request(901, m.Claim("t", "w", 2, 60_000, 20_000, group="g")))
     disk.plan = [DiskFault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
-    while not run.core._file_failed:
+    while not run.core.log_roll.failure:
         world.send("f", [world.frame_for("f", [b"x" * 30_000])])
     for _ in range(3):
         for number in run.core.requests.leases.registry._topic_of:

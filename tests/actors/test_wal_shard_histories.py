@@ -57,9 +57,9 @@ def is_noticed() -> bool:
 @pytest.mark.interpreted
 def test_the_model_detects_an_ack_before_the_sync(monkeypatch):
     """A model that accepts everything proves nothing."""
-    from ringlog.actors.wal_shard.core import ShardCore
+    from ringlog.actors.wal_shard.commit.batch_committer import BatchCommitter
 
-    monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_batch)
+    monkeypatch.setattr(BatchCommitter, "on_written", BatchCommitter.finish)
     assert is_noticed()
 
 

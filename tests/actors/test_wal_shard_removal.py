@@ -298,8 +298,8 @@ def test_deletes_succeed_on_a_full_disk(world):
     """A delete frees space, so it must not need free space."""
     world.put_topic("t", durability="fsync")
     write(world, "t", 1, 2, 3)
-    world.runs[0].core._file_failed = "no space"
-    world.runs[0].core._file_retry_ns = 1 << 62
+    world.runs[0].core.log_roll.failure = "no space"
+    world.runs[0].core.log_roll.retry_at_ns = 1 << 62
     assert delete(world, "t", before=2).deleted == 1
     assert delete(world, "t", seqs=[3]).deleted == 1
     assert read(world, "t") == (None, [2])
@@ -573,7 +573,7 @@ def test_the_records_of_a_delete_are_selected_again_after_retention(world, monke
     world.clock.advance(8.0)
     write(world, "t", 4, 5, 6)
     core = world.run_of("t").core
-    find_room, kept = core._room_for, []
+    find_room, kept = core.intake._room_for, []
 
     def no_room_at_first(event):
         room = find_room(event)
@@ -585,7 +585,7 @@ def test_the_records_of_a_delete_are_selected_again_after_retention(world, monke
             return Room.LATER
         return room
 
-    monkeypatch.setattr(core, "_room_for", no_room_at_first)
+    monkeypatch.setattr(core.intake, "_room_for", no_room_at_first)
     assert delete(world, "t", seqs=[2, 3, 4]).deleted == 1
     assert kept
     found = state(world, "t")

@@ -11,7 +11,7 @@ import pytest
 
 from chaos.order import GuaranteeBroken
 from chaos.states.explore import Share, explore, histories
-from ringlog.actors.wal_shard.core import ShardCore
+from ringlog.actors.wal_shard.commit.batch_committer import BatchCommitter
 from ringlog.actors.wal_shard.recovery import replay
 from ringlog.actors.wal_shard.recovery.copy_forward import CopyForward
 from ringlog.actors.wal_shard.recovery.file_ends import FileEnds
@@ -59,7 +59,7 @@ def caught(*steps: str) -> str:
 @pytest.mark.interpreted
 def test_an_ack_before_the_sync_is_caught(monkeypatch):
     """The mutant settles frames when they are written."""
-    monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_batch)
+    monkeypatch.setattr(BatchCommitter, "on_written", BatchCommitter.finish)
     assert caught("append")
 
 
@@ -72,7 +72,7 @@ def test_a_sync_that_is_not_done_is_caught(monkeypatch):
 @pytest.mark.interpreted
 def test_a_reservation_acked_before_it_is_durable_is_caught(monkeypatch):
     """Seqs of a `disk` topic are issued twice, or their loss is not reported."""
-    monkeypatch.setattr(ShardCore, "_reserve_heads", lambda self, group: None)
+    monkeypatch.setattr(BatchCommitter, "_reserve_heads", lambda self, group: None)
     assert "power loss" in caught("append_disk")
 
 

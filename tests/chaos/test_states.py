@@ -18,8 +18,8 @@ from chaos.states.judge import Depth, judge
 from chaos.states.membership import replayed, why_illegal
 from chaos.states.offline import Offline
 from chaos.states.workload import ALPHABET
+from ringlog.actors.wal_shard.commit.batch_committer import BatchCommitter
 from ringlog.actors.wal_shard.commit.commit_batch import CommitBatch, LogPosition
-from ringlog.actors.wal_shard.core import ShardCore
 from ringlog.actors.wal_shard.recovery import log_files
 from ringlog.actors.wal_shard.recovery.copy_forward import CopyForward
 from ringlog.actors.wal_shard.recovery.file_ends import FileEnds
@@ -175,7 +175,7 @@ def _not_cold(sync_dir):
 
 def test_an_ack_before_the_sync_is_detected_by_states(tmp_path, monkeypatch):
     """The shard acks a frame before the sync that covers it (mutant 1)."""
-    monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_batch)
+    monkeypatch.setattr(BatchCommitter, "on_written", BatchCommitter.finish)
     assert caught(tmp_path, ("append",))
 
 

@@ -16,6 +16,7 @@ from chaos.sweeps.judge import ENDS, ENDS_EACH, Known, end_and_judge
 from chaos.sweeps.workloads import BY_NAME, WORKLOADS
 from ringlog.actors.compactor.checkpoint import CheckpointTask
 from ringlog.actors.gateway.core import GatewayCore
+from ringlog.actors.wal_shard.commit.batch_committer import BatchCommitter
 from ringlog.actors.wal_shard.core import ShardCore
 from ringlog.actors.wal_shard.events import Sync
 from ringlog.actors.wal_shard.recovery.log_files import LogFiles
@@ -68,7 +69,7 @@ def test_failing_calls_of_a_commit_lose_no_acknowledged_record() -> None:
 
 def test_an_ack_before_the_sync_is_detected_by_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The monitor detects it during the run, and the judge detects it after the crash (mutant 1)."""
-    monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_batch)
+    monkeypatch.setattr(BatchCommitter, "on_written", BatchCommitter.finish)
     with pytest.raises(SyncOrderViolation):  # the monitor, during the run
         _sweep("commit")
     monkeypatch.setattr(Monitor, "require_durable", lambda *_: None)
@@ -310,13 +311,13 @@ def test_a_failed_read_is_not_treated_as_the_end(monkeypatch: pytest.MonkeyPatch
 
 def test_a_publication_before_the_sync_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shard publishes a frame before the sync that covers it (mutant 2)."""
-    on_written = ShardCore._on_written
+    on_written = BatchCommitter.on_written
 
-    def hasty(self: ShardCore) -> None:
+    def hasty(self: BatchCommitter) -> None:
         on_written(self)
-        self._effects.sort(key=lambda effect: isinstance(effect, Sync))
+        self._state.effects.sort(key=lambda effect: isinstance(effect, Sync))
 
-    monkeypatch.setattr(ShardCore, "_on_written", hasty)
+    monkeypatch.setattr(BatchCommitter, "on_written", hasty)
     with pytest.raises(SyncOrderViolation):
         BY_NAME["commit"].image()
 

@@ -95,9 +95,9 @@ def test_run_ends_when_its_floors_are_reached(tmp_path):
 
 def test_an_ack_before_the_sync_is_detected_by_world(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shard acks a frame before the sync that covers it (mutant 1)."""
-    from ringlog.actors.wal_shard.core import ShardCore
+    from ringlog.actors.wal_shard.commit.batch_committer import BatchCommitter
 
-    monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_batch)
+    monkeypatch.setattr(BatchCommitter, "on_written", BatchCommitter.finish)
     assert "is synced up to" in is_noticed(100, 101)
 
 

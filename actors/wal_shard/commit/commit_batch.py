@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from ringlog.actors.wal_shard.commit.admission import FrameIntake
 from ringlog.actors.wal_shard.commit.control_records import ChainMarkRecord, frame_of
+from ringlog.contract import Reply
 from ringlog.frame import batch as frames
 from ringlog.frame import codec, layout
 from ringlog.frame.kernel import kernel
@@ -99,8 +100,17 @@ class RoutedPart:
     is_volatile: bool = False
 
 
+@dataclass(slots=True)
+class PendingSettlement:
+    """Settlements that are due to one producer when the commit batch is durable."""
+
+    source: int
+    intake: FrameIntake
+    new_tail: int
+
+
 class CommitBatch:
-    """All frames staged for the next write, in order."""
+    """All frames staged for the next write, in order, and the answers that wait for it."""
 
     __slots__ = (
         "bytes",
@@ -113,6 +123,8 @@ class CommitBatch:
         "parts",
         "records",
         "refused",
+        "replies",
+        "settlements",
         "volatile_bytes",
     )  # fmt: skip
 
@@ -127,6 +139,13 @@ class CommitBatch:
         """True if the batch removes records from a topic."""
         self.news: list[News] = []
         """Rows of the frames laid out so far, in file order."""
+        self.settlements: list[PendingSettlement] = []
+        self.replies: list[Reply] = []
+
+    @property
+    def is_staged(self) -> bool:
+        """True if anything is staged and not published."""
+        return bool(self.parts or self.settlements or self.has_removals)
 
     def add_intake(self, intake: FrameIntake) -> None:
         """Stage the admitted rows of an intake."""

@@ -16,7 +16,7 @@ from ringlog.board.board import Board, ProcessSlot
 from ringlog.board.layout import ProcessField, WatermarkKind
 from ringlog.board.topics import TopicFacts, TopicTable, encode_priority
 from ringlog.envelope.boot import ActorBoot
-from ringlog.storage.reader import LogHighWatermark as ReadMark
+from ringlog.storage.extents import LogHighWatermark as ReadMark
 from ringlog.topic.state import ShardTopic
 
 SLOTS_AHEAD = 4 * REQUESTS_PER_PASS

@@ -46,9 +46,9 @@ from ringlog.actors.wal_shard.recovery.replay_rows import (
     by_value,
 )
 from ringlog.actors.wal_shard.recovery.replayed_topics import ReplayedTopics
-from ringlog.actors.wal_shard.requests.socket_requests import ShardIdentity
 from ringlog.actors.wal_shard.retention.removal import replay_removal
 from ringlog.actors.wal_shard.routing import mark_trimmed, replay_router
+from ringlog.actors.wal_shard.shard_state import ShardIdentity
 from ringlog.errors import CorruptData
 from ringlog.frame import batch as frames
 from ringlog.frame import layout

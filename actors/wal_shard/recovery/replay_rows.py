@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringlog.actors.wal_shard.commit.control_records import Body, KeyUsed, decode_body
-from ringlog.actors.wal_shard.requests.socket_requests import ShardIdentity
+from ringlog.actors.wal_shard.shard_state import ShardIdentity
 from ringlog.errors import CorruptData
 from ringlog.frame import batch as frames
 from ringlog.frame import layout

@@ -19,7 +19,7 @@ from ringlog.actors.wal_shard.recovery.losses import ReplayLosses
 from ringlog.actors.wal_shard.recovery.open_reservations import OpenReservations
 from ringlog.actors.wal_shard.recovery.replay_rows import ReplayedFile, RowSource
 from ringlog.actors.wal_shard.recovery.shard_facts import ShardFacts
-from ringlog.actors.wal_shard.requests.socket_requests import ShardIdentity
+from ringlog.actors.wal_shard.shard_state import ShardIdentity
 from ringlog.errors import CorruptData
 from ringlog.frame import batch as frames
 from ringlog.frame import layout

@@ -180,7 +180,7 @@ class ShardStart:
         """Let the core write the frames in doubt. File creation blocks here, since no client waits yet."""
         self._slot.set(ProcessField.PROGRESS, 1000)
         effects = self._core.begin(found.batch, found.prev, found.settled, found.damaged, found.halts)
-        while self._core.phase is ShardPhase.RECOVERING:
+        while self._core.state.phase is ShardPhase.RECOVERING:
             completions: list[Any] = [Tick(self._clock.now_us(), self._clock.monotonic_ns())]
             for effect in effects:
                 completion = self._perform[type(effect)](effect)

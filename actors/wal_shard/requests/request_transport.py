@@ -100,7 +100,7 @@ class RequestTransport:
 
     def record_crash(self) -> None:
         """Record the request that the core handles, because the core crashed."""
-        request = self._core.current_request
+        request = self._core.intake.current_request
         if request is not None:
             self._poison_requests.record_crash(request.message, request.attachment)
 

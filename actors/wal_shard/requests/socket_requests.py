@@ -7,7 +7,6 @@ other requests are answered from memory.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ from ringlog.actors.wal_shard.retention.idle_topic_expiry import IdleTopicExpiry
 from ringlog.actors.wal_shard.retention.removal import Removals
 from ringlog.actors.wal_shard.retention.volatile_files import VolatileFileTable
 from ringlog.actors.wal_shard.routing import ShardRouters
+from ringlog.actors.wal_shard.shard_state import ShardIdentity
 from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
 from ringlog.envelope.refusal import error_reply
@@ -89,19 +89,6 @@ Handler = Callable[[Any, ControlReceived, CommitBatch, int], HandlerReply | None
 
 
 _MODES = ("upsert", "create", "merge", "update")
-
-
-@dataclass(frozen=True, slots=True)
-class ShardIdentity:
-    """Identity of this shard incarnation."""
-
-    engine_id: str
-    shard: int
-    shards: int
-    incarnation: int
-    topics_max: int
-    time_base_us: int = 0
-    """See envelope/boot.py."""
 
 
 class Requests:

@@ -243,7 +243,7 @@ class ShardCore:
             return
         self._serve_claims()
         if state.is_due(self._idle_check_at_ns):
-            self.requests.expire_idle_topics(state.batch, state.now_us)
+            self.requests.topics.expire_idle(state.batch, state.now_us)
         if state.query_storage(self.requests.leases.delivery_attributes.pending_questions()):
             return
         if self.requests.read_only is not None:
@@ -339,7 +339,7 @@ class ShardCore:
         self.removals.invalidate_lossy_topics()
         self.requests.routing.finish_recovery()
         self.requests.leases.registry.finish_recovery()
-        self.requests.read_only = read_only
+        self.requests.begin_read_only(read_only)
         self.state.phase = ShardPhase.ACTIVE
 
     def _answer_without_log(self) -> None:

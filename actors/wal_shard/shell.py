@@ -110,8 +110,8 @@ class WalShardShell:
         published_mark = self._reader_board.published_mark
         self._record_index = StoredRecordIndex(self._disk, boot.data_dir, boot.shm_dir, published_mark)
         self._job_prefetcher = JobPrefetcher(
-            self._disk, boot.data_dir, boot.shm_dir, published_mark, self.core.requests.locate_records,
-            leases.recent_records, leases.sizes,
+            self._disk, boot.data_dir, boot.shm_dir, published_mark,
+            self.core.requests.locations.locate_records, leases.recent_records, leases.sizes,
         )  # fmt: skip
         self._read_only_probe = ReadOnlyProbe(
             self._disk, self._clock, self._directory, boot.read_only_ms, min(FIRST_FILE_BYTES, file_bytes)
@@ -248,7 +248,7 @@ class WalShardShell:
         events: list[Any] = [self._tick()]
         load_monitor, now_ns = self._load_monitor, events[0].monotonic_ns
         if now_ns >= load_monitor.due_ns:
-            load_monitor.sample(now_ns, self._rings, self.core.requests.refused_for_pressure)
+            load_monitor.sample(now_ns, self._rings, self.core.requests.appends.refused_for_pressure)
         is_readable = self._idle_wait.should_poll(self._socket_fd)
         if self._is_idle or is_readable:
             self._transport.receive(is_readable=is_readable)
@@ -364,7 +364,7 @@ class WalShardShell:
             missing = max(
                 from_plain(self._boot.config).data.min_free_bytes - page.get(ProcessField.DISK_FREE), 1
             )
-        self.core.requests.disk_missing_bytes = missing
+        self.core.requests.appends.disk_missing_bytes = missing
 
     # -- effects --------------------------------------------------------------------------------------
 

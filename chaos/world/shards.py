@@ -91,7 +91,7 @@ class ShardActor:
         busy = self._do_slow_things()
         events: list[Any] = []
         is_low = self.engine.disk_faults.is_full and self.engine.options["says_low"]
-        run.core.requests.disk_missing_bytes = 4_096 if is_low else 0
+        run.core.requests.appends.disk_missing_bytes = 4_096 if is_low else 0
         if run.core.wants_intake:
             events += self._drain_rings()
             events += self._requests()

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ringlog.errors import Outcome, TopicHalted
+from ringlog.errors import Outcome, TopicHalted, TopicNotFound
 from ringlog.placement import shard_of
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.state import ShardTopic
@@ -84,6 +84,13 @@ class TopicDirectory:
         topic = self._by_name.get(name)
         if self.halted and topic is not None and topic.topic_id in self.halted:
             return None
+        return topic
+
+    def require(self, name: str) -> ShardTopic:
+        """Return the live topic of this name. Raise TopicNotFound."""
+        topic = self.find(name)
+        if topic is None:
+            raise TopicNotFound("no such topic", topic=name)
         return topic
 
     def halt_of(self, name: str) -> Halt | None:

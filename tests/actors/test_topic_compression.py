@@ -19,7 +19,7 @@ def stored_codecs(world: World, name: str) -> set[Codec]:
     found: set[Codec] = set()
     run = world.run_of(name)
     topic_id = world.topic(name).topic_id
-    for extent in run.core.requests.locate_records(world.topic(name), 0).extents:
+    for extent in run.core.requests.locations.locate_records(world.topic(name), 0).extents:
         if not extent.path.startswith("wal/"):
             batch = frames.scan(memoryview(run.read(extent.path))[: extent.stop & ~7], extent.start)
             own = batch.take(np.flatnonzero(batch.words[:, layout.W_TOPIC] == topic_id))

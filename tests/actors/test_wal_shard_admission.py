@@ -383,7 +383,7 @@ def test_a_repeated_frame_is_settled_as_a_repeat_even_if_the_disk_is_full(world,
     first = int(world.send("f", [bytearray(sent[0])])[0][S_FIRST_SEQ])
     world.kill()
     world.start()
-    world.run_of("f").core.requests.disk_missing_bytes = 4_096
+    world.run_of("f").core.requests.appends.disk_missing_bytes = 4_096
     fresh = world.frame_for("f", [b"new"], producer=9, seq=4)
     if by_socket:
         message = m.Append("f", 2)

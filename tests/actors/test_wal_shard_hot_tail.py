@@ -44,7 +44,9 @@ def sizes(world: World, first: int, last: int) -> list[int]:
     """Return the sizes of these jobs according to storage."""
     run = world.run_of("q")
     ledger = StoredRecordIndex(run.disk, DATA, SHM, run._published)
-    found = ledger.positions(run.core.requests.locate_records(world.topic("q"), first - 1), first, last)
+    found = ledger.positions(
+        run.core.requests.locations.locate_records(world.topic("q"), first - 1), first, last
+    )
     ledger.close()
     assert found[0].tolist() == list(range(first, last + 1))
     return found[1].tolist()

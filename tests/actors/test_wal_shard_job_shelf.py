@@ -55,7 +55,7 @@ def shelf_of(world: World) -> tuple[JobPrefetcher, CountingDisk]:
     run = world.run_of("q")
     disk: Any = CountingDisk(run.disk)
     return JobPrefetcher(
-        disk, DATA, SHM, run._published, run.core.requests.locate_records, HotTail(0), JobSizes()
+        disk, DATA, SHM, run._published, run.core.requests.locations.locate_records, HotTail(0), JobSizes()
     ), disk
 
 
@@ -176,7 +176,7 @@ def test_damage_is_left_to_the_reader_of_the_job(world: World) -> None:
 
     disk: Any = Rotten(run.disk)
     shelf = JobPrefetcher(
-        disk, DATA, SHM, run._published, run.core.requests.locate_records, HotTail(0), JobSizes()
+        disk, DATA, SHM, run._published, run.core.requests.locations.locate_records, HotTail(0), JobSizes()
     )
     assert payloads(shelf, world, run_of(1)) is None
     assert payloads(shelf, world, run_of(2)) is None

@@ -339,7 +339,7 @@ def test_under_pressure_only_new_writes_are_refused(world: World) -> None:
     assert world.put_topic("a", ttl_ms=5).config["ttl_ms"] == 5
     assert world.request(m.TopicDelete("b")).deleted
     assert world.request(m.Locate("a", 0)).head_seq == 1
-    assert run.core.requests.refused_for_pressure == 1
+    assert run.core.requests.appends.refused_for_pressure == 1
     run.core.requests.is_overloaded = False
     append(world, 2)
     assert world.topic("a").next_seq == 3

@@ -145,13 +145,13 @@ def test_the_number_of_topics_is_bounded(world):
 def test_a_topic_without_a_slot_in_shared_memory_is_refused_before_it_is_logged(world):
     world.put_topic("a")
     core = world.runs[0].core
-    core.requests.free_slots = 1
+    core.requests.topics.free_slots = 1
     world.put_topic("b")
-    core.requests.free_slots = 0
+    core.requests.topics.free_slots = 0
     with pytest.raises(Throttled, match="shared memory has no room"):
         world.put_topic("c")
     assert {topic.name for topic in core.directory.by_id.values()} == {"a", "b"}
-    core.requests.free_slots = 1
+    core.requests.topics.free_slots = 1
     assert world.put_topic("c").created
 
 
@@ -332,7 +332,7 @@ def test_a_truncated_list_of_extents_does_not_end_with_the_open_file(world, monk
     whole = world.request(m.Locate("a", 0)).extents
     assert len(whole) > 2
     assert whole[-1].stop == 0
-    monkeypatch.setattr("ringlog.actors.wal_shard.requests.socket_requests.EXTENTS_PER_LOCATE_MAX", 2)
+    monkeypatch.setattr("ringlog.actors.wal_shard.requests.record_locations.EXTENTS_PER_LOCATE_MAX", 2)
     short = world.request(m.Locate("a", 0)).extents
     assert short == whole[:2]
 

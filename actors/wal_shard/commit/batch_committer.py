@@ -110,7 +110,7 @@ class BatchCommitter:
         """
         state, requests = self._state, self._requests
         batch, state.batch = state.batch, CommitBatch()
-        retired, requests.retired = requests.retired, []
+        retired, requests.topics.retired = requests.topics.retired, []
         state.awaited = AwaitedCompletion.NOTHING
         is_recovering, effects = state.phase is ShardPhase.RECOVERING, state.effects
         topics = list(batch.dirty_topics.values())

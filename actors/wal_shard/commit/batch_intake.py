@@ -9,9 +9,10 @@ from typing import Any
 from ringlog.actors.wal_shard.commit.admission import Admission
 from ringlog.actors.wal_shard.commit.commit_batch import MARK_BYTES_MAX, LogPosition, PendingSettlement
 from ringlog.actors.wal_shard.commit.log_roll import LogRoll
+from ringlog.actors.wal_shard.commit.refusal_details import explain_full, explain_halted
 from ringlog.actors.wal_shard.events import FramesArrived, OpenVolatile
 from ringlog.actors.wal_shard.phases import AwaitedCompletion, Room, ShardPhase
-from ringlog.actors.wal_shard.requests.socket_requests import Requests, explain_full, explain_halted
+from ringlog.actors.wal_shard.requests.socket_requests import Requests
 from ringlog.actors.wal_shard.retention.retention_schedule import LEASE_REQUESTS
 from ringlog.actors.wal_shard.retention.volatile_files import VolatileFileTable
 from ringlog.actors.wal_shard.routing import added_bytes
@@ -225,16 +226,17 @@ class BatchIntake:
         return Room.LATER
 
     def _take(self, event: FramesArrived | ControlReceived, room: Room) -> None:
+        missing_bytes = self._requests.appends.disk_missing_bytes
         if isinstance(event, FramesArrived):
             read_only = self._requests.read_only
-            closed = Status.INTERNAL if room is Room.NONE or self._requests.disk_missing_bytes else None
+            closed = Status.INTERNAL if room is Room.NONE or missing_bytes else None
             closed = closed if read_only is None else Status.STORAGE_READ_ONLY
             intake = self._admission.open(event.buffer, event.batch)
             self._admission.admit(intake, self._directory.by_id, self._state.now_us, closed)
             if read_only is not None:
                 read_only.explain(intake)
-            elif self._requests.disk_missing_bytes:
-                explain_full(intake, self._requests.disk_missing_bytes)
+            elif missing_bytes:
+                explain_full(intake, missing_bytes)
             if self._directory.halted:
                 explain_halted(intake, self._directory.halted)
             self._state.batch.add_intake(intake)
@@ -244,7 +246,7 @@ class BatchIntake:
             self.roll_requests.append(event)
             return
         can_log = room is Room.NOW and not (
-            self._requests.disk_missing_bytes > 0 and isinstance(event.message, m.Append | m.Route)
+            missing_bytes > 0 and isinstance(event.message, m.Append | m.Route)
         )
         reply = self._requests.handle(event, self._state.batch, self._state.now_us, can_log=can_log)
         if reply is None:

@@ -104,7 +104,7 @@ class ReaderBoard:
 
     def _count_slots(self) -> None:
         """Ensure free slots for new topics of the next passes. A committed topic must be published."""
-        self._core.requests.free_slots = self._table.ensure_free_slots(SLOTS_AHEAD)
+        self._core.requests.topics.free_slots = self._table.ensure_free_slots(SLOTS_AHEAD)
 
     # -- marks ----------------------------------------------------------------------------------------
 

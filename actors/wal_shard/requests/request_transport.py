@@ -147,7 +147,7 @@ class RequestTransport:
             # A topic gets its slot at its first publication, which is after the reply was staged.
             topic = self._core.directory.by_id.get(message.topic_id)
             if topic is not None:
-                message = self._core.requests.topic_info(topic, created=message.created)
+                message = self._core.requests.topics.topic_info(topic, created=message.created)
         self._answer(effect.client, message, effect.corr, effect.attachment)
 
     def _reply_claimed(self, client: bytes, message: m.ClaimReply, corr: int) -> None:

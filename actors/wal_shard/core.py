@@ -215,7 +215,7 @@ class ShardCore:
                 self.volatile_files.schedule_retry(self.state.now_ns)
             self.volatile_files.evict_files(event, self.removals, self.state.batch)
         elif kind is WorkerDied:
-            self.requests.leases.release_process((event.pid, event.started))
+            self.requests.leases.claims.release_process((event.pid, event.started))
         elif kind is ConnectionsEnded:
             self.requests.leases.waiting_claims.drop_connections(event.connections)
         elif kind is DrainRequested:
@@ -268,13 +268,13 @@ class ShardCore:
     def _serve_claims(self) -> None:
         """Serve waiting claims. Replies of groups whose changes are logged wait for the commit batch."""
         state, leases, is_stuck = self.state, self.requests.leases, bool(self.log_roll.failure)
-        if not leases.has_work:
+        if not leases.claims.has_work:
             return
         if state.phase is ShardPhase.RECOVERING or self.requests.read_only is not None or is_stuck:
-            state.effects.extend(leases.serve_claims(state.lease_clock_us, is_stuck=is_stuck))
+            state.effects.extend(leases.claims.serve(state.lease_clock_us, is_stuck=is_stuck))
             return
         owed: list[Reply] = []
-        state.effects.extend(leases.serve_claims(state.lease_clock_us, state.batch, owed))
+        state.effects.extend(leases.claims.serve(state.lease_clock_us, state.batch, owed))
         (state.batch.replies if state.batch.parts else state.effects).extend(owed)
 
     @property

@@ -9,7 +9,7 @@ from checkpoint_world import checkpoint_all, new_world
 from group_world import QUEUE, STREAM, ack, claim, give_again, held, nack, numbers, pending, stand, words
 from removal_world import delete, started
 
-from ringlog.actors.wal_shard.leases import shard_leases
+from ringlog.actors.wal_shard.leases import lease_queries
 from ringlog.envelope import messages as m
 from ringlog.errors import (
     BatchTooLarge,
@@ -351,7 +351,7 @@ def test_the_pending_list_contains_nack_reasons(world: World, monkeypatch: pytes
         nack(world, {seq: jobs[seq]}, reason=reason)
         if seq == 1:
             jobs = held(claim(world, 1)) | {n: token for n, token in jobs.items() if n > 1}
-    monkeypatch.setattr(shard_leases, "JOBS_PER_REQUEST_MAX", 2)
+    monkeypatch.setattr(lease_queries, "JOBS_PER_REQUEST_MAX", 2)
     first = world.request(m.ListPending("t", group="g"))
     now_ms = world.clock.now_us() // 1_000
     assert [row[:2] for row in first.rows] == [(1, 1), (2, 1)]

@@ -134,7 +134,7 @@ class BatchCommitter:
         effects.extend(Settle(o.source, o.intake.entries, o.new_tail) for o in batch.settlements)
         effects.extend(batch.replies)
         if requests.leases.waiting_claims:
-            effects.extend(requests.leases.serve_claims(state.lease_clock_us))
+            effects.extend(requests.leases.claims.serve(state.lease_clock_us))
         if batch.frames or batch.refused or batch.duplicates:
             size = batch.bytes + batch.volatile_bytes
             effects.append(BatchCommitted(batch.frames, batch.records, size, batch.refused, batch.duplicates))

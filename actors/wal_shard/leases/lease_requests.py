@@ -16,11 +16,7 @@ from ringlog.leases.live_seqs import LiveSeqs
 from ringlog.leases.ready_index import DeliveryAttributes
 from ringlog.leases.retry_claim import entries_of, still_held
 from ringlog.leases.types import I64, U64, LeaseMatch, RedeliveryBackoff
-from ringlog.limits import (
-    DEAD_LETTER_REASON_BYTES_MAX,
-    JOBS_PER_REQUEST_MAX,
-    NODE_BYTES_MAX,
-)
+from ringlog.limits import DEAD_LETTER_REASON_BYTES_MAX, JOBS_PER_REQUEST_MAX, NODE_BYTES_MAX
 from ringlog.settings import CALL_SETTINGS
 from ringlog.topic.retention import first_live_seq
 from ringlog.topic.state import ShardTopic
@@ -229,6 +225,14 @@ def require_numbers(message: Any) -> None:
     for name in _NUMBERS[type(message)]:
         if value := getattr(message, name):
             CALL_SETTINGS[name].check(value)
+
+
+def check_claim(topic: ShardTopic, message: m.Claim | m.AckAndClaim | m.Steal) -> None:
+    """Raise InvalidRequest if the node or a number of a claim is invalid."""
+    checked_node(message)
+    require_numbers(message)
+    if min(getattr(message, "max", 0), message.pid, message.born) < 0:
+        raise InvalidRequest("max, pid and born must be >= 0", topic=topic.name)
 
 
 def skipped_of(matched: LeaseMatch) -> I64:

@@ -12,13 +12,13 @@ from typing import Any, Literal, NoReturn, TypeVar
 from ringlog.aio.operations import Operations
 from ringlog.aio.shell import LoopShell
 from ringlog.client.connection.client_options import ClientOptions
+from ringlog.client.connection.descriptor_set import not_picklable_error
 from ringlog.client.connection.exit_hooks import (
     EXIT_CLOSE_S,
     register_exit_hook,
     register_with_multiprocessing,
 )
 from ringlog.client.connection.session import Session, new_client_id
-from ringlog.client.connection.shell import not_picklable_error
 from ringlog.client.requests.results import ClientEvent, ClientHealth, ClientState, CloseReport
 from ringlog.client.requests.validation import (
     check_bool,

@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
+from ringlog.client.connection.descriptor_set import not_picklable_error
 from ringlog.client.connection.exit_hooks import warn_unsettled
 from ringlog.client.connection.finalizer import close_in_thread
 from ringlog.client.connection.session import Session
-from ringlog.client.connection.shell import not_picklable_error
 from ringlog.client.write.producer_core import ProducerCore
 from ringlog.clock import SystemClock
 from ringlog.errors import RinglogError, UsageError, WrongLoop

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from ringlog.client.connection.client_options import ClientOptions
+from ringlog.client.connection.descriptor_set import not_picklable_error
 from ringlog.client.connection.exit_hooks import (
     EXIT_CLOSE_S,
     register_exit_hook,
@@ -21,7 +22,7 @@ from ringlog.client.connection.finalizer import close_dropped, close_on_finalize
 from ringlog.client.connection.green_threads import check_green_threads
 from ringlog.client.connection.locked_connection import LockedConnection
 from ringlog.client.connection.session import Session, new_client_id
-from ringlog.client.connection.shell import ThreadedShell, not_picklable_error
+from ringlog.client.connection.shell import ThreadedShell
 from ringlog.client.operations import Operations
 from ringlog.client.requests.results import ClientEvent, ClientHealth, ClientState, CloseReport
 from ringlog.client.requests.validation import (

@@ -74,12 +74,12 @@ class Producer(Generic[T]):
                 batch, index = self._core.add(payload, values)
                 if index == 0 or not core.is_gathering:
                     core.session.links.pump()
-                    shell.ensure_progress()
+                    shell.leadership.ensure_progress()
             except BaseException as e:
                 shell.mark_interrupted(e)
                 raise
-        if shell.has_calls:
-            shell.run_calls()
+        if shell.callbacks.are_due:
+            shell.callbacks.run()
         return Ticket(shell, batch, index)
 
     def send_many(self, data: Iterable[T | Record | NewRecord], /) -> Ticket:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ringlog.client.connection import shell as shell_module
+from ringlog.client.connection import leadership as leadership_module
 from ringlog.client.connection.green_threads import are_green
 from ringlog.client.connection.shell import ThreadedShell
 from ringlog.link.futures import Pending
@@ -72,11 +72,12 @@ def looked_on(
     links = Links(pending, looks, is_crowded=is_crowded)
     make: Any = lambda fds: Session(links)  # noqa: E731
     shell = ThreadedShell(make)
-    monkeypatch.setattr(shell_module, "spin_wait", links.look)
-    shell._clock, shell._spin_policy = Clock(), LookingOn(is_wanted=is_wanted)
-    shell._leader = threading.current_thread()
+    monkeypatch.setattr(leadership_module, "spin_wait", links.look)
+    leadership = shell.leadership
+    leadership._clock, leadership._spin_policy = Clock(), LookingOn(is_wanted=is_wanted)
+    leadership.leader = threading.current_thread()
     with shell.lock:
-        shell._spin_wait(pending, 0)
+        leadership._spin_wait(pending, 0)
     shell.descriptors.close()
     return pending, links
 
@@ -114,21 +115,22 @@ def test_a_spinning_thread_notices_a_thread_that_starts_to_wait(monkeypatch: pyt
     def look(words: list[memoryview], seen: list[int], ns: int) -> bool:
         if not rounds:
             follower.start()
-            while not shell._followers:
+            while not shell.leadership.followers:
                 follower.join(0.001)
         rounds.append(words[-1][0] != seen[-1])
         return links.look(words, seen, ns)
 
     def follow() -> None:
         with shell.lock:
-            shell._follow(other, None)
+            shell.leadership._follow(other, None)
 
     follower = threading.Thread(target=follow)
-    monkeypatch.setattr(shell_module, "spin_wait", look)
-    shell._clock, shell._spin_policy = Clock(), LookingOn(is_wanted=True)
-    shell._leader = threading.current_thread()
+    monkeypatch.setattr(leadership_module, "spin_wait", look)
+    leadership = shell.leadership
+    leadership._clock, leadership._spin_policy = Clock(), LookingOn(is_wanted=True)
+    leadership.leader = threading.current_thread()
     with shell.lock:
-        shell._spin_wait(pending, 0)
+        leadership._spin_wait(pending, 0)
         other.resolve(None)
     follower.join(10)
     shell.descriptors.close()
@@ -141,7 +143,7 @@ def test_green_threads_never_spin(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(threading, "get_ident", lambda: 1)
         assert are_green()
-    monkeypatch.setattr(shell_module, "are_green", lambda: True)
+    monkeypatch.setattr(leadership_module, "are_green", lambda: True)
     pending, links = looked_on(monkeypatch, 1)
     assert not pending.is_done
     assert links.looked == 0

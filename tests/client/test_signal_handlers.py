@@ -36,8 +36,8 @@ USES: dict[str, Use] = {
 
 def sleeps(client: ringlog.Client) -> bool:
     """Return True while the main thread sleeps on the client's descriptors."""
-    shell = client._shell
-    return shell._leader is threading.main_thread() and shell._wakes_ns > 0
+    leadership = client._shell.leadership
+    return leadership.leader is threading.main_thread() and leadership.wakes_ns > 0
 
 
 @pytest.fixture

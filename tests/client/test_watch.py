@@ -460,7 +460,7 @@ def test_an_event_wakes_up_only_the_waiting_thread(ringlog_engine, writer, ringl
                 assert data_of([watch.next(WAIT_S)]) == [b"%d" % n]
 
         deliver(20)
-        (background,) = {client._shell._background}
+        (background,) = {client._shell.leadership.daemon.thread}
         status = f"/proc/self/task/{background.native_id}/status"
         before = _switches(status)
         deliver(300)

@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from chaos.network.proxy import Proxy
-from ringlog.client.connection.shell import Descriptors
+from ringlog.client.connection.descriptor_set import Descriptors
 from ringlog.clock import SystemClock
 from ringlog.envelope.messages import Ping, Pong
 from ringlog.envelope.wire import decode, encode

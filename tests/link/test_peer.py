@@ -7,7 +7,7 @@ import time
 import pytest
 import zmq
 
-from ringlog.client.connection.shell import Descriptors
+from ringlog.client.connection.descriptor_set import Descriptors
 from ringlog.clock import SystemClock
 from ringlog.envelope.messages import Append, ErrorReply, Ping, Pong
 from ringlog.envelope.wire import PROTOCOL, decode, encode

@@ -300,7 +300,7 @@ class FanOut:
     def join(self, sub: Subscriber, info: TopicInfo) -> bool:
         """Deliver live to a subscriber that has read up to the head. False if it must read more before."""
         if sub.epoch != info.epoch:
-            self.session.forget(sub.topic)  # What the client knows of the topic is of another life.
+            self.session.topics.forget(sub.topic)  # What the client knows of the topic is of another life.
             return False
         feed = self._feeds.get(sub.topic)
         if feed is None or feed.info.epoch != info.epoch or feed.info.slot != info.slot:

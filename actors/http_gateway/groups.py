@@ -254,13 +254,13 @@ async def _config(request: Request, topic: str) -> dict[str, Any]:
     if request.principal.is_unrestricted:
         return {}
     session = request.gateway.client.connection
-    session.forget(topic)
+    session.topics.forget(topic)
     info: m.TopicInfo = await request.gateway.client.run(_resolving(session, topic))
     return info.config
 
 
 def _resolving(session: Any, topic: str) -> Any:
-    return (yield session.resolve(topic))
+    return (yield session.topics.resolve(topic))
 
 
 def _start(value: StartValue | None) -> Start:

@@ -92,7 +92,7 @@ async def delete_router(request: Request) -> Response:
 def _caught_up(session: Session, principal: Principal, name: str) -> Steps[RouterDescription]:
     found = yield from _covered(session, principal, name)
     if found.lag:
-        info: m.TopicInfo = yield session.resolve(found.dest)
+        info: m.TopicInfo = yield session.topics.resolve(found.dest)
         yield session.catch_up(found.dest, info.topic_id)
         found = yield from _covered(session, principal, name)
     return found

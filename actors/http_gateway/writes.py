@@ -28,6 +28,7 @@ from ringlog.client.requests.results import Appended, AppendedOnce
 from ringlog.client.write.batch import Batch, joined
 from ringlog.client.write.fields import NewRecord
 from ringlog.client.write.idempotent_append import check_idempotency_key
+from ringlog.client.write.keyed_append import append_keyed
 from ringlog.client.write.stream import Stream
 from ringlog.envelope import messages as m
 from ringlog.errors import (
@@ -133,7 +134,7 @@ async def _write_events(request: Request) -> Response:
     records = await read_events(request)
     created = await gateway.lanes.require_topic(request.principal, topic)
     appended = await gateway.lanes.append_once(topic, records)
-    info = gateway.client.connection.cached_topic(topic)
+    info = gateway.client.connection.topics.cached(topic)
     times = {} if appended.deduped or info is None else gateway.commit_times(info.shard, appended.durability)
     reply = WriteReply(
         topic, appended.first_seq, appended.last_seq,
@@ -189,7 +190,7 @@ class WriteLanes:
         count, created = len(body.records), False
         session = self._gateway.client.connection
         for attempt in range(_RETRIES_MAX):
-            if session.cached_topic(topic) is None:
+            if session.topics.cached(topic) is None:
                 created |= await self._require_topic(principal, session, topic, body, config)
             try:
                 appended, head = await self._append(
@@ -199,10 +200,10 @@ class WriteLanes:
             except (TopicNotFound, StaleEpoch) as e:
                 if e.outcome == "unknown" or attempt + 1 == _RETRIES_MAX:
                     raise
-                session.forget(topic)
+                session.topics.forget(topic)
         first = appended.first_seq
         times: dict[str, float] = {}
-        if not appended.deduped and (info := session.cached_topic(topic)) is not None:
+        if not appended.deduped and (info := session.topics.cached(topic)) is not None:
             times = self._gateway.commit_times(info.shard, appended.durability)
         return WriteReply(
             topic, first, appended.last_seq,
@@ -237,7 +238,7 @@ class WriteLanes:
         self.bytes += len(frame)
         try:
             if key:
-                appended = await self._gateway.client.run(session.append_keyed(lane.stream, frame, key))
+                appended = await self._gateway.client.run(append_keyed(session, lane.stream, frame, key))
                 return appended, appended.last_seq
             return await lane.push(frame, count)
         finally:
@@ -267,8 +268,8 @@ class WriteLanes:
                 raise
         if needs_admin_to_create(principal, m.Append(topic, 1, create=True, config=config)):
             raise create_forbidden(topic)
-        info = await run(session.ask_name_owner(topic, m.TopicPut(topic, config or {}, "create")))
-        session.cache_topic(info)
+        info = await run(session.topics.ask_name_owner(topic, m.TopicPut(topic, config or {}, "create")))
+        session.topics.cache(info)
         return bool(info.created)
 
     def _lane(self, session: Session, topic: str, disable_backpressure: bool) -> _Lane:
@@ -396,7 +397,7 @@ class _Lane:
 
 
 def _resolved(session: Session, topic: str) -> Any:
-    yield session.resolve(topic)
+    yield session.topics.resolve(topic)
 
 
 def _forgotten(topic: str) -> RinglogError:

@@ -150,7 +150,7 @@ class Watch(Generic[V]):
     async def _begin(self) -> None:
         options = self._core.options
         with self._shell.checked_lock, self._shell.guarded_session as session:
-            session.forget_all(options.exact)
+            session.topics.forget_all(options.exact)
             subscription = self._subscription = session.delivery.open_subscription(
                 credit=options.credit, strong=options.consistency == "strong", names=bool(options.patterns)
             )
@@ -212,7 +212,7 @@ class Watch(Generic[V]):
         )
         if found:
             with self._shell.checked_lock, self._shell.guarded_session as session:
-                session.forget_all(found)
+                session.topics.forget_all(found)
             steps = core.open_matching_steps(self._client.connection, found, is_new=is_new)
             await self._follow(await self._shell.run(steps))
 

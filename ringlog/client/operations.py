@@ -27,6 +27,7 @@ from ringlog.client.watches.shared_reads import SharedReads
 from ringlog.client.write.assembler import Assembler
 from ringlog.client.write.fields import NewRecord, Payload, RecordFields, digest_of
 from ringlog.client.write.idempotent_append import check_dedup_write, check_idempotency_key, check_window
+from ringlog.client.write.keyed_append import append_keyed
 from ringlog.client.write.producer_core import ProducerCore
 from ringlog.client.write.producer_options import ProducerOptions, parse_codec, parse_durability
 from ringlog.clock import SystemClock
@@ -210,7 +211,7 @@ class Operations:
         if key:
             frame = core.keyed_frame(assembled)
             return self._shell.ask(
-                lambda session: run_steps(session.append_keyed(core.keyed_stream(), frame, key, window_ms))
+                lambda session: run_steps(append_keyed(session, core.keyed_stream(), frame, key, window_ms))
             )
         with self._shell.checked_lock, self._shell.guarded_session:
             batch = core.add_frame(assembled)

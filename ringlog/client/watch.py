@@ -151,7 +151,7 @@ class Watch(Generic[V]):
     def _begin(self) -> None:
         options = self._core.options
         with self._shell.checked_lock, self._shell.guarded_session as session:
-            session.forget_all(options.exact)
+            session.topics.forget_all(options.exact)
             subscription = self._subscription = session.delivery.open_subscription(
                 credit=options.credit, strong=options.consistency == "strong", names=bool(options.patterns)
             )
@@ -213,7 +213,7 @@ class Watch(Generic[V]):
         )
         if found:
             with self._shell.checked_lock, self._shell.guarded_session as session:
-                session.forget_all(found)
+                session.topics.forget_all(found)
             steps = core.open_matching_steps(self._client.connection, found, is_new=is_new)
             self._follow(self._shell.run(steps))
 

@@ -145,7 +145,7 @@ def test_a_shard_learnt_before_the_change_is_looked_up_again(after):
         for n in range(TOPICS):
             client.append_many(f"t{n}", [b"first"])
         session = client._shell.session
-        known = [session.cached_topic(f"t{n}") for n in range(TOPICS)]
+        known = [session.topics.cached(f"t{n}") for n in range(TOPICS)]
         assert {info.shard for info in known} == {0, 1}
         running.stop()
         running.change("wal.shards", after)
@@ -154,7 +154,7 @@ def test_a_shard_learnt_before_the_change_is_looked_up_again(after):
         assert session.links.shards == after
         for info in known:
             reply = client._shell.ask(
-                lambda session, info=info: session.ask_topic(info, TopicDelete(info.topic, False))
+                lambda session, info=info: session.topics.ask_topic(info, TopicDelete(info.topic, False))
             )
             assert reply.deleted, info
 

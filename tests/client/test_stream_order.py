@@ -57,7 +57,8 @@ class Engine:
     generation = 1
 
     def __init__(self) -> None:
-        self.clock, self.timers, self.links = ManualClock(), Timers(), self
+        self.clock, self.timers = ManualClock(), Timers()
+        self.links = self.topics = self
         self.retries = 0
         self.has_no_room = False
         """If True, submitted frames are sent nowhere."""

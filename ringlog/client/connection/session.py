@@ -14,74 +14,51 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Literal
 
-import numpy as np
-
 from ringlog.board.topics import TopicFacts
-from ringlog.client.leases.dead_letters import dead_letter_targets_of
+from ringlog.client.connection.scheduler_requests import SchedulerRequests
+from ringlog.client.connection.topic_cache import (
+    RESOLVE_ATTEMPTS_MAX,
+    TopicCache,
+    no_agreement_error,
+)
 from ringlog.client.read.pages import Cursor
-from ringlog.client.requests.results import Appended, ClientEvent, ClientHealth, ClientState
+from ringlog.client.requests.results import ClientEvent, ClientHealth, ClientState
 from ringlog.client.watches.topic_keep_alive import KeepAliveHandle, TopicKeepAlive
 from ringlog.client.write.batch import Shipment
-from ringlog.client.write.stream import RETRY_MS_MAX, Stream, effective_durability
+from ringlog.client.write.stream import Stream
 from ringlog.clock import Clock, SystemClock
 from ringlog.descriptors import explain_unreachable
 from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.messages import (
-    Append,
     ColdRead,
     EngineStatus,
     EngineStatusReply,
-    GroupList,
-    GroupListReply,
     Locate,
     Located,
     Message,
     Read,
     ReadReply,
-    RouterList,
-    RoutesSettle,
     SeekTime,
     SeekTimeReply,
     TopicInfo,
-    TopicPut,
-    TopicResolve,
     TopicState,
     TopicStateReply,
 )  # fmt: skip
-from ringlog.envelope.messages import Appended as AppendedMessage
 from ringlog.errors import (
-    ConnectionTrouble,
-    InvalidRequest,
     NotConnected,
-    NotReady,
     Outcome,
-    Refused,
     RequestTimeout,
     RinglogError,
     ShardsChanged,
-    ShuttingDown,
-    StaleEpoch,
-    Throttled,
     TopicNotFound,
 )
-from ringlog.frame.codec import patch_header
-from ringlog.frame.settle_entry import (
-    FLAG_DEDUPED,
-    FLAGS_SHIFT,
-    S_COMMIT_TS,
-    S_COUNT_STATUS,
-    S_FIRST_SEQ,
-    WORDS,
-    entry_error,
-)  # fmt: skip
-from ringlog.limits import LIST_PAGE_MAX, READ_CATCH_UP_MS
 from ringlog.link.address import Address
 from ringlog.link.channel.outbound_frames import OutboundFrames
 from ringlog.link.delivery import RETURN_DELAY_BUSY_NS, Delivery
-from ringlog.link.futures import Pending, Steps, resolved, run_steps
+from ringlog.link.futures import Pending, Steps, run_steps
 from ringlog.link.gateway_links import GatewayLinks, curve_of
 from ringlog.link.local_links import LocalLinks, cold_unavailable
-from ringlog.link.peer import FINAL_REASONS, MS, FdSet, PeerReply
+from ringlog.link.peer import MS, FdSet, PeerReply
 from ringlog.link.protocol import ShardWatermarks, Transport
 from ringlog.link.timers import Timers
 from ringlog.logs import log_event
@@ -89,12 +66,6 @@ from ringlog.storage.log_map import LogMap
 
 log = logging.getLogger("ringlog.client")
 
-KEYED_RETRY_S = 0.05
-RESOLVE_ATTEMPTS_MAX = 16
-"""Most attempts to locate the shard of a topic for one request. The engine cannot restart more often with
-another number of shards during one request."""
-_SETTLE_ANSWER_MS = 250
-"""Extra time in milliseconds to wait for a scheduler's reply, beyond the time limit in the request."""
 EVENTS_MAX = 256
 BACKUP_S = 0.1
 """Longest sleep in seconds with frames in flight. A lost wake-up costs this delay."""
@@ -131,10 +102,9 @@ class Session:
         self.log_map = LogMap()
         """Cache of the positions of topics in the log, shared by the client's readers."""
         self.delivery = Delivery(self, RETURN_DELAY_BUSY_NS)
+        self.topics = TopicCache(self)
+        self.schedulers = SchedulerRequests(self)
         self.topic_keep_alive = TopicKeepAlive(self)
-        self._topics: dict[str, TopicInfo] = {}
-        self._topics_generation = 0
-        self._resolving: dict[tuple[str, bool], Pending[TopicInfo]] = {}
         self._state = ClientState.CONNECTING
         self._state_since_us = self.clock.now_us()
         self._is_closed = False
@@ -224,12 +194,11 @@ class Session:
         self.events.append(ClientEvent(self.clock.now_us(), kind, detail))
 
     def _links_changed(self) -> None:
-        generation = self.links.generation
-        if generation != self._topics_generation:
-            if self._topics_generation and self.transport == "ring":
+        generation, before = self.links.generation, self.topics.generation
+        if generation != before:
+            if before and self.transport == "ring":
                 self.record_event("engine_restarted", starts_seen=generation)
-            self._topics_generation = generation
-            self._topics.clear()
+            self.topics.begin_generation(generation)
         self.is_transport_known |= self.links.is_ready
         if self.links.is_ready and self._state is not ClientState.READY:
             self.record_event("reconnected" if self._state is ClientState.RECONNECTING else "connected")
@@ -281,166 +250,12 @@ class Session:
 
     def ask(self, shard: int, message: Message, *, extra_ms: int = 0, attachment: Any = None) -> Pending[Any]:
         """Send a request to a shard. Resolves with the message of the reply."""
-        return run_steps(self._ask_steps(shard, message, extra_ms, attachment))
+        return run_steps(self.ask_steps(shard, message, extra_ms, attachment))
 
-    def ask_topic(self, info: TopicInfo, message: Message, *, attachment: Any = None) -> Pending[Any]:
-        """Send a request about a topic to its shard, also if the topic moves to another shard meanwhile."""
-        return run_steps(self._ask_topic_steps(info, message, attachment))
-
-    def _ask_topic_steps(self, info: TopicInfo, message: Message, attachment: Any) -> Steps[Any]:
-        for _ in range(RESOLVE_ATTEMPTS_MAX):
-            # Resolve again: the engine may have been restarted since the caller got `info`.
-            found: TopicInfo = yield self.resolve(info.topic)
-            try:
-                return (yield from self._ask_steps(found.shard, message, 0, attachment))
-            except ShardsChanged:
-                # Send the request unchanged. Its protection against duplicates also holds at the other shard.
-                continue
-        raise _no_agreement(info.topic)
-
-    def _ask_steps(self, shard: int, message: Message, extra_ms: int, attachment: Any) -> Steps[Any]:
+    def ask_steps(self, shard: int, message: Message, extra_ms: int, attachment: Any) -> Steps[Any]:
         yield self.wait_connected()
         reply = yield self.links.request(shard, message, self.deadline_ns(extra_ms), attachment)
         return reply.message
-
-    def ask_scheduler(self, message: Message, *, extra_ms: int = 0) -> Pending[Any]:
-        """Send a request to the scheduler that runs routers. Resolves with the message of the reply."""
-        return run_steps(self._routers_steps(message, extra_ms))
-
-    def _routers_steps(self, message: Message, extra_ms: int) -> Steps[Any]:
-        yield self.wait_connected()
-        links, deadline_ns = self.links, self.deadline_ns(extra_ms)
-        if not isinstance(links, LocalLinks):
-            reply = yield links.request(0, message, deadline_ns)
-        elif links.schedulers:
-            reply = yield links.scheduler(0).request(message, deadline_ns)
-        else:
-            raise InvalidRequest("this engine runs no routers: delivery.schedulers is 0, expected >= 1")
-        return reply.message
-
-    def routers_from(self, topic: str) -> Pending[list[str]]:
-        """Return the names of the routers from a topic. Never fails: routers that are not known in time are
-        omitted."""
-        return run_steps(self._routers_from_steps(topic))
-
-    def _routers_from_steps(self, topic: str) -> Steps[list[str]]:
-        names: list[str] = []
-        routers_request, has_more = RouterList(source=topic, page_size=LIST_PAGE_MAX), True
-        while has_more:
-            try:
-                page = yield from self._ask_scheduler_bounded(routers_request)
-            except (ConnectionTrouble, Refused) as e:
-                self.record_event("routers_not_known", topic=topic, reason=str(e))
-                break
-            if page is None:
-                break
-            names += [each.router for each in page.routers]
-            has_more = page.more and bool(page.routers)
-            routers_request = RouterList(
-                source=topic, after=names[-1] if names else "", page_size=LIST_PAGE_MAX
-            )
-        return names
-
-    def _ask_scheduler_bounded(self, message: Message) -> Steps[Any]:
-        """Send a request with a short deadline to the scheduler that runs routers. None if the engine has no
-        scheduler.
-
-        Raises ConnectionTrouble, Refused.
-        """
-        links = self.links
-        deadline_ns = self.clock.monotonic_ns() + (READ_CATCH_UP_MS + _SETTLE_ANSWER_MS) * MS
-        if not isinstance(links, LocalLinks):
-            reply = yield links.request(0, message, deadline_ns)
-        elif links.schedulers:
-            reply = yield links.scheduler(0).request(message, deadline_ns)
-        else:
-            return None
-        return reply.message
-
-    # -- topics ---------------------------------------------------------------------------------------
-
-    def resolve(self, topic: str, *, create: bool = False) -> Pending[TopicInfo]:
-        """Return the identity and settings of a topic, from the cache if possible.
-
-        Fails with TopicNotFound, unless `create` is true: the topic is then created with default settings.
-        """
-        known = self._topics.get(topic)
-        if known is not None and self._topics_generation == self.links.generation:
-            return resolved(known)
-        pending = self._resolving.get((topic, create))
-        if pending is None:
-            pending = run_steps(self._resolve_steps(topic, create))
-            self._resolving[topic, create] = pending
-            pending.when_done(lambda _: self._resolved(topic, create))
-        return pending
-
-    def _resolved(self, topic: str, create: bool) -> None:
-        self._resolving.pop((topic, create), None)
-
-    def cached_topic(self, topic: str) -> TopicInfo | None:
-        """Return the cached topic; None if it was not resolved since the last start of the engine."""
-        return self._topics.get(topic) if self._topics_generation == self.links.generation else None
-
-    def cache_topic(self, info: TopicInfo) -> TopicInfo:
-        """Store a shard's description of a topic in the cache."""
-        self._topics[info.topic] = info
-        return info
-
-    def forget(self, topic: str) -> None:
-        """Remove a topic from the cache."""
-        self._topics.pop(topic, None)
-
-    def forget_all(self, topics: Iterable[str]) -> None:
-        """Remove topics from the cache. A feed of an earlier life of a topic would never get a grant."""
-        for topic in topics:
-            self.forget(topic)
-
-    def _resolve_steps(self, topic: str, create: bool) -> Steps[TopicInfo]:
-        yield self.wait_connected()
-        message: Message = TopicPut(topic, {}, "create") if create else TopicResolve(topic)
-        return (yield from self.ask_name_owner(topic, message))
-
-    def ask_name_owner(self, topic: str, message: Message) -> Steps[TopicInfo]:
-        """Send a request to the shard that owns a topic's name.
-
-        This is the home shard, or another one to which the home shard refers because the number of shards
-        changed. Raises NotReady if that one refers to yet another.
-        """
-        for _ in range(RESOLVE_ATTEMPTS_MAX):
-            try:
-                yield self.wait_connected()  # The home shard is known only after connecting.
-                info: TopicInfo = yield self.ask(self.links.home_shard(topic), message)
-                if not info.topic_id:
-                    info = yield self.ask(info.shard, message)
-                break
-            except ShardsChanged:
-                continue
-        else:
-            raise _no_agreement(topic)
-        if not info.topic_id:
-            raise _no_agreement(topic)
-        return self.cache_topic(info)
-
-    def dead_letter_targets(self, topic: str) -> Pending[tuple[str, ...]]:
-        """Query the dead-letter topics of a topic: the queue's own and those of its groups. Never cached."""
-        return run_steps(self._dead_letter_steps(topic))
-
-    def _dead_letter_steps(self, topic: str) -> Steps[tuple[str, ...]]:
-        yield self.wait_connected()
-        info = yield from self.ask_name_owner(topic, TopicResolve(topic))
-        listed: GroupListReply = yield self.ask_topic(info, GroupList(topic))
-        return dead_letter_targets_of(info.config, listed.groups)
-
-    def ask_resolved_topic(self, topic: str, make: Any) -> Steps[Any]:
-        """Send `make(info)` to a topic's shard. Resolves again and retries once if the topic is in another
-        life."""
-        info = yield self.resolve(topic)
-        try:
-            return (yield self.ask_topic(info, make(info)))
-        except (TopicNotFound, StaleEpoch):
-            self.forget(topic)
-            info = yield self.resolve(topic)
-            return (yield self.ask_topic(info, make(info)))
 
     # -- jobs -----------------------------------------------------------------------------------------
 
@@ -453,9 +268,8 @@ class Session:
         """
         if self._ended is not None:
             return _failed(self._ended)
-        links, info = self.links, self._topics.get(message.topic)
-        is_known = info is not None and self._topics_generation == links.generation
-        if info is None or not is_known or not isinstance(links, LocalLinks):
+        links, info = self.links, self.topics.cached(message.topic)
+        if info is None or not isinstance(links, LocalLinks):
             return run_steps(self._jobs_steps(message, extra_ms))
         deadline_ns = self.deadline_ns(extra_ms)
         pending = links.request(info.shard, message, deadline_ns, by_ring=True, is_awaited=is_awaited)
@@ -475,7 +289,7 @@ class Session:
         """Retry if the topic was not found: it may have been created again, or moved to another shard."""
         if not isinstance(error, TopicNotFound | ShardsChanged):
             return False
-        self.forget(message.topic)
+        self.topics.forget(message.topic)
         retry = run_steps(self._jobs_steps(message, extra_ms))
         retry.when_done(lambda done: done.forward_to(pending))
         return True
@@ -483,7 +297,7 @@ class Session:
     def _jobs_steps(self, message: Any, extra_ms: int) -> Steps[PeerReply]:
         has_retried = False
         for _ in range(RESOLVE_ATTEMPTS_MAX):
-            info: TopicInfo = yield self.resolve(message.topic)
+            info: TopicInfo = yield self.topics.resolve(message.topic)
             try:
                 reply: PeerReply = yield self.links.request(
                     info.shard, message, self.deadline_ns(extra_ms), by_ring=True
@@ -495,10 +309,10 @@ class Session:
                 if has_retried:
                     raise
                 has_retried = True
-                self.forget(message.topic)
+                self.topics.forget(message.topic)
                 continue
             return reply
-        raise _no_agreement(message.topic)
+        raise no_agreement_error(message.topic)
 
     # -- writing --------------------------------------------------------------------------------------
 
@@ -509,68 +323,6 @@ class Session:
         if not self.links.connect().is_done and self._state is ClientState.CONNECTING and not self.events:
             self.record_event("connecting", address=str(self.address))
         return stream
-
-    def append_keyed(self, stream: Stream, frame: bytearray, key: str, window_ms: int = 0) -> Steps[Appended]:
-        """Append one frame under an idempotency key, by message. The key makes a retry safe."""
-        done, _ = yield from self.append_keyed_frame(stream, frame, key=key, window_ms=window_ms)
-        return done
-
-    def append_keyed_frame(
-        self, stream: Stream, frame: bytearray, *, key: str = "", ids: bytes = b"", window_ms: int = 0
-    ) -> Steps[tuple[Appended, bytes]]:
-        """Append one frame under a key, or its records under dedup ids.
-
-        Returns the result and, for dedup ids, the known ids in the encoding of the message Appended.
-        """
-        deadline, number, attempts = self.deadline_ns(), stream.take_seq(), 0
-        while True:
-            try:
-                return (yield from self._append_keyed_once(stream, frame, number, key, ids, window_ms))
-            except (TopicNotFound, StaleEpoch) as e:
-                number = number if e.outcome == "unknown" else stream.take_seq()
-                self.forget(stream.topic)
-                attempts += 1  # Without `create` retry once: it may have been created again.
-                if (not stream.create and attempts > 1) or self.clock.monotonic_ns() >= deadline:
-                    raise
-            except (Throttled, NotReady, ShuttingDown) as e:
-                if e.detail.get("reason") in FINAL_REASONS:
-                    raise
-                # A frame with an unknown outcome is resent under its number, to be recognised. A refused
-                # number is used up.
-                number = number if e.outcome == "unknown" else stream.take_seq()
-                asked_s = min(int(e.detail.get("retry_after_ms", 0) or 0), RETRY_MS_MAX) / 1_000
-                if self.clock.monotonic_ns() + int(asked_s * 1e9) >= deadline:
-                    raise
-                yield self.pause(max(asked_s, KEYED_RETRY_S))
-                continue
-            yield self.pause(KEYED_RETRY_S)
-
-    def _append_keyed_once(
-        self, stream: Stream, frame: bytearray, number: int, key: str, ids: bytes, window_ms: int
-    ) -> Steps[tuple[Appended, bytes]]:
-        topic = stream.topic
-        info: TopicInfo = yield self.resolve(topic, create=stream.create)
-        private = bytearray(frame)
-        patch_header(
-            private, topic_id=info.topic_id, epoch=info.epoch, producer_id=stream.producer_id,
-            producer_seq=number,
-        )  # fmt: skip
-        message = Append(
-            topic, 1, idempotency_key=key, disable_backpressure=stream.disable_backpressure, ids=ids,
-            window_ms=window_ms,
-        )  # fmt: skip
-        reply: AppendedMessage = yield self.ask_topic(info, message, attachment=private)
-        entry = np.frombuffer(reply.entries, dtype=np.uint64).reshape(-1, WORDS)[0].tolist()
-        error = entry_error(entry, topic)
-        if error is not None:
-            raise error
-        first, count = entry[S_FIRST_SEQ], entry[S_COUNT_STATUS] & 0xFFFFFFFF
-        is_deduped = bool(entry[S_COUNT_STATUS] >> FLAGS_SHIFT & FLAG_DEDUPED)
-        reached = effective_durability(info, stream.durability)
-        done = Appended(
-            topic, reply.epoch, first, first + count - 1, count, reached, is_deduped, entry[S_COMMIT_TS]
-        )
-        return done, reply.known
 
     def pause(self, seconds: float) -> Pending[None]:
         """Return a Pending that is done after `seconds`."""
@@ -609,16 +361,24 @@ class Session:
         """Number that grows at every restart of the engine."""
         return self.links.generation
 
+    def resolve(self, topic: str) -> Pending[TopicInfo]:
+        """Return the identity and settings of a topic, from the cache if possible."""
+        return self.topics.resolve(topic)
+
+    def dead_letter_targets(self, topic: str) -> Pending[tuple[str, ...]]:
+        """Query the dead-letter topics of a topic."""
+        return self.topics.dead_letter_targets(topic)
+
     def locate(self, topic: str, after: int, epoch: int = 0) -> Pending[Located]:
         """Query the topic's shard for the location of the records after `after`."""
-        return run_steps(self.ask_resolved_topic(topic, lambda _: Locate(topic, after, epoch)))
+        return run_steps(self.topics.ask_resolved_topic(topic, lambda _: Locate(topic, after, epoch)))
 
     def latest(self, topic: str) -> Pending[Cursor]:
         """Return the cursor of the topic's last record."""
         return run_steps(self._latest_steps(topic))
 
     def _latest_steps(self, topic: str) -> Steps[Cursor]:
-        reply: TopicStateReply = yield from self.ask_resolved_topic(topic, lambda _: TopicState(topic))
+        reply: TopicStateReply = yield from self.topics.ask_resolved_topic(topic, lambda _: TopicState(topic))
         return Cursor(reply.epoch, reply.head_seq)
 
     def keep_topic_alive(self, topic: str, epoch: int = 0) -> KeepAliveHandle:
@@ -676,13 +436,7 @@ class Session:
 
     def catch_up(self, topic: str, topic_id: int) -> Pending[None]:
         """Have the routers to a topic forward all records that their sources contain. See Connection."""
-        return run_steps(self._catch_up_steps(RoutesSettle(topic, topic_id, READ_CATCH_UP_MS)))
-
-    def _catch_up_steps(self, request: RoutesSettle) -> Steps[None]:
-        try:
-            yield from self._ask_scheduler_bounded(request)
-        except (ConnectionTrouble, Refused) as e:
-            self.record_event("routers_not_settled", topic=request.topic, reason=str(e))
+        return self.schedulers.catch_up(topic, topic_id)
 
     def seek_remote(self, request: SeekTime) -> Pending[SeekTimeReply]:
         """Query the gateway for the position of the records of a time."""
@@ -731,10 +485,6 @@ def _failed(error: RinglogError) -> Pending[Any]:
     pending: Pending[Any] = Pending()
     pending.fail(error)
     return pending
-
-
-def _no_agreement(topic: str) -> NotReady:
-    return NotReady("the shards do not agree on the owner of this topic: retry later", topic=topic)
 
 
 def _connection_lost(outcome: Outcome) -> NotConnected:

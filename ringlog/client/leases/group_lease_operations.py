@@ -394,7 +394,7 @@ class GroupStreamReader:
 
 def list_groups(session: Session, topic: str) -> Steps[tuple[GroupSummary, ...]]:
     """Return all groups of a topic, by name."""
-    reply: GroupListReply = yield from session.ask_resolved_topic(topic, lambda _: GroupList(topic))
+    reply: GroupListReply = yield from session.topics.ask_resolved_topic(topic, lambda _: GroupList(topic))
     return tuple(map(_summary, reply.groups))
 
 

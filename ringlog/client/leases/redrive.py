@@ -72,11 +72,11 @@ class Redrive:
 
     def begin(self, session: Session) -> Steps[str | None]:
         """Resolve both topics. Returns the name of the dead-letter topic, None if it does not exist."""
-        session.forget(self._operations.topic)
+        session.topics.forget(self._operations.topic)
         self._dead = name = yield from self._operations.dead_letter(session)
-        session.forget(name)
+        session.topics.forget(name)
         try:
-            reply = yield from session.ask_resolved_topic(name, lambda _: TopicState(name, False))
+            reply = yield from session.topics.ask_resolved_topic(name, lambda _: TopicState(name, False))
         except TopicNotFound:
             return None
         # Letters that arrive after this point are not moved; otherwise the redrive might never end.
@@ -109,7 +109,7 @@ class Redrive:
         while left:
             # If a letter is refused after others, the reply counts those. The letter is then the first of the
             # next request and fails it.
-            reply: LettersRedriven = yield session.ask_scheduler(message)
+            reply: LettersRedriven = yield session.schedulers.ask(message)
             self._moved += reply.moved
             self._repeated += reply.repeated
             self._gone += reply.gone

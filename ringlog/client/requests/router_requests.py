@@ -90,9 +90,9 @@ def create(
         check_bool(options.allow_cycle, "allow_cycle"), guarantee,
     )  # fmt: skip
     # The call may create either topic, so their cached descriptions are dropped.
-    session.forget(source)
-    session.forget(dest)
-    return router_description_of((yield session.ask_scheduler(request)))
+    session.topics.forget(source)
+    session.topics.forget(dest)
+    return router_description_of((yield session.schedulers.ask(request)))
 
 
 def get(session: Session, name: str, settle_s: float) -> Steps[RouterDescription]:
@@ -118,20 +118,20 @@ def _settled(
     """Return the router at or after the source's current head, or after the timeout; and that head."""
     name, wait_s = check_str(name, "name"), check_timeout(timeout_s, parameter)
     deadline_ns = session.clock.monotonic_ns() + round((SECONDS_MAX if wait_s is None else wait_s) * 1e9)
-    info: RouterInfo = yield session.ask_scheduler(RouterGet(name))
+    info: RouterInfo = yield session.schedulers.ask(RouterGet(name))
     wanted = info.cursor + info.lag
     while info.cursor < wanted:
         left_ms = (deadline_ns - session.clock.monotonic_ns()) // 1_000_000
         if left_ms <= 0:
             break
         slice_ms = min(left_ms, ROUTER_SETTLE_MS_MAX)
-        info = yield session.ask_scheduler(RouterGet(name, slice_ms, wanted), extra_ms=slice_ms)
+        info = yield session.schedulers.ask(RouterGet(name, slice_ms, wanted), extra_ms=slice_ms)
     return router_description_of(info), wanted
 
 
 def delete(session: Session, name: str) -> Steps[bool]:
     """Delete a router. Returns False if it did not exist."""
-    reply: RouterDeleted = yield session.ask_scheduler(RouterDelete(check_str(name, "name")))
+    reply: RouterDeleted = yield session.schedulers.ask(RouterDelete(check_str(name, "name")))
     return reply.deleted
 
 
@@ -165,7 +165,7 @@ class RouterPages:
         if not self._has_more:
             return []
         request = RouterList(*self._wanted, self._after, self._page_size)
-        reply: RouterListReply = yield session.ask_scheduler(request)
+        reply: RouterListReply = yield session.schedulers.ask(request)
         self._has_more = reply.more and bool(reply.routers)
         if reply.routers:
             self._after = reply.routers[-1].router

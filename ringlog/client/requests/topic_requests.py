@@ -119,7 +119,7 @@ def create(session: Session, topic: str, exist_ok: ExistOk, config: TopicSetting
     put = TopicPut(topic, {"type": LOG} | named if is_update else named, "update" if is_update else "create")
     if put.config.get("type") == QUEUE:
         yield from _check_dead_letter_cycle(session, topic, put.config)
-    info = yield from session.ask_name_owner(topic, put)
+    info = yield from session.topics.ask_name_owner(topic, put)
     if not info.created and not exist_ok:
         raise TopicIncompatible(
             "the topic exists: pass exist_ok=True to accept it", topic=topic, epoch=info.epoch,
@@ -158,7 +158,7 @@ def configure(session: Session, topic: str, config: TopicSettings) -> Steps[Topi
         return TopicPut(topic, named, "merge")
 
     yield from _check_dead_letter_cycle(session, topic, named)
-    info: TopicInfo = session.cache_topic((yield from session.ask_resolved_topic(topic, change)))
+    info: TopicInfo = session.topics.cache((yield from session.topics.ask_resolved_topic(topic, change)))
     return TopicDescription(topic, info.epoch, False, info.config)
 
 
@@ -171,17 +171,17 @@ def replace(session: Session, topic: str, config: dict[str, Any]) -> Steps[Topic
     yield session.wait_connected()
     if config.get("type") == QUEUE:
         yield from _check_dead_letter_cycle(session, topic, config)
-    info = yield from session.ask_name_owner(topic, TopicPut(topic, config, "upsert"))
+    info = yield from session.topics.ask_name_owner(topic, TopicPut(topic, config, "upsert"))
     return TopicDescription(topic, info.epoch, info.created, info.config)
 
 
 def state(session: Session, topic: str, touch: bool) -> Steps[TopicSummary]:
     """Return the counters, positions and settings of a topic."""
     topic, touch = check_str(topic, "topic"), check_bool(touch, "touch")
-    reply = yield from session.ask_resolved_topic(topic, lambda _: TopicState(topic, touch))
+    reply = yield from session.topics.ask_resolved_topic(topic, lambda _: TopicState(topic, touch))
     if reply.is_fed:
         yield session.catch_up(topic, reply.topic_id)
-        reply = yield from session.ask_resolved_topic(topic, lambda _: TopicState(topic, touch))
+        reply = yield from session.topics.ask_resolved_topic(topic, lambda _: TopicState(topic, touch))
     return summary_of(reply)
 
 
@@ -189,14 +189,14 @@ def delete(session: Session, topic: str, if_empty: bool) -> Steps[TopicRemoval]:
     """Delete a topic, and the routers from and to it."""
     topic, if_empty = check_str(topic, "topic"), check_bool(if_empty, "if_empty")
     try:
-        info: TopicInfo = yield session.resolve(topic)
+        info: TopicInfo = yield session.topics.resolve(topic)
         # The topic's shard knows only the routers to the topic, not the routers from it.
-        outgoing: list[str] = yield session.routers_from(topic)
-        reply: TopicDeleted = yield session.ask_topic(info, TopicDelete(topic, if_empty))
+        outgoing: list[str] = yield session.schedulers.routers_from(topic)
+        reply: TopicDeleted = yield session.topics.ask_topic(info, TopicDelete(topic, if_empty))
     except TopicNotFound:
         return TopicRemoval(topic, False)
     finally:
-        session.forget(topic)
+        session.topics.forget(topic)
     removed = sorted({*reply.routers, *outgoing}) if reply.deleted else []
     return TopicRemoval(topic, reply.deleted, tuple(removed))
 
@@ -213,10 +213,10 @@ def delete_records(session: Session, topic: str, before_seq: int, match: TagFilt
 
     # Resolve again and name the epoch: if the request is resent, it must not delete records of a re-created
     # topic.
-    session.forget(topic)
-    info: TopicInfo = yield session.resolve(topic)
+    session.topics.forget(topic)
+    info: TopicInfo = yield session.topics.resolve(topic)
     request = RecordsDelete(topic, before_seq, wanted, epoch=info.epoch)
-    reply: RecordsDeleted = yield session.ask_topic(info, request)
+    reply: RecordsDeleted = yield session.topics.ask_topic(info, request)
     return Deletion(reply.topic, reply.deleted, reply.earliest_seq, reply.head_seq, reply.count, reply.bytes)
 
 

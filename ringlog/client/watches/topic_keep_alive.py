@@ -59,7 +59,7 @@ class TopicKeepAlive:
 
     def acquire(self, topic: str, epoch: int) -> KeepAliveHandle:
         """Return a handle that marks the topic as in use. Returns at once and never fails."""
-        handle, info = KeepAliveHandle(epoch), self._session.cached_topic(topic)
+        handle, info = KeepAliveHandle(epoch), self._session.topics.cached(topic)
         is_known = info is not None and epoch in {0, info.epoch}
         if info is not None and is_known and not _period_of(info):
             return handle
@@ -91,7 +91,7 @@ class TopicKeepAlive:
 
     def _ask(self, topic: str) -> Steps[TopicInfo]:
         yield self._session.wait_connected()
-        return (yield from self._session.ask_name_owner(topic, TopicResolve(topic)))
+        return (yield from self._session.topics.ask_name_owner(topic, TopicResolve(topic)))
 
     def _renewed(self, done: Pending[TopicInfo], topic: str, followed: _FollowedTopic) -> None:
         if done.error is None:

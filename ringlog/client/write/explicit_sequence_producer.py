@@ -58,11 +58,13 @@ class NumberedStream(Stream):
         return run_steps(self._settled_steps(claims))
 
     def _settled_steps(self, claims: bool) -> Steps[ProducerStateReply]:
-        self._host.forget(self.topic)  # The topic may have been created again since it was last resolved.
-        info: TopicInfo = yield self._host.resolve(self.topic)
+        self._host.topics.forget(
+            self.topic
+        )  # The topic may have been created again since it was last resolved.
+        info: TopicInfo = yield self._host.topics.resolve(self.topic)
         reply: ProducerStateReply
         if self.producer_id & SESSION_BIT or not claims:
-            reply = yield self._host.ask_topic(info, ProducerState(self.topic, self.producer_id))
+            reply = yield self._host.topics.ask_topic(info, ProducerState(self.topic, self.producer_id))
         else:
             reply = yield from self._claim_steps(info)
         return reply

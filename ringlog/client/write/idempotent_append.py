@@ -17,6 +17,7 @@ import numpy as np
 from ringlog.client.requests.results import Appended, AppendedOnce
 from ringlog.client.requests.validation import check_str
 from ringlog.client.write.assembler import Assembler
+from ringlog.client.write.keyed_append import append_keyed_frame
 from ringlog.client.write.stream import Stream
 from ringlog.digests import DIGEST_BYTES
 from ringlog.errors import BatchTooLarge, InvalidRequest, UsageError
@@ -70,8 +71,8 @@ def append_idempotent(
     while rows:
         part = records.only(rows)
         ids = b"".join(part.ids.get(at, _NO_ID) for at in range(len(rows)))
-        done, known = yield from session.append_keyed_frame(
-            stream, encode(part), ids=ids, window_ms=window_ms
+        done, known = yield from append_keyed_frame(
+            session, stream, encode(part), ids=ids, window_ms=window_ms
         )
         numbers: list[Any] = np.frombuffer(known, dtype="<u8").tolist() or [0] * len(rows)
         if not known:

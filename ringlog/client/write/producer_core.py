@@ -274,7 +274,7 @@ class ProducerCore:
     def _codec_for(self, records: Assembler) -> Codec:
         if self.options.codec is not None:
             return self.options.codec
-        info = self.session.cached_topic(self.topic)
+        info = self.session.topics.cached(self.topic)
         if info is None or records.bytes < COMPRESS_BYTES_MIN:
             return Codec.NONE
         return Codec[str(info.config.get("compression", "none")).upper()]

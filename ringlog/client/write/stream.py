@@ -278,7 +278,7 @@ class Stream:
             locating.when_done(self._located)
 
     def _locate_steps(self) -> Steps[TopicInfo]:
-        info: TopicInfo = yield self._host.resolve(self.topic, create=self.create)
+        info: TopicInfo = yield self._host.topics.resolve(self.topic, create=self.create)
         if not self.producer_id & SESSION_BIT and (self.resumed is None or self.resumed.epoch != info.epoch):
             reply = yield from self._claim_steps(info)
             self.next_seq = max(self.next_seq, reply.producer_seq + 1)
@@ -295,7 +295,7 @@ class Stream:
         known_claim = self._claim if self.resumed is not None and self.resumed.epoch == info.epoch else 0
         request = ProducerState(self.topic, self.producer_id, self._owner, known_claim)
         try:
-            reply: ProducerStateReply = yield self._host.ask_topic(info, request)
+            reply: ProducerStateReply = yield self._host.topics.ask_topic(info, request)
         except ProducerFenced as e:
             self._fenced = e
             raise
@@ -363,7 +363,7 @@ class Stream:
         if isinstance(error, _TOPIC_MOVED):
             # Also if this shipment fails: the next one must resolve the topic again.
             self._info = None
-            self._host.forget(self.topic)
+            self._host.topics.forget(self.topic)
         if not may_retry or now + delay_ns >= shipment.deadline_ns:
             if may_be_appended:
                 error = type(error)(error.message, outcome="unknown", **error.detail)

@@ -63,7 +63,7 @@ class TopicWatches:
 
     def _check_watch(self, watch: ev.WatchTopic) -> None:
         try:
-            facts = self._links.topic_table(watch.shard).read(watch.slot)
+            facts = self._links.board.topic_table(watch.shard).read(watch.slot)
         except RinglogError:
             return  # Not readable at present: wait for the next publication.
         is_same = facts.state == TOPIC_LIVE and (facts.topic_id, facts.epoch) == (watch.topic_id, watch.epoch)

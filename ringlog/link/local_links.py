@@ -7,48 +7,40 @@ again. Open requests and unsettled frames move to the new start.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import zmq
 
-from ringlog.board.board import Board, BoardError, BoardUnstable
-from ringlog.board.layout import ProcessField, WatermarkKind
+from ringlog.board.layout import ProcessField
 from ringlog.board.processes import (
     RELOCATOR,
     SUPERVISOR,
-    scheduler_socket,
     shard_slot,
     shard_socket,
     socket_of,
 )
-from ringlog.board.topics import TOPIC_LIVE, TopicFacts, TopicTable
 from ringlog.clock import Clock
-from ringlog.descriptors import descriptor_limit_message
 from ringlog.envelope.engine_file import EngineInfo
-from ringlog.envelope.messages import Located, Message, TopicInfo
+from ringlog.envelope.messages import Message
 from ringlog.errors import (
     ColdUnavailable,
     NotConnected,
-    NotReady,
     RinglogError,
     ShardsChanged,
     VersionMismatch,
 )
-from ringlog.link.address import (
-    is_shared_memory_unreachable,
-)
-from ringlog.link.channel.call_link import CallLink
-from ringlog.link.channel.grant_link import GrantLink
+from ringlog.link.address import is_shared_memory_unreachable
 from ringlog.link.channel.outbound_frames import OutboundFrames
-from ringlog.link.channel.ring_channel import RingChannel, RingLocation
+from ringlog.link.channel.ring_channel import RingLocation
+from ringlog.link.engine_board import EngineBoard, no_engine_found_error
 from ringlog.link.engine_watch import EngineWatch
 from ringlog.link.futures import Pending
 from ringlog.link.peer import MS, FdSet, Peer, PeerReply, PendingRequest
-from ringlog.link.protocol import LinkStats, SchedulerListener, ShardWatermarks, Transport
-from ringlog.link.publication import PublicationWatch
+from ringlog.link.protocol import LinkStats, SchedulerListener, Transport
+from ringlog.link.scheduler_links import SchedulerLinks
+from ringlog.link.shard_link import ShardLink
 from ringlog.link.timers import Timers
 from ringlog.placement import home_shard
 
@@ -57,15 +49,6 @@ OPEN_BOARD_RETRY_NS = 20 * MS
 
 SPIN_FRAMES_MAX = 2
 """With at most this many frames and requests in flight, the client spins for each result."""
-
-
-class ShardConnections(NamedTuple):
-    """The connections between one client and one shard."""
-
-    control: Peer
-    calls: CallLink
-    channel: RingChannel
-    publication: PublicationWatch
 
 
 class LocalLinks:
@@ -90,7 +73,6 @@ class LocalLinks:
         self._clock, self._timers, self._fds = clock, timers, fds
         self._on_displaced = on_displaced
         self._on_change = on_change
-        self._scheduler_listener = listener
         self._on_shm_unreachable = on_shm_unreachable
         """Called with the first engine found, if this process cannot see its shared memory."""
         self._context: zmq.Context[Any] = zmq.Context()
@@ -99,15 +81,14 @@ class LocalLinks:
         self._watch = EngineWatch(
             run_dir, clock=clock, timers=timers, on_engine=self._switch_engine, on_mismatch=self._mismatched
         )
-        self._links: list[ShardConnections] = []
-        self._schedulers: dict[int, Peer] = {}
-        self._grant_links: dict[int, GrantLink] = {}
-        self._board: Board | None = None
-        self._board_error = ""
+        self.board = EngineBoard()
+        self._links: list[ShardLink] = []
+        self._scheduler_links = SchedulerLinks(
+            context=self._context, clock=clock, timers=timers, fds=fds, board=self.board, listener=listener
+        )
         self._connecting: Pending[None] = Pending()
-        self._tables: dict[int, TopicTable] = {}
-        self._shards = self._scheduler_count = 0
-        """Number of shards and of schedulers of the engine that is in use."""
+        self._shards = 0
+        """Number of shards of the engine that is in use."""
 
     # -- facts --------------------------------------------------------------------------------------
 
@@ -119,12 +100,12 @@ class LocalLinks:
     @property
     def is_ready(self) -> bool:
         """The supervisor's socket is connected and the board is open."""
-        return self._supervisor.is_up and self._board is not None
+        return self._supervisor.is_up and self.board.is_open
 
     @property
     def unreachable_reason(self) -> str:
         """Why the engine cannot be reached, as far as that is known."""
-        return self._watch.read_error or self._board_error or self._supervisor.unreachable_reason
+        return self._watch.read_error or self.board.open_error or self._supervisor.unreachable_reason
 
     @property
     def generation(self) -> int:
@@ -135,68 +116,8 @@ class LocalLinks:
     def engine(self) -> EngineInfo:
         """The engine that was found last. Raises NotConnected before the first."""
         if self._watch.engine is None:
-            raise NotConnected("no engine was found in the run directory yet: start it, or check the url")
+            raise no_engine_found_error()
         return self._watch.engine
-
-    @property
-    def board(self) -> Board:
-        """The engine's board. Raises NotConnected while it is not open."""
-        if self._board is None:
-            raise NotConnected("the engine is not reachable at present: retry later")
-        return self._board
-
-    def topic_facts(self, info: TopicInfo | Located) -> TopicFacts | None:
-        """Read the topic's slot on the board.
-
-        Return None if it has another topic or epoch, or cannot be read.
-        """
-        try:
-            found = self.topic_table(info.shard).read(info.slot)
-        except (BoardUnstable, BoardError, NotConnected):
-            return None
-        is_it = found.topic_id == info.topic_id and found.epoch == info.epoch and found.state == TOPIC_LIVE
-        return found if is_it else None
-
-    def topic_sequence(self, info: TopicInfo | Located) -> int:
-        """Return a number that changes with each change of the topic's slot.
-
-        -1 during a change, or if the slot cannot be read.
-        """
-        try:
-            found = self.topic_table(info.shard).sequence(info.slot)
-        except (BoardError, NotConnected):
-            return -1
-        return -1 if found & 1 else found
-
-    def sequence_word(self, info: TopicInfo | Located) -> tuple[memoryview, int] | None:
-        """Return the word of topic_sequence (see TopicTable.sequence_word); None if it cannot be read."""
-        try:
-            return self.topic_table(info.shard).sequence_word(info.slot)
-        except (BoardError, NotConnected):
-            return None
-
-    def peek_sequence(self, shard: int, slot: int) -> int:
-        """As topic_sequence, from any thread. Returns -1 also if the table is not open yet."""
-        table = self._tables.get(shard)
-        found = -1 if table is None else table.sequence_or_minus_one(slot)
-        return -1 if found & 1 else found
-
-    def watermarks(self, shard: int) -> ShardWatermarks:
-        """Read the shard's published marks; (0, 0), nothing is published, if they cannot be read."""
-        try:
-            process = self.board.process(shard_slot(shard))
-            return ShardWatermarks(
-                process.watermark(WatermarkKind.PUBLISHED), process.watermark(WatermarkKind.VOLATILE)
-            )
-        except (BoardUnstable, BoardError, NotConnected):
-            return ShardWatermarks((0, 0), (0, 0))
-
-    def topic_table(self, shard: int) -> TopicTable:
-        """Return the shard's topic table. Raises NotConnected or BoardError if there is none."""
-        table = self._tables.get(shard)
-        if table is None:
-            table = self._tables[shard] = TopicTable.open(self.engine.shm_dir, shard)
-        return table
 
     @property
     def open_requests(self) -> int:
@@ -255,9 +176,9 @@ class LocalLinks:
             )  # fmt: skip
         link = self._link(shard)
         control = link.control
-        if control.fd < 0 and self._board is not None:
+        if control.fd < 0 and self.board.is_open:
             control.set_endpoint(shard_socket(self.engine.shm_dir, shard))
-        if by_ring and control.fast_path is None and self._board is not None:
+        if by_ring and control.fast_path is None and self.board.is_open:
             page = self.board.process(shard_slot(shard))
             link.calls.request_ring(control, self.engine.shm_dir, lambda: bool(page.get(ProcessField.ASLEEP)))
         return control.request(
@@ -275,7 +196,7 @@ class LocalLinks:
         Fails at once with ColdUnavailable if the engine runs no relocator, because no cold tier is
         configured.
         """
-        if self._relocator.fd < 0 and self._board is not None:
+        if self._relocator.fd < 0 and self.board.is_open:
             endpoint = socket_of(self.engine.shm_dir, RELOCATOR)
             if not os.path.exists(endpoint.removeprefix("ipc://")):
                 absent: Pending[PeerReply] = Pending()
@@ -295,43 +216,11 @@ class LocalLinks:
 
     def scheduler(self, number: int) -> Peer:
         """Return the connection to one scheduler. The first call creates it."""
-        peer = self._schedulers.get(number)
-        if peer is None:
-            peer = self._schedulers[number] = self._scheduler_peer(number)
-            if self._board is not None:
-                peer.set_endpoint(scheduler_socket(self.engine.shm_dir, number))
-        return peer
+        return self._scheduler_links.peer(number)
 
     def request_grants(self, number: int) -> None:
-        """Request a grant ring of this scheduler, if it is connected.
-
-        The scheduler removes the ring of a client without subscriptions, so the first subscription needs a
-        new one."""
-        peer = self.scheduler(number)
-        if peer.is_up:
-            self._grant_links[number].request_ring(peer, self.engine.shm_dir)
-
-    def _scheduler_peer(self, number: int) -> Peer:
-        listener = self._scheduler_listener
-        assert listener is not None, "who asks a scheduler hears what it says"
-        grant_link = self._grant_links[number] = GrantLink(
-            number, clock=self._clock, fds=self._fds, listener=listener
-        )
-
-        def changed(peer: Peer) -> None:
-            if peer.is_up:
-                grant_link.request_ring(peer, self.engine.shm_dir)
-                listener.scheduler_connected(number)
-            else:
-                grant_link.drop_ring()
-
-        def receive(_: Peer, push: PeerReply) -> None:
-            listener.scheduler_message(number, push)
-
-        return Peer(
-            f"scheduler {number}", context=self._context, timers=self._timers, clock=self._clock,
-            fds=self._fds, on_change=changed, on_push=receive,
-        )  # fmt: skip
+        """Request a grant ring of this scheduler, before the first subscription at it."""
+        self._scheduler_links.request_grants(number)
 
     def submit(self, shard: int, run: OutboundFrames) -> None:
         """Push frames into the shard's ring, or queue them until there is space."""
@@ -354,11 +243,8 @@ class LocalLinks:
         """
         happened = False
         for link in self._links:
-            happened |= link.channel.pump()
-            happened |= link.calls.pump()
-        for grant_link in self._grant_links.values():
-            happened |= grant_link.pump()
-        return happened
+            happened |= link.pump()
+        return self._scheduler_links.pump() or happened
 
     def on_readable(self, fd: int) -> None:
         """Handle a readable descriptor."""
@@ -368,22 +254,11 @@ class LocalLinks:
         if self._relocator.fd == fd:
             self._relocator.pump()
             return
-        for number, grant_link in self._grant_links.items():
-            if grant_link.fd == fd:
-                grant_link.on_bell()
-                return
-            if self._schedulers[number].fd == fd:
-                self._schedulers[number].pump()
-                return
+        if self._scheduler_links.on_readable(fd):
+            return
         for link in self._links:
-            if link.control.fd == fd:
-                link.control.pump()
+            if link.on_readable(fd):
                 return
-            if link.calls.fd == fd:
-                link.calls.on_bell()
-                return
-            link.channel.on_bell(fd)
-            link.publication.on_bell(fd)
 
     @property
     def frames_in_flight(self) -> int:
@@ -403,17 +278,7 @@ class LocalLinks:
         seen: list[int] = []
         count = 0
         for link in self._links:
-            frames, requests = link.channel.in_flight, link.calls.open_requests
-            if not frames and not requests:
-                continue
-            count += frames + requests
-            for watched in (
-                link.channel.spin_word() if frames else None,
-                link.calls.spin_word() if requests else None,
-            ):
-                if watched is not None:
-                    words.append(watched[0])
-                    seen.append(watched[1])
+            count += link.add_spin_words(words, seen)
         return (words, seen) if count <= SPIN_FRAMES_MAX else ([], [])
 
     def arm(self, *, for_settlements: bool = True) -> bool:
@@ -422,16 +287,13 @@ class LocalLinks:
         Return False if some were available already.
         """
         for link in self._links:
-            if for_settlements:
-                link.channel.arm(is_wanted=True)
-            link.calls.arm(is_wanted=True)
+            link.arm(for_settlements=for_settlements)
         return not self.pump()
 
     def disarm(self) -> None:
         """Cancel the request for wake-ups, because the owner is awake."""
         for link in self._links:
-            link.channel.arm(is_wanted=False)
-            link.calls.arm(is_wanted=False)
+            link.disarm()
 
     def close(self, why: RinglogError | None = None) -> list[OutboundFrames]:
         """See Links.close."""
@@ -439,34 +301,22 @@ class LocalLinks:
         try:
             self._watch.stop()
             for link in self._links:
-                left += link.channel.close()
-                link.publication.close_ring()
-                if why is not None:
-                    link.publication.fail_all(why)
-                link.calls.drop_ring()
-                link.control.close(why)
+                left += link.close(why)
             self._supervisor.close(why)
             self._relocator.close(why)
-            for number, peer in self._schedulers.items():
-                self._grant_links[number].drop_ring()
-                peer.close(why)
+            self._scheduler_links.close(why)
         finally:
             # This also closes sockets that an interrupted call left half created, to which there is no other
             # reference.
             self._context.destroy(0)
-        board, self._board = self._board, None
-        if board is not None:
-            board.close()
+        self.board.close()
         return left
 
     def close_after_fork(self) -> None:
         """Close the copies of rings and bells in the child after a fork. The sockets belong to the parent."""
         for link in self._links:
-            link.channel.close_ring()
-            link.publication.close_ring()
-            link.calls.close_after_fork()
-        for grant_link in self._grant_links.values():
-            grant_link.close_after_fork()
+            link.close_after_fork()
+        self._scheduler_links.close_after_fork()
 
     # -- start and end of the engine -------------------------------------------------------------------
 
@@ -480,7 +330,7 @@ class LocalLinks:
             on_change=on_change,
         )
 
-    def _link(self, shard: int) -> ShardConnections:
+    def _link(self, shard: int) -> ShardLink:
         if not 0 <= shard < len(self._links):
             raise NotConnected(
                 f"shard {shard} does not exist, the engine has {len(self._links)} shards", shard=shard,
@@ -504,25 +354,17 @@ class LocalLinks:
 
     def _switch_engine(self, engine: EngineInfo) -> None:
         """Move all connections to a new start of the engine."""
-        before, self._board = self._board, None
-        tables, self._tables = self._tables, {}
-        for table in tables.values():
-            table.close()  # Threads that read its words directly detect that they belong to an earlier start.
         # The number of shards decides which shard has a topic. Open requests may belong to other shards now.
         withdrawn = [] if engine.shards == self._shards else self._withdraw_requests()
         self._shards = engine.shards
-        try:
-            self._board = Board.open(engine.shm_dir, writable=False)
-        except BoardError as e:
-            self._board_error = _board_error(e)
+        before = self.board.switch(engine.shm_dir)
+        is_there = self.board.is_open
+        if not is_there:
             # The board does not exist yet, or the engine has exited already and a new engine.json may follow.
             self._timers.call_at(
                 self._clock.monotonic_ns() + OPEN_BOARD_RETRY_NS, lambda: self._retry_switch(engine)
             )
-            self._move(engine, is_there=False)
-        else:
-            self._board_error = ""
-            self._move(engine, is_there=True)
+        self._move(engine, is_there=is_there)
         if before is not None:
             before.close()  # Only now: the connections read its words until they were moved.
         self._on_change()
@@ -543,49 +385,22 @@ class LocalLinks:
         # Create them first: the supervisor may reply at once, and its caller may then send a request to a
         # shard.
         while len(self._links) < engine.shards:
-            self._links.append(self._new_link())
+            self._links.append(
+                ShardLink(
+                    len(self._links), self._client_id, context=self._context, clock=self._clock,
+                    timers=self._timers, fds=self._fds, on_displaced=self._on_displaced,
+                )
+            )  # fmt: skip
         self._supervisor.set_endpoint(socket_of(engine.shm_dir, SUPERVISOR) if is_there else "")
         is_needed = self._relocator.open_requests and is_there
         self._relocator.set_endpoint(socket_of(engine.shm_dir, RELOCATOR) if is_needed else "")
-        if engine.schedulers != self._scheduler_count:
-            # Before the connections exist: each scheduler receives its feeds when it is connected.
-            self._scheduler_count = engine.schedulers
-            self._reassign_schedulers(engine.schedulers)
-        for number, peer in self._schedulers.items():
-            is_used = is_there and number < engine.schedulers
-            self._grant_links[number].drop_ring()
-            peer.set_endpoint(scheduler_socket(engine.shm_dir, number) if is_used else "")
+        self._scheduler_links.move(engine.schedulers, is_there=is_there)
         for shard, link in enumerate(self._links):
             location = self._ring_location(engine, shard) if is_there and shard < engine.shards else None
-            link.calls.drop_ring()
-            if link.control.open_requests or location is None:
-                link.control.set_endpoint(shard_socket(engine.shm_dir, shard) if location else "")
-            else:
-                link.control.set_endpoint("")  # The next request connects again.
-            link.channel.move(location)
-            link.publication.move(location)
-
-    def _reassign_schedulers(self, schedulers: int) -> None:
-        """Handle a new number of schedulers: it decides which scheduler serves a topic.
-
-        The listener assigns its feeds again. Open Subscribe requests fail, and so do all requests to removed
-        schedulers.
-        """
-        if self._scheduler_listener is not None:
-            self._scheduler_listener.schedulers_changed(schedulers)
-        for number, peer in list(self._schedulers.items()):
-            # Scheduler 0 manages the routers, whatever the number of schedulers.
-            for pending in peer.withdraw_requests("Subscribe" if number < schedulers else ""):
-                pending.fail_with(
-                    NotReady(
-                        "the engine was restarted with a different number of schedulers: repeat the request",
-                        request=pending.kind, schedulers=schedulers,
-                        outcome="unknown" if pending.was_sent else "not_applied",
-                    )
-                )  # fmt: skip
+            link.move(location)
 
     def _retry_switch(self, engine: EngineInfo) -> None:
-        if self._watch.engine is not engine or self._board is not None:
+        if self._watch.engine is not engine or self.board.is_open:
             return
         is_first = not self._connecting.is_done
         if is_first and self._on_shm_unreachable is not None and is_shared_memory_unreachable(engine):
@@ -603,29 +418,6 @@ class LocalLinks:
             lambda: bool(process.get(ProcessField.ASLEEP)),
         )
 
-    def _new_link(self) -> ShardConnections:
-        shard = len(self._links)
-        calls = CallLink(shard, clock=self._clock, fds=self._fds)
-
-        def changed(control: Peer) -> None:
-            if not control.is_up:
-                calls.drop_ring()
-
-        control = self._peer(f"shard {shard}", changed)
-
-        def resend_displaced(run: OutboundFrames) -> None:
-            if self._on_displaced is None:
-                self._links[shard].channel.submit(run)
-            else:
-                self._on_displaced(run)
-
-        channel = RingChannel(
-            self._client_id, clock=self._clock, timers=self._timers, fds=self._fds, control=control,
-            on_displaced=resend_displaced,
-        )  # fmt: skip
-        publication = PublicationWatch(self._client_id, clock=self._clock, timers=self._timers, fds=self._fds)
-        return ShardConnections(control, calls, channel, publication)
-
 
 def cold_unavailable(why: str) -> ColdUnavailable:
     """Return the error of a cold read without a reply. No data is lost; the caller can retry later."""
@@ -633,19 +425,3 @@ def cold_unavailable(why: str) -> ColdUnavailable:
         "these records are in the cold tier, which does not respond: check that its store is reachable and"
         " that the engine has the setting cold.dir or cold.url", cause=why,
     )  # fmt: skip
-
-
-def _board_error(error: BoardError) -> str:
-    """Return what to do about a board that cannot be opened; "" if it does not exist yet."""
-    code = error.detail.get("errno", 0)
-    if code in {errno.EMFILE, errno.ENFILE}:
-        return descriptor_limit_message()
-    if code == errno.ENOENT:
-        return ""
-    if code in {errno.EACCES, errno.EPERM} or "uid" in error.detail:
-        owner = f" belongs to user {error.detail['uid']} and" if "uid" in error.detail else ""
-        return (
-            f"the engine's shared memory{owner} cannot be used by user {os.geteuid()}: run program and "
-            "engine as the same user, or connect over TCP"
-        )
-    return str(error)

@@ -141,7 +141,7 @@ class RouterCatchUp:
         host = self._host
         place = host.source_location(flow.key)
         while True:
-            facts = None if place is None else host.links.topic_facts(place)
+            facts = None if place is None else host.links.board.topic_facts(place)
             if facts is not None:
                 return facts.head_seq
             if host.clock.monotonic_ns() >= deadline_ns:

@@ -126,19 +126,19 @@ class EngineConnection:
 
     def facts(self, info: m.TopicInfo | m.Located) -> TopicFacts | None:
         """Return the current facts of the topic's slot on the board, or None."""
-        return self._links.topic_facts(info)
+        return self._links.board.topic_facts(info)
 
     def topic_sequence(self, info: m.TopicInfo | m.Located) -> int:
         """Return the sequence number of the topic's slot, which changes with every change of the slot."""
-        return self._links.topic_sequence(info)
+        return self._links.board.topic_sequence(info)
 
     def sequence_word(self, info: m.TopicInfo | m.Located) -> tuple[memoryview, int] | None:
         """Return the memory and the index of that number, or None if the slot cannot be read."""
-        return self._links.sequence_word(info)
+        return self._links.board.sequence_word(info)
 
     def marks(self, shard: int) -> ShardWatermarks:
         """Return the shard's current published marks."""
-        return self._links.watermarks(shard)
+        return self._links.board.watermarks(shard)
 
     def published_since(self, shard: int, seen: ShardWatermarks, timeout_s: float) -> Pending[bool]:
         """Check the shard's marks once, after at most 10 ms.

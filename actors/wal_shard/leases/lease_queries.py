@@ -14,6 +14,7 @@ from ringlog.actors.wal_shard.leases.lease_requests import ready_of, unclaimed_o
 from ringlog.contract import ControlReceived
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest
+from ringlog.leases.pending_list import list_pending
 from ringlog.limits import JOBS_PER_REQUEST_MAX, PENDING_ROWS_MAX
 from ringlog.topic.retention import retained_from
 

@@ -91,7 +91,7 @@ class LockedConnection:
         """Return the change number of the topic's slot."""
         links = self._shell.session.links
         # Called for each delivery, so mapped memory is read without the lock.
-        found = links.peek_sequence(info.shard, info.slot) if isinstance(links, LocalLinks) else -1
+        found = links.board.peek_sequence(info.shard, info.slot) if isinstance(links, LocalLinks) else -1
         if found >= 0:
             return found
         with self._shell.lock:

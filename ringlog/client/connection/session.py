@@ -387,20 +387,20 @@ class Session:
 
     def facts(self, info: TopicInfo | Located) -> TopicFacts | None:
         """Read the topic's slot on the board."""
-        return self._local().topic_facts(info)
+        return self._local().board.topic_facts(info)
 
     def topic_sequence(self, info: TopicInfo | Located) -> int:
         """Return the change number of the topic's slot. -1 while the slot changes or cannot be read."""
-        return self._local().topic_sequence(info)
+        return self._local().board.topic_sequence(info)
 
     def sequence_word(self, info: TopicInfo | Located) -> tuple[memoryview, int] | None:
         """Return the location of `topic_sequence` in shared memory."""
-        return self._local().sequence_word(info)
+        return self._local().board.sequence_word(info)
 
     def marks(self, shard: int) -> ShardWatermarks:
         """Read the shard's published marks. (0, 0), that is no published records, while they cannot be
         read."""
-        return self._local().watermarks(shard)
+        return self._local().board.watermarks(shard)
 
     def published_since(self, shard: int, seen: ShardWatermarks, timeout_s: float) -> Pending[bool]:
         """Wait until the marks differ from `seen` (result True), or for `timeout_s` seconds (result

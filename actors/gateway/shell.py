@@ -367,7 +367,7 @@ class GatewayShell:
         self._events.append(ev.ClientDisconnected(client))
         self._subscription_relay.forget_client(client)
 
-    # -- delivery: link.delivery.Host -----------------------------------------------------------------
+    # -- delivery: link.protocol.DeliveryHost ------------------------------------------------------------
 
     @property
     def clock(self) -> Clock:

@@ -18,9 +18,10 @@ from ringlog.envelope import messages as m
 from ringlog.envelope.messages.delivery import TAKEN_WORDS
 from ringlog.errors import RinglogError, Throttled
 from ringlog.limits import LINK_SILENCE_MS, LINKS_PER_SCHEDULER_MAX, SUBSCRIPTIONS_PER_LINK_MAX
-from ringlog.link.delivery import UNBOUNDED, ClientSubscription, Delivery, ReadGrant
+from ringlog.link.delivery import Delivery
 from ringlog.link.futures import Pending
 from ringlog.link.peer import MS
+from ringlog.link.subscription import UNBOUNDED, ClientSubscription, ReadGrant
 
 SILENCE_NS = LINK_SILENCE_MS * MS
 
@@ -114,10 +115,10 @@ class SubscriptionRelay:
             if relayed is None or feed is None:
                 continue
             grant = relayed.grants.pop(feed, None) or ReadGrant(feed, 0, None, now_ns, is_self_granted=True)
-            self._delivery.return_grant(
+            self._delivery.returns.add(
                 relayed.subscription, grant, min(after, UNBOUNDED), is_consumed=bool(is_consumed)
             )
-        self._delivery.send_returns()  # Do not delay: the client has already batched them.
+        self._delivery.returns.send()  # Do not delay: the client has already batched them.
 
     def forget_client(self, client: bytes) -> None:
         """Close all subscriptions of a disconnected client."""
@@ -188,7 +189,7 @@ class SubscriptionRelay:
             self._send(client, m.SubscriptionsLost(), None)
             return
         rows = []
-        while (grant := self._delivery.take_grant(subscription)) is not None:
+        while (grant := subscription.take_grant()) is not None:
             relayed.grants[grant.feed] = grant
             rows.append([relayed.number, relayed.names[grant.feed], grant.until, 0, 0, 0, 0, 0])
         if rows:

@@ -21,9 +21,9 @@ from ringlog.client.connection.session import Session
 from ringlog.client.write.producer_core import ProducerCore
 from ringlog.clock import SystemClock
 from ringlog.errors import RinglogError, UsageError, WrongLoop
-from ringlog.link.delivery import ClientSubscription
 from ringlog.link.futures import Pending, Steps, run_steps
 from ringlog.link.peer import FdSet
+from ringlog.link.subscription import ClientSubscription
 
 T = TypeVar("T")
 CANCELLED: tuple[type[BaseException], ...] = (asyncio.CancelledError,)

@@ -163,9 +163,9 @@ class Client(Operations):
         """
         timeout = check_timeout(timeout, "timeout")
         watches = our_watches(watches)
-        if self._shell.session.delivery.is_return_overdue:
+        if self._shell.session.delivery.returns.is_overdue:
             with self._shell.checked_lock, self._shell.guarded_session as session:
-                session.delivery.send_returns()
+                session.delivery.returns.send()
         ready = [watch for watch in watches if watch.has_news]
         if not ready:
             subscriptions = [watch.open().subscription for watch in watches]

@@ -16,8 +16,8 @@ from ringlog.client.watches.events import WatchEvent
 from ringlog.client.watches.shared_reads import SharedReads
 from ringlog.client.watches.watch_core import GrantResult, WatchCore, WatchedTopic, WatchOptions
 from ringlog.errors import is_shard_failed
-from ringlog.link.delivery import ClientSubscription, Delivery, ReadGrant
 from ringlog.link.futures import run_steps
+from ringlog.link.subscription import ClientSubscription, ReadGrant
 from ringlog.payload import RAW, PayloadCodec, V
 
 if TYPE_CHECKING:
@@ -220,13 +220,13 @@ class Watch(Generic[V]):
     def _take_grant(self, subscription: ClientSubscription) -> ReadGrant | None:
         if not subscription.has_work:
             self._shell.require_open()
-            if self._shell.session.delivery.is_return_overdue:
+            if self._shell.session.delivery.returns.is_overdue:
                 with self._shell.checked_lock, self._shell.guarded_session as session:
-                    session.delivery.send_returns()
+                    session.delivery.returns.send()
             return None
         if subscription.failure is None and not subscription.names_changed:
             self._shell.require_open()
-            return Delivery.take_grant(subscription)
+            return subscription.take_grant()
         if subscription.failure is not None:
             raise subscription.failure
         # Clear the flag before listing, so that a change during the listing sets it again.
@@ -239,7 +239,7 @@ class Watch(Generic[V]):
             # new names.
             subscription.names_changed |= not is_shard_failed(e)
             raise
-        return Delivery.take_grant(subscription)
+        return subscription.take_grant()
 
     def _read(self, grant: ReadGrant) -> None:
         files = self._files
@@ -266,9 +266,9 @@ class Watch(Generic[V]):
             return
         # Take the lock only when returns must be collected. With hundreds of watches that is rare.
         delivery = self._shell.session.delivery
-        if not delivery.return_grant_unlocked(subscription, grant, after, is_consumed=is_consumed):
+        if not delivery.returns.add_unlocked(subscription, grant, after, is_consumed=is_consumed):
             with self._shell.checked_lock, self._shell.guarded_session:
-                delivery.collect_returns()
+                delivery.returns.collect()
 
     def _end_or_retry(self, grant: ReadGrant, result: GrantResult) -> None:
         subscription = self._subscription
@@ -279,7 +279,7 @@ class Watch(Generic[V]):
                 session.delivery.drop_feed(subscription, grant.feed)
                 subscription.names_changed |= subscription.names  # The topic may exist again.
             else:
-                session.delivery.return_grant(
+                session.delivery.returns.add(
                     subscription, grant, result.after, is_consumed=result.is_consumed
                 )
                 session.delivery.self_grant(

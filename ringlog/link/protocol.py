@@ -10,11 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
+from ringlog.clock import Clock
 from ringlog.envelope.messages import Message
 from ringlog.errors import RinglogError
 from ringlog.link.channel.outbound_frames import OutboundFrames
 from ringlog.link.futures import Pending
 from ringlog.link.peer import Peer, PeerReply
+from ringlog.link.timers import Timers
 
 Transport = Literal["ring", "ipc", "tcp"]
 
@@ -187,4 +189,27 @@ class Links(Protocol):
 
     def close_after_fork(self) -> None:
         """Close the copies of descriptors in the child after a fork, without effect on the parent."""
+        ...
+
+
+class DeliveryHost(Protocol):
+    """Provides connections and time: a client's session, or the gateway."""
+
+    @property
+    def links(self) -> Links: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def timers(self) -> Timers: ...
+
+    def deadline_ns(self) -> int:
+        """Return the deadline of a request that is made now."""
+        ...
+
+    def pause(self, seconds: float) -> Pending[None]:
+        """Return a result that is done after this time."""
+        ...
+
+    def wait_connected(self) -> Pending[None]:
+        """Return a result that is done after the first connection to the engine."""
         ...

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from ringlog.envelope import messages as m
-from ringlog.link.delivery import RETURN_DELAY_NS, Delivery
+from ringlog.link.delivery import Delivery
 from ringlog.link.futures import Pending, resolved
+from ringlog.link.grant_returns import RETURN_DELAY_NS
 from ringlog.link.peer import PeerReply
 from ringlog.link.timers import Timers
 from ringlog.testing.clock import ManualClock
@@ -61,7 +62,7 @@ class FakeScheduler:
 
 
 class FakeDeliveryHost:
-    """Implements link.delivery.Host, and the links that it needs."""
+    """Implements link.protocol.DeliveryHost, and the links that it needs."""
 
     def __init__(self, schedulers: int = 1, return_delay_ns: int = RETURN_DELAY_NS) -> None:
         self.clock, self.timers = ManualClock(), Timers()
@@ -95,17 +96,17 @@ class FakeDeliveryHost:
         return 0
 
     def deadline_ns(self) -> int:
-        """Return a deadline 10 s from now; see Host."""
+        """Return a deadline 10 s from now; see DeliveryHost."""
         return self.clock.monotonic_ns() + 10**10
 
     def pause(self, seconds: float) -> Pending[None]:
-        """Return a Pending that resolves after a delay; see Host."""
+        """Return a Pending that resolves after a delay; see DeliveryHost."""
         pending: Pending[None] = Pending()
         self.timers.call_at(self.clock.monotonic_ns() + int(seconds * 1e9), lambda: pending.resolve(None))
         return pending
 
     def wait_connected(self) -> Pending[None]:
-        """Return a resolved Pending; see Host."""
+        """Return a resolved Pending; see DeliveryHost."""
         return resolved(None)
 
     def advance(self, seconds: float) -> None:

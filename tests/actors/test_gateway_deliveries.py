@@ -9,8 +9,8 @@ from ringlog.actors.gateway.subscription_relay import SubscriptionRelay
 from ringlog.envelope import messages as m
 from ringlog.errors import Throttled
 from ringlog.limits import LINK_SILENCE_MS, SUBSCRIPTIONS_PER_LINK_MAX
-from ringlog.link.delivery import UNBOUNDED
 from ringlog.link.peer import PeerReply
+from ringlog.link.subscription import UNBOUNDED
 from ringlog.testing.fake_scheduler import FakeDeliveryHost, topic
 
 pytestmark = pytest.mark.timeout(30)

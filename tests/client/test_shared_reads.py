@@ -10,7 +10,7 @@ from ringlog.client.watches.shared_reads import PageLimits, SharedFrame, SharedP
 from ringlog.envelope.messages import Located
 from ringlog.frame import encode_records, frame
 from ringlog.frame.view import open_frame
-from ringlog.link.delivery import LocationHint
+from ringlog.link.subscription import LocationHint
 
 HINT = LocationHint(1, 1, 7, 4096, 8192)
 

@@ -18,8 +18,10 @@ from ringlog.errors import (
     UsageError,
 )
 from ringlog.limits import CREDIT_MAX, FEEDS_PER_MESSAGE_MAX
-from ringlog.link.delivery import RELOCATIONS_AT_ONCE, RETURNS_PER_MESSAGE_MAX, UNBOUNDED
+from ringlog.link.feed_relocation import RELOCATIONS_AT_ONCE
+from ringlog.link.grant_returns import RETURNS_PER_MESSAGE_MAX
 from ringlog.link.peer import PeerReply
+from ringlog.link.subscription import UNBOUNDED
 from ringlog.placement import scheduler_of
 from ringlog.testing.fake_scheduler import FakeDeliveryHost, topic
 
@@ -43,12 +45,12 @@ def opened(host, *wanted, **options):
 def test_a_grant_is_taken_once_and_returned_with_the_position():
     host = FakeDeliveryHost()
     subscription, (feed,) = opened(host, (topic(7), 5))
-    assert host.delivery.take_grant(subscription) is None
+    assert subscription.take_grant() is None
     host.deliver_grants((subscription.number, feed, 9, 6, 9, 1, 4096, 8192))
-    turn = host.delivery.take_grant(subscription)
+    turn = subscription.take_grant()
     assert (turn.feed, turn.until, turn.hint) == (feed, 9, (6, 9, 1, 4096, 8192))
-    assert host.delivery.take_grant(subscription) is None
-    host.delivery.return_grant(subscription, turn, 9, is_consumed=True)
+    assert subscription.take_grant() is None
+    host.delivery.returns.add(subscription, turn, 9, is_consumed=True)
     assert host.fake_schedulers[0].returned_grants() == []
     host.delivery.wait_for_work(subscription)
     assert host.fake_schedulers[0].returned_grants() == [[subscription.number, feed, 9, 1]]
@@ -77,7 +79,7 @@ def test_returned_grants_are_sent_together_and_soon():
     )
     host.deliver_grants(*((subscription.number, feed, 5) for feed in feeds))
     for _ in feeds:
-        host.delivery.return_grant(subscription, host.delivery.take_grant(subscription), 5, is_consumed=False)
+        host.delivery.returns.add(subscription, subscription.take_grant(), 5, is_consumed=False)
     assert len(host.fake_schedulers[0].returned_grants()) == RETURNS_PER_MESSAGE_MAX
     host.advance(0.005)
     assert len(host.fake_schedulers[0].returned_grants()) == 36
@@ -93,22 +95,20 @@ def test_grants_returned_without_the_lock_are_sent_together():
     host.deliver_grants(*((subscription.number, feed, 5) for feed in feeds))
 
     def finish():
-        return delivery.return_grant_unlocked(
-            subscription, delivery.take_grant(subscription), 5, is_consumed=True
-        )
+        return delivery.returns.add_unlocked(subscription, subscription.take_grant(), 5, is_consumed=True)
 
     assert not finish(), "nobody has arranged anything yet"
-    delivery.collect_returns()
+    delivery.returns.collect()
     assert finish()
     assert host.fake_schedulers[0].returned_grants() == []
     host.advance(0.005)
     assert len(host.fake_schedulers[0].returned_grants()) == 2
     assert not finish(), "what was arranged is over"
-    delivery.collect_returns()
+    delivery.returns.collect()
     assert [finish() for _ in range(RETURNS_PER_MESSAGE_MAX)] == [True] * (RETURNS_PER_MESSAGE_MAX - 1) + [
         False
     ]
-    delivery.collect_returns()
+    delivery.returns.collect()
     assert len(host.fake_schedulers[0].returned_grants()) == RETURNS_PER_MESSAGE_MAX + 1
     assert finish() is False
     delivery.wait_for_work(subscription)
@@ -121,17 +121,17 @@ def test_a_polling_reader_sends_overdue_returns_itself():
     subscription, feeds = opened(host, *((topic(n), 0) for n in range(1, 4)))
     delivery = host.delivery
     host.deliver_grants(*((subscription.number, feed, 5) for feed in feeds))
-    assert not delivery.is_return_overdue
+    assert not delivery.returns.is_overdue
     for _ in feeds:
-        delivery.return_grant(subscription, delivery.take_grant(subscription), 5, is_consumed=False)
+        delivery.returns.add(subscription, subscription.take_grant(), 5, is_consumed=False)
     host.advance(0.004)
-    assert not delivery.is_return_overdue
+    assert not delivery.returns.is_overdue
     host.advance(0.001)
-    assert delivery.is_return_overdue
+    assert delivery.returns.is_overdue
     assert host.fake_schedulers[0].returned_grants() == []
-    delivery.send_returns()
+    delivery.returns.send()
     assert len(host.fake_schedulers[0].returned_grants()) == 3
-    assert not delivery.is_return_overdue
+    assert not delivery.returns.is_overdue
 
 
 def sought(host, subscription, *feeds):
@@ -193,7 +193,7 @@ def test_a_topic_that_did_not_move_or_does_not_exist_is_left_to_its_reader(found
     ((_, _, answer),) = sought(host, subscription, feed)
     answer.fail(found) if isinstance(found, Exception) else answer.resolve(PeerReply(found))
     assert host.fake_schedulers[0].answer_all() == []
-    assert host.delivery.take_grant(subscription).feed == feed
+    assert subscription.take_grant().feed == feed
 
 
 @pytest.mark.parametrize("error", [NotReady("restarts"), NotConnected("away"), RequestTimeout("no answer")])
@@ -246,8 +246,8 @@ def test_two_grants_of_one_feed_are_merged():
     subscription, (feed,) = opened(host, (topic(7), 0))
     host.deliver_grants((subscription.number, feed, 1))
     host.deliver_grants((subscription.number, feed, 3))
-    assert host.delivery.take_grant(subscription).until == 3
-    assert host.delivery.take_grant(subscription) is None
+    assert subscription.take_grant().until == 3
+    assert subscription.take_grant() is None
 
 
 def test_a_new_connection_gets_all_feeds_with_current_positions():
@@ -255,8 +255,8 @@ def test_a_new_connection_gets_all_feeds_with_current_positions():
     host = FakeDeliveryHost()
     subscription, (first, second) = opened(host, (topic(7), 0), (topic(8), 3))
     host.deliver_grants((subscription.number, first, 5))
-    turn = host.delivery.take_grant(subscription)
-    host.delivery.return_grant(subscription, turn, 5, is_consumed=True)
+    turn = subscription.take_grant()
+    host.delivery.returns.add(subscription, turn, 5, is_consumed=True)
     host.delivery.scheduler_connected(0)
     (asked,) = host.fake_schedulers[0].answer_all()
     assert [(feed.feed, feed.after) for feed in asked.feeds] == [(first, 5), (second, 3)]
@@ -317,8 +317,8 @@ def test_dropped_feeds_and_closed_subscriptions_deliver_no_grants():
     subscription, (first, second) = opened(host, (topic(7), 0), (topic(8), 0))
     host.deliver_grants((subscription.number, first, 1), (subscription.number, second, 1))
     host.delivery.drop_feed(subscription, first)
-    assert host.delivery.take_grant(subscription).feed == second
-    assert host.delivery.take_grant(subscription) is None
+    assert subscription.take_grant().feed == second
+    assert subscription.take_grant() is None
     host.delivery.close_subscription(subscription)
     host.deliver_grants((subscription.number, second, 9))
     assert [type(asked) for asked in host.fake_schedulers[0].answer_all()] == [m.Unsubscribe, m.Unsubscribe]
@@ -343,13 +343,13 @@ def test_a_self_grant_is_replaced_by_a_grant_of_the_scheduler():
     host.delivery.self_grant(subscription, feed)
     host.delivery.self_grant(subscription, feed)
     host.deliver_grants((subscription.number, feed, 4))
-    turn = host.delivery.take_grant(subscription)
-    assert (turn.is_self_granted, host.delivery.take_grant(subscription)) == (False, None)
-    host.delivery.return_grant(subscription, turn, 0, is_consumed=False)
+    turn = subscription.take_grant()
+    assert (turn.is_self_granted, subscription.take_grant()) == (False, None)
+    host.delivery.returns.add(subscription, turn, 0, is_consumed=False)
     host.delivery.self_grant(subscription, feed, after_ns=10**9)
-    assert host.delivery.take_grant(subscription) is None
+    assert subscription.take_grant() is None
     host.advance(1)
-    assert host.delivery.take_grant(subscription).is_self_granted
+    assert subscription.take_grant().is_self_granted
 
 
 @pytest.mark.parametrize("credit", [0, -1, CREDIT_MAX + 1])
@@ -378,7 +378,7 @@ def test_grants_through_shared_memory_equal_other_grants():
     subscription, (feed,) = opened(host, (topic(7), 5))
     row = [subscription.number, feed, 9, 6, 9, 1, 4096, 8192]
     host.delivery.scheduler_grants(0, [row], is_complete=True)
-    assert host.delivery.take_grant(subscription).hint == (6, 9, 1, 4096, 8192)
+    assert subscription.take_grant().hint == (6, 9, 1, 4096, 8192)
 
 
 def test_an_overrun_of_the_grant_ring_leads_to_self_grants_for_all_feeds():
@@ -387,13 +387,13 @@ def test_an_overrun_of_the_grant_ring_leads_to_self_grants_for_all_feeds():
     subscription, (first, second) = opened(host, (topic(7), 0), (topic(8), 3))
     host.deliver_grants((subscription.number, first, 5))
     host.delivery.scheduler_grants(0, [], is_complete=False)
-    taken = [host.delivery.take_grant(subscription) for _ in range(3)]
+    taken = [subscription.take_grant() for _ in range(3)]
     assert [turn and (turn.feed, turn.is_self_granted) for turn in taken] == [
         (first, False),
         (second, True),
         None,
     ]
-    host.delivery.return_grant(subscription, taken[1], 4, is_consumed=True)
+    host.delivery.returns.add(subscription, taken[1], 4, is_consumed=True)
     host.delivery.wait_for_work(subscription)
     assert host.fake_schedulers[0].returned_grants() == [[subscription.number, second, 4, 1]]
 

@@ -54,9 +54,10 @@ from ringlog.errors import (
 )
 from ringlog.link.address import Address
 from ringlog.link.channel.outbound_frames import OutboundFrames
-from ringlog.link.delivery import RETURN_DELAY_BUSY_NS, Delivery
+from ringlog.link.delivery import Delivery
 from ringlog.link.futures import Pending, Steps, run_steps
 from ringlog.link.gateway_links import GatewayLinks, curve_of
+from ringlog.link.grant_returns import RETURN_DELAY_BUSY_NS
 from ringlog.link.local_links import LocalLinks, cold_unavailable
 from ringlog.link.peer import MS, FdSet, PeerReply
 from ringlog.link.protocol import ShardWatermarks, Transport

@@ -22,9 +22,9 @@ from ringlog.client.connection.leadership import Leadership
 from ringlog.client.connection.session import Session
 from ringlog.clock import Clock, SystemClock
 from ringlog.errors import CalledInside, Interrupted, RequestTimeout, RinglogError, UsageError
-from ringlog.link.delivery import ClientSubscription
 from ringlog.link.futures import Pending, Steps
 from ringlog.link.peer import FdSet, PeerReply
+from ringlog.link.subscription import ClientSubscription
 
 T = TypeVar("T")
 log = logging.getLogger("ringlog.client")

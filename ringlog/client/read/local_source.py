@@ -21,8 +21,8 @@ from ringlog.envelope.messages import ColdRead, Located
 from ringlog.errors import CorruptData, DiskError, NotReady, StaleEpoch
 from ringlog.frame.view import FrameView
 from ringlog.limits import EXTENTS_PER_LOCATE_MAX, READ_BYTES_MAX
-from ringlog.link.delivery import LocationHint
 from ringlog.link.futures import Steps
+from ringlog.link.subscription import LocationHint
 from ringlog.storage.disk import Disk
 from ringlog.storage.extents import VOLATILE_PREFIX, LogHighWatermark
 from ringlog.storage.frame_run import FrameRun

@@ -22,7 +22,7 @@ from ringlog.client.read.pages import Cursor, Page
 from ringlog.client.read.record_batches import FrameRecordBatch, RecordBatch
 from ringlog.envelope.messages import Located
 from ringlog.limits import SHARED_FRAMES_BYTES_MAX
-from ringlog.link.delivery import LocationHint
+from ringlog.link.subscription import LocationHint
 
 
 class SharedFrame(NamedTuple):

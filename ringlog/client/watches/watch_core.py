@@ -75,8 +75,8 @@ from ringlog.limits import (
     WATCH_LIMIT_DEFAULT,
     WATCH_LIMIT_MAX,
 )
-from ringlog.link.delivery import UNBOUNDED, LocationHint, ReadGrant
 from ringlog.link.futures import Steps
+from ringlog.link.subscription import UNBOUNDED, LocationHint, ReadGrant
 from ringlog.topic.tombstone import RECREATED
 from ringlog.types import Durability
 

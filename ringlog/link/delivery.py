@@ -39,7 +39,8 @@ from ringlog.limits import CREDIT_MAX, FEEDS_PER_MESSAGE_MAX, FEEDS_PER_SUBSCRIP
 from ringlog.link.feed_relocation import RETRY_PAUSE_NS, TEMPORARY, FeedRelocation
 from ringlog.link.futures import Pending, Steps, run_steps
 from ringlog.link.grant_returns import RETURN_DELAY_NS, GrantReturns
-from ringlog.link.peer import MS, PeerReply
+from ringlog.link.peer import MS
+from ringlog.link.peer_request import PeerReply
 from ringlog.link.protocol import DeliveryHost
 from ringlog.link.subscription import UNBOUNDED, ClientSubscription, FeedState, LocationHint, ReadGrant
 from ringlog.link.timers import Timer

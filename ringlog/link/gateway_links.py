@@ -22,9 +22,11 @@ from ringlog.frame.settle_entry import WORDS
 from ringlog.limits import MIB
 from ringlog.link.address import Address
 from ringlog.link.channel.outbound_frames import OutboundFrames
+from ringlog.link.dealer_socket import Curve
 from ringlog.link.engine_watch import EngineWatch
 from ringlog.link.futures import Pending
-from ringlog.link.peer import Curve, FdSet, Peer, PeerReply
+from ringlog.link.peer import FdSet, Peer
+from ringlog.link.peer_request import PeerReply
 from ringlog.link.protocol import LinkStats, SchedulerListener, Transport
 from ringlog.link.timers import Timers
 

@@ -37,7 +37,8 @@ from ringlog.link.channel.ring_channel import RingLocation
 from ringlog.link.engine_board import EngineBoard, no_engine_found_error
 from ringlog.link.engine_watch import EngineWatch
 from ringlog.link.futures import Pending
-from ringlog.link.peer import MS, FdSet, Peer, PeerReply, PendingRequest
+from ringlog.link.peer import MS, FdSet, Peer
+from ringlog.link.peer_request import PeerReply, PendingRequest
 from ringlog.link.protocol import LinkStats, SchedulerListener, Transport
 from ringlog.link.scheduler_links import SchedulerLinks
 from ringlog.link.shard_link import ShardLink

@@ -15,9 +15,8 @@ final replies: the Peer sends it again after a pause. Every other reply goes to 
 from __future__ import annotations
 
 import random
-import struct
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import zmq
 
@@ -35,12 +34,10 @@ from ringlog.errors import (
     NotConnected,
     RequestTimeout,
     RinglogError,
-    Status,
     VersionMismatch,
-    error_from_status,
 )
-from ringlog.limits import MESSAGE_BYTES_MAX, SOCKET_COPY_BYTES_MAX
-from ringlog.link.futures import Pending
+from ringlog.link.dealer_socket import Curve, DealerSocket
+from ringlog.link.peer_request import FastPath, PeerReply, PendingRequest
 from ringlog.link.timers import Timer, Timers
 
 MS = 1_000_000
@@ -54,34 +51,6 @@ SILENCE_NS = 5_000 * MS
 """If requests are open and nothing arrives for this time, the Peer replaces the connection."""
 LINE_BYTES_PER_S = 128 << 10
 """Lowest supported bandwidth, about 1 Mbit/s. Larger requests get more time accordingly."""
-_MONITOR_EVENTS = (
-    zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)  # fmt: skip
-"""Events of a connection before it is up."""
-_MONITOR_EVENT = struct.Struct("=Hi")
-"""First part of a monitor message: event, value. `zmq.utils.monitor` loads asyncio and OpenSSL (12 ms)."""
-_NOT_ADMITTED = 400
-"""ZAP status for an unknown key; 300 and 500 are errors of ZAP itself."""
-_NOT_READY_STATUSES = frozenset({Status.NOT_READY, Status.SHUTTING_DOWN})
-_TRANSIENT_STATUSES = _NOT_READY_STATUSES | {Status.THROTTLED, Status.STORAGE_READ_ONLY}
-FINAL_REASONS = frozenset({"cold_unavailable", "shard_failed"})
-"""Reasons that are final for the Peer: a retry does not help, or the caller decides whether to wait."""
-
-
-class PeerReply(NamedTuple):
-    """A reply and its attachment."""
-
-    message: Any
-    attachment: Any = None
-
-
-class Curve(NamedTuple):
-    """Keys of an encrypted connection, 40 characters each."""
-
-    server_key: str
-    public_key: str
-    secret_key: str
 
 
 class FdSet(Protocol):
@@ -94,56 +63,6 @@ class FdSet(Protocol):
     def unwatch(self, fd: int) -> None:
         """Stop watching `fd`; called before `fd` is closed."""
         ...
-
-
-class FastPath(Protocol):
-    """A second way to the same process (a call ring), usable while the connection lasts."""
-
-    def send(self, data: bytes) -> bool:
-        """Send an encoded request. Return False if it must go through the socket."""
-        ...
-
-
-class PendingRequest(Pending[PeerReply]):
-    """A request and, when it is done, its reply."""
-
-    __slots__ = (
-        "attachment", "by_fast_path", "corr", "data", "deadline_ns", "is_on_fast_path", "is_patient",
-        "is_repeat",
-        "kind", "on_refused", "peer", "retry", "timer", "was_sent",
-    )  # fmt: skip
-
-    def __init__(
-        self, peer: Peer, corr: int, kind: str, data: bytes, attachment: Any, is_patient: bool,
-        by_fast_path: bool, deadline_ns: int,
-    ) -> None:  # fmt: skip
-        self.is_done = False
-        self._value = self._error = self._callbacks = None
-        self.peer, self.corr = peer, corr
-        self.kind = kind
-        self.data = data
-        self.attachment = attachment
-        self.is_patient = is_patient
-        self.by_fast_path = by_fast_path
-        self.deadline_ns = deadline_ns
-        self.on_refused: Callable[[RinglogError], bool] | None = None
-        """Called with a refusal. If it returns True, it settles this request later."""
-        self.is_on_fast_path = False
-        self.was_sent = False
-        self.is_repeat = False
-        """The request was also sent over a connection that ended, and its outcome there is unknown."""
-        self.timer: Timer | None = None
-        self.retry: Timer | None = None
-
-    def fail_with(self, error: RinglogError) -> None:
-        """Fail the request, unless `on_refused` handles the error."""
-        if self.on_refused is None or not self.on_refused(error):
-            self.fail(error)
-
-    def start_timer(self) -> None:
-        """Start the timeout, if it does not run yet: the caller is about to sleep."""
-        if self.timer is None and not self.is_done:
-            self.peer.start_request_timer(self)
 
 
 class Peer:
@@ -183,13 +102,11 @@ class Peer:
         self._on_change = on_change
         self._on_push = on_push
         self._endpoint = ""
-        self._socket: zmq.Socket[Any] | None = None
+        self._socket: DealerSocket | None = None
         self._requests: dict[int, PendingRequest] = {}
         self._corr = random.getrandbits(48) << 8
         self._connect_ns = CONNECT_NS_MIN
         self._check: Timer | None = None
-        self._monitor: zmq.Socket[Any] | None = None
-        self._is_connected = False
         self._connect_by_ns = 0
         self._is_receiving = False
 
@@ -265,10 +182,7 @@ class Peer:
         """Send a message without a reply. Return False if there is no connection. The message may be lost."""
         if not self.is_up or self._socket is None:
             return False
-        parts = [encode(message, 0)] if attachment is None else [encode(message, 0), attachment]
-        try:
-            self._socket.send_multipart(parts, zmq.NOBLOCK)
-        except zmq.Again:
+        if not self._socket.send(encode(message, 0), attachment):
             # The connection has just ended. Trying to send swallowed the wake-up that would tell us.
             self.pump()
             return False
@@ -324,25 +238,8 @@ class Peer:
             self._check = self._timers.call_at(at_ns, self._check_connection)
             return
         self.unreachable_reason = ""
-        socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.IMMEDIATE, 1)
-        socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
-        if self._endpoint.startswith("tcp"):
-            socket.setsockopt(zmq.HEARTBEAT_IVL, 1_000)
-            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 5_000)
-        if self._curve is not None:
-            socket.setsockopt(zmq.CURVE_SERVERKEY, self._curve.server_key.encode())
-            socket.setsockopt(zmq.CURVE_PUBLICKEY, self._curve.public_key.encode())
-            socket.setsockopt(zmq.CURVE_SECRETKEY, self._curve.secret_key.encode())
-        if self._endpoint.startswith("tcp"):
-            self._monitor = socket.get_monitor_socket(_MONITOR_EVENTS)
-        socket.connect(self._endpoint)
-        self._socket = socket
-        self.fd = socket.getsockopt(zmq.FD)
+        self._socket = DealerSocket(self._context, self._endpoint, self._curve)
+        self.fd = self._socket.fd
         self._fds.watch(self.fd)
         now = self._clock.monotonic_ns()
         self._connect_by_ns = now + HANDSHAKE_NS_MAX
@@ -355,8 +252,7 @@ class Peer:
             self._check = None
         if self._socket is not None:
             self._fds.unwatch(self.fd)
-            self._stop_monitor()
-            self._socket.close(0)
+            self._socket.close()
             self._socket, self.fd = None, -1
         self.is_up = False
 
@@ -381,30 +277,13 @@ class Peer:
             self._watch_for_silence()
 
     def _is_shaking_hands(self) -> bool:
-        """Return True while a TCP connection exists whose handshake is not complete.
-
-        Only this function reads the monitor's events.
-        """
-        if self._monitor is None:
-            return False
-        while self._monitor.poll(0):
-            event, value = _MONITOR_EVENT.unpack(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
-            if event != zmq.EVENT_CONNECTED:
-                # The connection ended. This socket does not reconnect and sends no more events.
-                self._stop_monitor()
-                self.is_refused = event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value == _NOT_ADMITTED
-                if self.is_refused and self._on_change is not None:
-                    self._on_change(self)
-                return False
-            self._is_connected = True
-        return self._is_connected
-
-    def _stop_monitor(self) -> None:
-        self._is_connected = False
-        if self._monitor is not None and self._socket is not None:
-            self._socket.disable_monitor()
-            self._monitor.close(0)
-            self._monitor = None
+        """Return True while a TCP connection exists whose handshake is not complete."""
+        state = self._socket.handshake() if self._socket is not None else ""
+        if state in {"ended", "refused"}:
+            self.is_refused = state == "refused"
+            if self.is_refused and self._on_change is not None:
+                self._on_change(self)
+        return state == "running"
 
     def _watch_for_silence(self) -> None:
         if self._check is None:
@@ -426,7 +305,8 @@ class Peer:
 
     def _came_up(self) -> None:
         self.is_up, self.is_refused = True, False
-        self._stop_monitor()
+        if self._socket is not None:
+            self._socket.stop_monitor()
         self.connections += 1
         self.last_heard_ns = self._clock.monotonic_ns()
         self._connect_ns = CONNECT_NS_MIN
@@ -453,7 +333,7 @@ class Peer:
     # -- requests -----------------------------------------------------------------------------------
 
     def _events(self) -> int:
-        return int(self._socket.getsockopt(zmq.EVENTS)) if self._socket is not None else 0
+        return self._socket.events() if self._socket is not None else 0
 
     def _send(self, pending: PendingRequest) -> bool:
         """Send a request.
@@ -469,14 +349,7 @@ class Peer:
             if pending.timer is not None:
                 self._watch_for_silence()
             return True
-        try:
-            if pending.attachment is None:
-                self._socket.send(pending.data, zmq.NOBLOCK)
-            else:
-                self._socket.send(pending.data, zmq.NOBLOCK | zmq.SNDMORE)
-                is_small = len(pending.attachment) <= SOCKET_COPY_BYTES_MAX
-                self._socket.send(pending.attachment, zmq.NOBLOCK, copy=is_small)
-        except zmq.Again:
+        if not self._socket.send(pending.data, pending.attachment):
             # The connection has just ended. `pump` detects it, and the next connection sends the request.
             return False
         pending.was_sent = True
@@ -496,9 +369,8 @@ class Peer:
     def _receive_all(self) -> bool:
         happened = False
         while self._socket is not None:
-            try:
-                parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            parts = self._socket.receive()
+            if parts is None:
                 break
             happened = True
             self.on_message(bytes(parts[0].buffer), parts[1].buffer if len(parts) > 1 else None)
@@ -521,13 +393,12 @@ class Peer:
             return  # The request has its reply already, or was given up.
         message = envelope.message
         if isinstance(message, ErrorReply):
-            is_final = message.detail.get("reason") in FINAL_REASONS
-            if pending.is_patient and message.status in _NOT_READY_STATUSES and not is_final:
+            if pending.is_patient_with(message):
                 self._retry_later(envelope.corr, pending, message)
                 return
             del self._requests[envelope.corr]
             self._finish(pending)
-            pending.fail_with(_refused(message, is_repeat=pending.is_repeat))
+            pending.refuse(message)
             return
         del self._requests[envelope.corr]
         self._finish(pending)
@@ -576,14 +447,3 @@ class Peer:
             explain_unreachable(f"{self.name} could not be reached", self.unreachable_reason),
             request=pending.kind,
         )
-
-
-def _refused(message: ErrorReply, *, is_repeat: bool) -> RinglogError:
-    # A process that refuses a repeat temporarily does not know the outcome of the first attempt, which may be
-    # applied. With the outcome "not applied" the caller would send the write again under new numbers.
-    is_in_doubt = is_repeat and message.status in _TRANSIENT_STATUSES
-    outcome = "unknown" if is_in_doubt or message.outcome == "unknown" else "not_applied"
-    detail = {
-        key: value for key, value in message.detail.items() if key not in {"status", "message", "outcome"}
-    }
-    return error_from_status(message.status, message.message, detail, outcome)  # type: ignore[arg-type]

@@ -15,7 +15,8 @@ from ringlog.envelope.messages import Message
 from ringlog.errors import RinglogError
 from ringlog.link.channel.outbound_frames import OutboundFrames
 from ringlog.link.futures import Pending
-from ringlog.link.peer import Peer, PeerReply
+from ringlog.link.peer import Peer
+from ringlog.link.peer_request import PeerReply
 from ringlog.link.timers import Timers
 
 Transport = Literal["ring", "ipc", "tcp"]

@@ -18,7 +18,8 @@ from ringlog.errors import RinglogError
 from ringlog.limits import RING_BYTES_MIN
 from ringlog.link.channel.ring_channel import OPEN_REQUEST_NS, OPEN_RETRY_NS, ClientRing, RingLocation
 from ringlog.link.futures import Pending, resolved
-from ringlog.link.peer import FINAL_REASONS, MS, FdSet, PeerReply
+from ringlog.link.peer import MS, FdSet
+from ringlog.link.peer_request import FINAL_REASONS, PeerReply
 from ringlog.link.timers import Timer, Timers
 from ringlog.process_id import own_process_id
 from ringlog.ring.layout import WakeupFlags

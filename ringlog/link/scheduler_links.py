@@ -11,7 +11,8 @@ from ringlog.clock import Clock
 from ringlog.errors import NotReady, RinglogError
 from ringlog.link.channel.grant_link import GrantLink
 from ringlog.link.engine_board import EngineBoard
-from ringlog.link.peer import FdSet, Peer, PeerReply
+from ringlog.link.peer import FdSet, Peer
+from ringlog.link.peer_request import PeerReply
 from ringlog.link.protocol import SchedulerListener
 from ringlog.link.timers import Timers
 

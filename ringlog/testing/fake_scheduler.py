@@ -11,7 +11,7 @@ from ringlog.envelope import messages as m
 from ringlog.link.delivery import Delivery
 from ringlog.link.futures import Pending, resolved
 from ringlog.link.grant_returns import RETURN_DELAY_NS
-from ringlog.link.peer import PeerReply
+from ringlog.link.peer_request import PeerReply
 from ringlog.link.timers import Timers
 from ringlog.testing.clock import ManualClock
 

@@ -9,7 +9,7 @@ from ringlog.actors.gateway.subscription_relay import SubscriptionRelay
 from ringlog.envelope import messages as m
 from ringlog.errors import Throttled
 from ringlog.limits import LINK_SILENCE_MS, SUBSCRIPTIONS_PER_LINK_MAX
-from ringlog.link.peer import PeerReply
+from ringlog.link.peer_request import PeerReply
 from ringlog.link.subscription import UNBOUNDED
 from ringlog.testing.fake_scheduler import FakeDeliveryHost, topic
 

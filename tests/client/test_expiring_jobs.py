@@ -17,7 +17,7 @@ from ringlog.envelope.messages import ClaimReply
 from ringlog.errors import CorruptData, LeaseLost
 from ringlog.limits import EXPIRED_CLAIMS_MAX
 from ringlog.link.futures import resolved
-from ringlog.link.peer import PeerReply
+from ringlog.link.peer_request import PeerReply
 from ringlog.testing.clock import ManualClock
 
 pytestmark = pytest.mark.timeout(60)

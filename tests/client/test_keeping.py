@@ -10,7 +10,8 @@ import pytest
 from ringlog.client.leases.lease_extender import EXTEND_FRACTION, PRUNE_MIN, Lease, LeaseExtender
 from ringlog.envelope import messages as m
 from ringlog.link.futures import Pending
-from ringlog.link.peer import MS, PeerReply
+from ringlog.link.peer import MS
+from ringlog.link.peer_request import PeerReply
 from ringlog.link.timers import Timers
 from ringlog.testing.clock import ManualClock
 

@@ -18,7 +18,7 @@ from ringlog.clock import SystemClock
 from ringlog.envelope import messages as m
 from ringlog.errors import LeaseLost, UsageError
 from ringlog.link.futures import Pending, run_steps
-from ringlog.link.peer import PeerReply
+from ringlog.link.peer_request import PeerReply
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
 

@@ -20,7 +20,7 @@ from ringlog.errors import (
 from ringlog.limits import CREDIT_MAX, FEEDS_PER_MESSAGE_MAX
 from ringlog.link.feed_relocation import RELOCATIONS_AT_ONCE
 from ringlog.link.grant_returns import RETURNS_PER_MESSAGE_MAX
-from ringlog.link.peer import PeerReply
+from ringlog.link.peer_request import PeerReply
 from ringlog.link.subscription import UNBOUNDED
 from ringlog.placement import scheduler_of
 from ringlog.testing.fake_scheduler import FakeDeliveryHost, topic

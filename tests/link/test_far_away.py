@@ -17,7 +17,8 @@ from ringlog.clock import SystemClock
 from ringlog.envelope.messages import Ping, Pong
 from ringlog.envelope.wire import decode, encode
 from ringlog.link.curve import new_key
-from ringlog.link.peer import CONNECT_NS_MAX, Curve, Peer
+from ringlog.link.dealer_socket import Curve
+from ringlog.link.peer import CONNECT_NS_MAX, Peer
 from ringlog.link.timers import Timers
 
 SERVER, CLIENT = new_key(), new_key()

@@ -9,7 +9,7 @@ from ringlog.errors import InvalidRequest, NotConnected, RequestTimeout
 from ringlog.link.channel.grant_link import GrantLink
 from ringlog.link.channel.grant_ring import GrantWriter
 from ringlog.link.futures import Pending
-from ringlog.link.peer import PeerReply
+from ringlog.link.peer_request import PeerReply
 from ringlog.testing.clock import ManualClock
 from tests.link.test_turn_ring import rows
 

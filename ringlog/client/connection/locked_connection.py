@@ -13,7 +13,7 @@ from ringlog.client.watches.topic_keep_alive import KeepAliveHandle
 from ringlog.envelope.messages import ColdRead, Located, Read, ReadReply, SeekTime, SeekTimeReply, TopicInfo
 from ringlog.link.futures import Pending
 from ringlog.link.local_links import LocalLinks
-from ringlog.link.peer import PeerReply
+from ringlog.link.peer_request import PeerReply
 from ringlog.link.protocol import ShardWatermarks, Transport
 from ringlog.storage.log_map import LogMap
 

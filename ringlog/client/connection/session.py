@@ -59,7 +59,8 @@ from ringlog.link.futures import Pending, Steps, run_steps
 from ringlog.link.gateway_links import GatewayLinks, curve_of
 from ringlog.link.grant_returns import RETURN_DELAY_BUSY_NS
 from ringlog.link.local_links import LocalLinks, cold_unavailable
-from ringlog.link.peer import MS, FdSet, PeerReply
+from ringlog.link.peer import MS, FdSet
+from ringlog.link.peer_request import PeerReply
 from ringlog.link.protocol import ShardWatermarks, Transport
 from ringlog.link.timers import Timers
 from ringlog.logs import log_event

@@ -23,7 +23,8 @@ from ringlog.client.connection.session import Session
 from ringlog.clock import Clock, SystemClock
 from ringlog.errors import CalledInside, Interrupted, RequestTimeout, RinglogError, UsageError
 from ringlog.link.futures import Pending, Steps
-from ringlog.link.peer import FdSet, PeerReply
+from ringlog.link.peer import FdSet
+from ringlog.link.peer_request import PeerReply
 from ringlog.link.subscription import ClientSubscription
 
 T = TypeVar("T")

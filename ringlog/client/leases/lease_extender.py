@@ -19,7 +19,8 @@ from ringlog.envelope.messages import Extend, ExtendReply
 from ringlog.errors import RinglogError
 from ringlog.limits import JOBS_PER_REQUEST_MAX
 from ringlog.link.futures import Pending
-from ringlog.link.peer import MS, PeerReply
+from ringlog.link.peer import MS
+from ringlog.link.peer_request import PeerReply
 from ringlog.link.timers import Timer, Timers
 
 EXTEND_FRACTION = 3

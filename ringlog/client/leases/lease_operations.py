@@ -53,7 +53,8 @@ from ringlog.limits import (
     PENDING_ROWS_MAX,
 )
 from ringlog.link.futures import Pending, Steps
-from ringlog.link.peer import MS, PeerReply
+from ringlog.link.peer import MS
+from ringlog.link.peer_request import PeerReply
 from ringlog.process_id import own_process_id
 
 Span = tuple[int, int]

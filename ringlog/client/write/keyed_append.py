@@ -22,7 +22,7 @@ from ringlog.frame.settle_entry import (
     entry_error,
 )  # fmt: skip
 from ringlog.link.futures import Steps
-from ringlog.link.peer import FINAL_REASONS
+from ringlog.link.peer_request import FINAL_REASONS
 
 if TYPE_CHECKING:
     from ringlog.client.connection.session import Session

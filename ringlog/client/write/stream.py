@@ -45,7 +45,8 @@ from ringlog.errors import (
 )
 from ringlog.limits import PRESSURE_RETRY_MS
 from ringlog.link.futures import Pending, Steps, run_steps
-from ringlog.link.peer import FINAL_REASONS, MS
+from ringlog.link.peer import MS
+from ringlog.link.peer_request import FINAL_REASONS
 from ringlog.types import SESSION_BIT, Durability
 
 RETRY_MS = 20

@@ -16,7 +16,8 @@ from ringlog.envelope.messages import OpenCalls
 from ringlog.errors import ConnectionTrouble, RingError
 from ringlog.link.channel.call_ring import CallClient
 from ringlog.link.futures import Pending
-from ringlog.link.peer import MS, FdSet, Peer, PeerReply
+from ringlog.link.peer import MS, FdSet, Peer
+from ringlog.link.peer_request import PeerReply
 from ringlog.process_id import own_process_id
 from ringlog.ring.doorbell import BellRinger
 

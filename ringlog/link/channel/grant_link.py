@@ -12,7 +12,8 @@ from ringlog.envelope.messages import OpenTurns
 from ringlog.errors import ConnectionTrouble, RingError
 from ringlog.link.channel.grant_ring import GrantReader
 from ringlog.link.futures import Pending
-from ringlog.link.peer import MS, FdSet, Peer, PeerReply
+from ringlog.link.peer import MS, FdSet, Peer
+from ringlog.link.peer_request import PeerReply
 from ringlog.link.protocol import SchedulerListener
 
 _ASK_NS = 5_000 * MS

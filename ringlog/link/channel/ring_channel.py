@@ -41,7 +41,8 @@ from ringlog.frame.settle_entry import WORDS
 from ringlog.limits import RING_BYTES_MAX, RING_FRAME_FRACTION, RING_GROWTH
 from ringlog.link.channel.outbound_frames import InFlight, OutboundFrames
 from ringlog.link.futures import Pending
-from ringlog.link.peer import FINAL_REASONS, MS, FdSet, Peer, PeerReply
+from ringlog.link.peer import MS, FdSet, Peer
+from ringlog.link.peer_request import FINAL_REASONS, PeerReply
 from ringlog.link.timers import Timer, Timers
 from ringlog.logs import log_event
 from ringlog.process_id import own_process_id

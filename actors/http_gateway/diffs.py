@@ -73,7 +73,7 @@ async def diff(request: Request) -> Response:
             _encode(page.topic), records, page.cursor.seq, page.head_seq, page.earliest_seq, page.epoch,
             b"true" if page.caught_up else b"false", page.lag, tombstone_json(page.tombstone),
             (request.gateway.clock.monotonic_ns() - begin_ns) / 1e6,
-            max(page.cursor.seq - max(begin, page.earliest_seq - 1), 0), read.source.cold_reads,
+            max(page.cursor.seq - max(begin, page.earliest_seq - 1), 0), read.source.files.cold_reads,
         ),
     )  # fmt: skip
 

@@ -180,7 +180,9 @@ class Feed:
             self._is_again = True
             return
         session = self._fan_out.session
-        place = self._source.located or self.info  # A restarted shard may give the topic another slot.
+        place = (
+            self._source.location.located or self.info
+        )  # A restarted shard may give the topic another slot.
         sequence = session.topic_sequence(place)
         if sequence == self._sequence and sequence >= 0 and session.facts(place) is not None:
             return

@@ -374,7 +374,7 @@ class WatchCore:
             return False
         if not self._is_plain(topic, grant, hint) or not source.is_frame_current(shared_frame):
             return False
-        source.advance_past(hint)
+        source.files.advance_past(hint)
         page, name = shared_frame.page(), topic.info.topic
         # No call between these lines, so that an interruption cannot separate them.
         topic.cursor, topic.head_seq = shared_frame.cursor, hint.last_seq
@@ -440,7 +440,7 @@ class WatchCore:
         facts = source.facts_if_current(shared_page)
         if facts is None:
             return None
-        source.advance_past_page(shared_page)
+        source.files.advance_past_page(shared_page)
         return Page(
             topic.info.topic, shared_page.batches, shared_page.cursor, tombstone=None,
             head_seq=facts.head_seq, earliest_seq=facts.earliest_seq,

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ringlog.aio.watch import Watch
     from ringlog.client.leases.group_facts import GroupLimits
     from ringlog.client.leases.lease_operations import QueueConnection
-    from ringlog.client.watches.watch_core import Topics as WatchTopics
+    from ringlog.client.watches.watch_options import Topics as WatchTopics
 
 T = TypeVar("T")
 
@@ -440,7 +440,7 @@ class Operations:
         """
         import_in_thread("ringlog.aio.watch")
         from ringlog.aio.watch import Watch
-        from ringlog.client.watches.watch_core import watch_options
+        from ringlog.client.watches.watch_options import watch_options
 
         options = watch_options(
             topics, start=start, cursor=cursor, tags=tags, node=node, limit=limit, max_bytes=max_bytes,

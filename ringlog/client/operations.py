@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ringlog.client.reader import Reader
     from ringlog.client.tailer import Tailer
     from ringlog.client.watch import Watch
-    from ringlog.client.watches.watch_core import Topics as WatchTopics
+    from ringlog.client.watches.watch_options import Topics as WatchTopics
 
 T = TypeVar("T")
 
@@ -441,7 +441,7 @@ class Operations:
         """
         import_in_thread("ringlog.client.watch")
         from ringlog.client.watch import Watch
-        from ringlog.client.watches.watch_core import watch_options
+        from ringlog.client.watches.watch_options import watch_options
 
         options = watch_options(
             topics, start=start, cursor=cursor, tags=tags, node=node, limit=limit, max_bytes=max_bytes,

@@ -14,7 +14,9 @@ from ringlog.client.requests.topic_requests import list_topic_names
 from ringlog.client.requests.validation import check_payload_codec, check_timeout
 from ringlog.client.watches.events import WatchEvent
 from ringlog.client.watches.shared_reads import SharedReads
-from ringlog.client.watches.watch_core import GrantResult, WatchCore, WatchedTopic, WatchOptions
+from ringlog.client.watches.watch_core import WatchCore
+from ringlog.client.watches.watch_options import WatchOptions
+from ringlog.client.watches.watched_topic import GrantResult, WatchedTopic
 from ringlog.errors import is_shard_failed
 from ringlog.link.futures import run_steps
 from ringlog.link.subscription import ClientSubscription, ReadGrant
@@ -201,7 +203,7 @@ class Watch(Generic[V]):
         facts = connection.facts(topic.info) if connection.transport == "ring" else None
         if facts is not None and facts.head_seq == topic.cursor.seq:
             topic.head_seq = facts.head_seq
-            self._core.enqueue_events([self._core.caught_up_event(topic)])
+            self._core.enqueue_events([topic.caught_up_event()])
         elif facts is None:
             with self._shell.checked_lock, self._shell.guarded_session as session:
                 session.delivery.self_grant(subscription, topic.feed)

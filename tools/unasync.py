@@ -22,8 +22,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCE, TARGET = "ringlog/aio", "ringlog/client"
 FACADES = (
+    "batch_iteration",
+    "claims",
     "group",
     "job",
+    "job_iteration",
     "lease_client",
     "operations",
     "queue",

@@ -4,36 +4,30 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from math import inf
 from typing import TYPE_CHECKING, Any, Generic, Self
 
+from ringlog.client.batch_iteration import BatchIteration
+from ringlog.client.claims import JobClaims
 from ringlog.client.connection.shell import UNKNOWN_OUTCOME
 from ringlog.client.job import Job
+from ringlog.client.job_iteration import JobIteration
 from ringlog.client.leases.ack_pipeline import AckPipeline
-from ringlog.client.leases.claim_batches import ClaimBatches
 from ringlog.client.leases.claim_result import ClaimResult, Jobs, Leases, mark_lost, unsplit_claim_of
 from ringlog.client.leases.job_facts import (
-    BACKOFF_MS_MAX,
     InFlightLimit,
-    MissingQueueRetry,
     OnError,
     backoff_ms,
     check_job,
     check_jobs,
     check_on_error,
     check_reason,
-    fork_count,
 )
-from ringlog.client.leases.job_payloads import decode_failure
-from ringlog.client.leases.lease_extender import LeaseExtender
 from ringlog.client.leases.lease_operations import ClaimHandle, LeaseOperations, NackOptions
 from ringlog.client.leases.queue_options import (
     GIVE_BACK_S,
-    RETRY_S,
     begin_move,
     check_batches,
     check_claim,
@@ -48,7 +42,7 @@ from ringlog.client.leases.queue_options import (
 )
 from ringlog.client.leases.redrive import Redrive, RedriveFilter, RedriveReport
 from ringlog.client.read.pages import Record, Tombstone
-from ringlog.client.requests.results import ClientState, Settled
+from ringlog.client.requests.results import Settled
 from ringlog.client.requests.validation import (
     check_bool,
     check_call_setting,
@@ -57,12 +51,11 @@ from ringlog.client.requests.validation import (
     check_seqs,
     check_timeout,
 )
-from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound
-from ringlog.link.futures import Steps, run_steps
+from ringlog.errors import RinglogError, TopicNotFound
+from ringlog.link.futures import run_steps
 from ringlog.payload import RAW, PayloadCodec, V
 
 if TYPE_CHECKING:
-    from ringlog.client.connection.session import Session
     from ringlog.client.connection.shell import ThreadedShell
     from ringlog.client.operations import Operations
 
@@ -85,16 +78,7 @@ class LeaseClient(Generic[V]):
         self._client, self._shell = client, shell
         self._operations = operations
         self._codec: PayloadCodec[V] = check_payload_codec(payload)
-        self._close_count = 0
-        """Number of calls of `close`. Iterations that began before a call end with it."""
-        self._waiting: set[ClaimHandle] = set()
-        self._in_flight_limits: set[InFlightLimit] = set()
-        self._missing_queue_retry = MissingQueueRetry()
-        self._extender: LeaseExtender | None = None
-        self._unstarted: list[deque[Job[V]]] = []
-        """For each iteration, the claimed jobs that it has not yet returned."""
-        self._ack_pipelines: list[AckPipeline] = []
-        """For each iteration with pipelined acks, its pipeline."""
+        self._claims: JobClaims[V] = JobClaims(client, shell, operations, self._codec)
 
     @property
     def topic(self) -> str:
@@ -144,58 +128,7 @@ class LeaseClient(Generic[V]):
             jobs = self._claim_after(done, max, lease_ms, auto_extend, handle)
             if jobs or (jobs is not None and not wait_ms):
                 return jobs
-        return self._claim(max, wait_ms / 1_000, lease_ms, auto_extend, handle)
-
-    def _claim(
-        self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool, handle: ClaimHandle,
-        slots: InFlightLimit | None = None, close_count: int | None = None,
-    ) -> Jobs[Job[V]]:  # fmt: skip
-        """Claim jobs. A claim of an iteration passes the `close_count` of its start, and claims nothing if
-        `close` was called since."""
-        steps = self._operations.claim(self._client.connection, most, wait_s, lease_ms, handle)
-        try:
-            with self._shell.checked_lock:
-                # `close` cancels, under the same lock, only the claims that it finds here.
-                self._waiting.add(handle)
-                if close_count not in {None, self._close_count}:
-                    handle.cancel()
-            jobs = self._claimed(steps, auto_extend, handle, slots)
-        finally:
-            self._waiting.discard(handle)
-        assert jobs is not None
-        return jobs
-
-    def _claimed(
-        self, steps: Steps[ClaimResult | None], auto_extend: bool, handle: ClaimHandle,
-        slots: InFlightLimit | None = None, then: Callable[[Any, BaseException | None], None] | None = None,
-    ) -> Jobs[Job[V]] | None:  # fmt: skip
-        """Wait for a claim, then extend its leases and count its jobs as in flight. None: it could not be
-        combined with acks.
-
-        `then` receives the result or the error of the claim, even if this call is interrupted.
-        """
-        try:
-            claimed = self._shell.run(steps) if then is None else self._shell.run_then(steps, then)
-            if claimed is None:
-                return None
-            jobs = self._jobs_of(claimed)
-            if len(jobs) and (auto_extend or slots is not None):
-                with self._shell.checked_lock, self._shell.guarded_session as session:
-                    if auto_extend:
-                        self._lease_extender(session).extend_until_settled(claimed.leases_to_extend())
-                    if slots is not None:
-                        slots.acquire_all(jobs)
-        except Exception:
-            raise
-        except BaseException:
-            self._cancel_claim(handle)
-            raise
-        return jobs
-
-    def _cancel_claim(self, handle: ClaimHandle) -> None:
-        """Undo an interrupted claim: jobs that the engine leased to it return to the queue."""
-        with suppress(RinglogError), self._shell.checked_lock, self._shell.guarded_session as session:
-            session.track_claim_cancel(self._operations.cancel_claim(session, handle))
+        return self._claims.claim(self, max, wait_ms / 1_000, lease_ms, auto_extend, handle)
 
     def _claim_after(
         self, done: Iterable[Job[V]], most: int, lease_ms: int | None, auto_extend: bool, handle: ClaimHandle
@@ -210,7 +143,7 @@ class LeaseClient(Generic[V]):
         leases: Leases = whole_claim if whole_claim is not None else [job.lease for job in jobs]
         try:
             steps = self._operations.ack_and_claim(self._client.connection, leases, most, lease_ms, handle)
-            claimed = self._claimed(steps, auto_extend, handle) if len(leases) else None
+            claimed = self._claims.claimed(self, steps, auto_extend, handle) if len(leases) else None
         except UNKNOWN_OUTCOME:
             with self._shell.lock:
                 mark_lost(leases)
@@ -266,58 +199,12 @@ class LeaseClient(Generic[V]):
                     handle(job.json())
         """
         slots = InFlightLimit(check_iteration(max_in_flight))
-        return self._iterate(
-            slots, check_claim_lease(lease_ms), check_bool(auto_extend, "auto_extend"),
-            check_bool(pipelined_acks, "pipelined_acks"), check_on_error(on_error),
-            check_timeout(idle_s, "idle_s"),
+        iteration = JobIteration(
+            self._claims, self, self._shell, self._operations, slots, check_claim_lease(lease_ms),
+            check_bool(auto_extend, "auto_extend"), check_bool(pipelined_acks, "pipelined_acks"),
+            check_on_error(on_error), check_timeout(idle_s, "idle_s"),
         )  # fmt: skip
-
-    def _iterate(
-        self, slots: InFlightLimit, lease_ms: int | None, auto_extend: bool, pipelined_acks: bool,
-        on_error: OnError | None, idle_s: float | None,
-    ) -> Iterator[Job[V]]:  # fmt: skip
-        unstarted: deque[Job[V]] = deque()
-        self._unstarted.append(unstarted)
-        self._in_flight_limits.add(slots)
-        close_count, forks_at_start = self._close_count, fork_count()
-        ack_pipeline = None
-        if pipelined_acks:
-            ack_pipeline = AckPipeline(
-                self._operations, self._shell.session, waits_for_claim=slots.limit == 1
-            )
-            self._ack_pipelines.append(ack_pipeline)
-        try:
-            while not self._shell.is_closed and close_count == self._close_count:
-                if not unstarted:
-                    wait_s = inf if idle_s is None else idle_s
-                    is_idle = self._claim_next_with_retry(
-                        slots, unstarted, lease_ms, auto_extend, ack_pipeline, wait_s, close_count
-                    )
-                    if is_idle and idle_s is not None:
-                        return
-                while unstarted:
-                    job = unstarted[0]  # The job counts as unstarted until it is returned.
-                    is_good = not job.lease.is_lost and self._is_readable(job)
-                    unstarted.popleft()
-                    if is_good:
-                        job._ack_pipeline, job._on_error = ack_pipeline, on_error
-                        yield job
-                        if ack_pipeline is not None and (error := ack_pipeline.take_error()) is not None:
-                            if on_error is None:
-                                raise error
-                            log.error("acks failed, jobs of %s are delivered again: %s", self.topic, error)
-        except RinglogError:
-            if not self._shell.is_closed:
-                # The request failed because the client was closed; the iteration then ends without an error.
-                raise
-        finally:
-            self._unstarted.remove(unstarted)
-            self._in_flight_limits.discard(slots)
-            if forks_at_start == fork_count():
-                self._release(unstarted, GIVE_BACK_S)
-            if ack_pipeline is not None:
-                self._ack_pipelines.remove(ack_pipeline)
-                self._wait_acks(ack_pipeline, None)
+        return iteration.run()
 
     def batches(
         self, size: int = 100, *, max_in_flight: int | None = None, lease_ms: int | None = None,
@@ -348,189 +235,16 @@ class LeaseClient(Generic[V]):
                 store(batch.payloads())
         """
         size, most = check_batches(size, max_in_flight)
-        return self._in_batches(
-            size, most, check_claim_lease(lease_ms), check_bool(auto_extend, "auto_extend"),
-            check_timeout(idle_s, "idle_s"),
+        iteration = BatchIteration(
+            self._claims, self, self._shell, self._operations, size, most, check_claim_lease(lease_ms),
+            check_bool(auto_extend, "auto_extend"), check_timeout(idle_s, "idle_s"),
         )  # fmt: skip
-
-    def _in_batches(
-        self, size: int, most: int, lease_ms: int | None, auto_extend: bool, idle_s: float | None
-    ) -> Iterator[Jobs[Job[V]]]:
-        ack_pipeline = AckPipeline(self._operations, self._shell.session)
-        batches = ClaimBatches(size, ack_pipeline)
-        self._ack_pipelines.append(ack_pipeline)
-        clock = self._shell.session.clock
-        close_count, forks_at_start = self._close_count, fork_count()
-        try:
-            while not self._shell.is_closed and close_count == self._close_count:
-                wait_s = inf if idle_s is None else idle_s
-                jobs = self._next_claim(most, lease_ms, wait_s, close_count)
-                if jobs is not None and not jobs and idle_s is not None:
-                    return
-                if not jobs:
-                    continue
-                with self._shell.checked_lock, self._shell.guarded_session as session:
-                    batches.add_claim(jobs.claimed, self._lease_extender(session) if auto_extend else None)
-                    part = batches.next_batch(clock.monotonic_ns())
-                while part is not None:
-                    yield self._jobs_of(part)
-                    with self._shell.checked_lock, self._shell.guarded_session:
-                        batches.finish_batch()
-                        part = batches.next_batch(clock.monotonic_ns())
-                    if (error := ack_pipeline.take_error()) is not None:
-                        raise error
-        except RinglogError:
-            if not self._shell.is_closed:
-                # The request failed because the client was closed; the iteration then ends without an error.
-                raise
-        finally:
-            self._ack_pipelines.remove(ack_pipeline)
-            if forks_at_start == fork_count():
-                self._release_batches(batches)
-            self._wait_acks(ack_pipeline, None)
-
-    def _next_claim(
-        self, most: int, lease_ms: int | None, wait_s: float, close_count: int
-    ) -> Jobs[Job[V]] | None:
-        """Claim the next jobs; None, after a pause, if the engine could not answer."""
-        try:
-            jobs = self._claim(most, wait_s, lease_ms, False, ClaimHandle(), close_count=close_count)
-            self._missing_queue_retry.reset()
-            return jobs
-        except RinglogError as e:
-            self._pause_after(e)
-            return None
-
-    def _lease_extender(self, session: Session) -> LeaseExtender:
-        if self._extender is None:
-            self._extender = LeaseExtender(session, self.topic, self.node, self._operations.group)
-        return self._extender
-
-    def _release_batches(self, batches: ClaimBatches) -> None:
-        if self._shell.is_closed:
-            return
-        with self._shell.checked_lock, self._shell.guarded_session as session:
-            started, unstarted = batches.take_unsettled()
-            releasing = [run_steps(self._operations.nack(session, leases, 0)) for leases in started]
-            releasing += [run_steps(self._operations.release(session, leases)) for leases in unstarted]
-        for each in releasing:
-            self._shell.wait(each, GIVE_BACK_S)
-        for leases in started + unstarted:
-            mark_lost(leases)
+        return iteration.run()
 
     def pipeline_ack(self, job: Job[V], ack_pipeline: AckPipeline) -> None:
         """Ack a job through the pipeline of its iteration, at the end of its block."""
         with self._shell.checked_lock, self._shell.guarded_session:
             ack_pipeline.add_job(job)
-
-    def _wait_acks(self, ack_pipeline: AckPipeline, timeout: float | None) -> None:
-        """Wait until the engine answered every ack. Each request fails by itself at its own timeout."""
-        if self._shell.is_closed:
-            return
-        with self._shell.checked_lock, self._shell.guarded_session:
-            wait_answered = ack_pipeline.wait_answered()
-        self._shell.wait(wait_answered, timeout)
-        if (error := ack_pipeline.take_error()) is not None:
-            log.error("acks failed, jobs of %s are delivered again: %s", self.topic, error)
-
-    def _is_readable(self, job: Job[V]) -> bool:
-        """Return True if the payload can be decoded. Otherwise reject the job with the reason.
-
-        A job that cannot be decoded will never succeed. Without a dead-letter topic it is nacked with the
-        longest backoff.
-        """
-        reason = None if self._codec is RAW else decode_failure(job)
-        if reason is None:
-            return True
-        log.error("undecodable job %d of %s: %s", job.seq, self.topic, reason)
-        try:
-            self.reject(job, reason)
-        except InvalidRequest:
-            with suppress(RinglogError):
-                self.nack([job], delay_ms=BACKOFF_MS_MAX, reason=reason)
-        except RinglogError as e:
-            if not (e.retriable or isinstance(e, LeaseLost)):
-                raise
-        return False
-
-    def _claim_next_with_retry(
-        self, slots: InFlightLimit, unstarted: deque[Job[V]], lease_ms: int | None, auto_extend: bool,
-        ack_pipeline: AckPipeline | None, wait_s: float, close_count: int,
-    ) -> bool:  # fmt: skip
-        """Claim as `_claim_next` does. If the engine cannot answer at present, pause; the caller tries
-        again."""
-        try:
-            is_idle = self._claim_next(
-                slots, unstarted, lease_ms, auto_extend, ack_pipeline, wait_s, close_count
-            )
-            self._missing_queue_retry.reset()
-            return is_idle
-        except RinglogError as e:
-            self._pause_after(e)
-            return False
-
-    def _pause_after(self, error: RinglogError) -> None:
-        """Sleep before a retry. Raises the error if a retry is of no use."""
-        if self._client.state is ClientState.CLOSED or not self._missing_queue_retry.should_retry(error):
-            raise error
-        self._shell.pause(RETRY_S)
-
-    def _claim_next(
-        self, slots: InFlightLimit, unstarted: deque[Job[V]], lease_ms: int | None, auto_extend: bool,
-        ack_pipeline: AckPipeline | None, wait_s: float, close_count: int,
-    ) -> bool:  # fmt: skip
-        """Wait for room below the limit, then claim as many jobs as fit. Returns True if no job was ready in
-        `wait_s`."""
-        jobs = None
-        if ack_pipeline is not None and slots.limit == 1:
-            jobs = self._ack_and_claim(ack_pipeline, slots, lease_ms, auto_extend)
-        if not jobs:
-            with self._shell.checked_lock, self._shell.guarded_session:
-                if close_count != self._close_count:
-                    return False  # `close` has woken all waits already, and would not wake this one.
-                waits = [slots.wait_room()]
-                if ack_pipeline is not None:
-                    ack_pipeline.flush()  # Before the claim: the shard handles requests in this order.
-                    if slots.limit == 1:
-                        waits.append(ack_pipeline.wait_answered())
-            for each in waits:
-                self._shell.wait(each, None)
-            if slots.in_flight >= slots.limit:
-                return False  # The queue was closed.
-            jobs = self._claim(
-                slots.limit - slots.in_flight, wait_s, lease_ms, auto_extend, ClaimHandle(), slots,
-                close_count,
-            )  # fmt: skip
-        unstarted += jobs
-        return not jobs
-
-    def _ack_and_claim(
-        self, ack_pipeline: AckPipeline, slots: InFlightLimit, lease_ms: int | None, auto_extend: bool
-    ) -> Jobs[Job[V]] | None:
-        """Ack finished jobs and claim the next job in one request. None if there is no ack, or both cannot be
-        combined."""
-        with self._shell.checked_lock, self._shell.guarded_session:
-            leases = ack_pipeline.take_unsent()
-        if not leases:
-            return None
-        handle = ClaimHandle()
-        steps = self._operations.ack_and_claim(self._client.connection, leases, 1, lease_ms, handle)
-        return self._claimed(steps, auto_extend, handle, slots, partial(ack_pipeline.on_answered, leases))
-
-    def _release(self, unstarted: deque[Job[V]], timeout: float) -> None:
-        """Return unstarted jobs to the queue. If the engine is down, their leases expire."""
-        left: list[Job[V]] = []
-        while unstarted:
-            left.append(unstarted.popleft())
-        leases = [job.lease for job in left if not job.lease.is_over]
-        if not leases or self._shell.is_closed:
-            return
-        with self._shell.checked_lock, self._shell.guarded_session as session:
-            releasing = run_steps(self._operations.release(session, leases))
-        self._shell.wait(releasing, timeout)
-        with self._shell.checked_lock, self._shell.guarded_session:
-            for job in left:
-                job.lease.mark_lost()
 
     # -- settling -------------------------------------------------------------------------------------
 
@@ -582,9 +296,6 @@ class LeaseClient(Generic[V]):
         settled = self._shell.run_then(steps, partial(release_slots, [job]))
         if not settled.is_complete:
             raise job.lease_lost_error()
-
-    def _jobs_of(self, claimed: ClaimResult) -> Jobs[Job[V]]:
-        return Jobs(claimed, partial(Job, self, codec=self._codec))
 
     def _settle(self, jobs: Iterable[Job[V]], nack_options: NackOptions | None) -> Settled:
         connection, operations = self._client.connection, self._operations
@@ -647,7 +358,7 @@ class LeaseClient(Generic[V]):
         )
         handle = ClaimHandle()
         steps = self._operations.steal(self._client.connection, seqs, min_idle_ms, lease_ms, handle)
-        jobs = self._claimed(steps, auto_extend, handle)
+        jobs = self._claims.claimed(self, steps, auto_extend, handle)
         assert jobs is not None
         return jobs
 
@@ -713,28 +424,12 @@ class LeaseClient(Generic[V]):
             timeout: Longest time to wait for each step, in seconds.
         """
         timeout = check_close_timeout(timeout)
-        with self._shell.lock:
-            self._close_count += 1
-            waiting = list(self._waiting)
-        for handle in waiting:
-            self._cancel_claim(handle)
-        with suppress(RinglogError), self._shell.checked_lock, self._shell.guarded_session:
-            for slots in self._in_flight_limits:
-                slots.wake()
-        for unstarted in list(self._unstarted):
-            self._release(unstarted, timeout)
-        for ack_pipeline in list(self._ack_pipelines):
-            self._wait_acks(ack_pipeline, timeout)
-        self._shell.wait_claims_cancelled(timeout)
+        self._claims.close(timeout)
         self._operations.close()
 
     def restart_in_child(self) -> None:
         """Reset after a fork: leases belong to the parent, and the child neither extends nor returns them."""
-        self._extender = None
-        for unstarted in self._unstarted:
-            unstarted.clear()
-        for ack_pipeline in self._ack_pipelines:
-            ack_pipeline.reset_in_child()
+        self._claims.restart_in_child()
         self._operations.close_files()
 
     def __enter__(self) -> Self:

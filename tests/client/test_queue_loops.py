@@ -10,6 +10,9 @@ import pytest
 
 import ringlog
 import ringlog.aio
+from ringlog.client.batch_iteration import BatchIteration
+from ringlog.client.claims import JobClaims
+from ringlog.client.job_iteration import JobIteration
 from ringlog.errors import LeaseLost, UsageError
 from ringlog.testing.pytest_plugin import ringlog_engine, ringlog_topic
 from ringlog.testing.real_engine import wait_until
@@ -114,12 +117,17 @@ def test_close_ends_waiting_loops(work, how):
 
 
 @pytest.mark.parametrize(
-    ("how", "between"),
-    [("full", "_claim_next"), ("jobs", "_claim_next"), ("jobs", "_claim"), ("batches", "_next_claim")],
+    ("how", "owner", "between"),
+    [
+        ("full", JobIteration, "_claim_next"),
+        ("jobs", JobIteration, "_claim_next"),
+        ("jobs", JobClaims, "claim"),
+        ("batches", BatchIteration, "_next_claim"),
+    ],
 )
-def test_a_loop_ends_if_the_queue_is_closed_just_before_it_waits(work, how, between, monkeypatch):
+def test_a_loop_ends_if_the_queue_is_closed_just_before_it_waits(work, how, owner, between, monkeypatch):
     """`close` runs after the loop found the queue open, and before the loop waits for a job or a slot."""
-    taken, original = [], getattr(work, between)
+    taken, original = [], getattr(owner, between)
     is_armed = threading.Event()
 
     def close_first(*args, **options):
@@ -127,7 +135,7 @@ def test_a_loop_ends_if_the_queue_is_closed_just_before_it_waits(work, how, betw
             work.close()
         return original(*args, **options)
 
-    monkeypatch.setattr(work, between, close_first)
+    monkeypatch.setattr(owner, between, close_first)
 
     def loop() -> None:
         jobs = work.batches(len(ERRORS)) if how == "batches" else work.jobs(max_in_flight=len(ERRORS))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +15,13 @@ from typing import TypeVar
 import pytest
 from hypothesis import HealthCheck, settings
 
+import ringlog
+from ringlog.client import Client
 from ringlog.compilation import is_compiled
 from ringlog.testing.clock import ManualClock
+from ringlog.testing.real_engine import TestEngine
+
+pytest.register_assert_rewrite("tests.support")
 
 T = TypeVar("T", bound="dict | set")
 SHM = Path("/dev/shm")
@@ -42,6 +49,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def clock() -> ManualClock:
     """A clock that moves only when the test moves it."""
     return ManualClock()
+
+
+@pytest.fixture
+def running(ringlog_engine: TestEngine) -> TestEngine:
+    """The engine of `client`: the one of the whole run. Modules that damage it replace it by one of their
+    own."""
+    return ringlog_engine
+
+
+@pytest.fixture
+def client(running: TestEngine) -> Iterator[Client]:
+    """A client that is connected to the running engine."""
+    with ringlog.connect(running.url, wait=20) as connected:
+        yield connected
+
+
+@pytest.fixture(params=["ring", "ipc"])
+def transport(request: pytest.FixtureRequest) -> str:
+    """Each way from a client on the engine's host: rings in shared memory, and the gateway."""
+    return request.param
+
+
+@pytest.fixture
+def shm_dir() -> Iterator[Path]:
+    """An empty 0700 directory in /dev/shm."""
+    path = Path(f"/dev/shm/ringtest-{os.getuid()}-{secrets.token_hex(4)}")
+    path.mkdir(mode=0o700)
+    yield path
+    shutil.rmtree(path)
 
 
 @pytest.fixture

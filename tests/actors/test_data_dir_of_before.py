@@ -45,12 +45,6 @@ def running(kept: Path) -> Iterator[TestEngine]:
         yield found
 
 
-@pytest.fixture
-def client(running: TestEngine) -> Iterator[ringlog.Client]:
-    with ringlog.connect(running.url, wait=20) as found:
-        yield found
-
-
 def all_of(client: ringlog.Client, topic: str) -> list[Record]:
     items = list(client.reader(topic))
     assert all(isinstance(item, Record) for item in items), "nothing is lost"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,13 +81,10 @@ class Engine:
 
 
 @pytest.fixture
-def running() -> Iterator[Engine]:
-    path = Path(f"/dev/shm/ringtest-{os.getuid()}-{secrets.token_hex(4)}")
-    path.mkdir(mode=0o700)
-    engine = Engine(path)
+def running(shm_dir: Path) -> Iterator[Engine]:
+    engine = Engine(shm_dir)
     yield engine
     engine.board.close()
-    shutil.rmtree(path)
 
 
 def rows(*slots: int) -> ev.NewsRows:

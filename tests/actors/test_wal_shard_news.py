@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -185,14 +182,6 @@ def test_news_continues_in_the_next_file(world):
 
 
 SHARDS = 2
-
-
-@pytest.fixture
-def shm_dir() -> Iterator[Path]:
-    path = Path(f"/dev/shm/ringtest-{os.getuid()}-{secrets.token_hex(4)}")
-    path.mkdir(mode=0o700)
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture

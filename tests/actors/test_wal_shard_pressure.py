@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -187,13 +184,10 @@ class Place:
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
-    path = Path(f"/dev/shm/ringtest-{os.getuid()}-{secrets.token_hex(4)}")
-    path.mkdir(mode=0o700)
-    place = Place(path)
+def place(shm_dir: Path) -> Iterator[Place]:
+    place = Place(shm_dir)
     yield place
     place.close()
-    shutil.rmtree(path)
 
 
 def one_frame(size: int) -> bytearray:

@@ -16,11 +16,6 @@ from ringlog.errors import Backpressure, NotConnected, TopicNotFound, WrongLoop
 WAIT_S = 20.0
 
 
-@pytest.fixture(params=["ring", "ipc"])
-def transport(request):
-    return request.param
-
-
 async def test_a_program_can_use_every_operation(ringlog_engine, ringlog_topic, transport):
     """The asyncio client has the method names of the synchronous one."""
     topic = ringlog_topic()

@@ -13,11 +13,6 @@ import pytest
 import ringlog.aio
 
 
-@pytest.fixture(params=["ring", "ipc"])
-def transport(request) -> str:
-    return request.param
-
-
 async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(20):
         while not await is_so():

@@ -11,11 +11,6 @@ import ringlog.aio
 from ringlog.errors import LeaseLost, UsageError
 
 
-@pytest.fixture(params=["ring", "ipc"])
-def transport(request) -> str:
-    return request.param
-
-
 async def test_members_share_records(ringlog_engine, ringlog_topic, transport):
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         topic = ringlog_topic()

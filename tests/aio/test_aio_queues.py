@@ -12,11 +12,6 @@ from ringlog.client import AppendedOnce, NewRecord
 from ringlog.errors import InvalidRequest, LeaseLost, NotAQueue, UsageError
 
 
-@pytest.fixture(params=["ring", "ipc"])
-def transport(request) -> str:
-    return request.param
-
-
 async def counts(queue) -> tuple[int, int, int]:
     found = await queue.stats()
     return found.ready, found.in_flight, found.delayed

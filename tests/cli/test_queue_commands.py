@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import pytest
 from test_engine_commands import Shell
 
-import ringlog
 from ringlog.cli.jobs import parse_job
 from ringlog.cli.outcome import CliExit
 from ringlog.client import Client
@@ -21,12 +20,6 @@ pytestmark = pytest.mark.slow
 def running() -> Iterator[TestEngine]:
     with engine(wal={"shards": 1}, delivery={"schedulers": 1}) as found:
         yield found
-
-
-@pytest.fixture
-def client(running: TestEngine) -> Iterator[Client]:
-    with ringlog.connect(running.url, wait=10) as connected:
-        yield connected
 
 
 @pytest.fixture

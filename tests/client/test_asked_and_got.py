@@ -6,7 +6,6 @@ Every test runs over rings and over the gateway.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,9 @@ import ringlog
 import ringlog.aio
 from ringlog.errors import GroupIncompatible, InvalidRequest, TopicIncompatible, UsageError
 from ringlog.types import Durability
+from tests.support.engines import client_fixture
 
-
-@pytest.fixture(params=["ring", "ipc"])
-def client(request: Any, ringlog_engine: Any) -> Iterator[Any]:
-    with ringlog.connect(ringlog_engine.url, transport=request.param, wait=10) as connected:
-        yield connected
+client = client_fixture("ring", "ipc")
 
 
 def test_an_unknown_setting_is_refused_with_the_nearest_name(client: Any, ringlog_topic: Any) -> None:

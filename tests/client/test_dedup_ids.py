@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 import ringlog
-from ringlog.client import Appended, AppendedOnce, Client, NewRecord
+from ringlog.client import Appended, AppendedOnce, NewRecord
 from ringlog.client.queue import Queue
 from ringlog.errors import BatchTooLarge, InvalidRequest, TopicNotFound, UsageError
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine
+from tests.support.engines import client_fixture
 
 KILLS = 3
 IDS = 400
 TIMEOUT_MS = 60_000
 
 
-@pytest.fixture(params=["ring", "ipc"])
-def worker(request, ringlog_engine) -> Iterator[Client]:
-    with ringlog.connect(ringlog_engine.url, wait=10, transport=request.param) as connected:
-        yield connected
+client = client_fixture("ring", "ipc")
 
 
 @pytest.fixture
-def queue(worker, ringlog_topic) -> Queue:
+def queue(client, ringlog_topic) -> Queue:
     name = ringlog_topic("queue")
-    worker.topics.create(name, type="queue", durability="fsync")
-    return worker.queue(name, node="worker")
+    client.topics.create(name, type="queue", durability="fsync")
+    return client.queue(name, node="worker")
 
 
 def once(done: Appended) -> AppendedOnce:
@@ -90,28 +87,28 @@ def test_a_dedup_id_is_remembered_after_its_job_was_acked(queue):
     assert queue.claim() == []
 
 
-def test_a_dedup_id_has_no_effect_in_a_topic_without_a_window(worker, ringlog_topic):
+def test_a_dedup_id_has_no_effect_in_a_topic_without_a_window(client, ringlog_topic):
     """Both records with the same id are appended."""
-    worker.topics.create(ringlog_topic(), idempotency_window_ms=0)
-    assert [worker.append(ringlog_topic(), b"x", dedup_id="1").first_seq for _ in range(2)] == [1, 2]
+    client.topics.create(ringlog_topic(), idempotency_window_ms=0)
+    assert [client.append(ringlog_topic(), b"x", dedup_id="1").first_seq for _ in range(2)] == [1, 2]
 
 
-def test_a_record_with_a_dedup_id_creates_a_log_topic_but_no_queue(worker, ringlog_topic):
+def test_a_record_with_a_dedup_id_creates_a_log_topic_but_no_queue(client, ringlog_topic):
     """`put` to a missing queue fails with `TopicNotFound`."""
-    assert worker.append(ringlog_topic("new"), b"x", dedup_id="1").first_seq == 1
+    assert client.append(ringlog_topic("new"), b"x", dedup_id="1").first_seq == 1
     with pytest.raises(TopicNotFound):
-        worker.queue(ringlog_topic("absent")).put(b"x", dedup_id="1")
+        client.queue(ringlog_topic("absent")).put(b"x", dedup_id="1")
 
 
-def test_idempotency_max_limits_the_remembered_ids_of_a_topic(worker, ringlog_topic):
+def test_idempotency_max_limits_the_remembered_ids_of_a_topic(client, ringlog_topic):
     """`topics.state` reports the remembered and the forgotten ids."""
-    worker.topics.create(ringlog_topic(), idempotency_max=3)
-    worker.append_many(ringlog_topic(), [NewRecord(data=b"x", dedup_id=str(n)) for n in range(5)])
-    state = worker.topics.state(ringlog_topic())
+    client.topics.create(ringlog_topic(), idempotency_max=3)
+    client.append_many(ringlog_topic(), [NewRecord(data=b"x", dedup_id=str(n)) for n in range(5)])
+    state = client.topics.state(ringlog_topic())
     assert (state.keys, state.keys_forgotten) == (3, 2)
 
 
-def test_invalid_dedup_ids_are_refused(queue, worker):
+def test_invalid_dedup_ids_are_refused(queue, client):
     """The errors are raised before a record is appended."""
     for wrong in ("", b"bytes", 5):
         with pytest.raises(UsageError):
@@ -124,8 +121,8 @@ def test_invalid_dedup_ids_are_refused(queue, worker):
     with pytest.raises(BatchTooLarge):
         queue.put_many(NewRecord(data=b"x", dedup_id=str(n)) for n in range(1_001))
     with pytest.raises(InvalidRequest):
-        worker.append_many(queue.topic, [NewRecord(data=b"x", dedup_id="1")], idempotency_key="k")
-    with worker.producer(queue.topic) as producer:
+        client.append_many(queue.topic, [NewRecord(data=b"x", dedup_id="1")], idempotency_key="k")
+    with client.producer(queue.topic) as producer:
         with pytest.raises(UsageError, match="not supported by producers"):
             producer.send_many([NewRecord(data=b"x", dedup_id="1")])
         with pytest.raises(UsageError, match="not supported by producers"):

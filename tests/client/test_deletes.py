@@ -6,19 +6,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-import ringlog
 from ringlog.client import Tombstone
 from ringlog.errors import InvalidRequest, TopicNotFound, UsageError
 from ringlog.testing.real_engine import wait_until
+from tests.support.engines import client_fixture
 
 WAIT_S = 20.0
 
 
-@pytest.fixture(params=["ring", "ipc"])
-def other(request, ringlog_engine):
-    """A second client, over rings or over the gateway."""
-    with ringlog.connect(ringlog_engine.url, wait=10, transport=request.param) as connected:
-        yield connected
+other = client_fixture("ring", "ipc")
 
 
 def filled(client, topic, count=20):

@@ -26,11 +26,6 @@ JOBS = 1_500
 LAST = b"last"
 
 
-@pytest.fixture(params=["ring", "ipc"])
-def transport(request):
-    return request.param
-
-
 @pytest.fixture(params=["queue", "group"])
 def place(request, client, ringlog_topic):
     """A queue or a consumer group whose records expire one by one while they are claimed."""

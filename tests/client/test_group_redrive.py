@@ -6,7 +6,7 @@ Only the group that gave up a record gets it again, and only once, even if a pro
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -20,21 +20,19 @@ from ringlog.client.group import Group
 from ringlog.client.read.pages import Record
 from ringlog.errors import InvalidRequest, RinglogError, UsageError
 from ringlog.testing.real_engine import TestEngine, wait_until
+from tests.support.engines import client_fixture
 
 MOVED_S = 30.0
 TopicName = Callable[[str], str]
 
 
-@pytest.fixture(params=["ring", "ipc"])
-def worker(request: Any, ringlog_engine: TestEngine) -> Iterator[Client]:
-    with ringlog.connect(ringlog_engine.url, wait=10, transport=request.param) as connected:
-        yield connected
+client = client_fixture("ring", "ipc")
 
 
 @pytest.fixture
-def group(worker: Client, ringlog_topic: TopicName) -> Group:
-    worker.topics.create(ringlog_topic("orders"), durability="fsync")
-    return worker.group(ringlog_topic("orders"), "billing", mode="queue", dead_letter=ringlog_topic("dead"))
+def group(client: Client, ringlog_topic: TopicName) -> Group:
+    client.topics.create(ringlog_topic("orders"), durability="fsync")
+    return client.group(ringlog_topic("orders"), "billing", mode="queue", dead_letter=ringlog_topic("dead"))
 
 
 def reject(group: Group, most: int = 100) -> None:
@@ -53,14 +51,14 @@ def given(group: Group) -> list[tuple[int, bytes, int]]:
 
 
 def test_a_redrive_delivers_records_only_to_the_group_that_gave_them_up(
-    group: Group, worker: Client, ringlog_topic: TopicName
+    group: Group, client: Client, ringlog_topic: TopicName
 ) -> None:
-    other = worker.group(group.topic, "audit", mode="queue", dead_letter=ringlog_topic("dead"))
+    other = client.group(group.topic, "audit", mode="queue", dead_letter=ringlog_topic("dead"))
     queue = ringlog_topic("q")
-    worker.topics.create(queue, type="queue", dead_letter=ringlog_topic("dead"))
-    worker.append_many(group.topic, [b"a", b"b", b"c"])
-    worker.queue(queue).put(b"job")
-    (job,) = worker.queue(queue).claim()
+    client.topics.create(queue, type="queue", dead_letter=ringlog_topic("dead"))
+    client.append_many(group.topic, [b"a", b"b", b"c"])
+    client.queue(queue).put(b"job")
+    (job,) = client.queue(queue).claim()
     job.reject("another one's")
     reject(group, 2)
     reject(other)
@@ -74,13 +72,13 @@ def test_a_redrive_delivers_records_only_to_the_group_that_gave_them_up(
     assert [each.data for each in letters(other)] == [b"a", b"b", b"c"]
     assert given(group) == [(1, b"a", 1), (2, b"b", 1), (3, b"c", 1)]
     assert given(other) == []
-    assert worker.topics.state(group.topic).count == 3
-    wait_until(lambda: len(list(worker.queue(queue).dead_letters())) == 1, MOVED_S, "the queue's own one")
+    assert client.topics.state(group.topic).count == 3
+    wait_until(lambda: len(list(client.queue(queue).dead_letters())) == 1, MOVED_S, "the queue's own one")
 
 
-def test_some_come_back_by_number_by_what_they_are_and_by_how_many(group: Group, worker: Client) -> None:
+def test_some_come_back_by_number_by_what_they_are_and_by_how_many(group: Group, client: Client) -> None:
     """The number of letters exceeds one request."""
-    worker.append_many(group.topic, [b"%d" % n for n in range(1, 101)])
+    client.append_many(group.topic, [b"%d" % n for n in range(1, 101)])
     reject(group)
     seqs = {int(each.data): each.seq for each in letters(group)}
     assert len(seqs) == 100
@@ -92,12 +90,12 @@ def test_some_come_back_by_number_by_what_they_are_and_by_how_many(group: Group,
     assert len(given(group)) == 96
 
 
-def test_a_record_that_is_given_up_again_gets_another_dead_letter(group: Group, worker: Client) -> None:
+def test_a_record_that_is_given_up_again_gets_another_dead_letter(group: Group, client: Client) -> None:
     """This also holds after the group seeks back.
 
     The dead letter of an earlier lease is no duplicate of a later one.
     """
-    worker.append(group.topic, b"a")
+    client.append(group.topic, b"a")
     reject(group)
     assert group.redrive().moved == 1
     reject(group)
@@ -109,10 +107,10 @@ def test_a_record_that_is_given_up_again_gets_another_dead_letter(group: Group, 
     assert given(group) == [(1, b"a", 1)]
 
 
-def test_dead_letters_of_deleted_records_stay(group: Group, worker: Client) -> None:
-    worker.append_many(group.topic, [b"a", b"b", b"c"])
+def test_dead_letters_of_deleted_records_stay(group: Group, client: Client) -> None:
+    client.append_many(group.topic, [b"a", b"b", b"c"])
     reject(group)
-    worker.topics.delete_records(group.topic, before_seq=3)
+    client.topics.delete_records(group.topic, before_seq=3)
     report = group.redrive()
     assert (report.moved, report.gone) == (1, 2)
     assert [each.data for each in letters(group)] == [b"a", b"b"]
@@ -120,15 +118,15 @@ def test_dead_letters_of_deleted_records_stay(group: Group, worker: Client) -> N
 
 
 def test_dead_letters_of_an_earlier_life_of_the_topic_stay(
-    group: Group, worker: Client, ringlog_topic: TopicName
+    group: Group, client: Client, ringlog_topic: TopicName
 ) -> None:
     """The same seq belongs to another record in the recreated topic."""
-    worker.append(group.topic, b"old")
+    client.append(group.topic, b"old")
     reject(group)
-    worker.topics.delete(group.topic)
-    worker.topics.create(group.topic)
-    worker.append(group.topic, b"new")
-    again = worker.group(group.topic, "billing", mode="queue", dead_letter=ringlog_topic("dead"))
+    client.topics.delete(group.topic)
+    client.topics.create(group.topic)
+    client.append(group.topic, b"new")
+    again = client.group(group.topic, "billing", mode="queue", dead_letter=ringlog_topic("dead"))
     again.ack(again.claim())
     report = again.redrive()
     assert (report.moved, report.gone) == (0, 1)
@@ -136,26 +134,26 @@ def test_dead_letters_of_an_earlier_life_of_the_topic_stay(
     assert [each.data for each in letters(again)] == [b"old"]
 
 
-def test_forged_dead_letters_deliver_nothing(group: Group, worker: Client, ringlog_topic: TopicName) -> None:
+def test_forged_dead_letters_deliver_nothing(group: Group, client: Client, ringlog_topic: TopicName) -> None:
     """Invalid seqs in their metadata count as records that do not exist."""
-    worker.append_many(group.topic, [b"a", b"b"])
+    client.append_many(group.topic, [b"a", b"b"])
     reject(group, 1)
     (letter,) = letters(group)
     for forged in ("0", "-1", "9" * 19, "9" * 5_000, "two", "", "½"):
         meta = {**letter.meta, "$dead_letter_src_seq": forged}
         with suppress(RinglogError):
-            worker.append(ringlog_topic("dead"), b"forged", meta=meta)
+            client.append(ringlog_topic("dead"), b"forged", meta=meta)
     forged_letters = len(letters(group)) - 1
     report = group.redrive()
     assert (report.moved, report.gone) == (1, forged_letters)
     assert [data for _, data, _ in given(group)] == [b"a", b"b"]
 
 
-def test_what_cannot_be_redriven_is_said(group: Group, worker: Client) -> None:
+def test_what_cannot_be_redriven_is_said(group: Group, client: Client) -> None:
     assert letters(group) == []
     assert group.redrive().moved == 0, "nothing ever died, so the other topic is not there"
-    plain = worker.group(group.topic, "plain", mode="queue")
-    stream = worker.group(group.topic, "stream", mode="stream")
+    plain = client.group(group.topic, "plain", mode="queue")
+    stream = client.group(group.topic, "stream", mode="stream")
     for without in (plain, stream):
         with pytest.raises(InvalidRequest, match="no dead-letter topic"):
             without.redrive()

@@ -22,20 +22,18 @@ from ringlog.errors import (
 from ringlog.testing import engine
 from ringlog.testing.real_engine import wait_until
 from ringlog.verify.directory import verify_directory
+from tests.support.engines import client_fixture
 
 LONG_MS = 60_000
 
 
-@pytest.fixture(params=["ring", "ipc"])
-def member(request, ringlog_engine) -> Iterator[Client]:
-    with ringlog.connect(ringlog_engine.url, wait=10, transport=request.param) as connected:
-        yield connected
+client = client_fixture("ring", "ipc")
 
 
 @pytest.fixture
-def topic(member, ringlog_topic) -> str:
+def topic(client, ringlog_topic) -> str:
     name = ringlog_topic("log")
-    member.topics.create(name, durability="fsync", lease_ms=LONG_MS)
+    client.topics.create(name, durability="fsync", lease_ms=LONG_MS)
     return name
 
 
@@ -51,10 +49,10 @@ def seqs(jobs) -> list[int]:
     return [job.seq for job in jobs]
 
 
-def test_members_share_records_that_stay_in_the_topic(member, topic):
+def test_members_share_records_that_stay_in_the_topic(client, topic):
     """Each member gets different records. An ack removes a record from the group, not from the topic."""
-    fill(member, topic, 5)
-    ann, bob = queue(member, topic, node="ann"), queue(member, topic, node="bob")
+    fill(client, topic, 5)
+    ann, bob = queue(client, topic, node="ann"), queue(client, topic, node="bob")
     mine, theirs = ann.claim(3), bob.claim(9)
     assert (seqs(mine), seqs(theirs)) == ([1, 2, 3], [4, 5])
     assert [job.data for job in mine] == [b"record 1", b"record 2", b"record 3"]
@@ -71,12 +69,12 @@ def test_members_share_records_that_stay_in_the_topic(member, topic):
         theirs[0].reject("there are no dead letters")
     assert bob.leave() == 2
     assert seqs(ann.claim(9)) == [4, 5]
-    assert [record.seq for record in member.read(topic).records] == [1, 2, 3, 4, 5]
+    assert [record.seq for record in client.read(topic).records] == [1, 2, 3, 4, 5]
 
 
-def test_jobs_of_a_group_work_as_context_managers_and_in_a_loop(member, topic):
-    fill(member, topic, 3)
-    group = queue(member, topic)
+def test_jobs_of_a_group_work_as_context_managers_and_in_a_loop(client, topic):
+    fill(client, topic, 3)
+    group = queue(client, topic)
     found = []
     for job in group.jobs(max_in_flight=2):
         with job:
@@ -85,7 +83,7 @@ def test_jobs_of_a_group_work_as_context_managers_and_in_a_loop(member, topic):
             break
     assert found == ["record 1", "record 2", "record 3"]
     assert group.lag() == (0, 0)
-    member.append(topic, b"bad")
+    client.append(topic, b"bad")
     (job,) = group.claim()
     with pytest.raises(ZeroDivisionError), job:
         _ = 1 / 0
@@ -94,12 +92,12 @@ def test_jobs_of_a_group_work_as_context_managers_and_in_a_loop(member, topic):
 
 
 @pytest.mark.interpreted
-def test_acks_are_sent_with_the_next_claim(member, topic, monkeypatch):
+def test_acks_are_sent_with_the_next_claim(client, topic, monkeypatch):
     """A group behaves like a queue here, and its records stay in the topic."""
-    fill(member, topic, 6)
-    group = queue(member, topic)
+    fill(client, topic, 6)
+    group = queue(client, topic)
     sent: list[str] = []
-    session = member._shell.session
+    session = client._shell.session
     request_jobs = session.request_jobs
     jobs = group.claim(2)
 
@@ -116,10 +114,10 @@ def test_acks_are_sent_with_the_next_claim(member, topic, monkeypatch):
     assert group.stats().floor == 6
 
 
-def test_a_member_can_steal_records_from_an_idle_member(member, topic):
+def test_a_member_can_steal_records_from_an_idle_member(client, topic):
     """A stolen record has a new lease, and the previous holder's ack skips it."""
-    fill(member, topic, 3)
-    ann, bob = queue(member, topic, node="ann"), queue(member, topic, node="bob", min_idle_ms=1)
+    fill(client, topic, 3)
+    ann, bob = queue(client, topic, node="ann"), queue(client, topic, node="bob", min_idle_ms=1)
     lost = ann.claim(3)
     wait_until(lambda: bool(bob.pending(idle_ms=1)), 10, "a millisecond")
     assert bob.pending(node="ann", min_deliveries=2) == []
@@ -129,37 +127,37 @@ def test_a_member_can_steal_records_from_an_idle_member(member, topic):
     assert bob.steal([]) == []
     assert ann.ack(lost).skipped == (2,)
     stolen[0].ack()
-    member.append(topic, b"new")
+    client.append(topic, b"new")
     held = ann.claim(1)
     wait_until(lambda: bool(bob.pending(idle_ms=2)), 10, "two milliseconds")
     assert seqs(bob.claim(1)) == seqs(held), "there is nothing else"
 
 
-def test_a_group_with_a_tag_filter_delivers_only_matching_records(member, topic):
+def test_a_group_with_a_tag_filter_delivers_only_matching_records(client, topic):
     """The filter is part of the group's identity: the same name with another filter is another group."""
     for tag in ("eu.1", "us.1", "eu.2", None, "eu", "eu.3"):
-        member.append(topic, b"x", **({"tag": tag} if tag else {}))
-    group = queue(member, topic, tags="eu.*")
+        client.append(topic, b"x", **({"tag": tag} if tag else {}))
+    group = queue(client, topic, tags="eu.*")
     assert group.name == "g@^eu."
     assert seqs(group.claim(2)) == [1]
     assert seqs(group.claim(2)) == [3]
     assert seqs(group.claim(9)) == [6]
     assert group.lag() == (0, 3)
-    assert seqs(queue(member, topic, tags=["tag", "Eq", "eu"]).claim(9)) == [5]
-    assert seqs(queue(member, topic).claim(9)) == [1, 2, 3, 4, 5, 6]
+    assert seqs(queue(client, topic, tags=["tag", "Eq", "eu"]).claim(9)) == [5]
+    assert seqs(queue(client, topic).claim(9)) == [1, 2, 3, 4, 5, 6]
     with pytest.raises(InvalidRequest):
-        queue(member, topic, tags=["tag", "Like", "x"])
+        queue(client, topic, tags=["tag", "Like", "x"])
 
 
-def test_a_group_starts_and_seeks_at_positions_and_times(member, topic):
+def test_a_group_starts_and_seeks_at_positions_and_times(client, topic):
     """A new group starts at `start`. A seek ends all leases of the group."""
-    fill(member, topic, 5)
-    late = member.group(topic, "late", mode="queue", start=LATEST)
+    fill(client, topic, 5)
+    late = client.group(topic, "late", mode="queue", start=LATEST)
     assert late.claim(9) == []
-    assert seqs(member.group(topic, "mid", mode="queue", start=4).claim(9)) == [4, 5]
+    assert seqs(client.group(topic, "mid", mode="queue", start=4).claim(9)) == [4, 5]
     ago = datetime.now(UTC) - timedelta(hours=1)
-    assert seqs(member.group(topic, "hour", mode="queue", start=ago).claim(9)) == [1, 2, 3, 4, 5]
-    jobs = (group := queue(member, topic)).claim(4)
+    assert seqs(client.group(topic, "hour", mode="queue", start=ago).claim(9)) == [1, 2, 3, 4, 5]
+    jobs = (group := queue(client, topic)).claim(4)
     assert group.seek(3) == 3
     assert group.ack(jobs).count == 0
     assert seqs(group.claim(9)) == [3, 4, 5]
@@ -172,24 +170,24 @@ def test_a_group_starts_and_seeks_at_positions_and_times(member, topic):
     assert seqs(group.claim(1)) == [1], "made anew"
 
 
-def test_what_is_wrong_is_said(member, topic, ringlog_topic):
+def test_what_is_wrong_is_said(client, topic, ringlog_topic):
     with pytest.raises(UsageError):
-        member.group(topic, "g", mode="both")  # type: ignore[arg-type]
+        client.group(topic, "g", mode="both")  # type: ignore[arg-type]
     with pytest.raises(UsageError):
-        member.group(topic, "g", max_in_flight=-1)
+        client.group(topic, "g", max_in_flight=-1)
     with pytest.raises(TopicNotFound):
-        member.group(ringlog_topic("none"), "g", mode="queue").claim()
+        client.group(ringlog_topic("none"), "g", mode="queue").claim()
     with pytest.raises(InvalidRequest):
-        member.group(topic, "not a name", mode="queue").claim()
-    queue(member, topic).claim()
+        client.group(topic, "not a name", mode="queue").claim()
+    queue(client, topic).claim()
     with pytest.raises(GroupIncompatible):
-        next(iter(member.group(topic, "g", mode="stream")))
+        next(iter(client.group(topic, "g", mode="stream")))
     with pytest.raises(UsageError):
-        queue(member, topic).commit()
+        queue(client, topic).commit()
 
 
-def test_a_waiting_claim_gets_a_new_record(member, topic, ringlog_engine):
-    group = queue(member, topic)
+def test_a_waiting_claim_gets_a_new_record(client, topic, ringlog_engine):
+    group = queue(client, topic)
     found = []
     waiting = threading.Thread(target=lambda: found.extend(group.claim(wait_ms=20_000)))
     waiting.start()
@@ -201,10 +199,10 @@ def test_a_waiting_claim_gets_a_new_record(member, topic, ringlog_engine):
     assert [job.data for job in found] == [b"late"]
 
 
-def test_leases_are_extended_while_the_program_works(member, topic):
+def test_leases_are_extended_while_the_program_works(client, topic):
     """With `auto_extend` the client extends the lease until the job is settled."""
-    fill(member, topic, 1)
-    group = queue(member, topic)
+    fill(client, topic, 1)
+    group = queue(client, topic)
     (job,) = group.claim(lease_ms=1_200, auto_extend=True)
     before = group.pending()[0].until
     wait_until(lambda: group.pending()[0].until > before + 0.3, 10, "two extensions")
@@ -225,10 +223,10 @@ def take(stream: Iterator, count: int) -> list[int]:
     return found
 
 
-def test_a_stream_continues_after_its_last_commit(member, topic):
+def test_a_stream_continues_after_its_last_commit(client, topic):
     """An iteration commits a record only after the program requested the next one."""
-    fill(member, topic, 6)
-    group = member.group(topic, "s")
+    fill(client, topic, 6)
+    group = client.group(topic, "s")
     assert take(group.records(auto_commit_ms=0), 4) == [1, 2, 3, 4]
     assert group.stats().floor == 3, "the fourth was not done"
     assert group.lag() == (3, 0)
@@ -240,13 +238,13 @@ def test_a_stream_continues_after_its_last_commit(member, topic):
     group.commit()
     stream.close()
     assert group.stats().floor == 5
-    member.append(topic, b"7")
+    client.append(topic, b"7")
     assert take(group.records(), 2) == [6, 7]
 
 
-def test_a_stream_commits_before_it_waits(member, topic):
-    fill(member, topic, 3)
-    group = member.group(topic, "s")
+def test_a_stream_commits_before_it_waits(client, topic):
+    fill(client, topic, 3)
+    group = client.group(topic, "s")
     found: list[int] = []
 
     def read() -> None:
@@ -257,16 +255,16 @@ def test_a_stream_commits_before_it_waits(member, topic):
 
     reading = threading.Thread(target=read)
     reading.start()
-    other = member.group(topic, "s")
+    other = client.group(topic, "s")
     wait_until(lambda: other.stats().floor == 3, 10, "the commit before the wait")
-    member.append(topic, b"4")
+    client.append(topic, b"4")
     reading.join(20)
     assert found == [1, 2, 3, 4]
 
 
-def test_the_latest_reader_of_a_stream_fences_the_earlier_one(member, topic):
-    fill(member, topic, 4)
-    first, second = (member.group(topic, "s", node=node) for node in ("a", "b"))
+def test_the_latest_reader_of_a_stream_fences_the_earlier_one(client, topic):
+    fill(client, topic, 4)
+    first, second = (client.group(topic, "s", node=node) for node in ("a", "b"))
     stream = first.records(auto_commit_ms=None)
     assert next(stream).seq == 1
     other = second.records(auto_commit_ms=None)
@@ -282,10 +280,10 @@ def test_the_latest_reader_of_a_stream_fences_the_earlier_one(member, topic):
     stream.close()
 
 
-def test_a_stream_with_a_tag_filter_delivers_only_matching_records(member, topic):
+def test_a_stream_with_a_tag_filter_delivers_only_matching_records(client, topic):
     for n, tag in enumerate(("a", "b", "a", "b")):
-        member.append(topic, b"%d" % n, tag=tag)
-    group = member.group(topic, "s", tags="b")
+        client.append(topic, b"%d" % n, tag=tag)
+    group = client.group(topic, "s", tags="b")
     assert take(group.records(), 2) == [2, 4]
 
 
@@ -320,10 +318,10 @@ def test_groups_survive_kills_of_shard_and_gateway(transport):
         assert not verify_directory(running.data_dir, is_deep=True).is_damaged
 
 
-def test_calls_of_a_deleted_group_fail_with_group_not_found(member, topic):
-    fill(member, topic, 2)
-    group = queue(member, topic)
+def test_calls_of_a_deleted_group_fail_with_group_not_found(client, topic):
+    fill(client, topic, 2)
+    group = queue(client, topic)
     (job,) = group.claim()
-    queue(member, topic).delete()
+    queue(client, topic).delete()
     with pytest.raises(GroupNotFound):
         job.ack()

@@ -64,11 +64,6 @@ def writer(house):
         yield connected
 
 
-@pytest.fixture(params=["ring", "ipc"])
-def transport(request):
-    return request.param
-
-
 @pytest.fixture(params=[COLD, DAMAGED])
 def topic(request):
     return request.param

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-import ringlog
-from ringlog.client import Client, NewRecord
-from ringlog.testing.real_engine import TestEngine
+from ringlog.client import NewRecord
+from tests.support.engines import client_fixture
 
 pytestmark = pytest.mark.slow
 
@@ -22,10 +19,7 @@ TABLE = [
 ]
 
 
-@pytest.fixture(params=["ring", "ipc"])
-def client(request: pytest.FixtureRequest, ringlog_engine: TestEngine) -> Iterator[Client]:
-    with ringlog.connect(ringlog_engine.url, wait=10, transport=request.param) as client:
-        yield client
+client = client_fixture("ring", "ipc")
 
 
 @pytest.mark.parametrize(("pattern", "wanted"), TABLE)

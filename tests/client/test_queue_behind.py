@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from ringlog.errors import LeaseLost, NotReady, UsageError
 from ringlog.link.futures import Pending, Steps
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
+from tests.support.engines import client_fixture
 
 LONG_MS = 60_000
 SHORT_MS = 1_200
@@ -29,17 +30,14 @@ SHORT_MS = 1_200
 JOBS = 400
 
 
-@pytest.fixture(params=["ring", "ipc"])
-def worker(request, ringlog_engine) -> Iterator[Client]:
-    with ringlog.connect(ringlog_engine.url, wait=10, transport=request.param) as connected:
-        yield connected
+client = client_fixture("ring", "ipc")
 
 
 @pytest.fixture
-def queue(worker, ringlog_topic) -> Queue:
+def queue(client, ringlog_topic) -> Queue:
     name = ringlog_topic("queue")
-    worker.topics.create(name, type="queue", durability="fsync", lease_ms=LONG_MS)
-    return worker.queue(name, node="worker")
+    client.topics.create(name, type="queue", durability="fsync", lease_ms=LONG_MS)
+    return client.queue(name, node="worker")
 
 
 def fill(queue: Queue, count: int) -> None:

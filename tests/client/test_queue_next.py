@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,20 +20,18 @@ from ringlog.link.futures import Pending, run_steps
 from ringlog.link.peer_request import PeerReply
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
+from tests.support.engines import client_fixture
 
 LONG_MS = 60_000
 DONE_S = 40.0
 
 
-@pytest.fixture(params=["ring", "ipc"])
-def worker(request, ringlog_engine) -> Iterator[Client]:
-    with ringlog.connect(ringlog_engine.url, wait=10, transport=request.param) as connected:
-        yield connected
+client = client_fixture("ring", "ipc")
 
 
 @pytest.fixture
-def queue(worker, ringlog_topic) -> Queue:
-    return queue_of(worker, ringlog_topic("next"))
+def queue(client, ringlog_topic) -> Queue:
+    return queue_of(client, ringlog_topic("next"))
 
 
 def queue_of(client: Client, name: str, **config: Any) -> Queue:

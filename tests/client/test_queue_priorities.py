@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
-import ringlog
-from ringlog.client import Client
 from ringlog.client.queue import Queue
 from ringlog.client.write.fields import NewRecord
 from ringlog.errors import UsageError
+from tests.support.engines import client_fixture
 
 LONG_MS = 60_000
 
 
-@pytest.fixture(params=["ring", "ipc"])
-def worker(request, ringlog_engine) -> Iterator[Client]:
-    with ringlog.connect(ringlog_engine.url, wait=10, transport=request.param) as connected:
-        yield connected
+client = client_fixture("ring", "ipc")
 
 
 @pytest.fixture
-def queue(worker, ringlog_topic) -> Queue:
+def queue(client, ringlog_topic) -> Queue:
     name = ringlog_topic("queue")
-    worker.topics.create(name, type="queue", durability="fsync", lease_ms=LONG_MS, record_priority=True)
-    return worker.queue(name, node="worker")
+    client.topics.create(name, type="queue", durability="fsync", lease_ms=LONG_MS, record_priority=True)
+    return client.queue(name, node="worker")
 
 
 def test_a_waiting_claim_gets_a_delayed_job_when_it_becomes_ready(queue):
@@ -69,13 +64,13 @@ def test_a_claim_in_seq_order_ignores_priorities(queue):
         queue.claim(order="number")
 
 
-def test_a_group_delivers_delayed_and_urgent_records_like_a_queue(worker, ringlog_topic):
+def test_a_group_delivers_delayed_and_urgent_records_like_a_queue(client, ringlog_topic):
     name = ringlog_topic("events")
-    worker.topics.create(name, durability="fsync", lease_ms=LONG_MS, record_priority=True)
-    group = worker.group(name, "workers", mode="queue", node="worker")
+    client.topics.create(name, durability="fsync", lease_ms=LONG_MS, record_priority=True)
+    group = client.group(name, "workers", mode="queue", node="worker")
     at_us = round((time.time() + 0.5) * 1e6)
-    worker.append(name, b"later", not_before=at_us)
-    worker.append_many(name, [NewRecord(data=b"%d" % n, priority=n % 3) for n in range(4)])
+    client.append(name, b"later", not_before=at_us)
+    client.append_many(name, [NewRecord(data=b"%d" % n, priority=n % 3) for n in range(4)])
     first = group.claim()
     assert [job.data for job in first] == [b"2"]
     assert [job.data for job in group.claim(order="seq")] == [b"0"]
@@ -86,5 +81,5 @@ def test_a_group_delivers_delayed_and_urgent_records_like_a_queue(worker, ringlo
     assert (later.data, time.time() * 1e6 >= at_us) == (b"later", True)
     later.ack()
     assert group.stats().floor == 1
-    with worker.reader(name) as records:
+    with client.reader(name) as records:
         assert next(iter(records)).data == b"later", "readers do not wait"

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
 import ringlog
-from ringlog.client import Client
 from ringlog.client.job import Job
 from ringlog.client.leases.job_facts import backoff_ms
 from ringlog.client.queue import Queue
@@ -19,23 +17,21 @@ from ringlog.errors import InvalidRequest, LeaseLost, NotAQueue, NotReady, Topic
 from ringlog.link.shard_requests import Requester
 from ringlog.testing import engine
 from ringlog.testing.real_engine import wait_until
+from tests.support.engines import client_fixture
 
 LONG_MS = 60_000
 SHORT_MS = 1_200
 """On a busy host a client may extend a lease some hundred milliseconds late."""
 
 
-@pytest.fixture(params=["ring", "ipc"])
-def worker(request, ringlog_engine) -> Iterator[Client]:
-    with ringlog.connect(ringlog_engine.url, wait=10, transport=request.param) as connected:
-        yield connected
+client = client_fixture("ring", "ipc")
 
 
 @pytest.fixture
-def queue(worker, ringlog_topic) -> Queue:
+def queue(client, ringlog_topic) -> Queue:
     name = ringlog_topic("queue")
-    worker.topics.create(name, type="queue", durability="fsync", lease_ms=LONG_MS)
-    return worker.queue(name, node="worker")
+    client.topics.create(name, type="queue", durability="fsync", lease_ms=LONG_MS)
+    return client.queue(name, node="worker")
 
 
 def fill(queue: Queue, count: int) -> None:
@@ -74,7 +70,7 @@ def test_a_claim_on_an_empty_queue_returns_an_empty_list(queue):
     assert time.monotonic() - began < 5
 
 
-def test_jobs_are_read_from_frames_of_all_kinds(queue, worker):
+def test_jobs_are_read_from_frames_of_all_kinds(queue, client):
     """The log contains small, large and compressed frames."""
     expected = []
     for n in range(40):
@@ -82,7 +78,7 @@ def test_jobs_are_read_from_frames_of_all_kinds(queue, worker):
         queue.put(expected[-1])
     expected += [b"many %d" % n for n in range(700)]
     queue.put_many(expected[40:])
-    with worker.producer(queue.topic, codec="zstd", create=False) as producer:
+    with client.producer(queue.topic, codec="zstd", create=False) as producer:
         producer.send_many([b"small %d" % n * 50 for n in range(300)]).result(10)
     expected += [b"small %d" % n * 50 for n in range(300)]
     found: list[Job] = []
@@ -170,11 +166,11 @@ def test_a_lease_is_extended_while_its_job_is_processed(queue):
     assert left.seq == 2
 
 
-def test_the_holder_of_a_deleted_job_is_notified(queue, worker):
+def test_the_holder_of_a_deleted_job_is_notified(queue, client):
     """The next extension fails, and the client sets `job.lost`."""
     fill(queue, 1)
     (job,) = queue.claim(lease_ms=200, auto_extend=True)
-    worker.topics.delete_records(queue.topic, before_seq=2)
+    client.topics.delete_records(queue.topic, before_seq=2)
     assert job.lost.wait(10)
 
 
@@ -301,20 +297,20 @@ def test_purge_deletes_all_jobs_and_peek_leases_none(queue):
     assert queue.put(b"new").first_seq == 6
 
 
-def test_using_a_queue_never_creates_it(worker, ringlog_topic):
+def test_using_a_queue_never_creates_it(client, ringlog_topic):
     """Calls fail with `TopicNotFound`, and with `NotAQueue` for a topic of type `log`."""
-    absent = worker.queue(ringlog_topic("absent"))
+    absent = client.queue(ringlog_topic("absent"))
     for call in (lambda: absent.put(b"x"), absent.claim, absent.stats, absent.purge, absent.peek):
         with pytest.raises(TopicNotFound):
             call()
-    worker.topics.create(ringlog_topic("log"))
-    log = worker.queue(ringlog_topic("log"))
+    client.topics.create(ringlog_topic("log"))
+    log = client.queue(ringlog_topic("log"))
     for call in (lambda: log.put(b"x"), log.claim, log.stats):
         with pytest.raises(NotAQueue):
             call()
 
 
-def test_invalid_queue_options_are_refused(queue, worker):
+def test_invalid_queue_options_are_refused(queue, client):
     for call in (
         lambda: queue.claim(0),
         lambda: queue.claim(1_001),
@@ -322,7 +318,7 @@ def test_invalid_queue_options_are_refused(queue, worker):
         lambda: queue.claim(lease_ms=-1),
         lambda: next(queue.jobs(max_in_flight=0)),
         lambda: queue.nack([], delay_ms=-1),
-        lambda: worker.queue(queue.topic, node="n" * 129),
+        lambda: client.queue(queue.topic, node="n" * 129),
     ):
         with pytest.raises((UsageError, InvalidRequest)):
             call()
@@ -399,11 +395,11 @@ def test_a_waiting_claim_does_not_block_other_threads(queue):
     assert [job.data for job in found] == [b"job"]
 
 
-def test_idle_jobs_of_a_worker_can_be_stolen(worker, queue):
+def test_idle_jobs_of_a_worker_can_be_stolen(client, queue):
     """As in consumer groups, a worker steals by seq, or by a claim when no other job is ready."""
     fill(queue, 3)
     lost = queue.claim(3)
-    other = worker.queue(queue.topic, node="other", min_idle_ms=LONG_MS)
+    other = client.queue(queue.topic, node="other", min_idle_ms=LONG_MS)
     assert other.claim() == []
     assert queue.steal([1], min_idle_ms=LONG_MS) == []
     assert other.steal([]) == []
@@ -413,7 +409,7 @@ def test_idle_jobs_of_a_worker_can_be_stolen(worker, queue):
     stolen[0].ack()
     fill(queue, 1)
     held = queue.claim()
-    eager = worker.queue(queue.topic, node="eager", min_idle_ms=1)
+    eager = client.queue(queue.topic, node="eager", min_idle_ms=1)
     taken: list[Job] = []
     wait_until(lambda: bool(taken.extend(eager.claim()) or taken), 10, "a millisecond")
     assert [job.seq for job in taken] == [job.seq for job in held]
@@ -421,4 +417,4 @@ def test_idle_jobs_of_a_worker_can_be_stolen(worker, queue):
         with pytest.raises(UsageError):
             queue.steal([1], **wrong)
     with pytest.raises(UsageError):
-        worker.queue(queue.topic, min_idle_ms=-1)
+        client.queue(queue.topic, min_idle_ms=-1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -12,26 +11,23 @@ from redrive_engine import half_way, lose_power
 
 import ringlog
 import ringlog.aio
-from ringlog.client import Client
 from ringlog.client.queue import Queue
 from ringlog.client.read.pages import Record
 from ringlog.errors import InvalidRequest, RinglogError, TopicFull, UsageError
 from ringlog.testing.real_engine import wait_until
+from tests.support.engines import client_fixture
 
 MOVED_S = 30.0
 
 
-@pytest.fixture(params=["ring", "ipc"])
-def worker(request, ringlog_engine) -> Iterator[Client]:
-    with ringlog.connect(ringlog_engine.url, wait=10, transport=request.param) as connected:
-        yield connected
+client = client_fixture("ring", "ipc")
 
 
 @pytest.fixture
-def queue(worker, ringlog_topic) -> Queue:
+def queue(client, ringlog_topic) -> Queue:
     name = ringlog_topic("queue")
-    worker.topics.create(name, type="queue", durability="fsync", dead_letter=ringlog_topic("dead"))
-    return worker.queue(name)
+    client.topics.create(name, type="queue", durability="fsync", dead_letter=ringlog_topic("dead"))
+    return client.queue(name)
 
 
 def reject_all(queue: Queue, reason: str = "no use") -> None:
@@ -50,9 +46,9 @@ def ready(queue: Queue) -> list[tuple[bytes, dict[str, Any]]]:
     return [(job.data, job.meta) for job in queue.claim(100)]
 
 
-def test_a_redrive_returns_the_queues_own_letters_with_all_their_fields(queue, worker, ringlog_topic):
-    other = worker.queue(ringlog_topic("other"))
-    worker.topics.create(other.topic, type="queue", dead_letter=ringlog_topic("dead"))
+def test_a_redrive_returns_the_queues_own_letters_with_all_their_fields(queue, client, ringlog_topic):
+    other = client.queue(ringlog_topic("other"))
+    client.topics.create(other.topic, type="queue", dead_letter=ringlog_topic("dead"))
     queue.put(b"one", key=b"k", tag="t", node="n", meta={"own": 1}, headers={"h": b"v"}, priority=2)
     queue.put(b"two")
     other.put(b"not ours")
@@ -121,24 +117,24 @@ def test_a_crash_between_copy_and_deletion_duplicates_no_letter(how: str, tmp_pa
         assert sorted(int(data) for data, _ in ready(queue)) == list(range(20))
 
 
-def test_letters_that_do_not_fit_into_the_queue_stay_dead_letters(queue, worker):
+def test_letters_that_do_not_fit_into_the_queue_stay_dead_letters(queue, client):
     queue.put_many([b"a", b"b", b"c"])
     reject_all(queue)
-    worker.topics.configure(queue.topic, cap_records=2, discard="reject")
+    client.topics.configure(queue.topic, cap_records=2, discard="reject")
     with pytest.raises(TopicFull):
         queue.redrive()
     assert queue.stats().ready == 2
     assert [each.data for each in letters(queue)] == [b"c"]
-    worker.topics.configure(queue.topic, cap_records=3)
+    client.topics.configure(queue.topic, cap_records=3)
     assert queue.redrive().moved == 1
     assert queue.stats().ready == 3
 
 
-def test_what_cannot_be_redriven_is_said(queue, worker, ringlog_topic):
+def test_what_cannot_be_redriven_is_said(queue, client, ringlog_topic):
     assert letters(queue) == []
     assert queue.redrive().moved == 0, "nothing ever died, so the other topic is not there"
-    worker.topics.create(ringlog_topic("plain"), type="queue")
-    plain = worker.queue(ringlog_topic("plain"))
+    client.topics.create(ringlog_topic("plain"), type="queue")
+    plain = client.queue(ringlog_topic("plain"))
     with pytest.raises(InvalidRequest):
         plain.redrive()
     with pytest.raises(InvalidRequest):

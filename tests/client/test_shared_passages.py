@@ -9,7 +9,6 @@ import contextlib
 
 import pytest
 
-import ringlog
 from ringlog.client import EARLIEST, LATEST, CaughtUp, Page
 from ringlog.client.write.fields import NewRecord
 from ringlog.storage.reader import Pause, TopicReader
@@ -18,12 +17,6 @@ from ringlog.testing.pytest_plugin import ringlog_engine, ringlog_topic
 __all__ = ["ringlog_engine", "ringlog_topic"]
 pytestmark = [pytest.mark.timeout(120)]
 WAIT_S = 30.0
-
-
-@pytest.fixture
-def client(ringlog_engine):
-    with ringlog.connect(ringlog_engine.url, wait=10) as connected:
-        yield connected
 
 
 @pytest.fixture

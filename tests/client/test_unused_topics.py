@@ -10,7 +10,7 @@ import gc
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -21,6 +21,7 @@ from ringlog.client.client import Client
 from ringlog.errors import RinglogError, TopicNotFound
 from ringlog.testing import engine
 from ringlog.testing.pytest_plugin import ringlog_engine
+from tests.support.engines import client_fixture
 
 __all__ = ["ringlog_engine"]
 pytestmark = [pytest.mark.timeout(120)]
@@ -32,17 +33,11 @@ GONE_S = 30.0
 _numbers = itertools.count()
 
 
-@pytest.fixture(params=["ring", "ipc"])
-def client(ringlog_engine, request) -> Iterator[Client]:
-    with ringlog.connect(ringlog_engine.url, wait=10, transport=request.param) as connected:
-        yield connected
+client = client_fixture("ring", "ipc")
 
 
-@pytest.fixture
-def other(ringlog_engine) -> Iterator[Client]:
-    """A client that lists topics, which does not count as a use."""
-    with ringlog.connect(ringlog_engine.url, wait=10) as connected:
-        yield connected
+other = client_fixture()
+"""It lists topics, which does not count as a use."""
 
 
 def make(client: Client, **config: object) -> str:

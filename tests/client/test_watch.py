@@ -16,23 +16,17 @@ from ringlog.client.write.fields import NewRecord
 from ringlog.errors import InvalidRequest, TopicNotFound, UsageError
 from ringlog.testing import engine
 from ringlog.testing.pytest_plugin import ringlog_engine, ringlog_topic
+from tests.support.engines import client_fixture
 
 __all__ = ["ringlog_engine", "ringlog_topic"]
 pytestmark = [pytest.mark.timeout(120)]
 WAIT_S = 30.0
 
 
-@pytest.fixture(params=["ring", "ipc"])
-def client(ringlog_engine, request):
-    """A client over rings, and one through the gateway."""
-    with ringlog.connect(ringlog_engine.url, wait=10, transport=request.param) as connected:
-        yield connected
+client = client_fixture("ring", "ipc")
 
 
-@pytest.fixture
-def writer(ringlog_engine):
-    with ringlog.connect(ringlog_engine.url, wait=10) as connected:
-        yield connected
+writer = client_fixture()
 
 
 def take(watch, wanted, *, timeout=WAIT_S):

@@ -1,25 +1,13 @@
-"""A shared-memory directory for one test, and rings in it."""
+"""Rings in the shared-memory directory of one test."""
 
 from __future__ import annotations
 
-import os
-import secrets
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ringlog.ring.region import create_ring
-
-
-@pytest.fixture
-def shm_dir() -> Iterator[Path]:
-    """An empty 0700 directory in /dev/shm."""
-    path = Path(f"/dev/shm/ringtest-{os.getuid()}-{secrets.token_hex(4)}")
-    path.mkdir(mode=0o700)
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -8,19 +8,12 @@ from collections import Counter
 import pytest
 from pyspark.errors import PySparkException
 
-import ringlog
 from tests.spark.crashing_source import CrashingDataSource
 
 pytestmark = [pytest.mark.night, pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(240)]
 ROWS = 3_000
 PER_BATCH = 1_000
 _numbers = itertools.count()
-
-
-@pytest.fixture
-def client(ringlog_engine):
-    with ringlog.connect(ringlog_engine.url, wait=10) as connected:
-        yield connected
 
 
 def found(client, topic) -> Counter[bytes]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import zmq
 
@@ -27,6 +25,7 @@ from ringlog.limits import (
 from ringlog.placement import home_shard
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
+from tests.support.engines import engine_fixture
 
 SLOW = pytest.mark.slow
 MOVED_S = 30.0
@@ -54,10 +53,7 @@ def test_the_producer_id_of_a_copy_depends_only_on_its_job():
 # -- a real engine ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def running() -> Iterator[TestEngine]:
-    with engine(wal={"shards": 2}, delivery={"schedulers": 2}, supervisor={"restart_max": 100}) as found:
-        yield found
+running = engine_fixture(wal={"shards": 2}, delivery={"schedulers": 2}, supervisor={"restart_max": 100})
 
 
 def make(client: Client, name: str = "jobs", **config) -> Queue:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import ringlog
@@ -13,26 +11,23 @@ from ringlog.client import Client
 from ringlog.client.group import Group
 from ringlog.client.read.pages import Record
 from ringlog.errors import LeaseLost
-from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
+from tests.support.engines import client_fixture, engine_fixture
 
 MOVED_S = 30.0
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[TestEngine]:
-    with engine(
-        wal={"shards": 2}, delivery={"schedulers": 1}, gateway={"enabled": True},
-        supervisor={"restart_max": 100},
-    ) as found:  # fmt: skip
-        yield found
+running = engine_fixture(
+    "module",
+    wal={"shards": 2},
+    delivery={"schedulers": 1},
+    gateway={"enabled": True},
+    supervisor={"restart_max": 100},
+)
 
 
-@pytest.fixture
-def client(running: TestEngine) -> Iterator[Client]:
-    with ringlog.connect(running.url, wait=20, timeout_ms=60_000) as connected:
-        yield connected
+client = client_fixture(timeout_ms=60_000)
 
 
 def letters(client: Client, name: str) -> list[Record]:

@@ -14,8 +14,8 @@ from ringlog.clock import SystemClock
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
 from ringlog.limits import READ_CATCH_UP_MS, ROUTERS_MAX_DEFAULT
-from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine
+from tests.support.engines import engine_fixture
 
 pytestmark = pytest.mark.slow
 
@@ -73,10 +73,7 @@ class UngrantedForwarder:
                 self.forwarder.on_wakeup(self.fds.wait())
 
 
-@pytest.fixture
-def running() -> Iterator[TestEngine]:
-    with engine(delivery={"schedulers": 0}) as found:
-        yield found
+running = engine_fixture(delivery={"schedulers": 0})
 
 
 @pytest.fixture

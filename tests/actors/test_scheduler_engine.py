@@ -24,6 +24,7 @@ from ringlog.link.shard_requests import ShardRequests
 from ringlog.placement import scheduler_of
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
+from tests.support.engines import engine_fixture
 
 pytestmark = pytest.mark.slow
 
@@ -92,10 +93,7 @@ def feed_of(running: TestEngine, number: int, topic: str, after: int = 0) -> m.F
     return m.Feed(number, topic, info.topic_id, info.shard, info.slot, after)
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[TestEngine]:
-    with engine(delivery={"schedulers": 1}, wal={"flush_interval_ms": NO_SYNC_MS}) as found:
-        yield found
+running = engine_fixture("module", delivery={"schedulers": 1}, wal={"flush_interval_ms": NO_SYNC_MS})
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ from ringlog.testing.real_engine import wait_until
 from ringlog.testing.shard_world import DATA, World
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.state import ShardTopic
+from tests.support.engines import engine_fixture
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -394,10 +395,7 @@ class Watched:
         return [payload for view in views for payload in view.to_list()]
 
 
-@pytest.fixture
-def host() -> Iterator[Any]:
-    with engine(wal={"shards": 1}, delivery={"schedulers": 1}) as running:
-        yield running
+host = engine_fixture(wal={"shards": 1}, delivery={"schedulers": 1})
 
 
 @pytest.fixture

@@ -9,16 +9,13 @@ from ringlog.client import Tombstone
 from ringlog.envelope import messages as m
 from ringlog.errors import NotReady
 from ringlog.link.shard_requests import Requester
-from ringlog.testing import engine
 from ringlog.testing.real_engine import wait_until
+from tests.support.engines import engine_fixture
 
 CLASSES = ("fsync", "disk", "ephemeral")
 
 
-@pytest.fixture
-def host():
-    with engine(wal={"shards": 2, "file_bytes": "1MiB"}, storage={"enabled": True}) as running:
-        yield running
+host = engine_fixture(wal={"shards": 2, "file_bytes": "1MiB"}, storage={"enabled": True})
 
 
 def seqs(client, topic):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,15 +20,13 @@ from ringlog.client import Client
 from ringlog.client.write.fields import NewRecord
 from ringlog.testing.real_engine import TestEngine, engine, wait_until
 from ringlog.verify.directory import verify_directory
+from tests.support.engines import engine_fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 TOPICS = ("fast", "slow", "many.a", "many.b", "many.c")
 
 
-@pytest.fixture
-def running() -> Iterator[TestEngine]:
-    with engine(wal={"shards": 2, "file_bytes": 1 << 20}, storage={"enabled": True}) as found:
-        yield found
+running = engine_fixture(wal={"shards": 2, "file_bytes": 1 << 20}, storage={"enabled": True})
 
 
 def fill(client: Client) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from test_engine_commands import Shell
@@ -11,15 +11,13 @@ from ringlog.cli.outcome import CliExit
 from ringlog.client import Client, NewRecord
 from ringlog.client.group import Group
 from ringlog.errors import GroupNotFound
-from ringlog.testing.real_engine import TestEngine, engine
+from ringlog.testing.real_engine import TestEngine
+from tests.support.engines import engine_fixture
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[TestEngine]:
-    with engine(wal={"shards": 1}) as found:
-        yield found
+running = engine_fixture("module", wal={"shards": 1})
 
 
 @pytest.fixture

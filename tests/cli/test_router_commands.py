@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from test_engine_commands import Shell
 
 import ringlog
 from ringlog.cli.outcome import CliExit
-from ringlog.testing.real_engine import TestEngine, engine, wait_until
+from ringlog.testing.real_engine import TestEngine, wait_until
+from tests.support.engines import engine_fixture
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[TestEngine]:
-    with engine(delivery={"schedulers": 1}) as found:
-        yield found
+running = engine_fixture("module", delivery={"schedulers": 1})
 
 
 def test_a_router_is_created_shown_listed_and_deleted(running: TestEngine) -> None:

@@ -23,6 +23,7 @@ from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
 from tests.actors.test_scheduler_engine import Link, feed_of
 from tests.cli.test_engine_commands import Shell
+from tests.support.engines import engine_fixture
 
 WAIT_S = 20.0
 
@@ -144,10 +145,7 @@ def test_json_output_contains_all_numbers(format: Format) -> None:
     ]
 
 
-@pytest.fixture
-def running() -> Iterator[TestEngine]:
-    with engine(delivery={"schedulers": 1}) as found:
-        yield found
+running = engine_fixture(delivery={"schedulers": 1})
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from ringlog.client import ClientState, Record
 from ringlog.errors import NotConnected, NotReady
 from ringlog.testing import engine
 from ringlog.testing.real_engine import wait_until
+from tests.support.engines import engine_fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 WAIT_S = 30.0
@@ -32,10 +33,7 @@ An idle client causes about 12, a sleep of 2 ms in a loop 500.
 SPINNING_S = 0.2
 
 
-@pytest.fixture
-def running():
-    with engine(wal={"shards": 2}, supervisor={"restart_max": 50}, gateway={"enabled": True}) as started:
-        yield started
+running = engine_fixture(wal={"shards": 2}, supervisor={"restart_max": 50}, gateway={"enabled": True})
 
 
 def payloads(client, topic):

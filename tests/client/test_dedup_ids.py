@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 import ringlog
-from ringlog.client import Appended, AppendedOnce, NewRecord
+from ringlog.client import Appended, AppendedOnce, Client, NewRecord
 from ringlog.client.queue import Queue
 from ringlog.errors import BatchTooLarge, InvalidRequest, TopicNotFound, UsageError
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine
+from tests.support.client_threads import TIMEOUT_MS, ClientThread
 from tests.support.engines import client_fixture
 
 KILLS = 3
 IDS = 400
-TIMEOUT_MS = 60_000
-
-
 client = client_fixture("ring", "ipc")
 
 
@@ -130,52 +126,37 @@ def test_invalid_dedup_ids_are_refused(queue, client):
     assert queue.stats().ready == 0
 
 
-class Putter(threading.Thread):
+class Putter(ClientThread):
     """A thread that puts jobs one after the other, with the same ids as other threads."""
 
     def __init__(self, running: TestEngine, transport: str) -> None:
-        super().__init__(daemon=True)
-        self._url, self._transport = running.url, transport
+        super().__init__(running.url, transport)
         self.told: list[int] = []
-        self.error: BaseException | None = None
 
-    def run(self) -> None:
-        try:
-            with ringlog.connect(
-                self._url, wait=20, timeout_ms=TIMEOUT_MS, transport=self._transport,  # type: ignore[arg-type]
-            ) as client:  # fmt: skip
-                queue = client.queue("q")
-                for n in range(IDS):
-                    self.told.append(queue.put(b"%d" % n, dedup_id=str(n)).first_seq)
-        except BaseException as e:  # noqa: BLE001  judged by the test
-            self.error = e
+    def work(self, client: Client) -> None:
+        queue = client.queue("q")
+        for n in range(IDS):
+            self.told.append(queue.put(b"%d" % n, dedup_id=str(n)).first_seq)
 
 
-class MixedWriter(threading.Thread):
+class MixedWriter(ClientThread):
     """A thread that writes batches in which every second record has an id."""
 
     def __init__(self, running: TestEngine, name: str, transport: str) -> None:
-        super().__init__(daemon=True)
-        self._url, self._name, self._transport = running.url, name, transport
+        super().__init__(running.url, transport)
+        self._label = name
         self.written: list[bytes] = []
-        self.error: BaseException | None = None
 
-    def run(self) -> None:
-        try:
-            with ringlog.connect(
-                self._url, wait=20, timeout_ms=TIMEOUT_MS, transport=self._transport,  # type: ignore[arg-type]
-            ) as client:  # fmt: skip
-                for n in range(0, IDS, 4):
-                    batch = [f"{self._name}-{n + row}" for row in range(4)]
-                    records = [
-                        NewRecord(data=each.encode(), dedup_id=each if row % 2 else None)
-                        for row, each in enumerate(batch)
-                    ]
-                    done = once(client.append_many("mixed", records))
-                    assert len(set(done.seqs)) == len(batch)
-                    self.written += [each.encode() for each in batch]
-        except BaseException as e:  # noqa: BLE001  judged by the test
-            self.error = e
+    def work(self, client: Client) -> None:
+        for n in range(0, IDS, 4):
+            batch = [f"{self._label}-{n + row}" for row in range(4)]
+            records = [
+                NewRecord(data=each.encode(), dedup_id=each if row % 2 else None)
+                for row, each in enumerate(batch)
+            ]
+            done = once(client.append_many("mixed", records))
+            assert len(set(done.seqs)) == len(batch)
+            self.written += [each.encode() for each in batch]
 
 
 @pytest.mark.slow

@@ -8,89 +8,46 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 import ringlog
 from ringlog.client import Client, Record
 from ringlog.client.group import Group
-from ringlog.testing import engine
 from ringlog.testing.children import debug_environ
 from ringlog.testing.real_engine import TestEngine, wait_until
+from tests.support.client_threads import JOBS, TIMEOUT_MS, WAYS, JobThread, shard_of, work_under_kills
+from tests.support.engines import engine_fixture
 
 pytestmark = pytest.mark.slow
 
-RECORDS = 600
-KILLS = 4
-BETWEEN = 60
-"""Minimum number of records that members ack between two kills."""
-DONE_S = 40.0
 LEASE_MS = 120_000
 """Longer than the test, so no lease may expire. A second delivery is an error."""
-TIMEOUT_MS = 60_000
+running = engine_fixture(wal={"shards": 2}, gateway={"enabled": True}, supervisor={"restart_max": 100})
 
 
-@pytest.fixture
-def running() -> Iterator[TestEngine]:
-    with engine(wal={"shards": 2}, gateway={"enabled": True}, supervisor={"restart_max": 100}) as found:
-        yield found
+class Member(JobThread):
+    """It notes each delivered record and each completed ack."""
 
-
-class Member(threading.Thread):
-    """A member that works until it is stopped. It notes each delivered record and each completed ack."""
-
-    def __init__(self, url: str, *, transport: str, most: int) -> None:
-        super().__init__(daemon=True)
-        self._url, self._transport, self._most = url, transport, most
+    def __init__(self, url: str, transport: str, most: int) -> None:
+        super().__init__(url, transport, most)
         self.given: list[int] = []
-        self.acked: list[int] = []
-        self.error: BaseException | None = None
-        self.is_stopped = threading.Event()
 
-    def run(self) -> None:
-        try:
-            with ringlog.connect(
-                self._url, wait=20, timeout_ms=TIMEOUT_MS, transport=self._transport,  # type: ignore[arg-type]
-            ) as client:  # fmt: skip
-                group = client.group("t", "g", mode="queue")
-                while not self.is_stopped.is_set():
-                    self.work(group)
-        except BaseException as e:  # noqa: BLE001  judged by the test
-            self.error = e
+    def source(self, client: Client) -> Group:
+        return client.group("t", "g", mode="queue")
 
-    def work(self, group: Group) -> None:
-        jobs = group.claim(self._most, wait_ms=200, lease_ms=LEASE_MS)
+    def turn(self, source: Group) -> None:
+        jobs = source.claim(self.most, wait_ms=200, lease_ms=LEASE_MS)
         self.given += [job.seq for job in jobs]
         assert all(job.data == b"record %d" % job.seq and job.deliveries == 1 for job in jobs)
         if jobs:
-            assert group.ack(jobs).is_complete, "a lease outlives its shard"
+            assert source.ack(jobs).is_complete, "a lease outlives its shard"
         self.acked += [job.seq for job in jobs]
-
-    def stop(self) -> None:
-        self.is_stopped.set()
-        self.join(60)
-        assert not self.is_alive()
-        assert self.error is None, self.error
-
-
-def shard_of(client: Client, topic: str) -> int:
-    def steps():
-        info = yield client.connection.resolve(topic)
-        return info.shard
-
-    return client.run(steps())
-
-
-def is_over(members: list[Member], done: int) -> bool:
-    failed = [each.error for each in members if each.error is not None]
-    assert not failed, failed
-    return sum(len(each.acked) for each in members) >= min(done, RECORDS)
 
 
 def fill(client: Client, durability: str) -> None:
     client.topics.create("t", durability=durability)
-    client.append_many("t", [b"record %d" % n for n in range(1, RECORDS + 1)])
+    client.append_many("t", [b"record %d" % n for n in range(1, JOBS + 1)])
 
 
 @pytest.mark.parametrize("durability", ["fsync", "disk"])
@@ -105,26 +62,12 @@ def test_every_record_is_acked_exactly_once_despite_kills(
     """
     with ringlog.connect(running.url, wait=20, timeout_ms=TIMEOUT_MS) as client:
         fill(client, durability)
-        shard = shard_of(client, "t")
-        members = [
-            Member(running.url, transport=transport, most=most)
-            for transport, most in (("ring", 1), ("ipc", 3), ("ipc", 1))
-        ]
-        for member in members:
-            member.start()
-        for _ in range(KILLS):
-            done = sum(len(each.acked) for each in members)
-            wait_until(lambda done=done: is_over(members, done + BETWEEN), DONE_S, "records to be done")  # type: ignore[misc]
-            running.kill(victim, shard=shard if victim == "wal_shard" else 0)
-        wait_until(lambda: is_over(members, RECORDS), DONE_S, "all records to be done")
-        for member in members:
-            member.stop()
+        members = [Member(running.url, *way) for way in WAYS]
+        work_under_kills(running, victim, shard_of(client, "t"), members)
         for found in ("given", "acked"):
-            assert sorted(seq for each in members for seq in getattr(each, found)) == list(
-                range(1, RECORDS + 1)
-            )
+            assert sorted(seq for each in members for seq in getattr(each, found)) == list(range(1, JOBS + 1))
         stats = client.group("t", "g", mode="queue").stats()
-        assert (stats.floor, stats.lag) == (RECORDS, 0)
+        assert (stats.floor, stats.lag) == (JOBS, 0)
 
 
 DYING = """
@@ -166,11 +109,11 @@ def test_a_stream_group_continues_over_kills_and_commits(running: TestEngine) ->
                 running.kill(
                     "wal_shard" if record.seq < 400 else "gateway", shard=shard if record.seq < 400 else 0
                 )
-            if record.seq == RECORDS:
+            if record.seq == JOBS:
                 break
-        assert found == list(range(1, RECORDS + 1))
+        assert found == list(range(1, JOBS + 1))
         group.commit()
-        assert group.stats().floor == RECORDS
+        assert group.stats().floor == JOBS
 
 
 def test_an_iteration_goes_on_when_its_engine_is_back(running: TestEngine) -> None:

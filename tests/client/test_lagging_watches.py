@@ -9,7 +9,9 @@ import pytest
 import ringlog
 from ringlog.cli.status import problems
 from ringlog.client import LATEST, CaughtUp, Lagged, Page
-from ringlog.testing.real_engine import engine, wait_until
+from ringlog.testing.real_engine import wait_until
+from tests.support.client_threads import ClientThread
+from tests.support.engines import engine_fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 WAIT_S = 30.0
@@ -19,36 +21,28 @@ SHARE = 10
 """The slowest watch must have at least 1/SHARE of the records of the fastest, even on few CPUs."""
 
 
-@pytest.fixture(scope="module")
-def running():
-    with engine(wal={"shards": 1}, delivery={"schedulers": 1}) as running:
-        yield running
+running = engine_fixture("module", wal={"shards": 1}, delivery={"schedulers": 1})
 
 
-class Watcher(threading.Thread):
-    def __init__(self, url, topic, is_over):
-        super().__init__(daemon=True)
-        self._url, self._topic, self._is_over = url, topic, is_over
-        self.count, self.error = 0, None
+class Watcher(ClientThread):
+    def __init__(self, url, topic):
+        super().__init__(url)
+        self._topic, self.count = topic, 0
         self.is_open = threading.Event()
 
-    def run(self):
-        try:
-            with ringlog.connect(self._url, wait=10) as client, client.watch(self._topic, limit=200) as watch:
-                watch.open()
-                self.is_open.set()
-                while not self._is_over.is_set():
-                    event = watch.next(0.1)
-                    self.count += len(event) if isinstance(event, Page) else 0
-        except Exception as e:  # noqa: BLE001  judged by the test
-            self.error = e
+    def work(self, client):
+        with client.watch(self._topic, limit=200) as watch:
+            watch.open()
+            self.is_open.set()
+            while not self.is_stopped.is_set():
+                event = watch.next(0.1)
+                self.count += len(event) if isinstance(event, Page) else 0
 
 
 def test_watches_of_a_busy_topic_advance_at_similar_rates(running):
-    over = threading.Event()
     with ringlog.connect(running.url, wait=10) as writer:
         writer.topics.create("busy", durability="disk")
-        watchers = [Watcher(running.url, "busy", over) for _ in range(WATCHERS)]
+        watchers = [Watcher(running.url, "busy") for _ in range(WATCHERS)]
         for watcher in watchers:
             watcher.start()
             assert watcher.is_open.wait(WAIT_S)
@@ -63,10 +57,8 @@ def test_watches_of_a_busy_topic_advance_at_similar_rates(running):
             WAIT_S,
             "all to have it all",
         )
-        over.set()
         for watcher in watchers:
-            watcher.join(WAIT_S)
-        assert [watcher.error for watcher in watchers] == [None] * WATCHERS
+            watcher.stop()
         assert worst >= 1 / SHARE
 
 

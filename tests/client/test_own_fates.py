@@ -12,17 +12,14 @@ import ringlog.aio
 from ringlog.client import NewRecord
 from ringlog.errors import InvalidRequest, RecordTooLarge, RinglogError, TopicFull
 from ringlog.limits import RECORD_BYTES_DEFAULT
-from ringlog.testing import engine
+from tests.support.engines import engine_fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 LINGER_MS = 10_000
 """Longer than any test, so only `flush` and `close` send frames."""
 
 
-@pytest.fixture(scope="module")
-def running():
-    with engine(wal={"shards": 1}) as started:
-        yield started
+running = engine_fixture("module", wal={"shards": 1})
 
 
 @pytest.fixture

@@ -21,17 +21,14 @@ from ringlog.board.processes import shard_bell
 from ringlog.client import Client
 from ringlog.limits import CLAIM_JOBS_MAX
 from ringlog.ring.doorbell import BellRinger
-from ringlog.testing import engine
 from ringlog.testing.children import debug_environ
 from ringlog.testing.real_engine import TestEngine, wait_until
+from tests.support.engines import engine_fixture
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def running() -> Iterator[TestEngine]:
-    with engine(wal={"shards": 1}, supervisor={"restart_max": 100}) as found:
-        yield found
+running = engine_fixture(wal={"shards": 1}, supervisor={"restart_max": 100})
 
 
 @pytest.fixture

@@ -5,16 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
-from test_queue_kills import BETWEEN, DONE_S, JOBS, TIMEOUT_MS, Worker, is_empty, is_over, judge, shard_of
 
 import ringlog
 from ringlog.client import Client
-from ringlog.testing import engine
 from ringlog.testing.children import debug_environ
-from ringlog.testing.real_engine import TestEngine, wait_until
+from ringlog.testing.real_engine import wait_until
+from tests.support.client_threads import DONE_S, JOBS, TIMEOUT_MS, WAYS, shard_of, work_under_kills
+from tests.support.engines import client_fixture, engine_fixture
+from tests.support.queue_worker import QueueWorker, is_empty, judge
 
 pytestmark = pytest.mark.slow
 
@@ -23,16 +23,10 @@ SHORT_MS = 8_000
 KEPT_MS = 24_000
 
 
-@pytest.fixture
-def running() -> Iterator[TestEngine]:
-    with engine(wal={"shards": 2}, gateway={"enabled": True}, supervisor={"restart_max": 100}) as found:
-        yield found
+running = engine_fixture(wal={"shards": 2}, gateway={"enabled": True}, supervisor={"restart_max": 100})
 
 
-@pytest.fixture
-def client(running: TestEngine) -> Iterator[Client]:
-    with ringlog.connect(running.url, wait=20, timeout_ms=TIMEOUT_MS) as connected:
-        yield connected
+client = client_fixture(timeout_ms=TIMEOUT_MS)
 
 
 def make(client: Client, durability: str = "fsync") -> None:
@@ -84,20 +78,9 @@ def test_no_job_is_delivered_twice_despite_kills(running, client, victim):
     queue = client.queue("jobs")
     queue.put_many([b"job %d" % n for n in range(1, JOBS + 1)])
     shard = shard_of(client, "jobs")
-    workers = [
-        Worker(running.url, "jobs", transport=transport, most=most)
-        for transport, most in (("ring", 1), ("ipc", 3), ("ipc", 1))
-    ]
-    for worker in workers:
-        worker.start()
-    for _ in range(4):
-        done = sum(len(worker.acked) for worker in workers)
-        wait_until(lambda done=done: is_over(workers, done + BETWEEN), DONE_S, "jobs to be done")  # type: ignore[misc]
-        running.kill(victim, shard=shard if victim == "wal_shard" else 0)
-    wait_until(lambda: is_over(workers, JOBS), DONE_S, "all jobs to be done")
+    workers = [QueueWorker(running.url, *way) for way in WAYS]
+    work_under_kills(running, victim, shard, workers)
     wait_until(lambda: is_empty(queue), DONE_S, "the queue to be empty")
-    for worker in workers:
-        worker.stop()
     assert judge(workers) == 0
 
 

@@ -8,94 +8,20 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
 import ringlog
-from ringlog.client import Client
-from ringlog.client.queue import Queue
 from ringlog.errors import LeaseLost, RinglogError
-from ringlog.leases.tokens import incarnation_of
-from ringlog.testing import engine
 from ringlog.testing.children import debug_environ
 from ringlog.testing.real_engine import TestEngine, wait_until
+from tests.support.client_threads import DONE_S, JOBS, KILLS, TIMEOUT_MS, WAYS, shard_of, work_under_kills
+from tests.support.engines import engine_fixture
+from tests.support.queue_worker import QueueWorker, is_empty, judge
 
 pytestmark = pytest.mark.slow
 
-JOBS = 600
-KILLS = 4
-BETWEEN = 60
-"""Minimum number of jobs that workers ack between two kills."""
-DONE_S = 40.0
-TIMEOUT_MS = 60_000
-
-
-@pytest.fixture
-def running() -> Iterator[TestEngine]:
-    with engine(wal={"shards": 2}, gateway={"enabled": True}, supervisor={"restart_max": 100}) as found:
-        yield found
-
-
-class Worker(threading.Thread):
-    """A worker that works until it is stopped. It notes each started job and each completed ack."""
-
-    def __init__(self, url: str, topic: str, *, transport: str, most: int) -> None:
-        super().__init__(daemon=True)
-        self._url, self._topic, self._transport, self._most = url, topic, transport, most
-        self.begun: list[tuple[int, int]] = []
-        """Items are `(seq, token)`."""
-        self.acked: list[tuple[int, int]] = []
-        self.error: BaseException | None = None
-        self.is_stopped = threading.Event()
-
-    def run(self) -> None:
-        try:
-            with ringlog.connect(
-                self._url, wait=20, timeout_ms=TIMEOUT_MS, transport=self._transport,  # type: ignore[arg-type]
-            ) as client:  # fmt: skip
-                queue = client.queue(self._topic)
-                while not self.is_stopped.is_set():
-                    self.work(queue)
-        except BaseException as e:  # noqa: BLE001  judged by the test
-            self.error = e
-
-    def work(self, queue: Queue) -> None:
-        jobs = queue.claim(self._most, wait_ms=200)
-        self.begun += [(job.seq, job.lease.token) for job in jobs]
-        assert all(job.data == b"job %d" % job.seq for job in jobs)
-        skipped = set(queue.ack(jobs).skipped) if jobs else set()
-        self.acked += [(job.seq, job.lease.token) for job in jobs if job.seq not in skipped]
-
-    def stop(self) -> None:
-        self.is_stopped.set()
-        self.join(60)
-        assert not self.is_alive()
-        assert self.error is None, self.error
-
-
-def shard_of(client: Client, topic: str) -> int:
-    def steps():
-        info = yield client.connection.resolve(topic)
-        return info.shard
-
-    return client.run(steps())
-
-
-def judge(workers: list[Worker]) -> int:
-    """Check that every job was acked.
-
-    Return the number of additional deliveries.
-
-    Within one life of the shard no job may be acked twice.
-    """
-    acked = [entry for worker in workers for entry in worker.acked]
-    begun = {entry for worker in workers for entry in worker.begun}
-    assert {seq for seq, _ in acked} == set(range(1, JOBS + 1))
-    by_life = Counter((seq, incarnation_of(token)) for seq, token in acked)
-    assert max(by_life.values()) == 1, "two acks of one job in one life of its shard"
-    return len(begun) - JOBS
+running = engine_fixture(wal={"shards": 2}, gateway={"enabled": True}, supervisor={"restart_max": 100})
 
 
 @pytest.mark.parametrize("durability", ["fsync", "disk"])
@@ -108,33 +34,11 @@ def test_every_job_is_done_despite_kills(running: TestEngine, durability: str, v
         queue = client.queue("jobs")
         queue.put_many([b"job %d" % n for n in range(1, JOBS + 1)])
         shard = shard_of(client, "jobs")
-        workers = [
-            Worker(running.url, "jobs", transport=transport, most=most)
-            for transport, most in (("ring", 1), ("ipc", 3), ("ipc", 1))
-        ]
-        for worker in workers:
-            worker.start()
-        for _ in range(KILLS):
-            done = sum(len(worker.acked) for worker in workers)
-            wait_until(lambda done=done: is_over(workers, done + BETWEEN), DONE_S, "jobs to be done")  # type: ignore[misc]
-            running.kill(victim, shard=shard if victim == "wal_shard" else 0)
-        wait_until(lambda: is_over(workers, JOBS), DONE_S, "all jobs to be done")
+        workers = [QueueWorker(running.url, *way) for way in WAYS]
+        work_under_kills(running, victim, shard, workers)
         wait_until(lambda: is_empty(queue), DONE_S, "the queue to be empty")
-        for worker in workers:
-            worker.stop()
         twice = judge(workers)
         assert twice <= 3 * KILLS * len(workers), "only what was out when somebody died"
-
-
-def is_over(workers: list[Worker], done: int) -> bool:
-    failed = [worker.error for worker in workers if worker.error is not None]
-    assert not failed, failed
-    return sum(len(worker.acked) for worker in workers) >= min(done, JOBS)
-
-
-def is_empty(queue: Queue) -> bool:
-    found = queue.stats()
-    return (found.ready, found.in_flight, found.delayed) == (0, 0, 0)
 
 
 DYING = """

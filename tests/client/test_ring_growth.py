@@ -12,15 +12,12 @@ import pytest
 import ringlog
 from ringlog.client import Record
 from ringlog.limits import MIB, RING_BYTES_FIRST
-from ringlog.testing import engine
+from tests.support.engines import engine_fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
-@pytest.fixture(scope="module")
-def running():
-    with engine(wal={"shards": 1}, run={"ring_bytes": 4 * MIB}) as started:
-        yield started
+running = engine_fixture("module", wal={"shards": 1}, run={"ring_bytes": 4 * MIB})
 
 
 def ring_bytes(running) -> list[int]:

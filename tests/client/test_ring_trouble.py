@@ -15,16 +15,15 @@ import ringlog
 from ringlog.client import Record
 from ringlog.errors import RequestTimeout
 from ringlog.ring.layout import RingWord
-from ringlog.testing import engine
+from tests.support.engines import engine_fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 WAIT_S = 20.0
 
 
-@pytest.fixture(scope="module")
-def running():
-    with engine(wal={"shards": 1}, supervisor={"restart_max": 50}, run={"ring_bytes": 1 << 20}) as started:
-        yield started
+running = engine_fixture(
+    "module", wal={"shards": 1}, supervisor={"restart_max": 50}, run={"ring_bytes": 1 << 20}
+)
 
 
 def rings(running) -> set[Path]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -14,50 +13,32 @@ from ringlog.client.read.pages import Page
 from ringlog.errors import RinglogError
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
+from tests.support.client_threads import BETWEEN, KILLS, ClientThread, shard_of
+from tests.support.engines import engine_fixture
 
 pytestmark = pytest.mark.slow
 
 SETTLE_S = 40.0
-KILLS = 4
-BETWEEN = 60
-"""Minimum number of records that arrive between two kills."""
 CLASSES = ("fsync", "disk", "memory")
 
 
-@pytest.fixture
-def running() -> Iterator[TestEngine]:
-    with engine(
-        wal={"shards": 2}, delivery={"schedulers": 2}, supervisor={"restart_max": 100},
-    ) as found:  # fmt: skip
-        yield found
+running = engine_fixture(wal={"shards": 2}, delivery={"schedulers": 2}, supervisor={"restart_max": 100})
 
 
-class Writer(threading.Thread):
+class Writer(ClientThread):
     """Appends numbers to a topic, one after the other, until it is stopped."""
 
     def __init__(self, url: str, topic: str) -> None:
-        super().__init__(daemon=True)
-        self._url, self._topic = url, topic
+        super().__init__(url)
+        self._topic = topic
         self.sent = 0
-        self.error: BaseException | None = None
-        self._stop_asked = threading.Event()
 
-    def run(self) -> None:
-        try:
-            with ringlog.connect(self._url, wait=20, timeout_ms=60_000) as client:
-                producer = client.producer(self._topic, linger_ms=0)
-                while not self._stop_asked.is_set():
-                    producer.send(b"%d" % self.sent).result(60)
-                    self.sent += 1
-                producer.close()
-        except BaseException as e:  # noqa: BLE001  judged by the test
-            self.error = e
-
-    def stop(self) -> None:
-        self._stop_asked.set()
-        self.join(60)
-        assert not self.is_alive()
-        assert self.error is None, self.error
+    def work(self, client: Client) -> None:
+        producer = client.producer(self._topic, linger_ms=0)
+        while not self.is_stopped.is_set():
+            producer.send(b"%d" % self.sent).result(60)
+            self.sent += 1
+        producer.close()
 
 
 def pages(client: Client, topic: str) -> list[Page]:
@@ -69,14 +50,6 @@ def pages(client: Client, topic: str) -> list[Page]:
 
 def payloads(client: Client, topic: str) -> list[bytes]:
     return [data for page in pages(client, topic) for data in page.bytes()]
-
-
-def shard_of(client: Client, topic: str) -> int:
-    def steps():
-        info = yield client.connection.resolve(topic)
-        return info.shard
-
-    return client.run(steps())
 
 
 def head(client: Client, topic: str) -> int:

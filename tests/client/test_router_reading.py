@@ -20,8 +20,8 @@ from ringlog.client import CaughtUp, Client, NewRecord, Page
 from ringlog.client.read.tail_batch import TailBatch
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 from ringlog.limits import ROUTER_HOPS_MAX
-from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine
+from tests.support.engines import engine_fixture
 
 pytestmark = pytest.mark.slow
 
@@ -29,12 +29,13 @@ SETTLE_S = 20.0
 DESTS = [f"d{n}" for n in range(6)]
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[TestEngine]:
-    with engine(
-        wal={"shards": 2}, delivery={"schedulers": 1}, gateway={"enabled": True}, storage={"enabled": True}
-    ) as found:
-        yield found
+running = engine_fixture(
+    "module",
+    wal={"shards": 2},
+    delivery={"schedulers": 1},
+    gateway={"enabled": True},
+    storage={"enabled": True},
+)
 
 
 @pytest.fixture(scope="module")

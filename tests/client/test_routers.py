@@ -24,6 +24,8 @@ from ringlog.errors import (
 from ringlog.limits import ROUTER_HOPS_MAX
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
+from tests.support.client_threads import shard_of
+from tests.support.engines import engine_fixture
 
 pytestmark = pytest.mark.slow
 
@@ -31,13 +33,13 @@ SETTLE_S = 20.0
 ROUTERS_MAX = 40
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[TestEngine]:
-    with engine(
-        wal={"shards": 3}, delivery={"schedulers": 2}, limits={"max_routers": ROUTERS_MAX},
-        gateway={"enabled": True},
-    ) as found:  # fmt: skip
-        yield found
+running = engine_fixture(
+    "module",
+    wal={"shards": 3},
+    delivery={"schedulers": 2},
+    limits={"max_routers": ROUTERS_MAX},
+    gateway={"enabled": True},
+)
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ def test_one_source_feeds_topics_in_all_shards(client: Client):
     names = [f"d{n:02d}" for n in range(20)]
     for name in names:
         client.routers.create(f"s->{name}", "s", name)
-    shards = {client.run(_shard(client, name)) for name in names}
+    shards = {shard_of(client, name) for name in names}
     assert len(shards) == 3
     sent = [b"x%d" % n for n in range(300)]
     client.append_many("s", sent[:100])
@@ -96,11 +98,6 @@ def test_one_source_feeds_topics_in_all_shards(client: Client):
     settle(client, *[f"s->{name}" for name in names])
     for name in names:
         assert payloads(client, name) == sent
-
-
-def _shard(client: Client, topic: str):
-    info = yield client.connection.resolve(topic)
-    return info.shard
 
 
 def test_copies_keep_all_fields_unless_the_router_omits_them(client: Client):

@@ -16,16 +16,14 @@ from ringlog.errors import NotReady
 from ringlog.link.address import read_engine_file
 from ringlog.link.shard_requests import Requester
 from ringlog.testing.real_engine import engine, wait_until
+from tests.support.engines import engine_fixture
 
 pytestmark = pytest.mark.slow
 RECORDS = 20_000
 ENGINE = {"wal": {"shards": 1}, "gateway": {"enabled": True}, "storage": {"enabled": True}}
 
 
-@pytest.fixture(scope="module")
-def running():
-    with engine(**ENGINE) as started:
-        yield started
+running = engine_fixture("module", **ENGINE)
 
 
 @pytest.fixture

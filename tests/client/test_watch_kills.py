@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
 
 import pytest
 
 import ringlog
 from ringlog.client.read.pages import Page, Tombstone
-from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
+from tests.support.client_threads import ClientThread
+from tests.support.engines import engine_fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -21,33 +21,7 @@ WAIT_S = 30.0
 TURN_S = 0.02
 
 
-class Loop(threading.Thread):
-    """A thread that runs `work` with its own client until it is stopped."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(daemon=True)
-        self._url = url
-        self._stop_asked = threading.Event()
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            with ringlog.connect(self._url, wait=20, timeout_ms=60_000) as client:
-                self.work(client, self._stop_asked.is_set)
-        except BaseException as e:  # noqa: BLE001  judged by the test
-            self.error = e
-
-    def work(self, client: ringlog.Client, is_over: Callable[[], bool]) -> None:
-        raise NotImplementedError
-
-    def stop(self) -> None:
-        self._stop_asked.set()
-        self.join(60)
-        assert not self.is_alive()
-        assert self.error is None, self.error
-
-
-class Producing(Loop):
+class Producing(ClientThread):
     """Sends consecutive numbers to all topics without waiting, and notes which are acknowledged."""
 
     def __init__(self, url: str) -> None:
@@ -57,10 +31,10 @@ class Producing(Loop):
         self.acked = dict.fromkeys(TOPICS, 0)
         self.is_idle = False
 
-    def work(self, client: ringlog.Client, is_over: Callable[[], bool]) -> None:
+    def work(self, client: ringlog.Client) -> None:
         producers = {topic: client.producer(topic, create=False) for topic in TOPICS}
         sent = 0
-        while not is_over():
+        while not self.is_stopped.is_set():
             if self.may_send.is_set():
                 sent += 1
                 for producer in producers.values():
@@ -73,7 +47,7 @@ class Producing(Loop):
             producer.close(60)
 
 
-class Watching(Loop):
+class Watching(ClientThread):
     """Follows some of the topics."""
 
     def __init__(self, url: str, topics: list[str]) -> None:
@@ -81,9 +55,9 @@ class Watching(Loop):
         self.found: dict[str, list[bytes]] = {topic: [] for topic in topics}
         self.tombstones: list[Tombstone] = []
 
-    def work(self, client: ringlog.Client, is_over: Callable[[], bool]) -> None:
+    def work(self, client: ringlog.Client) -> None:
         with client.watch(list(self.found)) as watch:
-            while not is_over():
+            while not self.is_stopped.is_set():
                 event = watch.next(TURN_S)
                 if isinstance(event, Page):
                     self.found[event.topic] += event.bytes()
@@ -91,12 +65,7 @@ class Watching(Loop):
                     self.tombstones.append(event)
 
 
-@pytest.fixture
-def running():
-    with engine(
-        wal={"shards": 2}, delivery={"schedulers": 1}, supervisor={"restart_max": 100},
-    ) as found:  # fmt: skip
-        yield found
+running = engine_fixture(wal={"shards": 2}, delivery={"schedulers": 1}, supervisor={"restart_max": 100})
 
 
 def test_watches_reach_the_head_despite_kills(running: TestEngine) -> None:

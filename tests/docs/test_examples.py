@@ -8,23 +8,20 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from ringlog.testing.real_engine import TestEngine, engine
+from ringlog.testing.real_engine import TestEngine
+from tests.support.engines import engine_fixture
 
 ROOT = Path(__file__).parent.parent.parent
 BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXAMPLE = ROOT / "examples" / "emails"
 
 
-@pytest.fixture
-def running() -> Iterator[TestEngine]:
-    with engine(wal={"shards": 2}, delivery={"schedulers": 1}) as found:
-        yield found
+running = engine_fixture(wal={"shards": 2}, delivery={"schedulers": 1})
 
 
 @pytest.mark.slow

@@ -9,22 +9,20 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ringlog.testing.real_engine import TestEngine, engine, wait_until
+from ringlog.testing.real_engine import TestEngine, wait_until
+from tests.support.engines import engine_fixture
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "http"
 WAIT_S = 20.0
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[TestEngine]:
-    with engine(http={"enabled": True, "port": 0}, delivery={"schedulers": 1}) as found:
-        found.wait_ready("http_gateway")
-        yield found
+running = engine_fixture(
+    "module", ready="http_gateway", http={"enabled": True, "port": 0}, delivery={"schedulers": 1}
+)
 
 
 def run(running: TestEngine, cwd: Path, *command: str) -> str:

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-import ringlog.testing
 from ringlog.testing.real_engine import TestEngine
+from tests.support.engines import engine_fixture
 
 TIMEOUT_S = 10.0
 """Bound of each read from a socket."""
@@ -231,13 +231,10 @@ def _content_length(head: bytes) -> int | None:
     return None
 
 
-@pytest.fixture(scope="module")
-def http_engine() -> Iterator[TestEngine]:
-    """A running engine of this module with the HTTP gateway and a delivery scheduler, without keys."""
-    settings = {"enabled": True, "port": 0}
-    with ringlog.testing.engine(http=settings, delivery={"schedulers": 1}) as running:
-        running.wait_ready("http_gateway")
-        yield running
+http_engine = engine_fixture(
+    "module", ready="http_gateway", http={"enabled": True, "port": 0}, delivery={"schedulers": 1}
+)
+"""A running engine of this module with the HTTP gateway and a delivery scheduler, without keys."""
 
 
 @pytest.fixture

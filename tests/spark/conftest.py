@@ -10,7 +10,7 @@ import pytest
 
 import ringlog
 from ringlog.spark.clients import close_clients
-from ringlog.testing.real_engine import engine
+from tests.support.engines import engine_fixture
 
 SESSION = {
     "spark.ui.enabled": "false",
@@ -57,11 +57,8 @@ def clean_settings(spark):
                 spark.conf.unset(name)
 
 
-@pytest.fixture(scope="session")
-def sealing_engine():
-    """An engine with one shard that turns its log into segments when `world.checkpoint` requests it."""
-    with engine(wal={"shards": 1}, storage={"enabled": True}) as running:
-        yield running
+sealing_engine = engine_fixture("session", wal={"shards": 1}, storage={"enabled": True})
+"""An engine with one shard that turns its log into segments when `world.checkpoint` requests it."""
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -17,16 +16,14 @@ from ringlog import testing
 from ringlog.errors import ExitCode
 from ringlog.supervision.child_process import child_environment
 from ringlog.testing.real_engine import TestEngine, wait_until
+from tests.support.engines import engine_fixture
 
 pytestmark = pytest.mark.slow
 
 WAIT_S = 30.0
 
 
-@pytest.fixture
-def engine() -> Iterator[TestEngine]:
-    with testing.engine() as engine:
-        yield engine
+engine = engine_fixture()
 
 
 def forkserver(engine: TestEngine) -> psutil.Process | None:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
 import ringlog
-from ringlog import testing
 from ringlog.board.board import Board, WatermarkKind
 from ringlog.board.processes import shard_slot
 from ringlog.supervision.run_dir import read_engine_json
 from ringlog.testing.real_engine import TestEngine, wait_until
+from tests.support.engines import engine_fixture
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def engine() -> Iterator[TestEngine]:
-    with testing.engine() as engine:
-        yield engine
+engine = engine_fixture()
 
 
 def tear(engine: TestEngine) -> None:

@@ -12,12 +12,16 @@ from ringlog.client import Client
 from ringlog.testing.real_engine import TestEngine, engine
 
 
-def engine_fixture(scope: Any = "function", **settings: Any) -> Any:
-    """Make a fixture with a running engine, as in `running = engine_fixture("module", wal={"shards": 2})`."""
+def engine_fixture(scope: Any = "function", *, ready: str = "", **settings: Any) -> Any:
+    """Make a fixture with a running engine, as in `running = engine_fixture("module", wal={"shards": 2})`.
+
+    `ready` is a process that the fixture waits for."""
 
     @pytest.fixture(scope=scope)
     def running() -> Iterator[TestEngine]:
         with engine(**settings) as found:
+            if ready:
+                found.wait_ready(ready)
             yield found
 
     return running

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from compactor_shard import SmallShard, checkpoint, new_world
 from pyroaring import BitMap64
 
 from ringlog import stop_points
@@ -15,6 +14,7 @@ from ringlog.storage import snapshot as snapshots
 from ringlog.testing.disk import DiskFault, FaultyDisk, Halted
 from ringlog.testing.shard_world import DATA
 from ringlog.types import Durability
+from tests.support.compactor_shard import SmallShard, checkpoint, new_world
 
 STOPS = [name for name in stop_points.POINTS if name.startswith("compact_")]
 

@@ -16,7 +16,7 @@ import ringlog
 from ringlog.client.read.pages import Record
 from ringlog.testing.real_engine import TestEngine, engine
 from ringlog.verify.directory import verify_directory
-from tests.spark.world import checkpoint
+from tests.support.checkpoints import checkpoint
 
 KEPT = Path(__file__).parents[1] / "golden" / "v1" / "data.tar.xz"
 RECORDS = 80

@@ -29,6 +29,7 @@ from ringlog.frame.settle_entry import WORDS, refused_entry
 from ringlog.limits import GATEWAY_BYTES_PER_CONNECTION_MAX, GATEWAY_REQUESTS_PER_CONNECTION_MAX
 from ringlog.placement import home_shard
 from ringlog.testing.log_file import sealed_frame
+from tests.support.gateway_jobs import only
 
 ALICE, BOB = b"talice", b"tbob"
 KEYS = KeyRing(
@@ -89,12 +90,6 @@ def located(topic="t", head=5, epoch=1, **more):
     return m.Located(
         topic=topic, topic_id=7, epoch=epoch, shard=1, slot=3, head_seq=head, extents=[], **facts
     )
-
-
-def only(effects, kind):
-    (effect,) = effects
-    assert isinstance(effect, kind), effect
-    return effect
 
 
 def error_of(effects):

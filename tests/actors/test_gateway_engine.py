@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,16 +19,11 @@ from ringlog.link.curve import key_file_text, new_key
 from ringlog.placement import home_shard
 from ringlog.supervision.engine import STOP_POINTS_VARIABLE
 from ringlog.testing.real_engine import engine, wait_until
+from tests.support.machine import free_port, private_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 SERVER, ANNE, BERT, EVE = new_key(), new_key(), new_key(), new_key()
-
-
-def private_file(path, text):
-    path.write_text(text)
-    os.chmod(path, 0o600)
-    return str(path)
 
 
 def state_of(pid):
@@ -38,12 +32,6 @@ def state_of(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

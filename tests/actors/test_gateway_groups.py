@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_gateway_jobs import Driver, only, words
 
 from ringlog.access.keys import Principal, authorise
 from ringlog.actors.gateway import events as ev
@@ -13,6 +12,7 @@ from ringlog.contract import Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, Forbidden
 from ringlog.limits import CLAIM_SLICE_MS_MAX, READ_BYTES_MAX
+from tests.support.gateway_jobs import Driver, numbers, only
 
 INFO = m.TopicInfo("t", 7, 3, 1, 0, False, {"type": "log"})
 
@@ -43,7 +43,7 @@ def test_a_claim_carries_its_records_and_returns_leases_that_do_not_fit_to_its_g
     back = only(driver.read(wanted, 6, data=bytes(READ_BYTES_MAX)), ev.AskShard)
     assert isinstance(back.message, m.Nack)
     assert (back.message.group, back.message.node) == ("g", "w")
-    assert (words(back.message.seqs), words(back.message.tokens)) == ([7, 8], [102, 103])
+    assert (numbers(back.message.seqs), numbers(back.message.tokens)) == ([7, 8], [102, 103])
     reply = only(driver.feed(ev.ShardAnswered(back.ticket, m.NackReply("t", 2, b"", 1, 1))), Reply)
     assert (reply.message.runs, reply.message.frames) == ([(5, 2, 1, 100)], 1)
     assert back.message.call == 0, "the rest of the claim must stay unchanged"
@@ -59,7 +59,7 @@ def test_a_claim_without_readable_records_is_undone_under_its_call_number(messag
     _, wanted = claimed(driver, message, (5, 4, 1, 100))
     missing = ev.FramesRead(wanted.ticket, 0, 0, 0, 4, None, CorruptData("damaged", topic="t", seq=5))
     back = only(driver.feed(missing), ev.AskShard)
-    assert (words(back.message.seqs), back.message.call) == ([5, 6, 7, 8], 3)
+    assert (numbers(back.message.seqs), back.message.call) == ([5, 6, 7, 8], 3)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from ringlog.actors.gateway.core import GatewayCore, GatewayIdentity
 from ringlog.contract import Reply, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import NotReady, StaleEpoch, Status
+from tests.support.gateway_jobs import only
 
 KEYS = KeyRing(
     [
@@ -48,12 +49,6 @@ class Driver:
 def located(head=100, version=4, **facts):
     facts = {"earliest_seq": 1, "cap_floor": 1, "ttl_floor": 1, "trim_floor": 1, "recreated": False} | facts
     return m.Located("t", 7, 3, 1, 0, head, extents=[], version=version, **facts)
-
-
-def only(effects, kind):
-    (effect,) = effects
-    assert isinstance(effect, kind), effect
-    return effect
 
 
 def status_of(effects):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from ringlog.envelope.wire import PROTOCOL, decode
 from ringlog.errors import Forbidden, InvalidRequest
 from ringlog.link.curve import CurveKey, key_file_text, new_key
 from ringlog.testing.real_engine import TestEngine, engine, wait_until
+from tests.support.machine import free_port, private_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -33,12 +32,6 @@ KEYS: dict[str, tuple[CurveKey, str]] = {
 }
 
 
-def private_file(path: Path, text: str) -> str:
-    path.write_text(text)
-    os.chmod(path, 0o600)
-    return str(path)
-
-
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestEngine]:
     place = tmp_path_factory.mktemp("keys")
@@ -46,13 +39,10 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestEngine]:
         f'[[keys]]\nname = "{name}"\npublic_key = "{key.public.decode()}"\n{rights}'
         for name, (key, rights) in KEYS.items()
     ]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     with engine(
         gateway={"enabled": True}, delivery={"schedulers": 1},
         native={
-            "endpoint": f"tcp://127.0.0.1:{port}",
+            "endpoint": f"tcp://127.0.0.1:{free_port()}",
             "curve_key_file": private_file(place / "server.key", key_file_text(SERVER)),
         },
         auth={"keys_file": private_file(place / "keys.toml", "".join(entries))},

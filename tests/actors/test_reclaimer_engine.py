@@ -24,7 +24,7 @@ from ringlog.storage.layout import META_DIR
 from ringlog.storage.snapshot import snapshot_name
 from ringlog.testing import engine
 from ringlog.testing.real_engine import wait_until
-from tests.buckets import bucket
+from tests.support.buckets import bucket
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -22,7 +22,7 @@ from ringlog.limits import (
     GRANTS_PER_MESSAGE_MAX,
     LINK_SILENCE_MS,
 )
-from tests.actors.scheduler_world import MS, World, WorldLink, WorldTopic
+from tests.support.scheduler_world import MS, World, WorldLink, WorldTopic
 
 A, B = b"a", b"b"
 

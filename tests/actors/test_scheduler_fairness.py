@@ -10,7 +10,7 @@ import pytest
 
 from ringlog.actors.scheduler import events as ev
 from ringlog.envelope import messages as m
-from tests.actors.scheduler_world import MS, World
+from tests.support.scheduler_world import MS, World
 
 ROUNDS = 200
 

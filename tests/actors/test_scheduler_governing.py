@@ -26,7 +26,7 @@ from ringlog.limits import (
     GOVERNOR_STALE_MS,
     LAGS_PER_MESSAGE_MAX,
 )
-from tests.actors.scheduler_world import MS, World
+from tests.support.scheduler_world import MS, World
 
 SAMPLE_NS = GOVERNOR_SAMPLE_MS * MS
 A, B = b"a", b"b"

@@ -11,7 +11,7 @@ from ringlog.actors.scheduler.delivery.feeds import ROUTERS
 from ringlog.actors.scheduler.delivery.ready_set import ReadySet
 from ringlog.limits import BANDS, COALESCE_MS_MAX
 from ringlog.topic.priority import AGE_MS_MAX, TopicPriority
-from tests.actors.scheduler_world import MS, World, WorldTopic
+from tests.support.scheduler_world import MS, World, WorldTopic
 
 A, B = b"a", b"b"
 GAP = COALESCE_MS_MAX

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from checkpoint_world import checkpoint_all, new_world
 
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.testing.shard_world import World
 from ringlog.types import Codec
+from tests.support.checkpoint_world import checkpoint_all
+from tests.support.shard_worlds import new_world
 
 PAYLOADS = [b"the same words again and again " * 40 for _ in range(50)]
 

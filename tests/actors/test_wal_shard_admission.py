@@ -32,6 +32,7 @@ from ringlog.testing.shard_world import DATA, World, refusals
 from ringlog.topic.dedup import ProducerTable
 from ringlog.topic.state import ShardTopic
 from ringlog.types import SESSION_BIT, PayloadKind
+from tests.support.shard_worlds import started
 
 
 @pytest.fixture
@@ -322,8 +323,7 @@ def test_the_producer_table_evicts_silent_sessions_and_throttles_when_only_named
 def test_reject_caps_are_exact_also_within_one_commit_batch(world):
     """Caps count records and accounted bytes, including staged frames."""
     for cap, value, fits in (("cap_records", 4, [1, 1]), ("cap_bytes", 11 + 4, [2, 2])):
-        fresh = World(SimulatedDisk(DATA))
-        fresh.start()
+        fresh = started()
         fresh.put_topic("f", durability="fsync", discard="reject", **{cap: value})
         fresh.append("f", [b"first", b"second"])
         sent = [fresh.frame_for("f", [b"x" * n]) for n in [*fits, 1, 3]]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from checkpoint_world import new_world
 
 from chaos.fuzz.fuzz_shard import recovered
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest
 from ringlog.testing.message_generator import MessageGenerator, SeededChoices
-from ringlog.testing.shard_world import NoReply, World
+from ringlog.testing.shard_world import NoReply
+from tests.support.busy_world import WAIT, prepared
 
 REQUESTS = 250
 KINDS_AT_ONCE = 12
@@ -18,26 +18,6 @@ KNOWN = {
     "topic": ("t", "q", "u", "dead"), "group": ("", "g", "s"), "node": ("w", "v"), "dead_letter": ("dead",),
     "name": ("r",), "epoch": (0, 1), "lease_ms": (0, 1_000), "wait_ms": (0, 5), "delay_ms": (0, 1),
 }  # fmt: skip
-
-
-WAIT = {m.Claim}
-"""Kinds that may wait for their reply."""
-
-
-def prepared() -> World:
-    """Return a world with topics of each type and class, and a group of each mode, all with records."""
-    world = new_world()
-    world.put_topic("t")
-    world.put_topic("q", type="queue", dead_letter="dead", max_deliveries=2, record_priority=True)
-    world.put_topic("u", durability="ephemeral")
-    world.put_topic("dead", durability="fsync")
-    for name in ("t", "q", "u"):
-        world.append(name, [b"%d" % n for n in range(6)])
-    world.request(m.GroupOpen("t", "g", 1, dead_letter="dead", max_deliveries=2))
-    world.request(m.GroupOpen("t", "s", 2))
-    world.request(m.Claim("q", "w", 3))
-    world.request(m.Claim("t", "w", 3, group="g"))
-    return world
 
 
 @pytest.mark.parametrize("seed", range(24))

@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from checkpoint_world import checkpoint_all, new_world
-from group_world import QUEUE, STREAM, held, nack, numbers, pending
-from group_world import claim as claim_of
-from group_world import make as make_group
-from removal_world import started
-from test_wal_shard_queues import claim, jobs_of, make, stats, words
 
 from ringlog.actors.wal_shard import events as ev
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest
 from ringlog.testing.shard_world import World
+from tests.support.checkpoint_world import checkpoint_all
+from tests.support.group_world import QUEUE, STREAM, nack, pending
+from tests.support.group_world import claim as claim_of
+from tests.support.group_world import make as make_group
+from tests.support.lease_words import held, numbers, words
+from tests.support.queue_world import claim, make, stats
+from tests.support.shard_worlds import new_world, started
 
 
 def back(world: World, jobs: dict[int, int], **more: Any) -> None:
@@ -34,11 +35,11 @@ def test_the_backoff_grows_with_each_delivery_and_starts_when_the_lease_ends(lea
     world = started()
     options = {"backoff_ms": 1_000, "backoff_max_ms": 1_500, "leases_durable": leases_durable}
     make(world, 4, durability="fsync", **options)
-    jobs = jobs_of(claim(world, 9, lease_ms=500))
+    jobs = held(claim(world, 9, lease_ms=500))
     back(world, {1: jobs[1]}, delay_ms=100, has_backoff=True)
     back(world, {2: jobs[2]}, delay_ms=100)
     pass_ms(world, 100)
-    assert list(jobs_of(claim(world, 9))) == [2]
+    assert list(held(claim(world, 9))) == [2]
     pass_ms(world, 400)
     assert stats(world) == (0, 3, 1), "at its deadline a lease must still be valid"
     pass_ms(world, 1)
@@ -48,19 +49,19 @@ def test_the_backoff_grows_with_each_delivery_and_starts_when_the_lease_ends(lea
         world.start()
         assert stats(world) == (0, 1, 3)
     pass_ms(world, 499)
-    assert list(jobs_of(claim(world, 9))) == [1]
+    assert list(held(claim(world, 9))) == [1]
     pass_ms(world, 499)
     assert claim(world, 9).runs == []
     pass_ms(world, 1)
-    again = jobs_of(claim(world, 9))
+    again = held(claim(world, 9))
     assert list(again) == [3, 4]
     back(world, again, has_backoff=True)
     pass_ms(world, 1_499)
     assert claim(world, 9).runs == [], "the backoff must double up to its maximum"
     pass_ms(world, 1)
-    assert list(jobs_of(claim(world, 9, pid=7, born=70))) == [3, 4]
+    assert list(held(claim(world, 9, pid=7, born=70))) == [3, 4]
     world.run_of("q").step(ev.WorkerDied(7, 70))
-    assert list(jobs_of(claim(world, 9))) == [3, 4]
+    assert list(held(claim(world, 9))) == [3, 4]
 
 
 @pytest.mark.parametrize("leases_durable", [False, True])
@@ -69,9 +70,9 @@ def test_one_nack_gives_each_job_the_backoff_of_its_own_number_of_deliveries(lea
     world = started()
     make(world, 1, durability="fsync", backoff_ms=100, leases_durable=leases_durable)
     for _ in range(3):
-        back(world, jobs_of(claim(world, 9)), delay_ms=0)
+        back(world, held(claim(world, 9)), delay_ms=0)
     world.append("q", [b"another"])
-    jobs = jobs_of(claim(world, 9))
+    jobs = held(claim(world, 9))
     nack = m.Nack("q", "w", words([*jobs, 77]), words([*jobs.values(), 5]), call=9, has_backoff=True)
     first = world.request(nack)
     assert (list(jobs), first.nacked, first.skipped) == ([1, 2], 2, words([77]))
@@ -84,19 +85,19 @@ def test_one_nack_gives_each_job_the_backoff_of_its_own_number_of_deliveries(lea
     pass_ms(world, 99)
     assert claim(world, 9).runs == []
     pass_ms(world, 1)
-    assert list(jobs_of(claim(world, 9))) == [2], "the job with one delivery must be ready first"
+    assert list(held(claim(world, 9))) == [2], "the job with one delivery must be ready first"
     pass_ms(world, 699)
     assert claim(world, 9).runs == []
     pass_ms(world, 1)
-    assert list(jobs_of(claim(world, 9))) == [1], "the job with four deliveries must be ready later"
+    assert list(held(claim(world, 9))) == [1], "the job with four deliveries must be ready later"
 
 
 def test_a_changed_backoff_applies_to_leases_that_end_later():
     world = started()
     make(world, 2, backoff_ms=1_000)
-    back(world, {1: jobs_of(claim(world, 1))[1]}, has_backoff=True)
+    back(world, {1: held(claim(world, 1))[1]}, has_backoff=True)
     world.put_topic("q", "merge", type="queue", backoff_ms=0)
-    back(world, {2: jobs_of(claim(world, 1))[2]}, has_backoff=True)
+    back(world, {2: held(claim(world, 1))[2]}, has_backoff=True)
     assert stats(world) == (1, 0, 1)
     world.put_topic("q", "merge", type="queue", backoff_ms=1_000)
     claim(world, 1, lease_ms=100)

@@ -8,16 +8,6 @@ import random
 
 import numpy as np
 import pytest
-from checkpoint_world import (
-    WorldShardRequests,
-    checkpoint,
-    checkpoint_all,
-    fill,
-    new_world,
-    restart,
-    state,
-    wal_files,
-)
 from pyroaring import BitMap64
 
 from ringlog.actors.compactor.shard_client import CompactorShardClient
@@ -26,6 +16,16 @@ from ringlog.errors import CorruptData, DiskError, Internal
 from ringlog.storage.snapshot import load_snapshots
 from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, SimulatedDisk
 from ringlog.testing.shard_world import DATA
+from tests.support.checkpoint_world import (
+    WorldShardRequests,
+    checkpoint,
+    checkpoint_all,
+    fill,
+    restart,
+    state,
+    wal_files,
+)
+from tests.support.shard_worlds import new_world
 
 
 @pytest.fixture

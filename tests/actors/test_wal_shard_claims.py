@@ -6,23 +6,16 @@ import random
 from typing import Any
 
 import pytest
-from checkpoint_world import checkpoint_all, new_world
 
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, ProducerFenced, StorageReadOnly, Throttled
 from ringlog.frame.settle_entry import FLAG_DEDUPED, FLAGS_SHIFT, S_COUNT_STATUS, S_FIRST_SEQ, entry_error
-from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.shard_world import DATA, World
+from ringlog.testing.shard_world import World
 from ringlog.types import SESSION_BIT
+from tests.support.checkpoint_world import checkpoint_all
+from tests.support.shard_worlds import new_world
 
 NAMED = 77
-
-
-@pytest.fixture
-def world() -> World:
-    made = World(SimulatedDisk(DATA))
-    made.start()
-    return made
 
 
 class Owner:

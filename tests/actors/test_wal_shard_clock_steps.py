@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from removal_world import started
 
 from ringlog.envelope import messages as m
 from ringlog.frame import encode_records, frame
@@ -17,11 +16,6 @@ LEASE_MS = 30_000
 DELAY_S = 20.0
 STEPS = pytest.mark.parametrize("step_s", [HOUR_S, -HOUR_S, 10 * 365 * 86_400.0])
 KINDS = pytest.mark.parametrize("kind", ["queue", "durable", "group"])
-
-
-@pytest.fixture
-def world() -> World:
-    return started()
 
 
 class Work:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from removal_world import append, started
-from test_wal_shard_queues import ack, claim, jobs_of, make, stats
 
 from ringlog.contract import DrainRequested
 from ringlog.envelope import messages as m
 from ringlog.errors import Status
 from ringlog.testing.shard_world import World
+from tests.support.lease_words import held
+from tests.support.queue_world import ack, claim, make, stats
+from tests.support.removal_world import append
 
 JITTER_S = 0.1
-
-
-@pytest.fixture
-def world() -> World:
-    return started()
 
 
 class Claims:
@@ -39,7 +35,7 @@ class Claims:
         self.run.step()
 
     def shares(self, corrs: list[int]) -> list[int]:
-        return [len(jobs_of(self.run.replies.pop(corr))) for corr in corrs]
+        return [len(held(self.run.replies.pop(corr))) for corr in corrs]
 
 
 @pytest.mark.parametrize(
@@ -72,18 +68,18 @@ def test_deadlines_count_from_the_end_of_the_window_and_each_claim_has_its_own(w
     now_ms = world.clock.now_us() // 1_000
     one, two = claims.run.replies.pop(first), claims.run.replies.pop(second)
     assert (one.deadline, two.deadline) == (now_ms + 1_000, now_ms + 5_000)
-    assert ack(world, jobs_of(one), node="a").acked == 2
-    assert ack(world, jobs_of(two), node="a").acked == 0
-    assert ack(world, jobs_of(two), node="b").acked == 3
+    assert ack(world, held(one), node="a").acked == 2
+    assert ack(world, held(two), node="a").acked == 0
+    assert ack(world, held(two), node="b").acked == 3
 
 
 def test_other_requests_do_not_wait_and_a_new_claim_opens_a_new_window(world):
     """An append does not close the window either."""
     make(world, 4, claim_jitter_ms=100)
     claims = Claims(world)
-    (held,) = claims.ask(1, node="a")
+    (first,) = claims.ask(1, node="a")
     claims.after(JITTER_S)
-    jobs = jobs_of(claims.run.replies.pop(held))
+    jobs = held(claims.run.replies.pop(first))
     (waiting,) = claims.ask(1)
     assert ack(world, jobs, node="a").acked == 1
     world.append("q", [b"x"])
@@ -146,4 +142,4 @@ def test_a_repeated_claim_joins_the_window_once(world):
 
 def test_without_jitter_each_claim_is_served_at_once(world):
     make(world, 3)
-    assert len(jobs_of(claim(world, 3))) == 3
+    assert len(held(claim(world, 3))) == 3

@@ -23,17 +23,14 @@ from ringlog.storage.recovery import FileScan, read_mark
 from ringlog.testing.disk import DiskFault, FaultyDisk, SimulatedDisk
 from ringlog.testing.shard_world import DATA, ShardRun, World, refusals
 from ringlog.types import Durability
+from tests.support.shard_worlds import started
 
 MIB = 1 << 20
 
 
 def world_with(**options: Any) -> World:
     """Return a started world with a topic `f` of class `fsync` and a topic `d` of class `disk`."""
-    world = World(SimulatedDisk(DATA), **options)
-    world.start()
-    world.put_topic("f", durability="fsync")
-    world.put_topic("d", durability="disk")
-    return world
+    return started({"f": "fsync", "d": "disk"}, **options)
 
 
 def kinds(run: ShardRun, *events: Any) -> list[str]:
@@ -287,8 +284,7 @@ def test_an_idle_shard_writes_its_durable_end_once_and_then_sleeps():
 
 def test_a_chain_mark_follows_recovery():
     """`MARK_COPIED` must not stay the last mark for long."""
-    world = World(SimulatedDisk(DATA))
-    world.start()
+    world = started()
     stop = world.runs[0].core.log.offset
     for _ in range(3):
         world.tick(0.2)
@@ -548,8 +544,7 @@ def test_a_tick_alone_does_nothing():
 
 def test_no_deadline_is_due_while_the_shard_waits_for_a_completion():
     """Otherwise the shell would spin until a slow device answers."""
-    world = World(SimulatedDisk(DATA))
-    world.start()
+    world = started()
     world.put_topic("d", durability="disk", ttl_ms=1_000)
     run = world.run_of("d")
     run.step()

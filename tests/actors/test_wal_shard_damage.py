@@ -19,6 +19,7 @@ from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.storage.recovery import FileScan, WalTailState
 from ringlog.testing.disk import DiskFault, FaultyDisk, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
+from tests.support.shard_worlds import started
 
 LOG = f"{DATA}/wal/shard-00/wal-1-0.log"
 REGISTER = f"{DATA}/meta/log-00"
@@ -31,8 +32,7 @@ def small_log(*, marked: bool = True) -> tuple[Files, Records]:
 
     With `marked` the shard was idle before the kill, so that a chain mark follows every acked record.
     """
-    world = World(SimulatedDisk(DATA))
-    world.start()
+    world = started()
     for name in ("a", "b"):
         world.put_topic(name, durability="fsync")
     for i in range(3):
@@ -176,9 +176,7 @@ def test_a_valid_frame_in_the_wrong_place_is_detected():
 
 def test_damage_to_the_last_acked_frame_is_detected_with_the_board_alone():
     """No chain mark follows the frame, but the durable mark on the board covers it (RF-72)."""
-    world = World(SimulatedDisk(DATA))
-    world.start()
-    world.put_topic("a", durability="fsync")
+    world = started({"a": "fsync"})
     world.append("a", [b"acked"])
     files = files_of(world)
     last = end_of(files[LOG]) - 8
@@ -198,9 +196,7 @@ def test_damage_to_the_last_acked_frame_is_detected_with_the_board_alone():
 @pytest.mark.timeout(120)
 def test_a_tail_torn_at_any_byte_of_the_last_commit_batch_is_cut_to_the_previous_one():
     """A frame of several records is recovered completely or not at all (RF-60)."""
-    world = World(SimulatedDisk(DATA))
-    world.start()
-    world.put_topic("a", durability="fsync")
+    world = started({"a": "fsync"})
     world.append("a", [b"before"])
     start = end_of(files_of(world)[LOG])
     world.append("a", [b"x" * 40, b"y" * 40, b"z" * 40])
@@ -240,9 +236,7 @@ def test_a_tail_with_an_impossible_length_is_cut_without_allocating_it(word):
 def test_stale_frames_of_another_file_after_the_end_are_never_replayed():
     """They are sealed with another salt (RF-69)."""
     files, records = small_log()
-    other = World(SimulatedDisk(DATA), _salt=50)
-    other.start()
-    other.put_topic("a", durability="fsync")
+    other = started({"a": "fsync"}, _salt=50)
     for _ in range(9):
         other.append("a", [b"stale"])
     stale = files_of(other)[LOG]
@@ -256,9 +250,7 @@ def test_stale_frames_of_another_file_after_the_end_are_never_replayed():
 
 def two_lives() -> tuple[Files, Records]:
     """Return the files and records of two incarnations, of which the first one rotated once."""
-    world = World(SimulatedDisk(DATA))
-    world.start()
-    world.put_topic("a", durability="fsync")
+    world = started({"a": "fsync"})
     for i in range(4):
         world.append("a", [b"%d" % i * 40_000])
     world.kill()
@@ -310,9 +302,7 @@ def test_a_file_of_another_data_directory_is_refused():
 
 def test_a_file_restored_from_an_old_backup_is_refused():
     """Its frames verify, but more of them were durable when the next file was created (RF-76)."""
-    world = World(SimulatedDisk(DATA))
-    world.start()
-    world.put_topic("a", durability="fsync")
+    world = started({"a": "fsync"})
     world.append("a", [b"old"])
     old = files_of(world)[LOG]
     world.append("a", [b"new"])
@@ -365,8 +355,7 @@ def test_a_newest_file_with_only_a_header_is_accepted():
     """The incarnation died before its first commit batch (RF-68)."""
     files, records = two_lives()
     newest = used(files)[-1]
-    alone = World(SimulatedDisk(DATA), incarnation=7)
-    alone.start()
+    alone = started(incarnation=7)
     header = files_of(alone)[f"{DATA}/wal/shard-00/wal-8-0.log"][:WAL_HEADER_BYTES]
     path = f"{DATA}/wal/shard-00/wal-8-0.log"
     world = recovered({**files, path: header + bytes(60_000)})
@@ -455,10 +444,7 @@ def test_truncate_does_not_restore_a_topic_that_was_deleted_after_the_damage():
     """Creations and deletions after the damage still count."""
     from ringlog.envelope import messages as m
 
-    world = World(SimulatedDisk(DATA))
-    world.start()
-    world.put_topic("a", durability="fsync")
-    world.put_topic("gone", durability="fsync")
+    world = started({"a": "fsync", "gone": "fsync"})
     world.append("gone", [b"x"])
     world.append("a", [b"damaged"])
     world.request(m.TopicDelete("gone"))

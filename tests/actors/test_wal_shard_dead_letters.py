@@ -5,13 +5,15 @@ from __future__ import annotations
 from unittest.mock import ANY
 
 import pytest
-from removal_world import read, started
-from test_wal_shard_queues import claim, jobs_of, make, nack, stats, words
 
 from ringlog.actors.wal_shard.leases.lease_requests import reason_of
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, TopicNotFound
 from ringlog.testing.shard_world import World
+from tests.support.lease_words import held, words
+from tests.support.queue_world import claim, make, nack, stats
+from tests.support.removal_world import read
+from tests.support.shard_worlds import started
 
 
 @pytest.fixture
@@ -28,7 +30,7 @@ def with_mover(world: World) -> None:
 
 def deliver(world: World, times: int, most: int = 4) -> None:
     for _ in range(times):
-        nack(world, list(jobs_of(claim(world, most))))
+        nack(world, list(held(claim(world, most))))
 
 
 def spent(world: World, after: int = 0) -> m.ExhaustedReply:
@@ -44,7 +46,7 @@ def test_a_job_is_delivered_up_to_its_maximum_and_is_then_exhausted(world):
     """The maximum is checked at the next claim."""
     deliver(world, 2, most=2)
     assert spent(world) == m.ExhaustedReply(), "the maximum is checked at the next claim"
-    assert list(jobs_of(claim(world, 3))) == [3, 4]
+    assert list(held(claim(world, 3))) == [3, 4]
     found = spent(world)
     assert (found.topic, found.dead_letter, found.runs) == ("q", "dead", [(1, 2, 2)])
     assert found.epoch == world.topic("q").epoch
@@ -84,7 +86,7 @@ def test_without_a_dead_letter_topic_or_a_mover_jobs_return_forever(world):
     assert claim(world, 9).runs == []
     world.put_topic("q", mode="merge", dead_letter=None)
     assert spent(world) == m.ExhaustedReply()
-    assert list(jobs_of(claim(world, 9))) == [1, 2, 3, 4]
+    assert list(held(claim(world, 9))) == [1, 2, 3, 4]
     world.put_topic("q", mode="merge", dead_letter="dead", max_deliveries=0)
     nack(world, [1, 2, 3, 4])
     deliver(world, 3)
@@ -116,7 +118,7 @@ def test_one_claim_exhausts_a_bounded_number_of_jobs(world, monkeypatch):
 
 def test_a_rejected_job_is_exhausted_at_once_with_its_reason(world):
     """A retry of the reject has the same reply. Only the first line of the reason is kept."""
-    jobs = jobs_of(claim(world, 3))
+    jobs = held(claim(world, 3))
     reject = m.Reject("q", "w", words([2, 9]), words([jobs[2], 1]), "no such address\nand more", 5)
     reply = world.request(reject)
     assert (reply.rejected, reply.skipped) == (1, words([9]))
@@ -133,7 +135,7 @@ def test_a_rejected_job_is_exhausted_at_once_with_its_reason(world):
 def test_a_nacked_job_keeps_its_last_reason_until_it_is_settled(world):
     """The shard keeps the last reason, its time, and the number of nacks with a reason."""
     for n, reason in enumerate(("timeout", "refused\nline two")):
-        jobs = jobs_of(claim(world, 3))
+        jobs = held(claim(world, 3))
         if n == 0:
             world.request(m.Nack("q", "w", words([1, 2]), words([jobs[1], jobs[2]]), reason=reason))
             world.request(m.Nack("q", "w", words([3]), words([jobs[3]])))

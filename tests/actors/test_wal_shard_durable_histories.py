@@ -9,15 +9,17 @@ from __future__ import annotations
 import random
 
 import pytest
-from checkpoint_world import checkpoint_all, new_world
-from removal_world import delete
-from test_wal_shard_durable_leases import ask, claim, held, make, stats
 
 from ringlog.actors.wal_shard import events as ev
 from ringlog.actors.wal_shard.recovery import replay
 from ringlog.envelope import messages as m
 from ringlog.leases.change import Op
 from ringlog.testing.shard_world import World
+from tests.support.checkpoint_world import checkpoint_all
+from tests.support.lease_words import held
+from tests.support.queue_world import claim, make_durable, settle, stats
+from tests.support.removal_world import delete
+from tests.support.shard_worlds import new_world
 
 STEPS = 60
 STEPS_OF = [
@@ -32,7 +34,7 @@ class History:
     def __init__(self, seed: int, durability: str) -> None:
         self.rng, self.durability = random.Random(seed), durability
         self.world: World = new_world(seed % 3 + 1)
-        make(self.world, 3, durability=durability)
+        make_durable(self.world, 3, durability=durability)
         self.is_on = True
         self.live = {1, 2, 3}
         self.leases: dict[int, tuple[str, int, int]] = {}
@@ -87,23 +89,23 @@ class History:
     def ack(self, call, node, chosen) -> None:
         if not chosen:
             return
-        reply = ask(self.world, m.Ack, chosen, node, in_time=True, call=call)
+        reply = settle(self.world, m.Ack, chosen, node, in_time=True, call=call)
         assert reply.skipped == b"", "its lease had not ended"
         self.live -= set(chosen)
         if self.rng.random() < 0.4:
             self.end(call, node, chosen, has_power=True)
-            assert ask(self.world, m.Ack, chosen, node, in_time=True, call=call).skipped == b""
+            assert settle(self.world, m.Ack, chosen, node, in_time=True, call=call).skipped == b""
 
     def nack(self, call, node, chosen) -> None:
         delay_ms = self.rng.choice([0, 500])
-        assert ask(self.world, m.Nack, chosen, node, delay_ms=delay_ms, call=call).skipped == b""
+        assert settle(self.world, m.Nack, chosen, node, delay_ms=delay_ms, call=call).skipped == b""
         self.leases = {seq: lease for seq, lease in self.leases.items() if seq not in chosen}
         if delay_ms:
             self.rests |= dict.fromkeys(chosen, self.now_ms + delay_ms)
 
     def extend(self, call, node, chosen) -> None:
         lease_ms = self.rng.choice([300, 4_000])
-        reply = ask(self.world, m.Extend, chosen, node, lease_ms=lease_ms, call=call)
+        reply = settle(self.world, m.Extend, chosen, node, lease_ms=lease_ms, call=call)
         assert reply.skipped == b""
         self.leases |= {seq: (node, token, self.now_ms + lease_ms) for seq, token in chosen.items()}
 
@@ -124,7 +126,7 @@ class History:
     def switch(self, call, node, chosen) -> None:
         if self.rng.random() < 0.5:
             self.is_on = not self.is_on
-            make(self.world, 0, durability=self.durability, leases_durable=self.is_on)
+            make_durable(self.world, 0, durability=self.durability, leases_durable=self.is_on)
 
     def checkpoint(self, call, node, chosen) -> None:
         checkpoint_all(self.world)

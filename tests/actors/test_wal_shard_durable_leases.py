@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
-from checkpoint_world import checkpoint_all, new_world
-from removal_world import append, delete, started
 
 from ringlog.actors.wal_shard import events as ev
 from ringlog.actors.wal_shard.leases import lease_registry
@@ -17,49 +14,13 @@ from ringlog.errors import InvalidRequest, Throttled
 from ringlog.leases import group, group_state
 from ringlog.testing.disk import DiskFault, FaultyDisk, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
+from tests.support.checkpoint_world import checkpoint_all
+from tests.support.lease_words import held, numbers, words
+from tests.support.queue_world import claim, make_durable, settle, stats
+from tests.support.removal_world import append, delete
+from tests.support.shard_worlds import new_world, started
 
 LOGGED = ("fsync", "disk", "memory")
-
-
-@pytest.fixture
-def world() -> World:
-    return started()
-
-
-def make(world: World, jobs: int, name: str = "q", **config: Any) -> None:
-    world.put_topic(name, **{"type": "queue", "leases_durable": True, "durability": "fsync", **config})
-    if jobs:
-        world.append(name, [b"job %d" % n for n in range(1, jobs + 1)])
-
-
-def words(numbers: Any) -> bytes:
-    return np.array(list(numbers), dtype="<u8").tobytes()
-
-
-def numbers(data: bytes) -> list[int]:
-    return np.frombuffer(data, dtype="<u8").tolist()
-
-
-def claim(world: World, most: int = 1, node: str = "w", name: str = "q", **options: Any) -> m.ClaimReply:
-    return world.request(m.Claim(name, node, most, **options))
-
-
-def held(claimed: m.ClaimReply) -> dict[int, int]:
-    """Return number -> lease token."""
-    return {first + n: token + n for first, count, _, token in claimed.runs for n in range(count)}
-
-
-def ask(world: World, kind: Any, jobs: dict[int, int], node: str = "w", name: str = "q", **more: Any) -> Any:
-    return world.request(kind(name, node, words(jobs), words(jobs.values()), **more))
-
-
-def stats(world: World) -> tuple[int, int, int]:
-    found = world.request(m.LeaseStats("q"))
-    world.run_of("q").core.check()
-    assert found.ready + found.in_flight + found.delayed == world.request(m.TopicState("q")).count, (
-        "the counts differ from the topic's records (Q2)"
-    )
-    return found.ready, found.in_flight, found.delayed
 
 
 def restart(world: World, how: str = "kill") -> None:
@@ -80,12 +41,12 @@ def restart(world: World, how: str = "kill") -> None:
 def test_leases_counts_and_delays_outlive_the_shard(how, is_absorbed):
     """Replay from the log or from a snapshot gives the same state (Q6)."""
     world = new_world()
-    make(world, 12)
+    make_durable(world, 12)
     jobs = held(claim(world, 6, lease_ms=60_000))
-    ask(world, m.Ack, {2: jobs[2]})
-    ask(world, m.Nack, {4: jobs[4]}, delay_ms=120_000)
-    ask(world, m.Nack, {5: jobs[5]})
-    ask(world, m.Extend, {6: jobs[6]}, lease_ms=300_000)
+    settle(world, m.Ack, {2: jobs[2]})
+    settle(world, m.Nack, {4: jobs[4]}, delay_ms=120_000)
+    settle(world, m.Nack, {5: jobs[5]})
+    settle(world, m.Extend, {6: jobs[6]}, lease_ms=300_000)
     other = held(claim(world, 2, node="v", lease_ms=90_000))
     assert list(other) == [5, 7]
     if is_absorbed:
@@ -94,11 +55,13 @@ def test_leases_counts_and_delays_outlive_the_shard(how, is_absorbed):
     before = stats(world)
     restart(world, how)
     assert stats(world) == before == (5 + is_absorbed, 5, 1)
-    assert numbers(ask(world, m.Ack, {1: jobs[1]}, node="v").skipped) == [1], (
+    assert numbers(settle(world, m.Ack, {1: jobs[1]}, node="v").skipped) == [1], (
         "another node must not ack the job"
     )
-    assert numbers(ask(world, m.Ack, {1: jobs[1] + 1}).skipped) == [1], "another token must not ack the job"
-    assert ask(world, m.Ack, {1: jobs[1]}).acked == 1
+    assert numbers(settle(world, m.Ack, {1: jobs[1] + 1}).skipped) == [1], (
+        "another token must not ack the job"
+    )
+    assert settle(world, m.Ack, {1: jobs[1]}).acked == 1
     again = claim(world, 2, node="v", lease_ms=600_000)
     assert [run[:3] for run in again.runs] == [(8, 2, 1)]
     assert set(held(again).values()).isdisjoint([*jobs.values(), *other.values()]), (
@@ -115,19 +78,19 @@ def test_leases_counts_and_delays_outlive_the_shard(how, is_absorbed):
     assert [run[:3] for run in back.runs][:2] == [(5, 1, 3), (7, 1, 2)]
     world.clock.advance(30.0)
     assert [run[:3] for run in claim(world, 9, lease_ms=600_000).runs] == [(4, 1, 2)], "its delay is over"
-    assert ask(world, m.Ack, {6: jobs[6]}).acked == 1, "extended"
+    assert settle(world, m.Ack, {6: jobs[6]}).acked == 1, "extended"
 
 
 @pytest.mark.parametrize("durability", LOGGED)
 def test_every_durability_class_with_a_log_keeps_leases_over_a_kill(world, durability):
     """Acked jobs stay deleted."""
-    make(world, 4, durability=durability)
+    make_durable(world, 4, durability=durability)
     jobs = held(claim(world, 3, lease_ms=60_000))
-    ask(world, m.Ack, {1: jobs[1]})
+    settle(world, m.Ack, {1: jobs[1]})
     for _ in range(3):
         restart(world)
         assert stats(world) == (1, 2, 0)
-    assert ask(world, m.Ack, {2: jobs[2], 3: jobs[3]}).acked == 2
+    assert settle(world, m.Ack, {2: jobs[2], 3: jobs[3]}).acked == 2
     assert list(held(claim(world, 9))) == [4]
 
 
@@ -135,7 +98,7 @@ def test_an_ephemeral_queue_ignores_the_setting(world):
     """Its leases are not logged."""
     seen: list[Any] = []
     world = started(effect_observer=lambda shard, effect: seen.append(effect))
-    make(world, 3, durability="ephemeral")
+    make_durable(world, 3, durability="ephemeral")
     seen.clear()
     claim(world, 1)
     assert ev.WriteBatch not in map(type, seen)
@@ -144,7 +107,7 @@ def test_an_ephemeral_queue_ignores_the_setting(world):
 
 def test_leases_that_expired_before_or_during_the_restart_are_ready(world):
     """Their jobs are delivered first and keep their delivery count."""
-    make(world, 3)
+    make_durable(world, 3)
     claim(world, 2, lease_ms=1_000)
     world.kill()
     world.clock.advance(1.001)
@@ -155,23 +118,23 @@ def test_leases_that_expired_before_or_during_the_restart_are_ready(world):
 
 def test_a_clock_that_steps_back_revives_no_lease(world):
     """A lease stays expired if a change was logged after its deadline."""
-    make(world, 3)
+    make_durable(world, 3)
     jobs = held(claim(world, 1, lease_ms=1_000))
     others = held(claim(world, 1, lease_ms=60_000))
     world.clock.advance(2.0)
-    ask(world, m.Extend, others, lease_ms=60_000)
+    settle(world, m.Extend, others, lease_ms=60_000)
     world.kill()
     world.reboot()  # Otherwise the monotonic time of leases would continue.
     world.clock.step(-1.9)
     world.start()
-    assert numbers(ask(world, m.Ack, {**jobs, **others}).skipped) == [1]
+    assert numbers(settle(world, m.Ack, {**jobs, **others}).skipped) == [1]
 
 
 def test_a_claim_is_one_record_in_the_log_and_is_answered_after_its_sync():
     """The same holds for every other change (Q6)."""
     seen: list[Any] = []
     world = started(effect_observer=lambda shard, effect: seen.append(effect))
-    make(world, 2_100)
+    make_durable(world, 2_100)
     claim(world, 1)
     for request in (
         m.Claim("q", "w", 1_000), m.Extend("q", "w", words([1, 3]), lease_ms=9_000),
@@ -187,7 +150,7 @@ def test_a_claim_is_one_record_in_the_log_and_is_answered_after_its_sync():
         assert kinds.index(ev.WriteBatch) < kinds.index(ev.Sync) < len(kinds) - 1
         assert world.run_of("q").core.log.offset - before < 512
     seen.clear()
-    assert ask(world, m.Nack, {2_000: 5}).nacked == 0
+    assert settle(world, m.Nack, {2_000: 5}).nacked == 0
     assert claim(world, 1, node="x").runs
     seen.clear()
     world.request(m.Claim("q", "y", 1_000))
@@ -201,7 +164,7 @@ def test_a_claim_that_waited_is_logged_before_it_is_answered():
     """The reply follows when the change is durable (Q6)."""
     seen: list[Any] = []
     world = started(effect_observer=lambda shard, effect: seen.append(effect))
-    make(world, 0)
+    make_durable(world, 0)
     run = world.run_of("q")
     run.step(run.request(901, m.Claim("q", "w", 2, 60_000, wait_ms=20_000)))
     seen.clear()
@@ -212,12 +175,12 @@ def test_a_claim_that_waited_is_logged_before_it_is_answered():
     assert told > len(kinds) - 1 - kinds[::-1].index(ev.Sync)
     jobs = held(run.replies[901])
     restart(world)
-    assert ask(world, m.Ack, jobs).acked == 2
+    assert settle(world, m.Ack, jobs).acked == 2
 
 
 def test_claims_that_are_served_together_are_logged_separately(world):
     """After a restart each worker can ack its own jobs."""
-    make(world, 6, claim_jitter_ms=100)
+    make_durable(world, 6, claim_jitter_ms=100)
     run = world.run_of("q")
     for n in range(3):
         run.step(run.request(901 + n, m.Claim("q", f"n{n}", 2, 60_000, call=11 + n)))
@@ -227,12 +190,12 @@ def test_claims_that_are_served_together_are_logged_separately(world):
     restart(world)
     assert stats(world) == (0, 6, 0)
     for n, each in enumerate(given):
-        assert ask(world, m.Ack, held(each), node=f"n{n}").acked == 2
+        assert settle(world, m.Ack, held(each), node=f"n{n}").acked == 2
 
 
 def test_no_lease_is_granted_if_nothing_can_be_logged(world):
     """The error has the reason `no_log_space`."""
-    make(world, 3)
+    make_durable(world, 3)
     run = world.run_of("q")
     handled = run.core.requests.handle(
         run.request(7, m.Claim("q", "w", 2)), run.core.state.batch, 1, can_log=False
@@ -247,7 +210,7 @@ def test_on_a_full_disk_a_claim_waits_without_spinning():
     disk = FaultyDisk(SimulatedDisk(DATA))
     world = World(disk)
     world.start()
-    make(world, 0)
+    make_durable(world, 0)
     world.put_topic("f", durability="fsync")
     run = world.run_of("q")
     run.step(run.request(901, m.Claim("q", "w", 2, 60_000, wait_ms=20_000)))
@@ -270,13 +233,13 @@ def test_on_a_full_disk_a_claim_waits_without_spinning():
 def test_an_undone_claim_stays_undone_after_a_kill():
     """This also holds if only the claim was logged before the kill, and if the request is repeated."""
     world = new_world()
-    make(world, 4)
+    make_durable(world, 4)
     claim(world, 2, call=1, lease_ms=60_000)
     claim(world, 2, call=2, lease_ms=60_000)
-    assert ask(world, m.Nack, {}, undo=True, call=1).nacked == 2
+    assert settle(world, m.Nack, {}, undo=True, call=1).nacked == 2
     restart(world)
-    assert ask(world, m.Nack, {}, undo=True, call=1).nacked == 0
-    assert ask(world, m.Nack, {}, undo=True, call=2).nacked == 2
+    assert settle(world, m.Nack, {}, undo=True, call=1).nacked == 0
+    assert settle(world, m.Nack, {}, undo=True, call=2).nacked == 2
     for _ in range(2):
         assert stats(world) == (4, 0, 0)
         checkpoint_all(world)
@@ -287,25 +250,25 @@ def test_an_undone_claim_stays_undone_after_a_kill():
 def test_a_request_that_comes_again_has_the_same_answer_also_after_a_kill():
     """The leases of a claim with a lost reply are granted once."""
     world = new_world()
-    make(world, 9)
+    make_durable(world, 9)
     first = claim(world, 3, call=1, lease_ms=60_000)
-    back = ask(world, m.Nack, {1: held(first)[1], 8: 5}, call=2)
-    longer = ask(world, m.Extend, {2: held(first)[2], 9: 5}, lease_ms=90_000, call=3)
+    back = settle(world, m.Nack, {1: held(first)[1], 8: 5}, call=2)
+    longer = settle(world, m.Extend, {2: held(first)[2], 9: 5}, lease_ms=90_000, call=3)
     assert (back.nacked, numbers(back.skipped), numbers(longer.skipped)) == (1, [8], [9])
     before = stats(world)
     for n in range(3):
         assert claim(world, 3, call=1).runs == [(2, 2, 1, held(first)[2])], "the first job was nacked"
-        again = ask(world, m.Nack, {1: held(first)[1], 8: 5}, call=2)
+        again = settle(world, m.Nack, {1: held(first)[1], 8: 5}, call=2)
         assert (again.nacked, again.skipped) == (1, back.skipped)
-        again = ask(world, m.Extend, {2: held(first)[2], 9: 5}, call=3)
+        again = settle(world, m.Extend, {2: held(first)[2], 9: 5}, call=3)
         assert (again.extended, again.deadline, again.skipped) == (1, longer.deadline, longer.skipped)
         assert stats(world) == before
         if n == 1:
             checkpoint_all(world)
         restart(world)
-    done = ask(world, m.Ack, {2: held(first)[2]}, call=4, in_time=True)
+    done = settle(world, m.Ack, {2: held(first)[2]}, call=4, in_time=True)
     restart(world)
-    assert ask(world, m.Ack, {2: held(first)[2]}, call=4, in_time=True).acked == done.acked == 1
+    assert settle(world, m.Ack, {2: held(first)[2]}, call=4, in_time=True).acked == done.acked == 1
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2)])
@@ -313,7 +276,7 @@ def test_leases_move_with_their_topics_when_the_number_of_shards_changes(before,
     world = new_world(before)
     jobs = {}
     for n in range(6):
-        make(world, 5, f"q{n}")
+        make_durable(world, 5, f"q{n}")
         jobs[f"q{n}"] = held(claim(world, 3, name=f"q{n}", lease_ms=600_000))
     for turn, shards in enumerate((after, before, after)):
         if turn != 1:
@@ -322,7 +285,7 @@ def test_leases_move_with_their_topics_when_the_number_of_shards_changes(before,
         world.start(shards)
         for name, mine in jobs.items():
             seq = min(mine)
-            assert ask(world, m.Ack, {seq: mine.pop(seq)}, name=name).acked == 1, (turn, name)
+            assert settle(world, m.Ack, {seq: mine.pop(seq)}, name=name).acked == 1, (turn, name)
             assert world.request(m.LeaseStats(name)).in_flight == len(mine)
 
 
@@ -331,7 +294,7 @@ def test_leases_move_with_their_topics_when_the_number_of_shards_changes(before,
 
 def test_jobs_of_a_dead_worker_are_ready_and_stay_ready(world):
     """This also holds if the shard dies between the claim and the death of the worker."""
-    make(world, 6)
+    make_durable(world, 6)
     claim(world, 2, pid=7, born=70, lease_ms=60_000)
     claim(world, 2, node="v", pid=8, born=80, lease_ms=60_000)
     run = world.run_of("q")
@@ -352,22 +315,22 @@ def test_jobs_of_a_dead_worker_are_ready_and_stay_ready(world):
 
 def test_a_lease_ends_when_its_job_leaves_the_topic(world):
     """A lease ends with its job, whatever removes the job (Q5)."""
-    make(world, 6)
+    make_durable(world, 6)
     jobs = held(claim(world, 4, lease_ms=60_000))
     delete(world, "q", seqs=[4])
     world.put_topic("q", type="queue", leases_durable=True, durability="fsync", cap_records=3)
     restart(world)
     assert stats(world) == (2, 1, 0)
-    assert numbers(ask(world, m.Ack, jobs, in_time=True).skipped) == [1, 2], "evicted; 4 was deleted"
+    assert numbers(settle(world, m.Ack, jobs, in_time=True).skipped) == [1, 2], "evicted; 4 was deleted"
     assert list(held(claim(world, 9))) == [5, 6]
 
 
 def test_rejected_jobs_and_their_count_outlive_the_shard(world):
     """The reason of the reject survives as well."""
-    make(world, 4, max_deliveries=3, dead_letter="dead")
+    make_durable(world, 4, max_deliveries=3, dead_letter="dead")
     world.run_of("q").core.requests.leases.registry.has_dead_letter_mover = True
     jobs = held(claim(world, 3, lease_ms=60_000))
-    ask(world, m.Reject, {1: jobs[1], 2: jobs[2]}, reason="no such street")
+    settle(world, m.Reject, {1: jobs[1], 2: jobs[2]}, reason="no such street")
     found = world.ask(world.run_of("q"), m.ListExhausted())
     assert world.request(m.ConfirmDeadLettered("q", found.topic_id, words([1]))).moved == 1
     restart(world)
@@ -383,12 +346,12 @@ def test_rejected_jobs_and_their_count_outlive_the_shard(world):
 def test_the_reason_of_a_nack_outlives_the_shard(is_absorbed):
     """It is restored from the log or from a snapshot."""
     world = new_world()
-    make(world, 2, max_deliveries=2, dead_letter="dead")
+    make_durable(world, 2, max_deliveries=2, dead_letter="dead")
     at_ms = {}
     for reason in ("timeout", "refused"):
         world.clock.advance(0.25)
         jobs = held(claim(world, 1, lease_ms=60_000))
-        ask(world, m.Nack, jobs, reason=reason)
+        settle(world, m.Nack, jobs, reason=reason)
         at_ms[reason] = world.clock.now_us() // 1_000
         if is_absorbed:
             checkpoint_all(world)
@@ -402,7 +365,7 @@ def test_the_reason_of_a_nack_outlives_the_shard(is_absorbed):
 
 def test_priorities_and_delays_of_records_survive_a_restart(world):
     """The shard reads them again and delivers no job twice."""
-    make(world, 0, record_priority=True)
+    make_durable(world, 0, record_priority=True)
     for priority in (0, 2, 1, 2):
         append(world, "q", [b"x"], priorities=[priority])
     append(world, "q", [b"x"], not_before=[world.clock.now_us() + 10_000_000])
@@ -428,14 +391,14 @@ def test_switching_on_logs_the_known_state(is_absorbed, monkeypatch):
     """Leases, counts, delays and rejects that were only in memory become durable."""
     monkeypatch.setattr(group, "_SNAPSHOT_ROWS", 2)
     world = new_world()
-    make(world, 12, leases_durable=False, max_deliveries=9, dead_letter="dead")
+    make_durable(world, 12, leases_durable=False, max_deliveries=9, dead_letter="dead")
     world.run_of("q").core.requests.leases.registry.has_dead_letter_mover = True
     jobs: dict[int, int] = {}
     for n in range(8):
         jobs |= held(claim(world, 1, f"n{n % 3}", lease_ms=60_000))
-    ask(world, m.Nack, {1: jobs[1]}, node="n0")
-    ask(world, m.Nack, {2: jobs[2]}, node="n1", delay_ms=90_000)
-    ask(world, m.Reject, {3: jobs[3]}, node="n2", reason="why")
+    settle(world, m.Nack, {1: jobs[1]}, node="n0")
+    settle(world, m.Nack, {2: jobs[2]}, node="n1", delay_ms=90_000)
+    settle(world, m.Reject, {3: jobs[3]}, node="n2", reason="why")
     claim(world, 1, "p", lease_ms=60_000, pid=7, born=70)
     delete(world, "q", seqs=[4])
     before = stats(world)
@@ -450,21 +413,21 @@ def test_switching_on_logs_the_known_state(is_absorbed, monkeypatch):
     assert world.ask(world.run_of("q"), m.ListExhausted()).reasons == {3: "why"}
     world.run_of("q").step(ev.WorkerDied(7, 70))
     assert stats(world) == (6, 4, 1)
-    assert ask(world, m.Ack, {5: jobs[5], 8: jobs[8]}, node="n1").acked == 2
+    assert settle(world, m.Ack, {5: jobs[5], 8: jobs[8]}, node="n1").acked == 2
     switch(world, is_on=False, max_deliveries=9, dead_letter="dead")
     assert stats(world) == (6, 2, 1), "leases must stay in memory"
-    assert ask(world, m.Ack, {6: jobs[6]}, node="n2").acked == 1
+    assert settle(world, m.Ack, {6: jobs[6]}, node="n2").acked == 1
     restart(world)
     assert stats(world) == (8, 0, 0), "leases in memory must end with the shard"
     switch(world, is_on=True)
     jobs = held(claim(world, 1, lease_ms=60_000))
     restart(world)
-    assert ask(world, m.Ack, jobs).acked == 1
+    assert settle(world, m.Ack, jobs).acked == 1
 
 
 def test_a_change_to_a_class_with_a_log_makes_leases_durable(world):
     """Ephemeral jobs and their leases end with the shard."""
-    make(world, 3, durability="ephemeral")
+    make_durable(world, 3, durability="ephemeral")
     jobs = held(claim(world, 2, lease_ms=60_000))
     world.put_topic("q", type="queue", leases_durable=True, durability="fsync")
     assert world.topic("q").leases is not None
@@ -472,7 +435,7 @@ def test_a_change_to_a_class_with_a_log_makes_leases_durable(world):
     assert list(held(claim(world, 2, lease_ms=60_000))) == [3, 4]
     restart(world)
     assert stats(world)[1] == 1, "ephemeral jobs must be lost"
-    assert numbers(ask(world, m.Ack, jobs).skipped) == [1, 2]
+    assert numbers(settle(world, m.Ack, jobs).skipped) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -484,7 +447,7 @@ def test_a_change_to_a_class_with_a_log_makes_leases_durable(world):
     ],
 )  # fmt: skip
 def test_a_request_that_replay_could_not_decode_is_refused(world, wrong):
-    make(world, 2)
+    make_durable(world, 2)
     claim(world, 1)
     with pytest.raises(InvalidRequest):
         world.request(wrong)
@@ -498,13 +461,13 @@ def test_a_request_that_replay_could_not_decode_is_refused(world, wrong):
 def test_the_number_of_durable_leases_is_bounded(world, monkeypatch):
     monkeypatch.setattr(group_state, "DURABLE_LEASES_MAX", 4)
     monkeypatch.setattr(lease_registry, "DURABLE_LEASES_MAX", 4)
-    make(world, 9)
+    make_durable(world, 9)
     jobs = held(claim(world, 9))
     assert list(jobs) == [1, 2, 3, 4]
     assert claim(world, 9).runs == []
-    ask(world, m.Nack, {2: jobs[2]})
+    settle(world, m.Nack, {2: jobs[2]})
     assert list(held(claim(world, 9))) == [2]
-    ask(world, m.Ack, {1: jobs[1]})
+    settle(world, m.Ack, {1: jobs[1]})
     assert list(held(claim(world, 9))) == [5]
     switch(world, is_on=False)
     claim(world, 9)
@@ -514,7 +477,7 @@ def test_the_number_of_durable_leases_is_bounded(world, monkeypatch):
 
 def test_the_number_of_lease_holders_is_bounded(world, monkeypatch):
     monkeypatch.setattr(group, "DURABLE_HOLDERS_MAX", 2)
-    make(world, 9)
+    make_durable(world, 9)
     jobs = held(claim(world, 1, "a"))
     claim(world, 1, "b")
     assert claim(world, 1, "c").runs == []
@@ -522,5 +485,5 @@ def test_the_number_of_lease_holders_is_bounded(world, monkeypatch):
     run = world.run_of("q")
     run.step(run.request(901, m.Claim("q", "c", 1, wait_ms=20_000)))
     assert 901 not in run.replies
-    ask(world, m.Ack, jobs, node="a")
+    settle(world, m.Ack, jobs, node="a")
     assert list(held(run.replies[901])) == [4]

@@ -15,17 +15,13 @@ from ringlog.envelope.boot import ActorBoot
 from ringlog.errors import Status
 from ringlog.frame import encode_records, frame
 from ringlog.limits import FILL_CHUNK_BYTES, HEAD_RESERVATION_MIN, WAL_HEADER_BYTES
-from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.shard_world import DATA, World, refusals
+from ringlog.testing.shard_world import World, refusals
+from tests.support.shard_worlds import started
 
 
 @pytest.fixture
 def world() -> World:
-    made = World(SimulatedDisk(DATA))
-    made.start()
-    made.put_topic("e", durability="ephemeral")
-    made.put_topic("f", durability="fsync")
-    return made
+    return started({"e": "ephemeral", "f": "fsync"})
 
 
 def by_message(world: World, topic: str, payload: bytes, **options: Any) -> m.Message:

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from test_wal_shard_any_request import WAIT, prepared
 
 from chaos.fuzz.fuzz_shard import recovered
 from ringlog.envelope import messages as m
@@ -14,6 +13,7 @@ from ringlog.envelope.wire import PROTOCOL, MessageInvalid, decode
 from ringlog.limits import PID_MAX, SEQ_MAX
 from ringlog.testing.extremes import extreme_bodies
 from ringlog.testing.shard_world import NoReply, ShardRun, World
+from tests.support.busy_world import WAIT, prepared
 
 KINDS = sorted(prepared().run_of("t").core.requests.kinds, key=lambda kind: kind.__name__)
 SEQS = b"\1" + bytes(7)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from checkpoint_world import checkpoint_all, new_world
-from group_world import ack, claim, held, make, pending, words
-from removal_world import started
 
 from ringlog.actors.wal_shard import events as ev
 from ringlog.envelope import messages as m
 from ringlog.testing.shard_world import World
+from tests.support.checkpoint_world import checkpoint_all
+from tests.support.group_world import ack, claim, make, pending
+from tests.support.lease_words import held, words
+from tests.support.shard_worlds import new_world
 
 LEASED, RETURNED = 1, 3
 US = {"pid": 7, "born": 70}
 THEM = {"pid": 8, "born": 80}
-
-
-@pytest.fixture
-def world() -> World:
-    return started()
 
 
 def dies(world: World, *, pid: int, born: int) -> None:

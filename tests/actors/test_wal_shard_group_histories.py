@@ -9,11 +9,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from checkpoint_world import checkpoint_all, new_world
-from group_world import ack, claim, give_again, held, make, nack, numbers, pending, stand
-from removal_world import delete
 
 from ringlog.envelope import messages as m
+from tests.support.checkpoint_world import checkpoint_all
+from tests.support.group_world import ack, claim, give_again, make, nack, pending, stand
+from tests.support.lease_words import held, numbers
+from tests.support.removal_world import delete
+from tests.support.shard_worlds import new_world
 
 STEPS = 60
 STEPS_OF = [

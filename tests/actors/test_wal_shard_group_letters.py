@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from checkpoint_world import checkpoint_all, new_world
-from group_world import QUEUE, STREAM, ack, claim, give_again, held, nack, numbers, pending, stand, words
-from removal_world import delete, started
 
 from ringlog.actors.wal_shard.leases import lease_queries
 from ringlog.envelope import messages as m
@@ -21,6 +18,11 @@ from ringlog.errors import (
 )
 from ringlog.limits import DELIVERIES_MAX, GROUP_DEAD_LETTERS_PER_MOVE
 from ringlog.testing.shard_world import World
+from tests.support.checkpoint_world import checkpoint_all
+from tests.support.group_world import QUEUE, STREAM, ack, claim, give_again, nack, pending, stand
+from tests.support.lease_words import held, numbers, words
+from tests.support.removal_world import delete
+from tests.support.shard_worlds import new_world, started
 
 EXHAUSTED = 5
 

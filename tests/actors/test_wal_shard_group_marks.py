@@ -6,21 +6,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from checkpoint_world import checkpoint_all, new_world
-from group_world import STREAM, ack, claim, give_again, held, nack
-from removal_world import append, delete, started, state
 
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, Internal, Status
 from ringlog.testing.shard_world import World
+from tests.support.checkpoint_world import checkpoint_all
+from tests.support.group_world import STREAM, ack, claim, give_again, nack
+from tests.support.lease_words import held
+from tests.support.removal_world import append, delete, state
+from tests.support.shard_worlds import new_world
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")
 S = 1_000_000
-
-
-@pytest.fixture
-def world() -> World:
-    return started()
 
 
 def make(world: World, durability: str = "fsync", mode: int = 1, **settings: Any) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from group_world import STREAM, ack, claim, held, make
-from removal_world import delete, started
 
 import ringlog
 from ringlog.actors.wal_shard.metrics import group_metrics
@@ -15,11 +13,9 @@ from ringlog.envelope import messages as m
 from ringlog.limits import GROUP_MEMBER_SILENT_MS
 from ringlog.testing.real_engine import engine, wait_until
 from ringlog.testing.shard_world import World
-
-
-@pytest.fixture
-def world() -> World:
-    return started()
+from tests.support.group_world import STREAM, ack, claim, make
+from tests.support.lease_words import held
+from tests.support.removal_world import delete
 
 
 def numbers_of(world: World, topic: str = "t") -> GroupMetrics:

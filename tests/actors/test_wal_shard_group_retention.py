@@ -5,16 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from group_world import QUEUE, STREAM, ack, claim, held, stand
-from removal_world import read, started, state
 
 from ringlog.envelope import messages as m
 from ringlog.testing.shard_world import World
-
-
-@pytest.fixture
-def world() -> World:
-    return started()
+from tests.support.group_world import QUEUE, STREAM, ack, claim, stand
+from tests.support.lease_words import held
+from tests.support.removal_world import read, state
 
 
 def make(world: World, records: int, **config: Any) -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from checkpoint_world import checkpoint_all, new_world
-from group_world import QUEUE, STREAM, ack, claim, held, make, nack, numbers, pending, stand, words
-from removal_world import delete, started
 
 from ringlog.actors.wal_shard import events as ev
 from ringlog.actors.wal_shard.leases import consumer_groups, job_claims, waiting_claims
@@ -24,14 +21,14 @@ from ringlog.errors import (
 )
 from ringlog.testing.disk import DiskFault, FaultyDisk, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
+from tests.support.checkpoint_world import checkpoint_all
+from tests.support.group_world import QUEUE, STREAM, ack, claim, make, nack, pending, stand
+from tests.support.lease_words import held, numbers, words
+from tests.support.removal_world import delete
+from tests.support.shard_worlds import new_world, started
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")
 LEASED, DELAYED, RETURNED = 1, 2, 3
-
-
-@pytest.fixture
-def world() -> World:
-    return started()
 
 
 def refused(world: World, message: m.Message, error: type[Exception]) -> None:

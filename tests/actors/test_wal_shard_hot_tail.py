@@ -16,15 +16,14 @@ from ringlog.envelope import messages as m
 from ringlog.frame import encode_records, frame
 from ringlog.limits import INLINE_BYTES_MAX
 from ringlog.storage.record_index import StoredRecordIndex
-from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, SHM, World
 from ringlog.topic.state import ShardTopic
+from tests.support.shard_worlds import started
 
 
 @pytest.fixture
 def world() -> World:
-    made = World(SimulatedDisk(DATA))
-    made.start()
+    made = started()
     made.put_topic("q", type="queue", durability="disk")
     return made
 

@@ -13,8 +13,8 @@ from ringlog.actors.wal_shard.leases.job_sizes import JobSizes
 from ringlog.envelope import messages as m
 from ringlog.frame import encode_records, frame
 from ringlog.limits import INLINE_AHEAD_MIN, INLINE_BYTES_MAX, INLINE_QUEUES_MAX, INLINE_WINDOWS_PER_CLAIM
-from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, SHM, World
+from tests.support.shard_worlds import started
 
 Run = tuple[int, int, int, int]
 
@@ -45,8 +45,7 @@ class CountingDisk:
 
 @pytest.fixture
 def world() -> World:
-    made = World(SimulatedDisk(DATA))
-    made.start()
+    made = started()
     made.put_topic("q", type="queue", durability="disk")
     return made
 

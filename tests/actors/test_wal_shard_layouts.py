@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from checkpoint_world import (
-    WorldShardRequests,
-    checkpoint,
-    checkpoint_all,
-    fill,
-    new_world,
-    restart,
-    state,
-    wal_files,
-)
 
 from ringlog.envelope import messages as m
 from ringlog.placement import home_shard, shard_of
 from ringlog.testing.disk import Halted
+from tests.support.checkpoint_world import (
+    WorldShardRequests,
+    checkpoint,
+    checkpoint_all,
+    fill,
+    restart,
+    state,
+    wal_files,
+)
+from tests.support.shard_worlds import new_world
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (4, 2), (2, 5)])

@@ -12,15 +12,8 @@ from ringlog.errors import CorruptData
 from ringlog.storage.log_register import ENTRY_BYTES, read_register
 from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
-from tests.actors.checkpoint_world import (
-    checkpoint,
-    checkpoint_all,
-    fill,
-    findings,
-    new_world,
-    state,
-    wal_files,
-)
+from tests.support.checkpoint_world import checkpoint, checkpoint_all, fill, findings, state, wal_files
+from tests.support.shard_worlds import new_world
 
 REGISTER = f"{DATA}/meta/log-00"
 

@@ -6,7 +6,6 @@ import errno
 from typing import Any
 
 import pytest
-from checkpoint_world import checkpoint, fill, new_world, state
 
 from ringlog.envelope import messages as m
 from ringlog.errors import Refused, TopicHalted
@@ -17,6 +16,8 @@ from ringlog.testing.shard_world import DATA, ENGINE_ID, World, refusals
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
 from ringlog.tier.ownership import claim_store
+from tests.support.checkpoint_world import checkpoint, fill, state
+from tests.support.shard_worlds import new_world
 
 OWN = {"own_segment_bytes": 0}
 """A segment for each topic."""

@@ -28,12 +28,12 @@ from ringlog.limits import EARLY_WAKEUP_BYTES_MAX
 from ringlog.link.shard_requests import Requester
 from ringlog.ring.doorbell import BellListener, make_bell
 from ringlog.testing import engine
-from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.real_engine import wait_until
-from ringlog.testing.shard_world import DATA, World
+from ringlog.testing.shard_world import World
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.state import ShardTopic
 from tests.support.engines import engine_fixture
+from tests.support.shard_worlds import started
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -42,12 +42,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture
 def world() -> World:
-    made = World(SimulatedDisk(DATA))
-    made.start()
-    made.put_topic("f", durability="fsync")
-    made.put_topic("d", durability="disk")
-    made.put_topic("e", durability="ephemeral")
-    return made
+    return started({"f": "fsync", "d": "disk", "e": "ephemeral"})
 
 
 def news_of(world: World) -> list[News]:

@@ -33,8 +33,8 @@ from ringlog.ring.doorbell import BellListener, make_bell
 from ringlog.ring.layout import WakeupFlags
 from ringlog.ring.region import create_ring
 from ringlog.ring.ring import RingProducer
-from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.shard_world import DATA, World
+from ringlog.testing.shard_world import World
+from tests.support.shard_worlds import started
 
 MS = 1_000_000
 SAMPLE_NS = GOVERNOR_SAMPLE_MS * MS
@@ -306,8 +306,7 @@ def test_the_last_pressure_of_a_dead_process_expires(place: Place) -> None:
 
 @pytest.fixture
 def world() -> World:
-    made = World(SimulatedDisk(DATA))
-    made.start()
+    made = started()
     made.put_topic("a")
     return made
 

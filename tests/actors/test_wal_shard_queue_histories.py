@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from removal_world import delete, started
-from test_wal_shard_queues import ack, claim, jobs_of, nack, numbers, stats
 
 from ringlog.envelope import messages as m
 from ringlog.leases.tokens import incarnation_of
+from tests.support.lease_words import held, numbers
+from tests.support.queue_world import ack, claim, nack, stats
+from tests.support.removal_world import delete
+from tests.support.shard_worlds import started
 
 STEPS = 60
 
@@ -21,7 +23,7 @@ def test_every_job_exists_or_was_acked(seed: int, durability: str) -> None:
     rng, world = random.Random(seed), started()
     world.put_topic("q", type="queue", durability=durability, lease_ms=2_000)
     live: set[int] = set()
-    held: dict[int, tuple[int, int]] = {}
+    leased: dict[int, tuple[int, int]] = {}
     """Job -> token and deadline, as its worker knows them."""
     given: set[int] = set()
     calls = 0
@@ -32,14 +34,14 @@ def test_every_job_exists_or_was_acked(seed: int, durability: str) -> None:
             live |= set(range(first, world.topic("q").head_seq + 1))
         elif what == "claim":
             claimed = claim(world, rng.randint(1, 4))
-            for seq, token in jobs_of(claimed).items():
+            for seq, token in held(claimed).items():
                 assert seq in live
                 assert token not in given
                 given.add(token)
-                held[seq] = token, claimed.deadline
-        elif what in {"ack", "nack"} and held:
-            chosen = rng.sample(sorted(held), rng.randint(1, len(held)))
-            jobs = {seq: held.pop(seq)[0] for seq in chosen}
+                leased[seq] = token, claimed.deadline
+        elif what in {"ack", "nack"} and leased:
+            chosen = rng.sample(sorted(leased), rng.randint(1, len(leased)))
+            jobs = {seq: leased.pop(seq)[0] for seq in chosen}
             calls += 1
             if what == "nack":
                 nack(world, jobs, delay_ms=rng.choice([0, 500]))
@@ -49,7 +51,7 @@ def test_every_job_exists_or_was_acked(seed: int, durability: str) -> None:
                 # The ack was applied and its reply was lost with the shard, so it is sent again.
                 before = ack(world, jobs, **message)
                 end(world, rng, durability, has_power=True)
-                held.clear()
+                leased.clear()
                 live -= set(jobs) - set(numbers(before.skipped))
                 assert ack(world, jobs, **message).skipped == before.skipped, (
                     "a repeated ack must have the same reply"
@@ -62,7 +64,7 @@ def test_every_job_exists_or_was_acked(seed: int, durability: str) -> None:
         elif what == "time":
             world.clock.advance(rng.choice([0.1, 1.0, 3.0]))
             now_ms = world.clock.now_us() // 1_000
-            held = {seq: lease for seq, lease in held.items() if lease[1] >= now_ms}
+            leased = {seq: lease for seq, lease in leased.items() if lease[1] >= now_ms}
         elif what == "delete" and live and rng.random() < 0.3:
             gone = set(rng.sample(sorted(live), 1))
             delete(world, "q", seqs=sorted(gone))
@@ -70,7 +72,7 @@ def test_every_job_exists_or_was_acked(seed: int, durability: str) -> None:
         elif what == "end":
             has_power = rng.random() < 0.5
             end(world, rng, durability, has_power=has_power)
-            held.clear()
+            leased.clear()
             if durability == "disk" and not has_power:
                 live = there(world)  # Unsynced appends and acks may be lost.
             assert there(world) == live
@@ -80,7 +82,7 @@ def test_every_job_exists_or_was_acked(seed: int, durability: str) -> None:
         ready, in_flight, delayed = stats(world)
         assert ready + in_flight + delayed == len(live)
     world.clock.advance(10)
-    assert sorted(jobs_of(claim(world, 1_000))) == sorted(live)
+    assert sorted(held(claim(world, 1_000))) == sorted(live)
 
 
 def there(world) -> set[int]:

@@ -7,10 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from checkpoint_world import checkpoint_all, new_world
-from removal_world import append, delete, started
-from test_wal_shard_queues import ack, claim, jobs_of, make, nack, stats
-from test_wal_shard_routing import Routed
 
 from ringlog.actors.wal_shard import events as ev
 from ringlog.envelope import messages as m
@@ -18,14 +14,15 @@ from ringlog.errors import CorruptData, Internal, Status
 from ringlog.frame import encode_records, frame
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
+from tests.support.checkpoint_world import checkpoint_all
+from tests.support.lease_words import held
+from tests.support.queue_world import ack, claim, make, nack, stats
+from tests.support.removal_world import append, delete
+from tests.support.routed_world import Routed
+from tests.support.shard_worlds import new_world, started
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")
 S = 1_000_000
-
-
-@pytest.fixture
-def world() -> World:
-    return started()
 
 
 def put(
@@ -40,7 +37,7 @@ def put(
 
 
 def taken(world: World, most: int = 100, **options: Any) -> list[int]:
-    return list(jobs_of(claim(world, most, **options)))
+    return list(held(claim(world, most, **options)))
 
 
 @pytest.mark.parametrize("durability", CLASSES)
@@ -123,7 +120,7 @@ def test_a_waiting_claim_is_woken_at_the_instant(world):
     assert 901 not in run.replies
     world.clock.advance(0.001)
     run.step()
-    assert list(jobs_of(run.replies.pop(901))) == [1]
+    assert list(held(run.replies.pop(901))) == [1]
 
 
 def test_a_waiting_claim_respects_the_delay_of_jobs_put_later(world):
@@ -134,7 +131,7 @@ def test_a_waiting_claim_respects_the_delay_of_jobs_put_later(world):
     assert 901 not in run.replies, "the delay must be known before the delivery"
     world.clock.advance(5)
     run.step()
-    assert list(jobs_of(run.replies.pop(901))) == [1]
+    assert list(held(run.replies.pop(901))) == [1]
 
 
 def test_jobs_of_higher_priority_are_delivered_first_if_configured(world):
@@ -168,7 +165,7 @@ def test_without_record_priority_the_priority_is_stored_and_ignored(world):
 def test_a_returned_job_is_delivered_before_new_jobs(world):
     """This holds even if a new job has a higher priority."""
     make(world, 1, record_priority=True)
-    jobs = jobs_of(claim(world, 1))
+    jobs = held(claim(world, 1))
     put(world, priority=2)
     nack(world, jobs)
     assert taken(world, 1) == [1]
@@ -191,7 +188,7 @@ def test_a_job_that_waited_too_long_is_promoted(world):
 def test_priorities_never_prevent_an_ack(world):
     make(world, 3, record_priority=True, durability="fsync")
     put(world, priority=2, count=3)
-    jobs = jobs_of(claim(world, 2))
+    jobs = held(claim(world, 2))
     assert list(jobs) == [4, 5]
     assert ack(world, jobs).acked == 2
     world.kill()
@@ -274,7 +271,7 @@ def test_statistics_contain_the_age_of_the_oldest_ready_job(world):
     world.append("q", [b"b"])
     world.clock.advance(3)
     assert world.request(m.LeaseStats("q")).oldest_ready_ms == 5_000
-    jobs = jobs_of(claim(world, 1))
+    jobs = held(claim(world, 1))
     assert world.request(m.LeaseStats("q")).oldest_ready_ms == 3_000
     nack(world, jobs)
     assert world.request(m.LeaseStats("q")).oldest_ready_ms == 5_000
@@ -312,7 +309,7 @@ def test_no_history_delivers_a_job_too_early_or_loses_one(seed):
     world.put_topic("q", type="queue", durability="fsync", lease_ms=2_000, record_priority=levels)
     live: dict[int, int] = {}
     """Job -> its `not_before` in microseconds."""
-    held: dict[int, int] = {}
+    leased: dict[int, int] = {}
     for _ in range(50):
         what = rng.choice(["put", "put", "claim", "claim", "ack", "time", "delete", "end", "checkpoint"])
         if what == "put":
@@ -321,12 +318,12 @@ def test_no_history_delivers_a_job_too_early_or_loses_one(seed):
             at_us = world.clock.now_us() + round((delay or 0) * S)
             live |= dict.fromkeys(range(first, first + count), at_us)
         elif what == "claim":
-            found = jobs_of(claim(world, rng.randint(1, 5)))
+            found = held(claim(world, rng.randint(1, 5)))
             assert all(live[seq] <= world.clock.now_us() for seq in found)
-            held |= found
-        elif what == "ack" and held:
-            chosen = rng.sample(sorted(held), rng.randint(1, len(held)))
-            jobs = {seq: held.pop(seq) for seq in chosen}
+            leased |= found
+        elif what == "ack" and leased:
+            chosen = rng.sample(sorted(leased), rng.randint(1, len(leased)))
+            jobs = {seq: leased.pop(seq) for seq in chosen}
             reply = ack(world, jobs)
             if not reply.skipped:
                 live = {seq: at for seq, at in live.items() if seq not in jobs}
@@ -341,7 +338,7 @@ def test_no_history_delivers_a_job_too_early_or_loses_one(seed):
         elif what == "checkpoint":
             checkpoint_all(world)
         elif what == "end":
-            held.clear()
+            leased.clear()
             rng.choice([world.kill, world.stop, lambda: world.power_loss(seed=seed)])()
             world.start()
         there = {seq for seq, _ in world.records("q")}

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
-from removal_world import append, delete, read, started
 
 from ringlog.actors.wal_shard import events as ev
 from ringlog.actors.wal_shard.leases import reply_cache, waiting_claims
@@ -15,56 +13,13 @@ from ringlog.envelope import messages as m
 from ringlog.errors import BatchTooLarge, InvalidRequest, NotAQueue, Status, TopicNotFound
 from ringlog.limits import LEASE_MS_MIN
 from ringlog.testing.shard_world import World
+from tests.support.lease_words import held, numbers, words
+from tests.support.queue_world import ack, claim, make, nack, stats
+from tests.support.removal_world import append, delete, read
+from tests.support.shard_worlds import started
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")
 LEASE_S = 30.0
-
-
-@pytest.fixture
-def world() -> World:
-    return started()
-
-
-def make(world: World, jobs: int, name: str = "q", **config: Any) -> None:
-    world.put_topic(name, type="queue", **config)
-    if jobs:
-        world.append(name, [b"job %d" % n for n in range(1, jobs + 1)])
-
-
-def words(numbers: list[int]) -> bytes:
-    return np.array(numbers, dtype="<u8").tobytes()
-
-
-def numbers(data: bytes) -> list[int]:
-    return np.frombuffer(data, dtype="<u8").tolist()
-
-
-def claim(world: World, most: int = 1, node: str = "w", **options: Any) -> m.ClaimReply:
-    return world.request(m.Claim("q", node, most, **options))
-
-
-def jobs_of(claimed: m.ClaimReply) -> dict[int, int]:
-    """Return number -> lease token."""
-    return {first + n: token + n for first, count, _, token in claimed.runs for n in range(count)}
-
-
-def ack(world: World, jobs: dict[int, int] | list[int], node: str = "w", **options: Any) -> m.AckReply:
-    tokens = words(list(jobs.values())) if isinstance(jobs, dict) else b""
-    return world.request(m.Ack("q", node, words(list(jobs)), tokens, **options))
-
-
-def nack(world: World, jobs: dict[int, int] | list[int], node: str = "w", **options: Any) -> m.NackReply:
-    return world.request(m.Nack("q", node, words(list(jobs)), **options))
-
-
-def stats(world: World) -> tuple[int, int, int]:
-    found = world.request(m.LeaseStats("q"))
-    count = world.request(m.TopicState("q")).count
-    assert found.ready + found.in_flight + found.delayed == count, (
-        "the counts differ from the topic's records (Q2)"
-    )
-    world.run_of("q").core.check()
-    return found.ready, found.in_flight, found.delayed
 
 
 # -- lifetime of a job ------------------------------------------------------------------------------------
@@ -75,27 +30,27 @@ def test_a_job_is_claimed_acked_and_deleted(world, durability):
     """The deletion leaves no tombstone."""
     make(world, 3, durability=durability)
     claimed = claim(world, 2)
-    assert (list(jobs_of(claimed)), claimed.ready) == ([1, 2], 1)
+    assert (list(held(claimed)), claimed.ready) == ([1, 2], 1)
     assert claimed.deadline == world.clock.now_us() // 1_000 + 30_000
-    reply = ack(world, jobs_of(claimed))
+    reply = ack(world, held(claimed))
     assert (reply.acked, reply.skipped, reply.ready, reply.in_flight) == (2, b"", 1, 0)
     assert read(world, "q") == (None, [3]), "a delete must leave no tombstone"
     assert stats(world) == (1, 0, 0)
-    assert ack(world, jobs_of(claimed)).skipped == words([1, 2])
+    assert ack(world, held(claimed)).skipped == words([1, 2])
 
 
 @pytest.mark.parametrize("durability", CLASSES[:3])
 def test_acks_survive_a_kill_and_leases_do_not(world, durability):
     """After the kill, counts of deliveries start at 0."""
     make(world, 4, durability=durability)
-    jobs = jobs_of(claim(world, 3))
+    jobs = held(claim(world, 3))
     ack(world, {2: jobs[2]})
     world.kill()
     world.start()
     assert stats(world) == (3, 0, 0)
     again = claim(world, 9)
     assert [run[:3] for run in again.runs] == [(1, 1, 1), (3, 2, 1)]
-    assert not set(jobs_of(again).values()) & set(jobs.values()), "a lease token was issued twice (Q3)"
+    assert not set(held(again).values()) & set(jobs.values()), "a lease token was issued twice (Q3)"
 
 
 def test_an_ack_is_one_record_of_the_log_and_answered_after_its_sync():
@@ -103,7 +58,7 @@ def test_an_ack_is_one_record_of_the_log_and_answered_after_its_sync():
     seen: list[Any] = []
     world = started(effect_observer=lambda shard, effect: seen.append(effect))
     make(world, 9, durability="fsync")
-    jobs = jobs_of(claim(world, 9))
+    jobs = held(claim(world, 9))
     seen.clear()
     assert ack(world, jobs).acked == 9
     kinds = [type(effect) for effect in seen]
@@ -121,7 +76,7 @@ def test_jobs_of_a_dead_worker_are_ready_at_once(world):
     claim(world, 1)
     run = world.run_of("q")
     run.step(run.request(901, m.Claim("q", "x", 9, wait_ms=20_000)))
-    assert list(jobs_of(run.replies.pop(901))) == [6]
+    assert list(held(run.replies.pop(901))) == [6]
     run.step(run.request(902, m.Claim("q", "w", 9, wait_ms=20_000, pid=7, born=70)))
     run.step(run.request(903, m.Claim("q", "x", 9, wait_ms=20_000)))
     run.step(ev.WorkerDied(7, 70))
@@ -129,8 +84,8 @@ def test_jobs_of_a_dead_worker_are_ready_at_once(world):
     assert [run[:3] for run in again.runs] == [(1, 2, 2)], "deliveries stay counted"
     assert 902 not in run.replies, "the claim of the dead process must receive nothing"
     assert stats(world) == (0, 6, 0)
-    assert ack(world, jobs_of(mine)).acked == 0
-    assert ack(world, jobs_of(other)).acked == 2
+    assert ack(world, held(mine)).acked == 0
+    assert ack(world, held(other)).acked == 2
     run.step(ev.WorkerDied(7, 70))
     assert stats(world) == (0, 4, 0)
 
@@ -139,20 +94,20 @@ def test_a_waiting_claim_of_a_connection_that_ended_gets_no_job(world):
     """A gateway claims for others, so its claims do not name its process."""
     make(world, 1)
     run = world.run_of("q")
-    assert list(jobs_of(claim(world, 1))) == [1]
+    assert list(held(claim(world, 1))) == [1]
     gone = run.request(901, m.Claim("q", "w", 1, wait_ms=20_000))
     run.step(gone)
     run.step(ev.ConnectionsEnded([gone.client]))
     make(world, 1)
     assert 901 not in run.replies
-    assert list(jobs_of(claim(world, 1))) == [2]
+    assert list(held(claim(world, 1))) == [2]
 
 
 def test_acks_that_arrive_together_share_one_sync():
     seen: list[Any] = []
     world = started(effect_observer=lambda shard, effect: seen.append(effect))
     make(world, 8, durability="fsync")
-    jobs = jobs_of(claim(world, 8))
+    jobs = held(claim(world, 8))
     seen.clear()
     run = world.run_of("q")
     seen.clear()
@@ -172,13 +127,13 @@ def test_claims_lease_only_published_jobs(world):
     frame = world.frame_for("q", [b"one"])
     run.step(run.frames(1, frame), run.request(901, m.Claim("q", "w", 5)))
     assert run.replies.pop(901).runs == []
-    assert list(jobs_of(claim(world, 5))) == [1]
+    assert list(held(claim(world, 5))) == [1]
 
 
 def test_an_expired_lease_gives_the_job_to_the_next_claim(world):
     """The old token is not valid any more, and the delivery count grows."""
     make(world, 2)
-    first = jobs_of(claim(world))
+    first = held(claim(world))
     world.clock.advance(LEASE_S)
     assert ack(world, {}, node="other").acked == 0
     assert claim(world, 1, "v").runs[0][:3] == (2, 1, 1)
@@ -190,7 +145,7 @@ def test_an_expired_lease_gives_the_job_to_the_next_claim(world):
 def test_nack_and_extend(world):
     """Jobs without a lease of the node are skipped."""
     make(world, 3)
-    jobs = jobs_of(claim(world, 3))
+    jobs = held(claim(world, 3))
     reply = nack(world, [1, 7])
     assert (reply.nacked, numbers(reply.skipped), reply.ready, reply.in_flight) == (1, [7], 1, 2)
     assert nack(world, {2: jobs[2]}, delay_ms=500).nacked == 1
@@ -199,7 +154,7 @@ def test_nack_and_extend(world):
     assert (extended.extended, numbers(extended.skipped)) == (1, [1])
     assert extended.deadline == world.clock.now_us() // 1_000 + 90_000
     world.clock.advance(0.5)
-    assert list(jobs_of(claim(world, 9))) == [1, 2]
+    assert list(held(claim(world, 9))) == [1, 2]
     world.clock.advance(60)
     assert stats(world) == (2, 1, 0)
 
@@ -244,7 +199,7 @@ def test_a_log_topic_is_no_queue_and_no_topic_is_created(world, kind):
 def test_the_ack_of_a_deleted_job_succeeds_and_of_an_evicted_job_does_not(world):
     """A lease ends with its job, whatever removes the job (Q5)."""
     make(world, 6, cap_records=6)
-    jobs = jobs_of(claim(world, 5))
+    jobs = held(claim(world, 5))
     delete(world, "q", seqs=[3])
     world.append("q", [b"more", b"more"])  # seven exist: the cap evicts one
     assert read(world, "q")[0].gap_to == 1
@@ -257,7 +212,7 @@ def test_the_ack_of_a_deleted_job_succeeds_and_of_an_evicted_job_does_not(world)
 def test_a_job_with_an_expired_ttl_is_not_leased_any_more(world):
     """Its ack is skipped."""
     make(world, 2, ttl_ms=1_000)
-    jobs = jobs_of(claim(world))
+    jobs = held(claim(world))
     world.clock.advance(1.002)
     reply = ack(world, jobs)
     assert (reply.acked, numbers(reply.skipped), reply.ready, reply.in_flight) == (0, [1], 0, 0)
@@ -269,7 +224,7 @@ def test_an_expired_record_between_others_is_skipped(world):
     soon = world.clock.now_us() + 1_000_000
     append(world, "q", [b"a", b"b", b"c"], expires_at=[0, soon, 0])
     world.clock.advance(2)
-    assert list(jobs_of(claim(world, 9))) == [1, 3]
+    assert list(held(claim(world, 9))) == [1, 3]
 
 
 def test_a_delete_up_to_a_seq_removes_ready_leased_and_delayed_jobs(world):
@@ -284,7 +239,7 @@ def test_a_delete_up_to_a_seq_removes_ready_leased_and_delayed_jobs(world):
 
 def test_a_recreated_queue_has_no_old_leases(world):
     make(world, 2)
-    old = jobs_of(claim(world, 2))
+    old = held(claim(world, 2))
     world.request(m.TopicDelete("q"))
     make(world, 2)
     assert ack(world, old).acked == 0
@@ -298,8 +253,8 @@ def test_a_repeated_request_has_the_same_reply(world):
     make(world, 4)
     first = claim(world, 2, call=1)
     assert claim(world, 2, call=1) == first
-    acked = ack(world, jobs_of(first), call=2)
-    assert ack(world, jobs_of(first), call=2) == acked
+    acked = ack(world, held(first), call=2)
+    assert ack(world, held(first), call=2) == acked
     claim(world, 2)
     given = nack(world, [3], call=3)
     assert nack(world, [3], call=3) == given
@@ -311,30 +266,30 @@ def test_a_repeated_request_has_the_same_reply(world):
 def test_a_claim_that_comes_again_is_not_told_of_leases_that_are_others_by_now(world):
     """A gateway nacks jobs that it cannot forward, and a worker without a reply repeats its claim."""
     make(world, 4)
-    first = jobs_of(claim(world, 3, call=1))
+    first = held(claim(world, 3, call=1))
     nack(world, {3: first[3]})
-    assert list(jobs_of(claim(world, 1, "x"))) == [3]
-    assert jobs_of(claim(world, 3, call=1)) == {seq: first[seq] for seq in (1, 2)}
+    assert list(held(claim(world, 1, "x"))) == [3]
+    assert held(claim(world, 3, call=1)) == {seq: first[seq] for seq in (1, 2)}
 
 
 def test_a_claim_that_is_taken_back_is_made_anew_when_it_comes_again(world):
     """Nothing remains under the call number of the claim."""
     make(world, 2)
-    first = jobs_of(claim(world, 2, call=1))
+    first = held(claim(world, 2, call=1))
     for _ in range(2):
         assert nack(world, first, call=1).nacked == 2
     assert stats(world) == (2, 0, 0)
-    second = jobs_of(claim(world, 2, call=1))
+    second = held(claim(world, 2, call=1))
     assert list(second) == [1, 2]
     assert not set(first.values()) & set(second.values())
-    assert jobs_of(claim(world, 2, call=1)) == second
+    assert held(claim(world, 2, call=1)) == second
 
 
 def test_a_claim_repeated_after_its_lease_is_a_new_claim(world):
     make(world, 1)
     old = claim(world, call=1)
     world.clock.advance(LEASE_S + 1)
-    assert jobs_of(claim(world, call=1)).keys() == jobs_of(old).keys()
+    assert held(claim(world, call=1)).keys() == held(old).keys()
     assert stats(world) == (0, 1, 0)
 
 
@@ -342,7 +297,7 @@ def test_a_repeated_ack_after_a_restart_succeeds_if_its_deletion_was_logged(worl
     """A job without a logged deletion is skipped."""
     make(world, 4, durability="fsync", cap_records=4)
     claimed = claim(world, 4)
-    jobs = jobs_of(claimed)
+    jobs = held(claimed)
     ack(world, {2: jobs[2], 4: jobs[4]}, in_time=True)
     world.append("q", [b"new"] * 3)  # evicts the first
     world.kill()
@@ -352,7 +307,7 @@ def test_a_repeated_ack_after_a_restart_succeeds_if_its_deletion_was_logged(worl
     assert (reply.acked, numbers(reply.skipped)) == (2, [1, 3])
     assert ack(world, [2, 4], in_time=True).acked == 0, "an ack without a token must be skipped"
     assert ack(world, {2: jobs[2]}).acked == 0, "an ack after the lease must be skipped"
-    own = jobs_of(claim(world, 1))
+    own = held(claim(world, 1))
     (seq, token), *_ = own.items()
     ack(world, own)
     assert ack(world, {seq: token}, in_time=True).acked == 0, (
@@ -398,11 +353,9 @@ def test_a_claim_that_is_called_off_is_as_if_it_had_never_been_made(world):
         assert nack(world, [], undo=True, call=8).nacked == nacked, "once"
     again = claim(world, 3, call=9)
     assert [(number, deliveries) for number, _, deliveries, _ in again.runs] == [(1, 1)]
-    assert not set(jobs_of(first).values()) & set(jobs_of(again).values()), (
-        "a lease token was issued twice (Q3)"
-    )
+    assert not set(held(first).values()) & set(held(again).values()), "a lease token was issued twice (Q3)"
     for _ in range(2):
-        assert nack(world, {2: jobs_of(again)[2]}, undo=True, call=10).nacked == 1, "the same answer"
+        assert nack(world, {2: held(again)[2]}, undo=True, call=10).nacked == 1, "the same answer"
     assert claim(world).runs[0][:3] == (2, 1, 1)
     assert nack(world, [1]).nacked == 1
     assert claim(world).runs[0][:3] == (1, 1, 2), "a normal nack must count the delivery"
@@ -416,7 +369,7 @@ def test_a_waiting_claim_receives_appended_jobs(world):
     run = park(world, 900, most=2)
     assert not run.replies
     world.append("q", [b"a", b"b", b"c"])
-    assert list(jobs_of(run.replies.pop(900))) == [1, 2]
+    assert list(held(run.replies.pop(900))) == [1, 2]
 
 
 def test_the_claim_that_waits_longest_is_served_first(world):
@@ -425,7 +378,7 @@ def test_the_claim_that_waits_longest_is_served_first(world):
     park(world, 901, most=5)
     park(world, 902)
     world.append("q", [b"a", b"b", b"c"])
-    assert [list(jobs_of(run.replies.pop(900 + n))) for n in range(2)] == [[1], [2, 3]]
+    assert [list(held(run.replies.pop(900 + n))) for n in range(2)] == [[1], [2, 3]]
     assert not run.replies
     assert world.request(m.LeaseStats("q")).waiting == 1
 
@@ -433,16 +386,16 @@ def test_the_claim_that_waits_longest_is_served_first(world):
 def test_a_wait_ends_with_a_returned_job(world):
     """The job returns by a nack, after a delay, or from an expired lease. The shard sets a timer."""
     make(world, 1)
-    jobs = jobs_of(claim(world))
+    jobs = held(claim(world))
     run = park(world, 900, wait_ms=30_000, node="v")
     nack(world, jobs)
-    assert list(jobs_of(run.replies.pop(900))) == [1]
+    assert list(held(run.replies.pop(900))) == [1]
     park(world, 901, wait_ms=30_000)
     nack(world, [1], node="v", delay_ms=700)
     assert not run.replies
     assert wakes_in_s(world) == pytest.approx(0.7)
     world.tick(0.7)
-    assert list(jobs_of(run.replies.pop(901))) == [1]
+    assert list(held(run.replies.pop(901))) == [1]
     extended = world.request(m.Extend("q", "w", words([1]), lease_ms=900))
     assert extended.extended == 1
     park(world, 902, wait_ms=30_000, node="v")
@@ -476,7 +429,7 @@ def test_a_repeated_waiting_claim_waits_once(world):
     run = park(world, 900, call=77)
     park(world, 901, call=77)
     world.append("q", [b"a", b"b"])
-    assert list(jobs_of(run.replies.pop(901))) == [1]
+    assert list(held(run.replies.pop(901))) == [1]
     assert not run.replies
 
 
@@ -533,18 +486,18 @@ def test_a_waiting_claim_receives_no_expired_job(world):
 def test_an_idle_lease_may_be_taken_over_by_another_worker(world, leases_durable):
     """As in consumer groups: by a steal of its seq, or by a claim when no other job is ready."""
     make(world, 3, durability="fsync", leases_durable=leases_durable)
-    held = jobs_of(claim(world, 3, node="a"))
+    theirs = held(claim(world, 3, node="a"))
     steal = m.Steal("q", "b", words([1, 9]), min_idle_ms=1_000, call=7)
     assert world.request(steal).runs == []
     world.clock.advance(2.0)
     stolen = world.request(m.Steal("q", "b", words([1, 9]), min_idle_ms=1_000, call=8))
     assert [run[:3] for run in stolen.runs] == [(1, 1, 2)]
-    assert jobs_of(world.request(m.Steal("q", "b", words([1, 9]), call=8))) == jobs_of(stolen)
-    assert list(jobs_of(claim(world, 1, node="c", min_idle_ms=1_000))) == [2]
+    assert held(world.request(m.Steal("q", "b", words([1, 9]), call=8))) == held(stolen)
+    assert list(held(claim(world, 1, node="c", min_idle_ms=1_000))) == [2]
     assert claim(world, 9, node="c", min_idle_ms=5_000).runs == []
     if leases_durable:
         world.kill()
         world.start()
-    assert numbers(ack(world, held, node="a").skipped) == [1, 2]
-    assert ack(world, jobs_of(stolen), node="b").acked == 1
+    assert numbers(ack(world, theirs, node="a").skipped) == [1, 2]
+    assert ack(world, held(stolen), node="b").acked == 1
     assert stats(world) == (0, 1, 0)

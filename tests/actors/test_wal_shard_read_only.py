@@ -19,6 +19,7 @@ from ringlog.supervision.restart import read_only_probe_ms
 from ringlog.testing.clock import ManualClock
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, SimulatedBoardMarks, World, refusals
+from tests.support.shard_worlds import started
 
 CHANGING = ("create", "write_at", "allocate", "zero_fill", "truncate", "rename", "unlink", "make_dir", "lock",
             "remove_dir", "sync_data", "sync_file", "sync_dir", "open_for_truncate", "open_for_overwrite",
@@ -49,9 +50,7 @@ class ReadOnlyDirectory(ReadOnlyDisk):
 
 def latched(durability: str = "fsync", unsynced: Sequence[bytes] = ()) -> World:
     """Return a world in which the only shard restarted on a disk without writes and syncs."""
-    world = World(SimulatedDisk(DATA))
-    world.start()
-    world.put_topic("f", durability="fsync")
+    world = started({"f": "fsync"})
     world.put_topic("d", durability=durability)
     world.append("f", [b"a", b"b"])
     for payload in unsynced:
@@ -146,8 +145,7 @@ def test_a_reader_beyond_the_shown_head_does_not_start_over():
 @pytest.mark.parametrize("is_board_kept", [True, False], ids=["shard killed", "everything killed"])
 def test_the_complete_log_is_shown_if_it_can_be_synced(is_board_kept):
     """Readers see acked deletes and the last append of each class. The published mark permits it."""
-    world = World(SimulatedDisk(DATA))
-    world.start()
+    world = started()
     for name, durability in (("f", "fsync"), ("d", "disk")):
         world.put_topic(name, durability=durability)
         world.append(name, [b"a", b"b", b"c"])
@@ -193,8 +191,7 @@ def test_a_read_only_shard_stops_in_order_and_can_start_read_only_again():
 
 
 def test_expired_records_cause_no_wakeup_of_a_read_only_shard():
-    world = World(SimulatedDisk(DATA))
-    world.start()
+    world = started()
     world.put_topic("t", durability="fsync", ttl_ms=1_000)
     world.append("t", [b"a"])
     world.kill_shard(0)

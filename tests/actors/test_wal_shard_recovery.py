@@ -18,6 +18,7 @@ from ringlog.storage.layout import unpack_file
 from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, Monitor, PowerLossDamage, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World, refusals
 from ringlog.topic.reservation import Reservation
+from tests.support.shard_worlds import started
 
 
 def dump(world: World) -> dict[str, Any]:
@@ -288,9 +289,7 @@ def _live_through(fault: DiskFault) -> None:
 
 def test_a_power_loss_skips_the_reserved_seqs_and_reports_them():
     """40 records are acked, and a power loss keeps 33. Seqs 34 to 257 are reported as lost."""
-    world = World(SimulatedDisk(DATA))
-    world.start()
-    world.put_topic("d", durability="disk")
+    world = started({"d": "disk"})
     stops = []
     for i in range(40):
         world.append("d", [b"%d" % (i + 1)])
@@ -329,9 +328,7 @@ def _write_over(disk: Any, data: bytes) -> None:
 @pytest.mark.parametrize("end", ["kill", "shard", "stop", "stop and reboot"])
 def test_a_kill_or_an_orderly_stop_skips_no_seqs(end):
     """This holds also long after an earlier boot."""
-    world = World(SimulatedDisk(DATA))
-    world.start()
-    world.put_topic("d", durability="disk")
+    world = started({"d": "disk"})
     head = 0
     for life in range(4):
         for _ in range(5):
@@ -351,9 +348,7 @@ def test_a_kill_or_an_orderly_stop_skips_no_seqs(end):
 
 def test_an_orderly_stop_on_another_boot_does_not_turn_a_kill_into_a_loss():
     """Only the last end of the log counts."""
-    world = World(SimulatedDisk(DATA))
-    world.start()
-    world.put_topic("d", durability="disk")
+    world = started({"d": "disk"})
     world.append("d", [b"a"])
     world.stop()
     world.reboot()
@@ -493,8 +488,7 @@ def test_a_crash_between_the_recoveries_of_two_shards_loses_no_tail():
 
 def test_a_topic_has_one_owner_after_a_change_of_the_shard_count():
     """Its home shard points to it. It can be deleted and created again there, and never exists twice."""
-    world = World(SimulatedDisk(DATA), shards=1)
-    world.start()
+    world = started(shards=1)
     _write_all(world, b"")
     world.kill()
     epochs = dict.fromkeys(NAMES, 0)
@@ -528,8 +522,7 @@ def test_a_topic_has_one_owner_after_a_change_of_the_shard_count():
 
 def test_a_deleted_topic_stays_deleted_under_every_later_count():
     """Half of the topics are deleted under three shards."""
-    world = World(SimulatedDisk(DATA), shards=3)
-    world.start()
+    world = started(shards=3)
     _write_all(world, b"")
     for name in NAMES[:6]:
         world.request(m.TopicDelete(name))
@@ -542,8 +535,7 @@ def test_a_deleted_topic_stays_deleted_under_every_later_count():
 
 def test_the_appends_of_a_topic_are_in_the_log_of_one_shard():
     """The topic ids of a shard hash to this shard."""
-    world = World(SimulatedDisk(DATA), shards=3)
-    world.start()
+    world = started(shards=3)
     _write_all(world, b"")
     for shard, run in world.runs.items():
         for topic in run.core.directory.by_id.values():
@@ -587,9 +579,7 @@ def test_damage_refuses_the_start_with_file_and_offset():
 def test_recovery_sends_heartbeats_within_a_file(monkeypatch):
     """The supervisor judges recovery by its heartbeats, and a large file may take long."""
     monkeypatch.setattr("ringlog.storage.recovery.RECOVERY_READ_BYTES", 4096)
-    world = World(SimulatedDisk(DATA), file_bytes=256 << 10)
-    world.start()
-    world.put_topic("f", durability="fsync")
+    world = started({"f": "fsync"}, file_bytes=256 << 10)
     for _ in range(40):
         world.append("f", [bytes(2_000)])
     world.kill_shard(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from removal_world import append, delete, read, started, state
 
 from ringlog.actors.wal_shard import events as ev
 from ringlog.actors.wal_shard.phases import Room
@@ -19,13 +18,9 @@ from ringlog.errors import (
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import World
 from ringlog.topic.tombstone import Gap
+from tests.support.removal_world import append, delete, read, state
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")
-
-
-@pytest.fixture
-def world() -> World:
-    return started()
 
 
 def write(world: World, name: str, *numbers: int) -> None:

@@ -6,10 +6,8 @@ import pytest
 
 import ringlog
 from ringlog.client import Tombstone
-from ringlog.envelope import messages as m
-from ringlog.errors import NotReady
-from ringlog.link.shard_requests import Requester
 from ringlog.testing.real_engine import wait_until
+from tests.support.checkpoints import checkpoint
 from tests.support.engines import engine_fixture
 
 CLASSES = ("fsync", "disk", "ephemeral")
@@ -25,23 +23,6 @@ def seqs(client, topic):
 def facts(client, topic):
     found = client.topics.state(topic)
     return found.count, found.bytes, found.earliest_seq
-
-
-def checkpoint(host):
-    """Request a checkpoint of the complete log. Repeat the request while an actor restarts."""
-    requester = Requester("compactor", f"ipc://{host.info.shm_dir}/compactor.sock")
-
-    def is_made():
-        try:
-            requester.ask(m.CheckpointNow(), m.CheckpointMade, timeout_s=30)
-        except NotReady:
-            return False
-        return True
-
-    try:
-        wait_until(is_made, 60, "a checkpoint")
-    finally:
-        requester.close()
 
 
 @pytest.mark.timeout(120)

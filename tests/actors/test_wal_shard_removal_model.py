@@ -15,10 +15,11 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from removal_world import append, delete, read, started, state
 
 from ringlog.limits import KIB
 from ringlog.topic.tombstone import Gap
+from tests.support.removal_world import append, delete, read, state
+from tests.support.shard_worlds import started
 
 
 @dataclass

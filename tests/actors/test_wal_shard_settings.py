@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
-from checkpoint_world import checkpoint_all, new_world
 from msgspec import structs
 
 from ringlog.envelope import messages as m
@@ -24,6 +23,8 @@ from ringlog.limits import CLAIM_JITTER_MS_MAX, DURATION_MS_MAX
 from ringlog.settings import CALL_SETTINGS, FLAG, GROUP_SETTINGS, QUEUE, TOPIC_SETTINGS, WHOLE, Setting
 from ringlog.testing.shard_world import NoReply, World, refusals
 from ringlog.topic.config import TopicConfig
+from tests.support.checkpoint_world import checkpoint_all
+from tests.support.shard_worlds import new_world
 
 HUGE = (2**31, 2**63 - 1, 2**63, 2**64 - 1, 2**64 // 1_000)
 WRONG = (float("nan"), float("inf"), 1.5, "1", "", True, None, [], {}, b"1")

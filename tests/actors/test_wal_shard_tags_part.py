@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from checkpoint_world import checkpoint, new_world
 
 from ringlog.envelope import messages as m
 from ringlog.frame import encode_records, frame
@@ -12,6 +11,8 @@ from ringlog.segment.layout import DATA as DATA_SUFFIX
 from ringlog.segment.layout import TAGS
 from ringlog.segment.segment import find_segments
 from ringlog.testing.shard_world import DATA
+from tests.support.checkpoint_world import checkpoint
+from tests.support.shard_worlds import new_world
 
 
 def sealed():

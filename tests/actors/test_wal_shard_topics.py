@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from checkpoint_world import checkpoint_all, new_world
 
 from ringlog.digests import DIGEST_BYTES, digest_of_id
 from ringlog.envelope import messages as m
@@ -28,17 +27,11 @@ from ringlog.frame.settle_entry import (
     entry_error,
 )
 from ringlog.limits import DURATION_MS_MAX
-from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
+from tests.support.checkpoint_world import checkpoint_all
+from tests.support.shard_worlds import new_world, started
 
 WINDOW_MS = 1_000
-
-
-@pytest.fixture
-def world() -> World:
-    made = World(SimulatedDisk(DATA))
-    made.start()
-    return made
 
 
 class Producer:
@@ -129,8 +122,7 @@ def test_invalid_names_and_configurations_are_refused_before_they_are_logged(wor
 
 def test_the_number_of_topics_is_bounded(world):
     """The deletion of a topic makes room for another one."""
-    world = World(SimulatedDisk(DATA), topics_max=2)
-    world.start()
+    world = started(topics_max=2)
     world.put_topic("a")
     world.put_topic("b")
     for make in (lambda: world.put_topic("c"), lambda: Producer(world).append("c", b"x", create=True)):

@@ -15,7 +15,8 @@ from ringlog.frame import batch as frames
 from ringlog.frame.layout import FrameType
 from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.testing.shard_world import DATA, World
-from tests.actors.checkpoint_world import checkpoint, fill, findings, new_world, restart, state, wal_files
+from tests.support.checkpoint_world import checkpoint, fill, findings, restart, state, wal_files
+from tests.support.shard_worlds import new_world
 
 QUARANTINE = f"{DATA}/quarantine"
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
-from group_world import QUEUE, STREAM
-from removal_world import append, started
 
 from ringlog.actors.wal_shard import events as ev
 from ringlog.actors.wal_shard.retention.idle_topic_expiry import USING_REQUESTS
@@ -19,6 +16,9 @@ from ringlog.limits import IDLE_CHECKS_MAX, IDLE_CHECKS_PER_PERIOD
 from ringlog.testing.checkpoints import checkpoint_all
 from ringlog.testing.shard_world import World
 from ringlog.topic.routers import RouterFlag
+from tests.support.group_world import QUEUE, STREAM
+from tests.support.lease_words import words
+from tests.support.removal_world import append
 
 PERIOD_MS = 10_000
 PERIOD_S = PERIOD_MS / 1_000
@@ -28,11 +28,6 @@ LATE_S = 2 * PERIOD_S / IDLE_CHECKS_PER_PERIOD + 0.2
 
 class Crash(RuntimeError):
     """The process ends here."""
-
-
-@pytest.fixture
-def world() -> World:
-    return started()
 
 
 def make(world: World, name: str = "t", **config: Any) -> None:
@@ -62,10 +57,6 @@ def require_period(world: World, name: str = "t") -> None:
     """Check that the unused topic is deleted after its period, not earlier and not much later."""
     seconds = goes_in(world, name)
     assert PERIOD_S <= seconds <= PERIOD_S + LATE_S, f"deleted after {seconds} s"
-
-
-def words(numbers: Any) -> bytes:
-    return np.array(list(numbers), dtype="<u8").tobytes()
 
 
 def of_group(kind: type[m.Message], *fields: Any, **options: Any) -> Callable[[World], Any]:

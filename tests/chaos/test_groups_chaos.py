@@ -12,7 +12,6 @@ from random import Random
 
 import numpy as np
 import pytest
-from lease_story import MS, ONE, LeaseStory
 
 from chaos import groups
 from chaos.kills.rig import Engine
@@ -22,6 +21,7 @@ from chaos.leases.verdict import Death, LeaseVerdict, Place, Rules, judge
 from chaos.order import Account, Order
 from chaos.plan import load_faults, load_plan
 from chaos.rigs.nursery import Nursery
+from tests.support.lease_story import MS, ONE, LeaseStory
 
 RULES = Rules(lease_ms=1_000, idle_ms=600)
 ROUNDS = 3

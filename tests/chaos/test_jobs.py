@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lease_story import MS, LeaseStory
-from lease_story import ONE as JOB
 
 from chaos import jobs
 from chaos.kills.scene import Stage
@@ -20,6 +18,8 @@ from chaos.leases.verdict import Death, LeaseVerdict, Place, Rules, judge
 from chaos.order import Account, Order
 from chaos.plan import load_plan
 from chaos.rigs.nursery import Nursery
+from tests.support.lease_story import MS, LeaseStory
+from tests.support.lease_story import ONE as JOB
 
 LEASE = 1_000
 

@@ -20,6 +20,7 @@ from chaos.kernels.guest import build_shim, need_kernel
 from chaos.kernels.judge import Story
 from chaos.order import Account, CannotRun, Order
 from ringlog.testing.real_engine import wait_until
+from tests.support.machine import has_processes
 
 ROOT = Path(__file__).parents[2]
 UNSYNCED = (
@@ -84,16 +85,7 @@ def test_a_killed_harness_leaves_no_guest_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-c", ABANDONED, str(tmp_path)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    wait_until(lambda: not is_alive(int(done.stdout)), 20, "all processes of the guest to end")
-
-
-def is_alive(group: int) -> bool:
-    """Return whether the process group has a process."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    wait_until(lambda: not has_processes(int(done.stdout)), 20, "all processes of the guest to end")
 
 
 # -- the judge ------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from real_disks import in_private_mounts, needs_mounts
+
+from tests.support.real_disks import in_private_mounts, needs_mounts
 
 pytestmark = [needs_mounts, pytest.mark.slow]
 

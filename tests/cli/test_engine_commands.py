@@ -11,67 +11,17 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import ringlog
 from ringlog.cli.outcome import CliExit
 from ringlog.testing.real_engine import TestEngine, engine, wait_until
+from tests.support.shell import COMMAND, Shell
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parent.parent.parent
 # A shell starts background jobs with SIGINT ignored, and child processes inherit that.
-MAIN = (
-    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
-    "from ringlog.cli import main; sys.exit(main())"
-)
-COMMAND = [sys.executable, "-c", MAIN]
 Name = Callable[[str], str]
-
-
-class Shell:
-    """Runs commands with RINGLOG_URL set."""
-
-    def __init__(self, url: str) -> None:
-        self.environ = os.environ | {"RINGLOG_URL": url, "PYTHONPATH": str(ROOT)}
-        self._started: list[subprocess.Popen[bytes]] = []
-
-    def run(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            [*COMMAND, *arguments],
-            input=stdin,
-            capture_output=True,
-            check=False,
-            timeout=40,
-            env=self.environ,
-        )
-
-    def ok(self, *arguments: str, stdin: bytes = b"") -> list[Any]:
-        """Run a command that must succeed. Return its NDJSON output."""
-        done = self.run(*arguments, stdin=stdin)
-        assert done.returncode == 0, done.stderr.decode()
-        return [json.loads(line) for line in done.stdout.splitlines()]
-
-    def fails(self, code: CliExit, *arguments: str, stdin: bytes = b"") -> str:
-        """Run a command that must fail with this code. Return its error line."""
-        done = self.run(*arguments, stdin=stdin)
-        lines = done.stderr.decode().splitlines()
-        assert (done.returncode, len(lines)) == (code, 1), done.stderr.decode()
-        return lines[0]
-
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        started = subprocess.Popen(
-            [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self.environ
-        )
-        self._started.append(started)
-        return started
-
-    def end(self) -> None:
-        """Kill the started processes, so that none outlives its test."""
-        for started in self._started:
-            started.kill()
-            started.communicate()
 
 
 @pytest.fixture

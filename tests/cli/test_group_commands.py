@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from test_engine_commands import Shell
 
 from ringlog.cli.outcome import CliExit
 from ringlog.client import Client, NewRecord
@@ -13,6 +12,7 @@ from ringlog.client.group import Group
 from ringlog.errors import GroupNotFound
 from ringlog.testing.real_engine import TestEngine
 from tests.support.engines import engine_fixture
+from tests.support.shell import Shell
 
 pytestmark = pytest.mark.slow
 

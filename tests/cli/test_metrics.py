@@ -25,7 +25,7 @@ from ringlog.envelope.messages import (
 )
 from ringlog.errors import NotConnected, UsageError
 from ringlog.testing.real_engine import wait_until
-from tests.cli.test_engine_commands import Shell
+from tests.support.shell import Shell
 
 
 def numbers(text: str) -> dict[tuple[str, tuple[str, ...]], float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from test_engine_commands import Shell
 
 from ringlog.cli.jobs import parse_job
 from ringlog.cli.outcome import CliExit
@@ -13,6 +12,7 @@ from ringlog.client import Client
 from ringlog.errors import UsageError
 from ringlog.testing.real_engine import TestEngine, wait_until
 from tests.support.engines import engine_fixture
+from tests.support.shell import Shell
 
 pytestmark = pytest.mark.slow
 

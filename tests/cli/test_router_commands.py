@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from test_engine_commands import Shell
 
 import ringlog
 from ringlog.cli.outcome import CliExit
 from ringlog.testing.real_engine import TestEngine, wait_until
 from tests.support.engines import engine_fixture
+from tests.support.shell import Shell
 
 pytestmark = pytest.mark.slow
 

@@ -21,9 +21,9 @@ from ringlog.errors import RinglogError
 from ringlog.supervision import control_client
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
-from tests.actors.test_scheduler_engine import Link, feed_of
-from tests.cli.test_engine_commands import Shell
 from tests.support.engines import engine_fixture
+from tests.support.scheduler_link import Link, feed_of
+from tests.support.shell import Shell
 
 WAIT_S = 20.0
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import os
 import resource
-import socket
 import threading
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ from ringlog.errors import NotConnected, NotReady
 from ringlog.testing import engine
 from ringlog.testing.real_engine import wait_until
 from tests.support.engines import engine_fixture
+from tests.support.machine import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 WAIT_S = 30.0
@@ -255,9 +255,7 @@ def test_tcp_is_encrypted_and_requires_the_right_server_key(tmp_path):
     key_file = tmp_path / "curve.key"
     key_file.write_text(f'public_key = "{public}"\nsecret_key = "{secret}"\n')
     key_file.chmod(0o600)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     native = {"endpoint": f"tcp://127.0.0.1:{port}", "curve_key_file": str(key_file)}
     with engine(wal={"shards": 2}, gateway={"enabled": True}, native=native):
         url = f"ringlog://127.0.0.1:{port}"

@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_sealed_reading import checkpoint
 
 import ringlog
 from ringlog.errors import ColdUnavailable, TopicHalted
 from ringlog.testing.real_engine import engine, wait_until
+from tests.support.checkpoints import checkpoint
 
 pytestmark = pytest.mark.slow
 ENGINE = {

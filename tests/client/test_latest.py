@@ -7,13 +7,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from test_sealed_reading import checkpoint
 
 import ringlog
 import ringlog.aio
 from ringlog.client import LATEST, Page
 from ringlog.errors import RinglogError
 from ringlog.testing.real_engine import engine, wait_until
+from tests.support.checkpoints import checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 WAIT_S = 20.0

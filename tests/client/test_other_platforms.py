@@ -8,7 +8,6 @@ The systems are simulated: functions that their Python lacks are removed before 
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import pytest
 
 from ringlog.link.curve import key_file_text, new_key
 from ringlog.testing import engine
+from tests.support.machine import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -107,9 +107,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     key_file = tmp_path_factory.mktemp("keys") / "server.key"
     key_file.write_text(key_file_text(server))
     key_file.chmod(0o600)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     native = {"endpoint": f"tcp://127.0.0.1:{port}", "curve_key_file": str(key_file)}
     with engine(wal={"shards": 1}, gateway={"enabled": True}, native=native):
         yield f"ringlog://127.0.0.1:{port}?server_key={quote(server.public, safe='')}"

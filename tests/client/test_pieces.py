@@ -7,7 +7,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from piece_samples import CHOICES, FULL, OPTIONAL, RECORD, run_of
 
 from ringlog.client.read.multi_frame_batch import MultiFrameRecordBatch, decode_frames
 from ringlog.client.read.record_batches import (
@@ -21,6 +20,7 @@ from ringlog.frame import layout
 from ringlog.frame.layout import HEADER_BYTES, Column
 from ringlog.storage.frame_run import FrameRun
 from ringlog.types import Codec
+from tests.support.piece_samples import CHOICES, FULL, OPTIONAL, RECORD, run_of
 
 
 def one_by_one(run):

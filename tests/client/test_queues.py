@@ -12,11 +12,10 @@ import ringlog
 from ringlog.client.job import Job
 from ringlog.client.leases.job_facts import backoff_ms
 from ringlog.client.queue import Queue
-from ringlog.envelope.messages import CheckpointMade, CheckpointNow
-from ringlog.errors import InvalidRequest, LeaseLost, NotAQueue, NotReady, TopicNotFound, UsageError
-from ringlog.link.shard_requests import Requester
+from ringlog.errors import InvalidRequest, LeaseLost, NotAQueue, TopicNotFound, UsageError
 from ringlog.testing import engine
 from ringlog.testing.real_engine import wait_until
+from tests.support.checkpoints import checkpoint
 from tests.support.engines import client_fixture
 
 LONG_MS = 60_000
@@ -345,23 +344,6 @@ def test_a_forked_child_leaves_the_jobs_of_its_parent_alone(queue):
     first.ack()
 
 
-def checkpoint(running) -> None:
-    """Compact the log into segments."""
-    socket = f"ipc://{running.info.shm_dir}/compactor.sock"
-    requester = Requester("the compactor", socket)
-
-    def is_made() -> bool:
-        try:
-            return bool(requester.ask(CheckpointNow(), CheckpointMade, timeout_s=30).message.files)
-        except NotReady:
-            return False
-
-    try:
-        wait_until(is_made, 40, "a checkpoint")
-    finally:
-        requester.close()
-
-
 def test_jobs_are_read_from_segments_and_from_the_log(tmp_path):
     """The compactor runs while jobs are leased, and jobs of the segments are returned."""
     with (
@@ -372,13 +354,13 @@ def test_jobs_are_read_from_segments_and_from_the_log(tmp_path):
         queue = client.queue("q")
         fill(queue, 100)
         first = queue.claim(10)
-        checkpoint(running)
+        wait_until(lambda: bool(checkpoint(running)), 40, "a checkpoint with files")
         queue.put_many([b"job %d" % n for n in range(101, 151)])
         queue.nack(first)
         found = queue.claim(1_000)
         assert [job.data for job in found] == [b"job %d" % n for n in range(1, 151)]
         assert queue.ack(found[:120]).count == 120
-        checkpoint(running)
+        wait_until(lambda: bool(checkpoint(running)), 40, "a checkpoint with files")
         queue.nack(found[120:])
         assert [job.seq for job in queue.claim(1_000)] == list(range(121, 151))
 

@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from redrive_engine import half_way, lose_power
 
 import ringlog
 import ringlog.aio
@@ -16,6 +15,7 @@ from ringlog.client.read.pages import Record
 from ringlog.errors import InvalidRequest, RinglogError, TopicFull, UsageError
 from ringlog.testing.real_engine import wait_until
 from tests.support.engines import client_fixture
+from tests.support.redrive_engine import half_way, lose_power
 
 MOVED_S = 30.0
 

@@ -14,13 +14,12 @@ import pytest
 
 import ringlog
 from ringlog.cli.app import run
-from ringlog.cli.maintenance import COMPACTOR, request_actor
 from ringlog.cli.outcome import CliExit
 from ringlog.client import CaughtUp, Client, NewRecord, Page
 from ringlog.client.read.tail_batch import TailBatch
-from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 from ringlog.limits import ROUTER_HOPS_MAX
 from ringlog.testing.real_engine import TestEngine
+from tests.support.checkpoints import checkpoint
 from tests.support.engines import engine_fixture
 
 pytestmark = pytest.mark.slow
@@ -51,10 +50,6 @@ def client(running: TestEngine) -> Iterator[Client]:
         checkpoint(running)
         _fill(found, 2_000)
         yield found
-
-
-def checkpoint(running: TestEngine) -> None:
-    request_actor(running.info.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade)
 
 
 def _fill(client: Client, first: int) -> None:

@@ -11,11 +11,8 @@ from pathlib import Path
 import pytest
 
 import ringlog
-from ringlog.envelope.messages import CheckpointMade, CheckpointNow
-from ringlog.errors import NotReady
-from ringlog.link.address import read_engine_file
-from ringlog.link.shard_requests import Requester
 from ringlog.testing.real_engine import engine, wait_until
+from tests.support.checkpoints import checkpoint
 from tests.support.engines import engine_fixture
 
 pytestmark = pytest.mark.slow
@@ -34,25 +31,6 @@ def clients(running):
         ringlog.connect(running.url, wait=10, transport="ipc") as ipc,
     ):
         yield ring, ipc
-
-
-def checkpoint(running):
-    """Compact everything now. Return the files of a backup at this moment."""
-    requester = Requester("compactor", f"ipc://{read_engine_file(running.run_dir).shm_dir}/compactor.sock")
-    made = []
-
-    def is_made():
-        try:
-            made.append(requester.ask(CheckpointNow(), CheckpointMade, timeout_s=30).message)
-        except NotReady:
-            return False  # It starts after the shards, and again with each of them.
-        return True
-
-    try:
-        wait_until(is_made, 30, "the compactor makes a checkpoint")
-    finally:
-        requester.close()
-    return made[0].files
 
 
 def write(client, topic, first, last):

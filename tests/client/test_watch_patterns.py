@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from urllib.parse import quote
 
 import pytest
@@ -13,23 +11,12 @@ import ringlog.aio
 from ringlog.client import LATEST, CaughtUp, Page, TopicDeleted
 from ringlog.link.curve import key_file_text, new_key
 from ringlog.testing import engine
+from tests.support.machine import free_port, private_file
 
 pytestmark = [pytest.mark.timeout(120)]
 WAIT_S = 20.0
 SERVER, KEY = new_key(), new_key()
 TRANSPORTS = ["ring", "ipc", "tcp"]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def private_file(path, text):
-    path.write_text(text)
-    os.chmod(path, 0o600)
-    return str(path)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import pytest
 
 from ringlog.testing.real_engine import TestEngine, wait_until
 from tests.support.engines import engine_fixture
+from tests.support.machine import is_listening
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "http"
 WAIT_S = 20.0
@@ -69,7 +70,7 @@ def test_the_proxy_serves_the_page_and_its_requests(running: TestEngine) -> None
         [sys.executable, str(EXAMPLE / "proxy.py"), running.http_url, str(port)], stderr=subprocess.DEVNULL
     )
     try:
-        wait_until(lambda: _listens(port), WAIT_S, "the proxy")
+        wait_until(lambda: is_listening(port), WAIT_S, "the proxy")
         status, page = _ask(port, "GET", "/")
         assert status == 200
         assert b"EventSource" in page
@@ -89,11 +90,6 @@ def test_the_proxy_serves_the_page_and_its_requests(running: TestEngine) -> None
     finally:
         proxy.kill()
         proxy.wait()
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _ask(port: int, method: str, path: str, body: object = None) -> tuple[int, bytes]:

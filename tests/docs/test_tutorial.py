@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ringlog.testing.real_engine import TestEngine
-from tests.docs.test_blocks import Block, blocks_of, page_runner
+from tests.support.doc_blocks import Block, blocks_of, page_runner
 
 
 def run_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from frame_samples import EVERY_COLUMN, GOLDEN_SEED, NULLS, golden_frames
 
 from ringlog.frame import FrameView, layout, open_frame
 from ringlog.types import Codec
 from ringlog.verify.frame_decoder import DecodedFrame, decode_frame
+from tests.support.frame_samples import EVERY_COLUMN, GOLDEN_SEED, NULLS, golden_frames
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "frames"

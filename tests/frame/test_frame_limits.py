@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import oracle
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -48,6 +47,7 @@ from ringlog.limits import (
     RECORD_BYTES_MAX,
     TAG_BYTES_MAX,
 )
+from tests.support import frame_oracle as oracle
 
 
 def meta_of(length: int) -> bytes:

@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import oracle
 import pyarrow as pa
 import pytest
-from frame_samples import any_frame, encoded, record_columns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,6 +32,8 @@ from ringlog.frame.batch import first_bad_body, malformed, scan
 from ringlog.frame.columns import COLUMN_NAMES
 from ringlog.frame.layout import EVENT_TS_NONE
 from ringlog.types import Codec, Durability, PayloadKind
+from tests.support import frame_oracle as oracle
+from tests.support.frame_samples import any_frame, encoded, record_columns
 
 
 def opened(columns: Any, **options: Any) -> FrameView:

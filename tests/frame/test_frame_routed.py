@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from frame_samples import GOLDEN_SEED, any_frame, encoded, record_columns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from ringlog.frame.view import open_row
 from ringlog.limits import ROUTER_HOPS_MAX
 from ringlog.types import Codec
 from ringlog.verify.frame_decoder import VerifyError, decode_frame
+from tests.support.frame_samples import GOLDEN_SEED, any_frame, encoded, record_columns
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 COPIES = [

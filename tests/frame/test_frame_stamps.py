@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from frame_samples import COMMIT_TS, encoded, golden_frames, record_columns, stamped
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from ringlog.frame import Column, encode_arrow, frame, measure, open_frame, patc
 from ringlog.frame.batch import scan
 from ringlog.frame.layout import PRODUCER_COLUMNS
 from ringlog.storage.frame_run import FrameRun
+from tests.support.frame_samples import COMMIT_TS, encoded, golden_frames, record_columns, stamped
 
 STAMPS = [COMMIT_TS, COMMIT_TS + 1, COMMIT_TS + 5_000_000]
 

@@ -9,17 +9,8 @@ from typing import Any
 import lz4.block
 import msgpack
 import numpy as np
-import oracle
 import pytest
 import zstandard
-from frame_samples import (
-    GOLDEN_SEED,
-    any_frame,
-    control_values,
-    fix_body_checksum,
-    golden_frames,
-    mutated_frame,
-)
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -44,6 +35,15 @@ from ringlog.frame.measure import FORMAT_FAULTS
 from ringlog.limits import FRAME_BYTES_MAX, MIB
 from ringlog.types import Codec
 from ringlog.verify.frame_decoder import DecodedFrame, VerifyError, decode_frame
+from tests.support import frame_oracle as oracle
+from tests.support.frame_samples import (
+    GOLDEN_SEED,
+    any_frame,
+    control_values,
+    fix_body_checksum,
+    golden_frames,
+    mutated_frame,
+)
 
 
 def engine_reads(data: Any, seed: int | None = None) -> dict[str, list[Any]] | str | None:

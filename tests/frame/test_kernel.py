@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle
 import pytest
-from frame_samples import any_frame, fix_body_checksum, mutated_frame
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
@@ -33,6 +31,8 @@ from ringlog.frame.settle_entry import S_POSITION, S_PRODUCER_SEQ, S_TOPIC, WORD
 from ringlog.frame.spans import spans_of
 from ringlog.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX
 from ringlog.native_kernel import kernel
+from tests.support import frame_oracle as oracle
+from tests.support.frame_samples import any_frame, fix_body_checksum, mutated_frame
 
 ROOT = Path(__file__).parent.parent.parent
 

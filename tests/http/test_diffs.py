@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tests.http.conftest import Answer, HttpClient
+from tests.support.http_client import Answer, HttpClient
 
 
 def written(call: HttpClient, topic: str, *data: object, **fields: object) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import ringlog.testing
 from ringlog.testing.real_engine import TestEngine, wait_until
-from tests.http.conftest import HttpClient
+from tests.support.http_client import HttpClient
 
 
 def write(call: HttpClient, topic: str, *data: object) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from queue_requests import wait_until
+
+from tests.support.http_queues import wait_until
 
 
 @pytest.fixture

@@ -12,7 +12,10 @@ import time
 from typing import Any
 
 import pytest
-from queue_requests import (
+
+import ringlog
+from ringlog.testing.real_engine import TestEngine
+from tests.support.http_queues import (
     FIELDS,
     claim,
     kill_gateway,
@@ -23,9 +26,6 @@ from queue_requests import (
     wait_gateway,
     wait_until,
 )
-
-import ringlog
-from ringlog.testing.real_engine import TestEngine
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 import ringlog.testing
 from ringlog.testing.real_engine import TestEngine
-from tests.http.conftest import HttpClient
+from tests.support.http_client import HttpClient
 
 OWNER = "owner-" + "a" * 40
 MINE = "mine-" + "b" * 40

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.http.conftest import HttpClient
+from tests.support.http_client import HttpClient
 
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 

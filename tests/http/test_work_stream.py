@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from queue_requests import FIELDS, claim, kill_gateway, make_queue, put, stats, wait_until
 
 from ringlog.testing.real_engine import TestEngine
+from tests.support.http_queues import FIELDS, claim, kill_gateway, make_queue, put, stats, wait_until
 
 
 @pytest.fixture

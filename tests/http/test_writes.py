@@ -14,7 +14,7 @@ import pytest
 
 import ringlog
 from ringlog.testing.real_engine import TestEngine
-from tests.http.conftest import HttpClient
+from tests.support.http_client import HttpClient
 
 Call = Callable[..., Any]
 WRITERS = 8

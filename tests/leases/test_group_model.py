@@ -10,7 +10,6 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from lease_runs import lease_runs
 from msgspec import structs
 from pyroaring import BitMap64
 
@@ -25,6 +24,7 @@ from ringlog.leases.snapshot import decode_group, encode_group
 from ringlog.leases.tokens import LeaseTokens
 from ringlog.leases.types import DispatchOrder
 from ringlog.limits import GROUP_REASONS_SAVED_MAX
+from tests.support.lease_runs import lease_runs
 
 NODES = ("a", "b", "c")
 node = st.sampled_from(NODES)

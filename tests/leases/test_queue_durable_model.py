@@ -6,13 +6,13 @@ import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
-from test_queue_model import LIVES, NODES, Job, QueueMachine
 
 from ringlog.leases.change import LeaseChange
 from ringlog.leases.group import ConsumerGroup
 from ringlog.leases.runs import DELAYED, EXHAUSTED, GONE, LEASED, RETURNED
 from ringlog.leases.snapshot import decode_queue_leases, encode_queue_leases, new_durable_group
 from ringlog.leases.tokens import LeaseTokens
+from tests.support.queue_machine import LIVES, NODES, Job, QueueMachine
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(LeaseChange).decode

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from lease_runs import lease_runs
 from pyroaring import BitMap64
-from test_queue_model import QueueMachine
 
 from ringlog.leases.group import ConsumerGroup
 from ringlog.leases.live_seqs import LiveSeqs
@@ -18,6 +16,8 @@ from ringlog.leases.tokens import LeaseTokens
 from ringlog.leases.types import ClaimRequest, DispatchOrder
 from ringlog.leases.wait_times import EnqueueTimes, WaitHistogram
 from ringlog.limits import QUEUE_AGES_MAX, QUEUE_READY_INSTANTS_MAX
+from tests.support.lease_runs import lease_runs
+from tests.support.queue_machine import QueueMachine
 
 puts = st.tuples(
     st.just("append"), st.integers(1, 6), st.sampled_from([None, None, 1, 100, 250]), st.integers(0, 3)

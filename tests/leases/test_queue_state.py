@@ -7,7 +7,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from lease_runs import lease_runs
 from pyroaring import BitMap64
 
 from ringlog.errors import InvariantViolation
@@ -17,6 +16,7 @@ from ringlog.leases.runs import BLOCK
 from ringlog.leases.spans import spans_of
 from ringlog.leases.tokens import NUMBER_MAX, LeaseTokens, incarnation_of
 from ringlog.leases.types import QueueCounts
+from tests.support.lease_runs import lease_runs
 
 A, B = "a", "b"
 LEASE = 1_000

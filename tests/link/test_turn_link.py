@@ -11,7 +11,7 @@ from ringlog.link.channel.grant_ring import GrantWriter
 from ringlog.link.futures import Pending
 from ringlog.link.peer_request import PeerReply
 from ringlog.testing.clock import ManualClock
-from tests.link.test_turn_ring import rows
+from tests.support.grant_rows import rows
 
 # The test uses fakes for the peer and the receiver of grants, which compiled code does not accept.
 pytestmark = pytest.mark.interpreted

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-from array import array
 
 import pytest
 
@@ -12,10 +11,7 @@ from ringlog.board.layout import BoardError
 from ringlog.errors import RingError
 from ringlog.limits import GRANT_RING_ROWS
 from ringlog.link.channel.grant_ring import GrantReader, GrantWriter, remove_stale_grant_rings
-
-
-def rows(start, stop):
-    return array("Q", [n * 10 + word for n in range(start, stop) for word in range(8)])
+from tests.support.grant_rows import rows
 
 
 def told(taken):

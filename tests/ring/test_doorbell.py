@@ -8,10 +8,10 @@ import select
 from pathlib import Path
 
 import pytest
-from ring_children import Child
 
 from ringlog.errors import RingError
 from ringlog.ring.doorbell import BellListener, BellRinger, EventBell, make_bell
+from tests.support.ring_children import Child
 
 
 def is_ringing(bell: BellListener | EventBell, wait_s: float = 0.0) -> bool:

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from ring_children import Child, until
-from ring_frames import frame_of, number_of, push_all, settle, take
 
 from ringlog.errors import RingError
 from ringlog.ring import atomic_words, layout
 from ringlog.ring.region import create_ring, producer_alive, producer_closed, remove_ring
 from ringlog.ring.ring import RingConsumer, RingProducer
+from tests.support.ring_children import Child, until
+from tests.support.ring_frames import frame_of, number_of, push_all, settle, take
 
 MakeRing = Callable[..., str]
 BOTH = pytest.mark.parametrize(

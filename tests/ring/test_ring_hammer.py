@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ring_children import Child, until
-from ring_frames import frame_of, number_of, push_all, take
 
 from ringlog.ring.atomic_words import AtomicWords
 from ringlog.ring.ring import RingConsumer, RingProducer
+from tests.support.ring_children import Child, until
+from tests.support.ring_frames import frame_of, number_of, push_all, take
 
 READS = 2_000_000
 BYTES_ALIKE = 0x0101010101010101

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ring_children import Child, until
-from ring_frames import frame_of, number_of, push_all, settle, take
 
 from ringlog.errors import RingError
 from ringlog.ring.layout import RingIdentity, RingWord
 from ringlog.ring.region import RingMemory, create_ring
 from ringlog.ring.ring import RingConsumer, RingProducer
+from tests.support.ring_children import Child, until
+from tests.support.ring_frames import frame_of, number_of, push_all, settle, take
 
 NEAR = st.integers(-80, 80).map(lambda n: 4096 + n)
 any_word = st.one_of(st.integers(0, (1 << 64) - 1), st.integers(0, 300), NEAR)

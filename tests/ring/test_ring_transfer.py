@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ring_frames import frame_of, number_of, push_all, settle, take
 
 from ringlog.errors import RingError
 from ringlog.frame import layout as frame_layout
@@ -18,6 +17,7 @@ from ringlog.ring import layout
 from ringlog.ring.layout import RingIdentity
 from ringlog.ring.region import RingMemory
 from ringlog.ring.ring import RingConsumer, RingProducer, WakeupFlags
+from tests.support.ring_frames import frame_of, number_of, push_all, settle, take
 
 Ends = tuple[RingProducer, RingConsumer]
 

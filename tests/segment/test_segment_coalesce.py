@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from segment_samples import NUMBER, STAMP, SampleTopic, simple_topic, stored_frames, write, writer
 
 from ringlog.errors import FrameInvalid, InvariantViolation
 from ringlog.frame.layout import Column
@@ -23,6 +22,15 @@ from ringlog.segment.segment import Segment
 from ringlog.tags import TagMatch
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.types import Codec, Durability, PayloadKind
+from tests.support.segment_samples import (
+    NUMBER,
+    STAMP,
+    SampleTopic,
+    simple_topic,
+    stored_frames,
+    write,
+    writer,
+)
 
 DATA_DIR = "/data"
 

@@ -7,7 +7,6 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap64
-from segment_samples import NUMBER, overwrite, read_file, simple_topic, write
 
 from ringlog.errors import CorruptData, DiskError
 from ringlog.segment import layout
@@ -16,6 +15,7 @@ from ringlog.segment.layout import DATA, DEL, IDX, TAGS
 from ringlog.segment.segment import Segment, check_data, find_segments, read_data_header
 from ringlog.tags import TagMatch
 from ringlog.testing.disk import SimulatedDisk
+from tests.support.segment_samples import NUMBER, overwrite, read_file, simple_topic, write
 
 DATA_DIR = "/data"
 PARTS = (DATA, IDX, TAGS, DEL)

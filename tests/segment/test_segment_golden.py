@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 import pytest
-from segment_samples import STAMP, SampleTopic, read_file, write
 
 from ringlog.segment.index_rebuild import verify_segment
 from ringlog.segment.layout import DATA, SUFFIXES
@@ -17,6 +16,7 @@ from ringlog.tags import TagMatch
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.types import Durability
 from ringlog.verify import segment_decoder, segment_verifier
+from tests.support.segment_samples import STAMP, SampleTopic, read_file, write
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 STEM = (GOLDEN / "segment" / "stem").read_text().strip()

@@ -6,7 +6,6 @@ import contextlib
 
 import pytest
 from pyroaring import BitMap64
-from segment_samples import NUMBER, simple_topic, stored_frames, write, writer
 
 from ringlog.errors import DiskError
 from ringlog.segment.index_rebuild import rebuild_index, verify_segment
@@ -25,6 +24,7 @@ from ringlog.testing.disk import (
     SyncDir,
     SyncFile,
 )
+from tests.support.segment_samples import NUMBER, simple_topic, stored_frames, write, writer
 
 DATA_DIR = "/data"
 

@@ -9,16 +9,6 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap64
-from segment_samples import (
-    NUMBER,
-    STAMP,
-    SampleTopic,
-    read_file,
-    records_in,
-    sample_topics,
-    stored_frames,
-    write,
-)
 
 from ringlog.segment.index_rebuild import rebuild_index, verify_segment
 from ringlog.segment.layout import IDX, TAGS
@@ -29,6 +19,16 @@ from ringlog.testing.disk import SimulatedDisk
 from ringlog.verify import segment_decoder, segment_verifier
 from ringlog.verify.frame_decoder import decode_frame
 from ringlog.verify.segment_columns import expected_columns, read_columns
+from tests.support.segment_samples import (
+    NUMBER,
+    STAMP,
+    SampleTopic,
+    read_file,
+    records_in,
+    sample_topics,
+    stored_frames,
+    write,
+)
 
 DATA_DIR = "/data"
 

@@ -58,7 +58,7 @@ def clean_settings(spark):
 
 
 sealing_engine = engine_fixture("session", wal={"shards": 1}, storage={"enabled": True})
-"""An engine with one shard that turns its log into segments when `world.checkpoint` requests it."""
+"""An engine with one shard that turns its log into segments when `checkpoint` requests it."""
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from ringlog.spark.staging import FRAMES_SUFFIX, PLAN_SUFFIX, Staging, read_plan
 from ringlog.storage.real_disk import RealDisk
 from ringlog.testing.faulty_disk import DiskFault, FaultyDisk, Halted
 from ringlog.testing.simulated_disk import SimulatedDisk
-from tests.spark.sink_world import DEALS, WIDE, World, bury
+from tests.support.sink_world import DEALS, WIDE, World, bury
 
 IDS = range(60)
 NEXT_IDS = range(60, 90)

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from piece_samples import FULL, run_of
 
 from ringlog.client.read.record_batches import RecordBatch, visible_record_batches
 from ringlog.errors import CorruptData, NotReady
@@ -28,6 +27,7 @@ from ringlog.spark.jobs.archive_tasks import Assignment, _ParquetFiles
 from ringlog.spark.options import source_options
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.faulty_disk import DiskFault, FaultyDisk, Halted
+from tests.support.piece_samples import FULL, run_of
 
 ROOT = "/arch"
 DATA = {"a": b"rows of a" * 50, "b:1": b"rows of b" * 50}

@@ -24,16 +24,8 @@ from ringlog.spark.options import source_options
 from ringlog.spark.plan import HOT, WAL
 from ringlog.spark.schema import arrow_schema, check_schema, record_schema
 from ringlog.spark.slice_reader import read_slices
-from tests.spark.world import (
-    batches_by_partition,
-    checkpoint,
-    copied,
-    reader_of,
-    records,
-    seqs,
-    table,
-    write,
-)
+from tests.support.checkpoints import checkpoint
+from tests.support.spark_records import batches_by_partition, copied, reader_of, records, seqs, table, write
 
 pytestmark = pytest.mark.slow
 N, TAIL = 12_000, 2_500

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,8 @@ from ringlog.spark.errors import DataLoss
 from ringlog.spark.plan import COLD
 from ringlog.spark.slice_reader import read_slices
 from ringlog.testing.real_engine import engine, wait_until
-from tests.spark.world import checkpoint, copied, reader_of, seqs, write
+from tests.support.checkpoints import checkpoint
+from tests.support.spark_records import copied, damage, reader_of, seqs, write
 
 pytestmark = pytest.mark.slow
 N = 10_000
@@ -77,29 +77,11 @@ def data_files(running):
     return sorted(Path(running.data_dir).rglob("*.data"))
 
 
-def damage(running, seq):
-    """Flip a byte in the body of the frame that contains `seq`. Return the frame's first and last seq."""
-    with Catalog.open(running.data_dir) as catalog:
-        (stretch,) = [s for s in catalog.stored_ranges("t", 0, N) if s.first_seq <= seq <= s.last_seq]
-        (extent,) = catalog.segments("t")
-        place = catalog._record_index(0).segment(extent.path)
-        row = place.row(catalog.topic("t").topic_id)
-        offset, _ = place.frame_at(row, seq)
-    with (Path(running.data_dir) / extent.path).open("r+b") as file:
-        at = offset + 2_000
-        file.seek(at)
-        byte = file.read(1)
-        file.seek(at)
-        file.write(bytes([byte[0] ^ 0x40]))
-        os.fsync(file.fileno())
-    return stretch.first_seq, stretch.last_seq
-
-
 def test_damage_fails_the_task_and_quarantine_omits_only_the_damaged_frame(hurt):
     """With onCorrupt=quarantine the omitted records are reported."""
     fill(hurt)
     checkpoint(hurt)
-    first, last = damage(hurt, 5_000)
+    first, last = damage(hurt, 5_000, N)
     assert (first, last) == (4_097, 5_120)
     with pytest.raises(CorruptData, match="body does not match its checksum") as caught:
         seqs(hurt, "t")

@@ -22,10 +22,10 @@ from ringlog.spark.plan import COLD, HOT, WAL
 from ringlog.spark.schema import arrow_schema, record_schema
 from ringlog.spark.views import ViewReader, view_schema
 from ringlog.testing.real_engine import engine, wait_until
-from tests.buckets import bucket
-from tests.spark.stream_world import Query
-from tests.spark.test_views import rows_of
-from tests.spark.world import checkpoint, copied, reader_of, seqs, table, write
+from tests.support.buckets import bucket
+from tests.support.checkpoints import checkpoint
+from tests.support.spark_query import Query
+from tests.support.spark_records import copied, reader_of, rows_of, seqs, table, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 PARTS, EACH, TAIL = 4, 2_000, 70

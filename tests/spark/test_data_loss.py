@@ -20,8 +20,9 @@ from ringlog.errors import CorruptData, DiskError, NotReady, RinglogError
 from ringlog.spark.clients import close_clients
 from ringlog.spark.errors import DataLoss
 from ringlog.testing.real_engine import engine, wait_until
-from tests.spark.stream_world import Query
-from tests.spark.world import checkpoint, copied, reader_of, seqs, write
+from tests.support.checkpoints import checkpoint
+from tests.support.spark_query import Query
+from tests.support.spark_records import copied, reader_of, seqs, write
 
 pytestmark = pytest.mark.slow
 _numbers = itertools.count()

@@ -17,8 +17,8 @@ from ringlog.client.write.fields import NewRecord
 from ringlog.spark import read
 from ringlog.spark.clients import close_clients
 from ringlog.testing.real_engine import engine, wait_until
-from tests.spark.test_batch_hurt import damage
-from tests.spark.world import checkpoint, write
+from tests.support.checkpoints import checkpoint
+from tests.support.spark_records import damage, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 PLAN = "BatchScan ringlog"
@@ -267,7 +267,7 @@ def test_the_jvm_reader_detects_damage(spark):
         with ringlog.connect(hurt.url, wait=10) as client:
             write(client, "t", 1, 10_000, size=50)
         checkpoint(hurt)
-        first, last = damage(hurt, 5_000)
+        first, last = damage(hurt, 5_000, 10_000)
         with pytest.raises(
             Exception, match="CorruptData: stored frames are damaged: body does not match its checksum"
         ) as caught:

@@ -22,7 +22,9 @@ import pytest
 
 import ringlog
 from ringlog.testing.real_engine import engine, wait_until
-from tests.spark.world import checkpoint, write
+from tests.support.checkpoints import checkpoint
+from tests.support.machine import is_listening
+from tests.support.spark_records import write
 
 pytestmark = [pytest.mark.night, pytest.mark.slow, pytest.mark.timeout(1_800)]
 ROOT = Path(__file__).parent.parent.parent
@@ -132,17 +134,12 @@ def broker(tmp_path_factory) -> Iterator[str]:
     with (root / "broker.log").open("wb") as log:
         process = subprocess.Popen([*java, "kafka.Kafka", str(properties)], stdout=log, stderr=log)
     try:
-        wait_until(lambda: process.poll() is not None or is_open(port), READY_S, "the broker")
+        wait_until(lambda: process.poll() is not None or is_listening(port), READY_S, "the broker")
         assert process.poll() is None, (root / "broker.log").read_text()[-2_000:]
         yield f"127.0.0.1:{port}"
     finally:
         process.terminate()
         process.wait(READY_S)
-
-
-def is_open(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 DRIVER = """

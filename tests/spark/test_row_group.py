@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from piece_samples import CHOICES, FULL, OPTIONAL, RECORD, run_of
 
 from ringlog.client.read.record_batches import FrameRecordBatch, RecordBatch, open_run_frame
 from ringlog.client.read.tail_batch import TailBatch
@@ -16,6 +15,7 @@ from ringlog.spark.jobs.row_group import RowGroup
 from ringlog.spark.options import source_options
 from ringlog.spark.schema import arrow_schema, columns_of, record_schema
 from ringlog.types import Codec
+from tests.support.piece_samples import CHOICES, FULL, OPTIONAL, RECORD, run_of
 
 OPTIONS = source_options({"path": "/x", "subscribePattern": ".*", "includeHeaders": "true"}, streaming=False)
 SCHEMA = arrow_schema(record_schema(OPTIONS))

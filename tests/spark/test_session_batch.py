@@ -17,7 +17,8 @@ from ringlog.spark.option_values import TopicOffsets
 from ringlog.spark.options import SourceOptions
 from ringlog.spark.schema import record_schema
 from tests.spark.leaky import LeakySource
-from tests.spark.world import checkpoint, write
+from tests.support.checkpoints import checkpoint
+from tests.support.spark_records import write
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 N, TAIL = 4_000, 100

@@ -22,7 +22,8 @@ from ringlog.spark.jobs.report import SilentProgress
 from ringlog.spark.views import view_reader
 from ringlog.testing.clock import ManualClock
 from ringlog.testing.real_engine import engine
-from tests.spark.world import checkpoint, write
+from tests.support.checkpoints import checkpoint
+from tests.support.spark_records import write
 
 pytestmark = [pytest.mark.night, pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
 N, TAIL = 3_000, 50

@@ -8,7 +8,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from ringlog.spark import read
-from tests.spark.world import checkpoint, write
+from tests.support.checkpoints import checkpoint
+from tests.support.spark_records import write
 
 pytestmark = [pytest.mark.night, pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 WAIT_S = 200

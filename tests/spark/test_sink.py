@@ -51,7 +51,7 @@ from ringlog.spark.rows import FrameMaker, check_columns, frame_cuts
 from ringlog.storage.real_disk import RealDisk
 from ringlog.testing.faulty_disk import DiskFault, FaultyDisk
 from tests.spark.crashes import CHANGES, IDS, NEXT_IDS, crash_at, power_cut_at
-from tests.spark.sink_world import DEALS, WIDE, World, deal, rows
+from tests.support.sink_world import DEALS, WIDE, World, deal, rows
 
 PAIR = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 STEP = 8

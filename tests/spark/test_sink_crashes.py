@@ -15,7 +15,7 @@ from ringlog.spark.clients import close_clients
 from ringlog.spark.commit import WriterKey
 from ringlog.spark.options import sink_options
 from tests.spark.crashes import MANY, MORE, POINTS, RUNNING, kill_one
-from tests.spark.sink_world import DEALS, World
+from tests.support.sink_world import DEALS, World
 
 pytestmark = pytest.mark.night
 

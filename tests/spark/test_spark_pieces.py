@@ -13,7 +13,8 @@ from ringlog.spark.jvm_frames import PINNED_FILES, SCHEMA, PinnedFiles
 from ringlog.spark.schema import arrow_schema
 from ringlog.spark.source import PIECES_OF, RinglogDataSource
 from ringlog.storage.real_disk import RealDisk
-from tests.spark.world import checkpoint, copied, write
+from tests.support.checkpoints import checkpoint
+from tests.support.spark_records import copied, write
 
 pytestmark = [pytest.mark.timeout(120)]
 

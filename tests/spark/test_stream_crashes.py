@@ -24,7 +24,8 @@ import pytest
 import ringlog
 from ringlog.testing.real_engine import engine
 from tests.spark.stream_driver import STEPS
-from tests.spark.world import checkpoint, write
+from tests.support.checkpoints import checkpoint
+from tests.support.spark_records import write
 
 pytestmark = pytest.mark.night
 

@@ -16,8 +16,9 @@ from ringlog.spark.catalog import Catalog
 from ringlog.spark.errors import OptionError
 from ringlog.spark.offsets import CheckpointRefused
 from ringlog.testing.real_engine import engine
-from tests.spark.stream_world import Query
-from tests.spark.world import checkpoint, write
+from tests.support.checkpoints import checkpoint
+from tests.support.spark_query import Query
+from tests.support.spark_records import write
 
 pytestmark = pytest.mark.slow
 _numbers = itertools.count()

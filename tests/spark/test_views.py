@@ -28,7 +28,8 @@ from ringlog.spark.file_locations import (
 from ringlog.spark.options import source_options
 from ringlog.spark.schema import arrow_schema
 from ringlog.spark.views import ViewReader, view_reader, view_schema
-from tests.spark.world import checkpoint, copied, write
+from tests.support.checkpoints import checkpoint
+from tests.support.spark_records import copied, rows_of, write
 
 pytestmark = pytest.mark.slow
 N, TAIL = 6_000, 70
@@ -45,19 +46,6 @@ def topics(sealing_engine):
         for name in names:
             write(client, name, N + 1, N + TAIL, frame=7)
     return names
-
-
-def rows_of(running, view, topics, **options):
-    """Return all rows of a view. Each step is pickled, and each batch is checked as Spark does."""
-    reader = copied(view_reader(running.data_dir, view, topics, **options))
-    schema = arrow_schema(view_schema(view))
-    batches = []
-    for partition in reader.partitions() or [None]:
-        for batch in copied(reader).read(copied(partition)):
-            assert batch.schema.equals(schema)
-            batch.validate(full=True)
-            batches.append(batch)
-    return pa.Table.from_batches(batches, schema=schema).to_pylist()
 
 
 @pytest.mark.parametrize("view", ["frames", "audit"])

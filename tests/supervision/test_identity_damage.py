@@ -12,9 +12,9 @@ from ringlog.storage.identity_file import EngineFile
 from ringlog.storage.layout import wal_name
 from ringlog.storage.real_disk import RealDisk
 from ringlog.supervision.identity import EngineIdentity
-from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.shard_world import DATA, World
+from ringlog.testing.shard_world import World
 from ringlog.verify.identity_decoder import verify_identity
+from tests.support.shard_worlds import started
 
 
 def test_every_flipped_bit_of_the_identity_is_refused(tmp_path: Path) -> None:
@@ -55,9 +55,7 @@ def test_an_identity_older_than_the_log_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_shard_with_an_old_incarnation_refuses_to_start_and_loses_no_record() -> None:
-    world = World(SimulatedDisk(DATA))
-    world.start()
-    world.put_topic("t", durability="fsync")
+    world = started({"t": "fsync"})
     for n in range(3):
         world.append("t", [b"%d" % n])
         world.stop()

@@ -19,6 +19,7 @@ from ringlog.tier.local import LocalStore
 from ringlog.tier.objects import SINGLE_PUT_BYTES_MAX, ObjectStore
 from ringlog.tier.open_store import open_store
 from ringlog.tier.store import ColdMissing, SegmentStore, digest_of, object_pieces, verify_object
+from tests.support.machine import free_port
 
 PACK = "packs/pack-0001000000000001"
 OWN = "topics/00000000000000ff/seg-00000000000000000001-0001000000000002"
@@ -209,9 +210,7 @@ def test_list_ignores_unknown_names(tmp_path, source):
 
 
 def test_an_unreachable_object_store_is_unavailable(tmp_path, s3, source):
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        port = closed.getsockname()[1]
+    port = free_port()
     options = {**s3, "endpoint": f"http://127.0.0.1:{port}"}
     store = ObjectStore(RealDisk(), "s3://cold/x", timeout_s=0.5, **options)
     with pytest.raises(ColdUnavailable) as caught:

@@ -6,10 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from verify_samples import SEALED, SEALED_RECORDS, checkpoint, fill
 
 import ringlog
 from ringlog.testing.real_engine import engine
+from tests.support.checkpoints import checkpoint
+from tests.support.sealed_topics import SEALED, SEALED_RECORDS, fill
 
 RECORDS = 3_000
 
@@ -56,10 +57,10 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             fill(client, "a", SEALED_RECORDS)
             fill(client, "b", 100)
             fill(client, "c", 100)
-            checkpoint(running.info.shm_dir)
+            checkpoint(running)
             client.topics.delete_records("a", match="t3")
             fill(client, "c", 50)
-            checkpoint(running.info.shm_dir)
+            checkpoint(running)
             fill(client, "a", 10)
         running.stop()
         shutil.copytree(running.data_dir, kept)

@@ -18,6 +18,7 @@ from ringlog.verify.directory import Verification, verify_directory
 from ringlog.verify.findings import FileReport
 from ringlog.verify.log_order import is_covered
 from ringlog.verify.snapshot_decoder import SnapshotFacts
+from tests.support.shard_worlds import started
 
 
 def snapshot(shard: int, shards: int, floor: int) -> FileReport:
@@ -119,8 +120,7 @@ def test_the_rest_of_a_deleted_topics_segment_is_no_damage(tmp_path):
     The topic was deleted later. A power loss or an error ended the removal of its segment before the index
     was removed.
     """
-    world = World(SimulatedDisk(DATA))
-    world.start()
+    world = started()
     for name in ("large", "other"):
         world.put_topic(name, durability="fsync")
         for _ in range(40):

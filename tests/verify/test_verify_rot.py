@@ -13,13 +13,13 @@ from ringlog.segment.layout import DATA as DATA_SUFFIX
 from ringlog.segment.layout import IDX
 from ringlog.segment.segment import Segment
 from ringlog.storage.real_disk import RealDisk
-from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.log_world import LogWorld
-from ringlog.testing.shard_world import DATA, World
+from ringlog.testing.shard_world import DATA
 from ringlog.verify.directory import Verification, verify_directory
 from ringlog.verify.segment_decoder import next_frame, read_data_header
 from ringlog.verify.segment_verifier import verify_segment
 from ringlog.verify.wal_decoder import verify_wal
+from tests.support.shard_worlds import started
 
 
 def test_a_flipped_bit_in_the_record_columns_of_an_index_is_found_without_deep(
@@ -44,9 +44,7 @@ def test_a_flipped_bit_in_the_record_columns_of_an_index_is_found_without_deep(
 def test_frames_in_place_of_the_file_header_are_damage() -> None:
     """The header page and the page after it were swapped. Recovery then deleted the file as never used
     (RF-73)."""
-    world = World(SimulatedDisk(DATA))
-    world.start()
-    world.put_topic("t", durability="fsync")
+    world = started({"t": "fsync"})
     world.append("t", [b"x"])
     world.tick(0.2)
     world.kill()

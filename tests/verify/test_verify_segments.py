@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from verify_samples import SEALED, SEALED_RECORDS
 
 import ringlog
 from ringlog.cli.app import run
@@ -15,6 +14,7 @@ from ringlog.cli.outcome import CliExit
 from ringlog.limits import SEALED_FRAME_RECORDS
 from ringlog.testing.real_engine import engine
 from ringlog.verify.findings import count_seqs, merge_ranges, subtract_ranges
+from tests.support.sealed_topics import SEALED, SEALED_RECORDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 

@@ -11,7 +11,7 @@ import ringlog
 from ringlog.cli.outcome import CliExit
 from ringlog.client.queue import Queue
 from ringlog.testing.real_engine import engine
-from tests.worker.conftest import Workers, soon, wait_until_empty
+from tests.support.workers import Workers, soon, wait_until_empty
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ import ringlog
 from ringlog.cli.outcome import CliExit
 from ringlog.client.queue import Queue
 from ringlog.testing.real_engine import TestEngine
-from tests.worker.conftest import Workers, events, soon, wait_until_empty
+from tests.support.workers import Workers, events, soon, wait_until_empty
 
 pytestmark = pytest.mark.slow
 

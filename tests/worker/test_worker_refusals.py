@@ -9,7 +9,7 @@ import pytest
 import ringlog
 from ringlog.cli.outcome import CliExit
 from ringlog.client.queue import Queue
-from tests.worker.conftest import Workers
+from tests.support.workers import Workers
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ import pytest
 from ringlog.cli.outcome import CliExit
 from ringlog.client.queue import Queue
 from ringlog.limits import SECOND_SIGNAL_S
-from tests.worker.conftest import Workers, events, soon
+from tests.support.workers import Workers, events, soon
 
 pytestmark = pytest.mark.slow
 

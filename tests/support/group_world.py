@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ringlog.envelope import messages as m
 from ringlog.leases.change import Mode
 from ringlog.testing.shard_world import World
+from tests.support.lease_words import numbers, words
 
 QUEUE, STREAM = int(Mode.QUEUE), int(Mode.STREAM)
 
@@ -23,21 +22,8 @@ def make(
     return world.request(m.GroupOpen("t", "g", mode, **options))
 
 
-def words(numbers: Any) -> bytes:
-    return np.array(list(numbers), dtype="<u8").tobytes()
-
-
-def numbers(data: bytes) -> list[int]:
-    return np.frombuffer(data, dtype="<u8").tolist()
-
-
 def claim(world: World, most: int = 1, node: str = "w", group: str = "g", **options: Any) -> m.ClaimReply:
     return world.request(m.Claim("t", node, most, group=group, **options))
-
-
-def held(claimed: m.ClaimReply) -> dict[int, int]:
-    """Return position -> lease token."""
-    return {first + n: token + n for first, count, _, token in claimed.runs for n in range(count)}
 
 
 def ack(world: World, jobs: Any, node: str = "w", group: str = "g", **options: Any) -> m.AckReply:

@@ -8,15 +8,8 @@ from pyroaring import BitMap64
 
 from ringlog.envelope import messages as m
 from ringlog.frame import encode_records, frame
-from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.shard_world import DATA, World
+from ringlog.testing.shard_world import World
 from ringlog.topic.tombstone import Floors, Gap, plan_read
-
-
-def started(**facts: Any) -> World:
-    world = World(SimulatedDisk(DATA), **facts)
-    world.start()
-    return world
 
 
 def delete(world: World, name: str, before: int = 0, match: Any = None, seqs: list[int] | None = None) -> Any:

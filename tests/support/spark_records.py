@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+from pathlib import Path
 
 import pyarrow as pa
 
 from ringlog.client.write.fields import NewRecord
-from ringlog.envelope.messages import CheckpointMade, CheckpointNow
-from ringlog.errors import NotReady
-from ringlog.link.address import read_engine_file
-from ringlog.link.shard_requests import Requester
 from ringlog.spark.batch import BatchReader
+from ringlog.spark.catalog import Catalog
 from ringlog.spark.options import source_options
 from ringlog.spark.schema import arrow_schema, record_schema, select
-from ringlog.testing.real_engine import wait_until
-
-
-def checkpoint(running):
-    """Let the compactor turn everything written so far into segments."""
-    requester = Requester("compactor", f"ipc://{read_engine_file(running.run_dir).shm_dir}/compactor.sock")
-    made = []
-
-    def is_made():
-        try:
-            made.append(requester.ask(CheckpointNow(), CheckpointMade, timeout_s=30).message)
-        except NotReady:
-            return False  # The compactor starts after the shards, and restarts with each of them.
-        return True
-
-    try:
-        wait_until(is_made, 30, "the compactor makes a checkpoint")
-    finally:
-        requester.close()
-    return made[0].files
+from ringlog.spark.views import view_reader, view_schema
 
 
 def records(first, last, size=0):
@@ -92,3 +72,34 @@ def table(running, topics, **options):
 
 def seqs(running, topics, **options):
     return table(running, topics, columns="seq", **options)["seq"].to_pylist()
+
+
+def rows_of(running, view, topics, **options):
+    """Return all rows of a view. Each step is pickled, and each batch is checked as Spark does."""
+    reader = copied(view_reader(running.data_dir, view, topics, **options))
+    schema = arrow_schema(view_schema(view))
+    batches = []
+    for partition in reader.partitions() or [None]:
+        for batch in copied(reader).read(copied(partition)):
+            assert batch.schema.equals(schema)
+            batch.validate(full=True)
+            batches.append(batch)
+    return pa.Table.from_batches(batches, schema=schema).to_pylist()
+
+
+def damage(running, seq, last):
+    """Flip a byte in the body of the frame that contains `seq`. Return the frame's first and last seq."""
+    with Catalog.open(running.data_dir) as catalog:
+        (stretch,) = [s for s in catalog.stored_ranges("t", 0, last) if s.first_seq <= seq <= s.last_seq]
+        (extent,) = catalog.segments("t")
+        place = catalog._record_index(0).segment(extent.path)
+        row = place.row(catalog.topic("t").topic_id)
+        offset, _ = place.frame_at(row, seq)
+    with (Path(running.data_dir) / extent.path).open("r+b") as file:
+        at = offset + 2_000
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 0x40]))
+        os.fsync(file.fileno())
+    return stretch.first_seq, stretch.last_seq

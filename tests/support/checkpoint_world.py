@@ -6,24 +6,14 @@ import shutil
 from pathlib import Path
 
 from ringlog.testing.checkpoints import WorldShardRequests, checkpoint, checkpoint_all, workplace
-from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
 from ringlog.verify.directory import verify_directory
 from ringlog.verify.findings import DAMAGE
 
 __all__ = [
-    "WorldShardRequests", "checkpoint", "checkpoint_all", "fill", "findings", "new_world", "restart", "state",
+    "WorldShardRequests", "checkpoint", "checkpoint_all", "fill", "findings", "restart", "state",
     "wal_files", "workplace",
 ]  # fmt: skip
-
-
-def new_world(shards=1, disk=None):
-    disk = disk or SimulatedDisk(DATA)
-    disk.make_dir(f"{DATA}/meta")  # as the supervisor does
-    disk.sync_dir(DATA)
-    made = World(disk, shards=shards, file_bytes=1 << 20)
-    made.start()
-    return made
 
 
 def fill(world, topics=("a", "b", "c"), rounds=3, records=4, **config):

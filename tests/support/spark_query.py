@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from ringlog.spark.options import source_options
 from ringlog.spark.schema import record_schema, select
 from ringlog.spark.stream import StreamReader
-from tests.spark.world import copied
+from tests.support.spark_records import copied
 
 BATCHES_MAX = 1_000
 ROW = "topic epoch seq"

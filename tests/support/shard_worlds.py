@@ -1,0 +1,28 @@
+"""Worlds with started shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ringlog.testing.disk import SimulatedDisk
+from ringlog.testing.shard_world import DATA, World
+
+
+def started(topics: Mapping[str, str] | None = None, **facts: Any) -> World:
+    """Return a started world with these topics, given as name -> durability."""
+    world = World(SimulatedDisk(DATA), **facts)
+    world.start()
+    for name, durability in (topics or {}).items():
+        world.put_topic(name, durability=durability)
+    return world
+
+
+def new_world(shards: int = 1, disk: Any = None) -> World:
+    """Return a started world whose shards can be checkpointed, with log files of 1 MiB."""
+    disk = disk or SimulatedDisk(DATA)
+    disk.make_dir(f"{DATA}/meta")  # as the supervisor does
+    disk.sync_dir(DATA)
+    made = World(disk, shards=shards, file_bytes=1 << 20)
+    made.start()
+    return made

@@ -72,6 +72,12 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
+def topic(ringlog_topic: Callable[[str], str]) -> str:
+    """The name of a topic of the shared engine that no other test uses."""
+    return ringlog_topic("topic")
+
+
+@pytest.fixture
 def shm_dir() -> Iterator[Path]:
     """An empty 0700 directory in /dev/shm."""
     path = Path(f"/dev/shm/ringtest-{os.getuid()}-{secrets.token_hex(4)}")

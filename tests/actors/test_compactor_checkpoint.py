@@ -15,6 +15,7 @@ from ringlog.testing.disk import DiskFault, FaultyDisk, Halted
 from ringlog.testing.shard_world import DATA
 from ringlog.types import Durability
 from tests.support.compactor_shard import SmallShard, checkpoint, new_world
+from tests.support.shard_worlds import restart
 
 STOPS = [name for name in stop_points.POINTS if name.startswith("compact_")]
 
@@ -47,8 +48,7 @@ def fill(world, expected, topics, round, size=100):
 
 def close_log(world):
     """Restart the shard: the next incarnation starts another file."""
-    world.stop()
-    world.start()
+    restart(world, "stop")
 
 
 def newest(shard):

@@ -26,6 +26,7 @@ from ringlog.placement import home_shard
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
 from tests.support.engines import engine_fixture
+from tests.support.topic_contents import records
 
 SLOW = pytest.mark.slow
 MOVED_S = 30.0
@@ -77,10 +78,6 @@ def is_moved(queue: Queue, count: int) -> bool:
     return (found.ready, found.in_flight, found.delayed) == (0, 0, 0) and found.dead_lettered >= count
 
 
-def letters(client: Client, name: str = "dead") -> list[Record]:
-    return [item for item in client.reader(name) if isinstance(item, Record)]
-
-
 @SLOW
 def test_a_job_that_fails_too_often_is_moved_with_all_its_fields(running: TestEngine):
     """The copy keeps every column except the expiry. Stamps name its origin and cannot be forged."""
@@ -92,7 +89,7 @@ def test_a_job_that_fails_too_often_is_moved_with_all_its_fields(running: TestEn
         queue.put(b"three", meta={"large": "x" * (META_BYTES_MAX - 20)}, ttl_ms=3_600_000)
         fail_all(queue)
         wait_until(lambda: is_moved(queue, 3), MOVED_S, "the jobs to be moved")
-        one, two, three = letters(client)
+        one, two, three = records(client, "dead")
         assert (one.data, one.key, one.tag, one.node, one.priority, one.event_ts) == (
             b"one", b"k", "t", "n", 2, 7,
         )  # fmt: skip
@@ -117,7 +114,7 @@ def test_a_rejected_job_is_moved_with_the_reason(running: TestEngine):
             wait_until(lambda: queue.stats().dead_lettered == 1, MOVED_S, "the job to be moved")
         with pytest.raises(LeaseLost):
             bad.reject()
-        (letter,) = letters(client)
+        (letter,) = records(client, "dead")
         assert (letter.data, letter.meta["$dead_letter_reason"]) == (b"bad", "no such address")
         assert abs(int(letter.meta["$dead_letter_last_failure"]) * 1_000 - letter.ts) < MOVED_S * 1e6
         assert "$dead_letter_nacks" not in letter.meta
@@ -132,7 +129,7 @@ def test_a_dead_letter_keeps_the_expiry_of_its_job_if_its_queue_is_configured_fo
         (job,) = queue.claim()
         job.reject()
         wait_until(lambda: queue.stats().dead_lettered == 1, MOVED_S, "the job to be moved")
-        assert letters(client)[0].expires_at == job.record.expires_at is not None
+        assert records(client, "dead")[0].expires_at == job.record.expires_at is not None
 
 
 @SLOW
@@ -151,7 +148,7 @@ def test_a_dead_letter_contains_the_last_failure_and_the_number_of_nacks(running
             queue.nack(queue.claim())
         assert queue.claim() == []
         wait_until(lambda: is_moved(queue, 2), MOVED_S, "the jobs to be moved")
-        bad, silent = letters(client)
+        bad, silent = records(client, "dead")
         assert (bad.meta["$dead_letter_reason"], bad.meta["$dead_letter_nacks"]) == ("still none", "2")
         assert abs(int(bad.meta["$dead_letter_last_failure"]) * 1_000 - bad.ts) < MOVED_S * 1e6
         assert {"$dead_letter_nacks", "$dead_letter_last_failure", "$dead_letter_reason"} & set(
@@ -176,7 +173,7 @@ def test_a_full_dead_letter_topic_blocks_no_other_queue_and_loses_no_job(running
         assert [job.data for job in stuck.claim(9)] == [b"more"]
         client.topics.configure("full", cap_records=3)
         wait_until(lambda: stuck.stats().dead_lettered == 2, MOVED_S, "the jobs to be moved after all")
-        assert [record.data for record in letters(client, "full")] == [b"there", b"a", b"b"]
+        assert [record.data for record in records(client, "full")] == [b"there", b"a", b"b"]
 
 
 @SLOW
@@ -292,7 +289,7 @@ def test_a_scheduler_that_dies_between_copy_and_deletion_copies_no_job_twice(poi
         queue.put_many([b"%d" % n for n in range(20)])
         fail_all(queue)
         wait_until(lambda: is_moved(queue, 20), MOVED_S, "the jobs to be moved")
-        assert sorted(int(record.data) for record in letters(client)) == list(range(20))
+        assert sorted(int(record.data) for record in records(client, "dead")) == list(range(20))
 
 
 @SLOW
@@ -309,10 +306,12 @@ def test_a_power_loss_between_copy_and_deletion_copies_no_job_twice(point: str, 
         queue = make(client, durability="fsync")
         queue.put_many([b"%d" % n for n in range(20)])
         fail_all(queue)
-        wait_until(
-            lambda: "dead" in [topic.topic for topic in client.topics.list()] and len(letters(client)) == 20,
-            MOVED_S, "the copies to exist",
-        )  # fmt: skip
+
+        def have_copies() -> bool:
+            topics = [topic.topic for topic in client.topics.list()]
+            return "dead" in topics and len(records(client, "dead")) == 20
+
+        wait_until(have_copies, MOVED_S, "the copies to exist")
         assert queue.stats().ready == 20
         found.power_off()
         found._environ.pop("RINGLOG_TEST_STOP_POINTS")
@@ -321,4 +320,4 @@ def test_a_power_loss_between_copy_and_deletion_copies_no_job_twice(point: str, 
         assert queue.stats().ready == 20
         fail_all(queue)
         wait_until(lambda: is_moved(queue, 20), MOVED_S, "the jobs to be moved")
-        assert sorted(int(record.data) for record in letters(client)) == list(range(20))
+        assert sorted(int(record.data) for record in records(client, "dead")) == list(range(20))

@@ -79,9 +79,8 @@ def numbered(count):
     return [b"%d" % n for n in range(count)]
 
 
-def test_records_appended_by_message_are_read_by_every_transport(house, client, ringlog_topic):
+def test_records_appended_by_message_are_read_by_every_transport(house, client, topic):
     """Ring, ipc and tcp show the same state."""
-    topic = ringlog_topic()
     with client.producer(topic, max_frame_records=7) as out:
         for payload in numbered(500):
             out.send(payload, tag="even" if int(payload) % 2 == 0 else "odd")
@@ -116,9 +115,8 @@ def test_an_append_wakes_only_the_long_polls_of_its_topic(client, ringlog_topic)
     assert all(page.caught_up and not len(page) for page in others)
 
 
-def test_a_follower_reads_every_record_once_while_gateway_and_shards_are_killed(house, client, ringlog_topic):
+def test_a_follower_reads_every_record_once_while_gateway_and_shards_are_killed(house, client, topic):
     """Appends and reads continue by themselves. No record is lost, duplicated or out of order."""
-    topic = ringlog_topic()
     count, got, problems = 3_000, [], []
     client.append(topic, b"0")
 

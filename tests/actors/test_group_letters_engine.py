@@ -9,10 +9,10 @@ import ringlog.aio
 from ringlog.actors.scheduler.forwarding.dead_letters import copy_producer_id
 from ringlog.client import Client
 from ringlog.client.group import Group
-from ringlog.client.read.pages import Record
 from ringlog.errors import LeaseLost
 from ringlog.testing.real_engine import TestEngine, wait_until
 from tests.support.engines import client_fixture, engine_fixture
+from tests.support.topic_contents import records
 
 MOVED_S = 30.0
 pytestmark = pytest.mark.slow
@@ -28,10 +28,6 @@ running = engine_fixture(
 
 
 client = client_fixture(timeout_ms=60_000)
-
-
-def letters(client: Client, name: str) -> list[Record]:
-    return [item for item in client.reader(name) if isinstance(item, Record)]
 
 
 def is_moved(group: Group) -> bool:
@@ -65,7 +61,7 @@ def test_rejected_and_exhausted_records_are_copied_with_their_origin(
         group.ack(group.claim(9))
         wait_until(lambda: is_moved(group), MOVED_S, "both to be moved", lambda: str(group.stats()))
         assert group.stats().floor == 3
-        found = {each.data: each for each in letters(client, dead)}
+        found = {each.data: each for each in records(client, dead)}
         assert found.keys() == {b"bad", b"worse"}
         bad = found[b"bad"]
         assert (bad.key, bad.tag) == (b"k", "eu")
@@ -79,7 +75,7 @@ def test_rejected_and_exhausted_records_are_copied_with_their_origin(
         assert found[b"worse"].meta["$dead_letter_deliveries"] == "2"
         assert found[b"worse"].meta["$dead_letter_reason"] == "no money"
         assert found[b"worse"].meta["$dead_letter_nacks"] == "2"
-        assert [record.seq for record in letters(client, topic)] == [1, 2, 3]
+        assert [record.seq for record in records(client, topic)] == [1, 2, 3]
 
 
 def test_every_record_is_copied_once_despite_kills(running: TestEngine, client: Client) -> None:
@@ -91,7 +87,7 @@ def test_every_record_is_copied_once_despite_kills(running: TestEngine, client: 
         for shard in (0, 1) if victim == "wal_shard" else (0,):
             running.kill(victim, shard=shard)
     wait_until(lambda: is_moved(group), MOVED_S, "all to be moved", lambda: str(group.stats()))
-    assert sorted(int(each.data) for each in letters(client, "many-dead")) == list(range(200))
+    assert sorted(int(each.data) for each in records(client, "many-dead")) == list(range(200))
     assert group.stats().floor == 200
 
 

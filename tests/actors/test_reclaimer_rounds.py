@@ -112,9 +112,13 @@ class World:
         return {topic: sorted(seqs) for topic, seqs in sorted(found.items()) if seqs}
 
 
-def test_a_segment_below_the_floor_is_dropped_and_its_files_are_removed_three_snapshots_later():
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_segment_below_the_floor_is_dropped_and_its_files_are_removed_three_snapshots_later(world):
     """The shard forgets the segment first. The files stay while a kept snapshot may name them."""
-    world = World()
     old, new = world.segment(1, {7: range(1, 11)}), world.segment(2, {7: range(11, 21)})
     world.set(7, earliest=11)
     reclaimer = world.reclaimer()
@@ -144,9 +148,8 @@ def test_a_segment_below_the_floor_is_dropped_and_its_files_are_removed_three_sn
         ({"earliest": 5, "deleted": range(5, 11)}, True),
     ],
 )
-def test_only_a_completely_dead_segment_is_dropped(facts, is_dropped):
+def test_only_a_completely_dead_segment_is_dropped(world, facts, is_dropped):
     """The cases are a deleted topic, a recreated topic, records below the floor, and single deletes."""
-    world = World()
     world.segment(1, {7: range(1, 11)})
     world.set(7, **facts)
     before = world.readable()
@@ -175,9 +178,8 @@ def test_topics_of_an_unreachable_shard_count_as_alive():
     assert world.stems() == []
 
 
-def test_a_sparse_segment_is_rewritten_and_live_records_keep_their_seq_and_content():
+def test_a_sparse_segment_is_rewritten_and_live_records_keep_their_seq_and_content(world):
     """The files of the old segment are removed."""
-    world = World()
     world.segment(1, {7: range(1, 101)})
     world.set(7, earliest=20, deleted=[*range(30, 100)])
     before = world.readable()
@@ -191,9 +193,8 @@ def test_a_sparse_segment_is_rewritten_and_live_records_keep_their_seq_and_conte
     assert set(seqs_of(world.base, "/data", stem, 7)) >= {*range(20, 30), 100}
 
 
-def test_a_delete_during_a_rewrite_is_marked_in_the_new_segment():
+def test_a_delete_during_a_rewrite_is_marked_in_the_new_segment(world):
     """The rewrite must not bring back records that are deleted meanwhile."""
-    world = World()
     world.segment(1, {7: range(1, 101)})
     world.set(7, earliest=60)
 
@@ -208,8 +209,7 @@ def test_a_delete_during_a_rewrite_is_marked_in_the_new_segment():
     segment.close()
 
 
-def test_many_small_segments_of_a_topic_become_one():
-    world = World()
+def test_many_small_segments_of_a_topic_become_one(world):
     for n in range(SMALL_SEGMENTS_MAX + 1):
         world.segment(n, {7: range(n * 10 + 1, n * 10 + 11)})
     before = world.readable()
@@ -219,8 +219,7 @@ def test_many_small_segments_of_a_topic_become_one():
     assert world.stems() == world.registered()
 
 
-def test_many_shared_segments_become_few_and_a_topic_that_grew_gets_its_own():
-    world = World()
+def test_many_shared_segments_become_few_and_a_topic_that_grew_gets_its_own(world):
     for n in range(SHARED_SEGMENTS_MAX + 1):
         world.segment(
             n, {7: range(n * 30 + 1, n * 30 + 31), 8: [n + 1], 9: [n + 1]}, payload_bytes=200
@@ -234,9 +233,8 @@ def test_many_shared_segments_become_few_and_a_topic_that_grew_gets_its_own():
     assert owns[0].startswith("topics/0000000000000007/")
 
 
-def test_a_merge_of_shared_segments_never_spans_records_of_other_segments():
+def test_a_merge_of_shared_segments_never_spans_records_of_other_segments(world):
     """If two segments span a position, the one with the greater number is in force."""
-    world = World()
     world.segment(1, {7: range(1, 6), 8: [1]})
     world.segment(2, {7: range(6, 500)})
     for n in range(3, SHARED_SEGMENTS_MAX + 4):
@@ -253,9 +251,8 @@ def test_a_merge_of_shared_segments_never_spans_records_of_other_segments():
     assert all(a[1] < b[0] for a, b in itertools.pairwise(ranges))
 
 
-def test_a_segment_that_a_crash_left_next_to_its_successor_is_dropped():
+def test_a_segment_that_a_crash_left_next_to_its_successor_is_dropped(world):
     """Recovery adopted both; the greater number is in force."""
-    world = World()
     old = world.segment(1, {7: range(1, 101)})
     new = world.segment(50, {7: range(31, 101)})
     world.set(7, earliest=31)
@@ -264,18 +261,16 @@ def test_a_segment_that_a_crash_left_next_to_its_successor_is_dropped():
     assert old.stem not in world.stems()
 
 
-def test_records_in_a_gap_of_a_greater_segment_are_not_dropped():
+def test_records_in_a_gap_of_a_greater_segment_are_not_dropped(world):
     """A segment hides only records that it contains."""
-    world = World()
     world.segment(1, {7: range(11, 21)})
     world.segment(2, {7: [*range(1, 11), *range(21, 31)]})
     world.settle()
     assert world.readable() == {7: list(range(1, 31))}
 
 
-def test_a_damaged_segment_supersedes_nothing():
+def test_a_damaged_segment_supersedes_nothing(world):
     """The segment with the smaller number contains the intact copy."""
-    world = World()
     world.segment(1, {7: range(1, 11)})
     damaged = world.segment(2, {7: range(1, 11)})
     world.quarantined.add(damaged.number)
@@ -283,9 +278,8 @@ def test_a_damaged_segment_supersedes_nothing():
     assert len(world.registered()) == 2
 
 
-def test_leftovers_of_every_kind_are_removed_and_foreign_files_stay():
+def test_leftovers_of_every_kind_are_removed_and_foreign_files_stay(world):
     """A leftover segment is found from either of its parts."""
-    world = World()
     kept = world.segment(1, {7: range(1, 11)})
     dead = make_segment(world.base, "/data", FIRST + 2, {9: range(1, 5)})  # a deleted topic
     # A registered segment contains its records.
@@ -300,8 +294,7 @@ def test_leftovers_of_every_kind_are_removed_and_foreign_files_stay():
     assert world.base.exists("/data/topics/README.tmp")
 
 
-def test_directories_of_deleted_topics_are_removed_when_no_snapshot_can_name_the_topic():
-    world = World()
+def test_directories_of_deleted_topics_are_removed_when_no_snapshot_can_name_the_topic(world):
     world.segment(1, {7: range(1, 51)})
     world.segment(2, {8: range(1, 51)})
     world.segment(3, {10: range(1, 51)})
@@ -327,8 +320,7 @@ def test_directories_of_deleted_topics_are_removed_when_no_snapshot_can_name_the
     ]  # fmt: skip
 
 
-def test_an_empty_topic_directory_stays_while_its_topic_lives_or_its_shard_is_silent():
-    world = World()
+def test_an_empty_topic_directory_stays_while_its_topic_lives_or_its_shard_is_silent(world):
     world.segment(1, {7: range(1, 51)})
     world.set(9)  # has no segment yet
     for topic in (9, 11):
@@ -351,9 +343,8 @@ def test_an_empty_topic_directory_stays_while_its_topic_lives_or_its_shard_is_si
     assert world.base.list_dir("/data/topics") == [f"{topic:016x}" for topic in (7, 9)]
 
 
-def test_unregistered_segments_with_live_records_or_damage_are_kept():
+def test_unregistered_segments_with_live_records_or_damage_are_kept(world):
     """The reclaimer never guesses. An operator decides about these files."""
-    world = World()
     world.set(7)
     alive = make_segment(world.base, "/data", FIRST + 2, {7: range(1, 5)})
     damaged = make_segment(world.base, "/data", FIRST + 3, {9: range(1, 5)})
@@ -365,9 +356,8 @@ def test_unregistered_segments_with_live_records_or_damage_are_kept():
     assert world.stems() == sorted([alive.stem, damaged.stem])
 
 
-def test_a_segment_that_is_not_registered_yet_is_not_removed():
+def test_a_segment_that_is_not_registered_yet_is_not_removed(world):
     """Its shard makes no snapshot between the write of the segment and its registration."""
-    world = World()
     world.set(7)
     reclaimer = world.reclaimer()
     made = make_segment(world.base, "/data", FIRST + 2, {7: range(1, 5)})
@@ -379,9 +369,8 @@ def test_a_segment_that_is_not_registered_yet_is_not_removed():
     assert world.stems() == [made.stem]
 
 
-def test_quarantined_segments_are_not_rewritten():
+def test_quarantined_segments_are_not_rewritten(world):
     """A quarantined segment is not rewritten until it verifies again."""
-    world = World()
     ref = world.segment(1, {7: range(1, 101)})
     world.set(7, earliest=90)
     world.quarantined.add(ref.number)
@@ -389,9 +378,8 @@ def test_quarantined_segments_are_not_rewritten():
     assert world.registered() == [ref.stem]
 
 
-def test_a_damaged_source_is_left_unchanged_and_other_segments_are_rewritten():
+def test_a_damaged_source_is_left_unchanged_and_other_segments_are_rewritten(world):
     """The rewriter verifies the data that it copies."""
-    world = World()
     bad, good = world.segment(1, {7: range(1, 101)}), world.segment(2, {8: range(1, 101)})
     fd = world.base.open_for_overwrite(f"/data/{bad.stem}{DATA}")
     world.base.write_at(fd, [b"\xff" * 20], bad.data_bytes - 60)
@@ -405,8 +393,7 @@ def test_a_damaged_source_is_left_unchanged_and_other_segments_are_rewritten():
     assert len(world.stems()) == 2
 
 
-def test_a_change_that_the_shard_refuses_leaves_all_files_unchanged():
-    world = World()
+def test_a_change_that_the_shard_refuses_leaves_all_files_unchanged(world):
     ref = world.segment(1, {7: range(1, 101)})
     world.set(7, earliest=90)
     world.shards.refuses.add(0)
@@ -468,9 +455,8 @@ def test_a_crash_at_any_disk_call_loses_nothing_and_the_next_reclaimer_completes
 
 @pytest.mark.parametrize("kind", ["EIO", "ENOSPC"])
 @pytest.mark.parametrize("op", ["open", "write", "full_sync", "rename", "dir_sync", "unlink"])
-def test_a_disk_error_loses_nothing_and_the_work_is_done_later(op, kind):
+def test_a_disk_error_loses_nothing_and_the_work_is_done_later(world, op, kind):
     """All live records stay readable."""
-    world = World()
     world.segment(1, {7: range(1, 51)})
     world.segment(2, {8: range(1, 101)})
     world.set(7, epoch=0)
@@ -501,8 +487,7 @@ def test_the_rate_limiter_sleeps_and_raises_when_the_process_stops():
         pace(10_000)
 
 
-def test_deletion_marks_are_written_only_for_topics_with_deleted_records():
-    world = World()
+def test_deletion_marks_are_written_only_for_topics_with_deleted_records(world):
     ref = world.segment(1, {7: range(1, 11), 8: range(1, 11)})
     world.reclaimer()
     numbers = NumberAllocator(CREATOR_RECLAIMER)

@@ -73,9 +73,13 @@ class World:
         self.clock.advance(seconds=400)
 
 
-def test_a_due_segment_moves_to_the_cold_tier_and_its_index_stays_on_the_host():
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_due_segment_moves_to_the_cold_tier_and_its_index_stays_on_the_host(world):
     """The cold data part has the same name and the same bytes. Only the data part leaves the host."""
-    world = World()
     before = [digest_of([_contents(world.base, f"/data/{ref.stem}{DATA}")]) for ref in world.refs]
     mover = world.mover()
     mover.run_round()
@@ -130,9 +134,8 @@ def _with_tier(ref: m.SegmentRef, tier: int) -> list:
 
 @pytest.mark.parametrize("kind", ["EIO", "ENOSPC"])
 @pytest.mark.parametrize("op", ["write", "full_sync", "rename", "dir_sync", "make_dir", "unlink"])
-def test_a_disk_error_leaves_the_hot_copy_and_the_move_is_retried(op, kind):
+def test_a_disk_error_leaves_the_hot_copy_and_the_move_is_retried(world, op, kind):
     """After the retries every due segment is cold."""
-    world = World()
     faulty = FaultyDisk(world.base, DiskFault(op, 1, kind))
     mover = world.mover(faulty)
     mover.run_round()
@@ -147,9 +150,8 @@ def test_a_disk_error_leaves_the_hot_copy_and_the_move_is_retried(op, kind):
     world.require_readable()
 
 
-def test_deletion_marks_made_between_copy_and_switch_are_in_the_cold_copy():
+def test_deletion_marks_made_between_copy_and_switch_are_in_the_cold_copy(world):
     """The mover copies changed marks again before the last switch."""
-    world = World()
     ref = world.refs[0]
 
     def delete(_shard, message):
@@ -161,9 +163,8 @@ def test_deletion_marks_made_between_copy_and_switch_are_in_the_cold_copy():
     assert world.digest(0, DEL) == digest_of([_contents(world.base, f"/data/{ref.stem}{DEL}")])
 
 
-def test_deletion_marks_made_after_the_switch_are_copied_with_the_next_snapshot():
+def test_deletion_marks_made_after_the_switch_are_copied_with_the_next_snapshot(world):
     """The marks on the host are authoritative. The marks in the store follow them."""
-    world = World()
     ref, mover = world.refs[0], world.mover()
     mover.run_round()
     mark_deleted(world.base, "/data", ref.stem, TOPIC, [4])
@@ -174,9 +175,8 @@ def test_deletion_marks_made_after_the_switch_are_copied_with_the_next_snapshot(
     assert world.digest(0, DEL) == digest_of([_contents(world.base, f"/data/{ref.stem}{DEL}")])
 
 
-def test_a_damaged_hot_segment_is_not_moved_and_does_not_block_others():
+def test_a_damaged_hot_segment_is_not_moved_and_does_not_block_others(world):
     """The segment is quarantined."""
-    world = World()
     world.write(f"/data/{world.refs[0].stem}{DATA}", 4_500, b"\xff" * 40)
     mover = world.mover()
     mover.run_round()
@@ -185,9 +185,8 @@ def test_a_damaged_hot_segment_is_not_moved_and_does_not_block_others():
     assert not world.has("/cold", 0, DATA)
 
 
-def test_a_damaged_hot_segment_is_repaired_from_an_intact_cold_copy():
+def test_a_damaged_hot_segment_is_repaired_from_an_intact_cold_copy(world):
     """The cold tier contains a copy from an earlier attempt."""
-    world = World()
     stem = world.refs[0].stem
     world.mover()
     world.copies.upload_part(stem + DATA)
@@ -199,9 +198,8 @@ def test_a_damaged_hot_segment_is_repaired_from_an_intact_cold_copy():
     world.require_readable()
 
 
-def test_a_damaged_copy_of_an_earlier_attempt_is_overwritten():
+def test_a_damaged_copy_of_an_earlier_attempt_is_overwritten(world):
     """The hot copy is intact."""
-    world = World()
     stem = world.refs[0].stem
     world.mover()
     world.copies.upload_part(stem + DATA)
@@ -212,9 +210,8 @@ def test_a_damaged_copy_of_an_earlier_attempt_is_overwritten():
 
 
 @pytest.mark.parametrize("rotten", ["/cold", "/data"])
-def test_a_hot_part_of_a_cold_segment_never_replaces_an_intact_copy_by_a_damaged_one(rotten):
+def test_a_hot_part_of_a_cold_segment_never_replaces_an_intact_copy_by_a_damaged_one(world, rotten):
     """The relocator died after the switch and before it removed the hot part."""
-    world = World()
     stem = world.refs[0].stem
     world.mover()
     world.copies.upload_part(stem + DATA)
@@ -261,9 +258,8 @@ class CutsShort(Wrapped):
 
 
 @pytest.mark.parametrize("kind", [LosesObjects, ReturnsOtherBytes, LiesAboutSize, CutsShort])
-def test_a_faulty_store_receives_no_segment(kind):
+def test_a_faulty_store_receives_no_segment(world, kind):
     """The mover reads the destination back before it removes the source."""
-    world = World()
     mover = world.mover(store=kind(LocalStore(world.base, "/cold")))
     for _ in range(3):
         mover.run_round()
@@ -292,9 +288,8 @@ class IsRemovedMeanwhile(Wrapped):
 
 
 @pytest.mark.parametrize("listing", [False, True])
-def test_a_segment_that_is_removed_during_the_copy_is_not_damaged(listing, caplog):
+def test_a_segment_that_is_removed_during_the_copy_is_not_damaged(world, listing, caplog):
     """A segment is damaged only if a shard leads readers to it and no copy is intact."""
-    world = World()
     mover = world.mover(store=IsRemovedMeanwhile(LocalStore(world.base, "/cold"), world, listing))
     mover.run_round()
     assert mover.backoff.quarantined == ({world.refs[0].number} if listing else set())
@@ -314,9 +309,8 @@ class TakesTheShardAway(Wrapped):
         return self.inner.size(name)
 
 
-def test_damage_is_reported_only_if_a_shard_confirms_the_segment():
+def test_damage_is_reported_only_if_a_shard_confirms_the_segment(world):
     """While the shard is down, the move fails without a report. The next attempt finds the damage again."""
-    world = World()
     world.write(f"/data/{world.refs[0].stem}{DATA}", 4_500, b"\xff" * 40)
     store = TakesTheShardAway(LocalStore(world.base, "/cold"), world)
     mover = world.mover(store=store)
@@ -340,9 +334,8 @@ class IsAbsent(Wrapped):
     put = get_range = size = exists = delete = _fail
 
 
-def test_an_unavailable_store_is_tried_once_for_all_segments():
+def test_an_unavailable_store_is_tried_once_for_all_segments(world):
     """The mover waits for its backoff before the next attempt."""
-    world = World()
     absent = IsAbsent(None)
     mover = world.mover(store=absent)
     mover.run_round()
@@ -403,9 +396,8 @@ def test_a_pack_stays_while_a_shard_that_may_know_it_does_not_answer():
     assert [world.shards.refs[shard][packs[0].number].tier for shard in (0, 1)] == [2, 2]
 
 
-def test_the_copy_of_a_dropped_segment_is_removed():
+def test_the_copy_of_a_dropped_segment_is_removed(world):
     """A kept snapshot may still list the segment, so the copy stays until the local index is removed."""
-    world = World()
     ref, mover = world.refs[0], world.mover()
 
     def drop(_shard, message):
@@ -424,9 +416,8 @@ def test_the_copy_of_a_dropped_segment_is_removed():
     assert not world.has("/cold", 0, IDX)
 
 
-def test_a_hot_part_that_cannot_be_removed_is_retried():
+def test_a_hot_part_that_cannot_be_removed_is_retried(world):
     """The segment is already cold, and only its hot part remains."""
-    world = World()
     faulty = FaultyDisk(world.base, DiskFault("unlink", 1, "EIO"))
     mover = world.mover(faulty)
     mover.run_round()

@@ -22,28 +22,24 @@ from ringlog.limits import (
     GRANTS_PER_MESSAGE_MAX,
     LINK_SILENCE_MS,
 )
-from tests.support.scheduler_world import MS, World, WorldLink, WorldTopic
-
-A, B = b"a", b"b"
+from tests.support.scheduler_world import MS, A, B, World, WorldLink, WorldTopic, followed, publish, untils
 
 
-def untils(world: World, link: bytes = A) -> list[tuple[int, int]]:
-    return [(row[1], row[2]) for row in world.links[link].turns]
+@pytest.fixture
+def world() -> World:
+    return World()
 
 
-def test_new_records_are_granted_at_once_with_their_position() -> None:
+def test_new_records_are_granted_at_once_with_their_position(world: World) -> None:
     """The grant names the file and the byte range of the records."""
-    world = World()
     topic = world.topic(0, 3)
     answer = world.subscribe(A, 1, [(5, topic, 0)])
     assert answer == m.Subscribed(1, 0, 7)
-    world.append(topic, 4)
-    world.turn()
+    publish(world, topic, 4)
     assert world.links[A].turns == [[1, 5, 4, 1, 4, 1, 0, 40]]
 
 
-def test_existing_records_are_granted_before_the_reply_to_subscribe() -> None:
-    world = World()
+def test_existing_records_are_granted_before_the_reply_to_subscribe(world: World) -> None:
     topic = world.topic(0, 3)
     world.append(topic, 4)
     world.shards[0].rows.clear()
@@ -51,14 +47,11 @@ def test_existing_records_are_granted_before_the_reply_to_subscribe() -> None:
     assert world.links[A].turns == [[1, 5, 4, 0, 0, 0, 0, 0]]
 
 
-def test_a_feed_has_one_grant_and_gets_the_next_when_it_returns_it_while_lagging() -> None:
+def test_a_feed_has_one_grant_and_gets_the_next_when_it_returns_it_while_lagging(world: World) -> None:
     """A feed holds at most one grant (T2)."""
-    world = World()
-    topic = world.topic(0, 0)
-    world.subscribe(A, 1, [(1, topic, 0)])
+    topic = followed(world)
     for _ in range(3):
-        world.append(topic)
-        world.turn()
+        publish(world, topic)
     assert untils(world) == [(1, 1)]
     world.take(A, (1, 1, 1))
     assert world.links[A].turns[1] == [1, 1, 3, 2, 2, 1, 10, 20]
@@ -66,13 +59,11 @@ def test_a_feed_has_one_grant_and_gets_the_next_when_it_returns_it_while_lagging
     assert len(world.links[A].turns) == 2
 
 
-def test_readers_of_a_shard_that_was_given_up_get_one_recheck() -> None:
+def test_readers_of_a_shard_that_was_given_up_get_one_recheck(world: World) -> None:
     """Each feed gets one, also a later feed. Published records may be read to their end."""
-    world = World()
     failed, other = world.topic(0, 0), world.topic(1, 0)
     world.subscribe(A, 1, [(1, failed, 0), (2, other, 0)])
-    world.append(failed, 3)
-    world.turn()
+    publish(world, failed, 3)
     world.changed.add((0, 0))
     world.is_shard_down = True
     world.turn(ev.ShardGivenUp(0))
@@ -85,34 +76,28 @@ def test_readers_of_a_shard_that_was_given_up_get_one_recheck() -> None:
     world.wait(3_000)
     assert untils(world, B) == [(1, UNTIL_RECHECK)]
     assert len(untils(world)) == 3
-    world.append(other)
-    world.turn()
+    publish(world, other)
     assert untils(world)[3:] == [(2, 1)]
 
 
-def test_a_lagging_reader_gets_no_position_hint() -> None:
-    world = World()
+def test_a_lagging_reader_gets_no_position_hint(world: World) -> None:
     topic = world.topic(0, 0)
-    world.append(topic, 5)
-    world.turn()
+    publish(world, topic, 5)
     world.subscribe(A, 1, [(1, topic, 0)])
     world.take(A, (1, 1, 2))
-    world.append(topic, 5)
-    world.turn()
+    publish(world, topic, 5)
     world.take(A, (1, 1, 4))
     assert [row[5] for row in world.links[A].turns] == [0, 0, 0]
 
 
-def test_without_credit_the_feed_with_the_highest_priority_waits_least() -> None:
+def test_without_credit_the_feed_with_the_highest_priority_waits_least(world: World) -> None:
     """The subscription has a credit of 1."""
-    world = World()
     plain, valuable = world.topic(0, 0), world.topic(0, 1)
     valuable.base = 800
     other = world.topic(1, 2)
     world.subscribe(A, 1, [(1, plain, 0), (2, valuable, 0), (3, other, 0)], credit=1)
     for topic in (other, plain, valuable):
-        world.append(topic)
-        world.turn()
+        publish(world, topic)
         world.now_ms += 1
     assert untils(world) == [(3, 1)]
     world.take(A, (1, 3, 1))
@@ -120,14 +105,12 @@ def test_without_credit_the_feed_with_the_highest_priority_waits_least() -> None
     assert untils(world) == [(3, 1), (2, 1), (1, 1)]
 
 
-def test_a_changed_priority_of_a_waiting_feed_counts_from_the_next_tick() -> None:
+def test_a_changed_priority_of_a_waiting_feed_counts_from_the_next_tick(world: World) -> None:
     """The scheduler reads priorities from the topic table."""
-    world = World()
     first, second, third = (world.topic(0, slot) for slot in range(3))
     world.subscribe(A, 1, [(1, first, 0), (2, second, 0), (3, third, 0)], credit=1)
     for topic in (first, second, third):
-        world.append(topic)
-        world.turn()
+        publish(world, topic)
     third.base = 900
     world.wait(1_100)
     # Another feed joins the ready set, so the slots of its topics are read again.
@@ -138,42 +121,35 @@ def test_a_changed_priority_of_a_waiting_feed_counts_from_the_next_tick() -> Non
     assert untils(world)[1] == (3, 1)
 
 
-def test_consumption_by_one_reader_raises_the_topic_for_all_readers() -> None:
+def test_consumption_by_one_reader_raises_the_topic_for_all_readers(world: World) -> None:
     """The topic has an automatic priority."""
-    world = World()
     blocker, early, late = (world.topic(0, slot) for slot in range(3))
     late.is_auto = True
     world.subscribe(A, 1, [(1, blocker, 0), (2, early, 0), (3, late, 0)], credit=1)
     world.subscribe(B, 1, [(1, late, 0)])
     for topic in (blocker, early, late):
-        world.append(topic)
-        world.turn()
+        publish(world, topic)
     world.take(B, (1, 1, 1))
     world.wait(2 * AGING_TICK_MS)
     world.take(A, (1, 1, 1))
     assert untils(world)[1] == (3, 1)
 
 
-def test_a_grant_returned_without_consumption_raises_no_priority() -> None:
+def test_a_grant_returned_without_consumption_raises_no_priority(world: World) -> None:
     """The reader found no record that it wanted."""
-    world = World()
-    topic = world.topic(0, 0)
-    world.subscribe(A, 1, [(1, topic, 0)])
-    world.append(topic)
-    world.turn()
+    topic = followed(world)
+    publish(world, topic)
     world.take(A, (1, 1, 1), is_consumed=False)
-    [followed] = world.core.shards[0].topics.values()
-    assert followed.priority.consumed_ms is None
+    [facts] = world.core.shards[0].topics.values()
+    assert facts.priority.consumed_ms is None
     world.take(A, (1, 1, 1))
-    assert followed.priority.consumed_ms == world.now_ms
+    assert facts.priority.consumed_ms == world.now_ms
 
 
-def test_a_strong_subscription_is_granted_only_synced_records() -> None:
+def test_a_strong_subscription_is_granted_only_synced_records(world: World) -> None:
     """Other subscriptions are granted the records at once."""
-    world = World()
     topic = world.topic(0, 0)
-    world.append(topic, 2)
-    world.turn()
+    publish(world, topic, 2)
     world.subscribe(A, 1, [(1, topic, 0)], strong=True)
     world.subscribe(B, 1, [(1, topic, 2)])
     assert untils(world) == []
@@ -182,8 +158,7 @@ def test_a_strong_subscription_is_granted_only_synced_records() -> None:
     world.turn()
     assert untils(world) == [(1, 2)]
     world.take(A, (1, 1, 2))
-    world.append(topic, 3)
-    world.turn()
+    publish(world, topic, 3)
     assert (untils(world), untils(world, B)) == ([(1, 2)], [(1, 5)])
     world.sync(0)
     world.turn()
@@ -191,8 +166,7 @@ def test_a_strong_subscription_is_granted_only_synced_records() -> None:
     assert not world.core.awaits_durable(0)
 
 
-def test_a_strong_subscription_is_granted_records_of_a_volatile_log_at_once() -> None:
-    world = World()
+def test_a_strong_subscription_is_granted_records_of_a_volatile_log_at_once(world: World) -> None:
     topic = world.topic(0, 0)
     world.subscribe(A, 1, [(1, topic, 0)], strong=True)
     topic.head = topic.durable = 3
@@ -201,10 +175,8 @@ def test_a_strong_subscription_is_granted_records_of_a_volatile_log_at_once() ->
     assert untils(world) == [(1, 3)]
 
 
-def test_readers_of_a_deleted_topic_get_one_recheck() -> None:
-    world = World()
-    topic = world.topic(0, 0)
-    world.subscribe(A, 1, [(1, topic, 0)])
+def test_readers_of_a_deleted_topic_get_one_recheck(world: World) -> None:
+    topic = followed(world)
     world.delete(topic)
     world.turn()
     world.turn()
@@ -214,11 +186,9 @@ def test_readers_of_a_deleted_topic_get_one_recheck() -> None:
     assert len(world.links[A].turns) == 1, "the recheck was already sent"
 
 
-def test_a_new_reader_of_a_lost_topic_gets_a_recheck_too() -> None:
+def test_a_new_reader_of_a_lost_topic_gets_a_recheck_too(world: World) -> None:
     """After a restart of the shard another topic may be in the slot. The new reader does not know that."""
-    world = World()
-    topic = world.topic(0, 0)
-    world.subscribe(A, 1, [(1, topic, 0)])
+    topic = followed(world)
     world.delete(topic)
     world.turn()
     world.turn()
@@ -229,23 +199,19 @@ def test_a_new_reader_of_a_lost_topic_gets_a_recheck_too() -> None:
     assert len(world.links[B].turns) == 1
 
 
-def test_readers_of_a_recreated_topic_get_a_recheck_and_continue() -> None:
-    world = World()
+def test_readers_of_a_recreated_topic_get_a_recheck_and_continue(world: World) -> None:
     topic = world.topic(0, 0)
-    world.append(topic, 9)
-    world.turn()
+    publish(world, topic, 9)
     world.subscribe(A, 1, [(1, topic, 9)])
     world.remake(topic)
-    world.append(topic)
-    world.turn()
+    publish(world, topic)
     assert untils(world) == [(1, UNTIL_RECHECK)]
     world.take(A, (1, 1, 0))
     assert untils(world)[1:] == [(1, 1)]
 
 
-def test_missed_news_is_found_on_the_board() -> None:
+def test_missed_news_is_found_on_the_board(world: World) -> None:
     """After an overrun the scheduler rescans the topic table."""
-    world = World()
     topics = [world.topic(0, slot) for slot in range(5)]
     world.subscribe(A, 1, [(slot, topic, 0) for slot, topic in enumerate(topics)])
     for topic in topics:
@@ -255,8 +221,7 @@ def test_missed_news_is_found_on_the_board() -> None:
     assert untils(world) == [(slot, 2) for slot in range(5)]
 
 
-def test_topics_of_an_unreachable_shard_are_read_when_it_is_back() -> None:
-    world = World()
+def test_topics_of_an_unreachable_shard_are_read_when_it_is_back(world: World) -> None:
     topic = world.topic(0, 0)
     world.append(topic, 2)
     world.shards[0].rows.clear()
@@ -269,15 +234,13 @@ def test_topics_of_an_unreachable_shard_are_read_when_it_is_back() -> None:
     assert untils(world) == [(1, 2)]
 
 
-def test_a_link_that_accepts_no_message_keeps_its_grants_and_blocks_no_other_link() -> None:
+def test_a_link_that_accepts_no_message_keeps_its_grants_and_blocks_no_other_link(world: World) -> None:
     """The scheduler retries with a tick, not in each pass."""
-    world = World()
     topic = world.topic(0, 0)
     for link in (A, B):
         world.subscribe(link, 1, [(1, topic, 0)])
     world.links[A].is_deaf = True
-    world.append(topic)
-    world.turn()
+    publish(world, topic)
     assert (untils(world), untils(world, B)) == ([], [(1, 1)])
     world.links[A].is_deaf = False
     world.turn()
@@ -286,22 +249,15 @@ def test_a_link_that_accepts_no_message_keeps_its_grants_and_blocks_no_other_lin
     assert untils(world) == [(1, 1)]
 
 
-def test_a_disconnected_link_is_forgotten() -> None:
-    world = World()
-    topic = world.topic(0, 0)
-    world.subscribe(A, 1, [(1, topic, 0)])
+def test_a_disconnected_link_is_forgotten(world: World) -> None:
+    topic = followed(world)
     world.links[A].is_gone = True
-    world.append(topic)
-    world.turn()
-    assert (world.core.subscriptions.links, world.core.subscriptions.feed_count, world.core.topics) == (
-        {},
-        0,
-        0,
-    )
+    publish(world, topic)
+    subscriptions = world.core.subscriptions
+    assert (subscriptions.links, subscriptions.feed_count, world.core.topics) == ({}, 0, 0)
 
 
-def test_a_silent_link_is_forgotten_and_must_subscribe_again() -> None:
-    world = World()
+def test_a_silent_link_is_forgotten_and_must_subscribe_again(world: World) -> None:
     topic = world.topic(0, 0)
     for link in (A, B):
         world.subscribe(link, 1, [(1, topic, 0)])
@@ -313,30 +269,25 @@ def test_a_silent_link_is_forgotten_and_must_subscribe_again() -> None:
     assert world.links[A].messages[-1] == m.SubscriptionsLost()
 
 
-def test_ended_feeds_receive_no_grants() -> None:
-    world = World()
+def test_ended_feeds_receive_no_grants(world: World) -> None:
     topic, other = world.topic(0, 0), world.topic(1, 0)
     world.subscribe(A, 1, [(1, topic, 0), (2, other, 0)], credit=1)
     world.append(topic)
-    world.append(other)
-    world.turn()
+    publish(world, other)
     assert untils(world) == [(1, 1)]
     assert world.unsubscribe(A, 1, [1]) == m.Unsubscribed(1)
     assert untils(world)[1:] == [(2, 1)], "its credit is free again"
     assert world.unsubscribe(A, 1) == m.Unsubscribed(1)
-    world.append(other)
-    world.turn()
+    publish(world, other)
     assert len(world.links[A].turns) == 2
     assert world.core.topics == 0
     assert world.unsubscribe(b"stranger", 1) == m.Unsubscribed(1)
 
 
-def test_a_feed_can_be_moved_to_another_position_or_topic() -> None:
-    world = World()
+def test_a_feed_can_be_moved_to_another_position_or_topic(world: World) -> None:
     topic, other = world.topic(0, 0), world.topic(1, 0)
     world.append(topic, 5)
-    world.append(other, 2)
-    world.turn()
+    publish(world, other, 2)
     world.subscribe(A, 1, [(1, topic, 5)])
     world.subscribe(A, 1, [(1, topic, 3)])
     assert untils(world) == [(1, 5)]
@@ -346,8 +297,7 @@ def test_a_feed_can_be_moved_to_another_position_or_topic() -> None:
     assert world.core.topics == 1
 
 
-def test_topic_changes_are_sent_once_a_tick_to_subscriptions_that_requested_them() -> None:
-    world = World()
+def test_topic_changes_are_sent_once_a_tick_to_subscriptions_that_requested_them(world: World) -> None:
     world.subscribe(A, 1, [], names=True)
     world.subscribe(B, 1, [])
     assert world.core.has_name_watchers
@@ -362,8 +312,7 @@ def test_topic_changes_are_sent_once_a_tick_to_subscriptions_that_requested_them
     assert not world.core.has_name_watchers
 
 
-def test_grants_of_a_thousand_subscriptions_to_one_topic_are_one_message() -> None:
-    world = World()
+def test_grants_of_a_thousand_subscriptions_to_one_topic_are_one_message(world: World) -> None:
     topic = world.topic(0, 0)
     world.is_checked = False
     for number in range(1_000):
@@ -371,30 +320,25 @@ def test_grants_of_a_thousand_subscriptions_to_one_topic_are_one_message() -> No
     effects = []
     perform = world._perform
     world._perform = lambda effect: effects.append(effect) or perform(effect)  # type: ignore[method-assign]
-    world.append(topic)
-    world.turn()
+    publish(world, topic)
     assert [len(effect.feeds) for effect in effects] == [1_000]
     world.take(A, *((number, 1, 1) for number in range(1_000)))
     for number in range(1_000, 1_000 + GRANTS_PER_MESSAGE_MAX - 500):
         world.subscribe(A, number, [(1, topic, 1)], credit=1)
     effects.clear()
-    world.append(topic)
-    world.turn()
+    publish(world, topic)
     assert [len(effect.feeds) for effect in effects] == [GRANTS_PER_MESSAGE_MAX, 500]
     world.core.check()
 
 
-def test_a_grant_counts_against_the_credit_after_its_feed_was_moved() -> None:
+def test_a_grant_counts_against_the_credit_after_its_feed_was_moved(world: World) -> None:
     """A subscription never holds more grants than its credit (T1). A topic that is found on another shard is
     subscribed to again while its reader reads."""
-    world = World()
     first, second, elsewhere = world.topic(0, 0), world.topic(0, 1), world.topic(1, 0)
     world.subscribe(A, 1, [(1, first, 0), (2, second, 0)], credit=1)
-    world.append(first)
-    world.turn()
+    publish(world, first)
     world.subscribe(A, 1, [(1, elsewhere, 0)], credit=1)
-    world.append(second)
-    world.turn()
+    publish(world, second)
     assert [feed for feed, _ in untils(world)] == [1]
     world.take(A, (1, 1, 0))
     assert [feed for feed, _ in untils(world)] == [1, 2]
@@ -452,8 +396,7 @@ def test_a_bound_admits_exactly_its_number(monkeypatch: pytest.MonkeyPatch, limi
         m.Subscribe(1, [m.Feed(n, "t", 1, 0, 0, 0) for n in range(FEEDS_PER_MESSAGE_MAX + 1)], 1),
     ],
 )  # fmt: skip
-def test_an_invalid_message_is_refused_and_changes_nothing(message: m.Message) -> None:
-    world = World()
+def test_an_invalid_message_is_refused_and_changes_nothing(world: World, message: m.Message) -> None:
     assert isinstance(world.ask(A, message), m.ErrorReply)
     assert (world.core.subscriptions.links, world.core.subscriptions.feed_count, world.core.topics) == (
         {},
@@ -462,8 +405,7 @@ def test_an_invalid_message_is_refused_and_changes_nothing(message: m.Message) -
     )
 
 
-def test_malformed_rows_of_returned_grants_are_refused() -> None:
-    world = World()
+def test_malformed_rows_of_returned_grants_are_refused(world: World) -> None:
     world.subscribe(A, 1, [])
     world.turn(ev.LinkRequestReceived(A, 0, m.Taken(1), bytearray(7)))
     assert isinstance(world.links[A].messages[-1], m.ErrorReply)

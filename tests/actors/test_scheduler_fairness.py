@@ -10,7 +10,7 @@ import pytest
 
 from ringlog.actors.scheduler import events as ev
 from ringlog.envelope import messages as m
-from tests.support.scheduler_world import MS, World
+from tests.support.scheduler_world import MS, World, publish
 
 ROUNDS = 200
 
@@ -73,8 +73,7 @@ def test_a_feed_that_begins_to_lag_waits_only_for_feeds_that_lagged_before() -> 
     for _, topic, _ in busy:
         world.append(topic, 1_000)
     world.turn()
-    world.append(late)
-    world.turn()
+    publish(world, late)
     turns = 0
     while not any(turn[1] == many for turn in world.links[b"a"].turns):
         first, world.links[b"a"].turns = world.links[b"a"].turns[:1], world.links[b"a"].turns[1:]
@@ -93,8 +92,7 @@ def test_every_link_is_equally_often_the_first_to_receive_grants() -> None:
     first = Counter[bytes]()
     for _ in range(10 * len(links)):
         world.told.clear()
-        world.append(topic)
-        world.turn()
+        publish(world, topic)
         assert sorted(world.told) == links
         first[world.told[0]] += 1
         # The same link is always the fastest. The first return of grants must not be rewarded.

@@ -26,10 +26,9 @@ from ringlog.limits import (
     GOVERNOR_STALE_MS,
     LAGS_PER_MESSAGE_MAX,
 )
-from tests.support.scheduler_world import MS, World
+from tests.support.scheduler_world import MS, A, B, World, publish
 
 SAMPLE_NS = GOVERNOR_SAMPLE_MS * MS
-A, B = b"a", b"b"
 SHARDS = 2
 
 
@@ -209,11 +208,9 @@ def test_lag_is_the_time_for_which_records_have_been_available() -> None:
     told, waiting, quiet = (world.topic(0, slot) for slot in range(3))
     world.subscribe(A, 1, [(1, told, 0), (2, waiting, 0)], credit=1)
     world.subscribe(B, 2, [(1, quiet, 0)])
-    world.append(told)
-    world.turn()
+    publish(world, told)
     world.wait(200)
-    world.append(waiting)
-    world.turn()
+    publish(world, waiting)
     world.wait(300)
     first, second = lags_in(world)
     assert first == (500, A, 1, 2, 1, 1, 1)
@@ -231,14 +228,12 @@ def test_a_reader_that_returns_grants_but_never_catches_up_lags() -> None:
     world.subscribe(A, 1, [(1, topic, 0)])
     world.subscribe(B, 1, [(1, topic, 0)])
     for _ in range(100):
-        world.append(topic, 10)
-        world.turn()
+        publish(world, topic, 10)
         world.wait(100)
         lagging, keeping = lagging + 5, topic.head
         world.take(A, (1, 1, lagging))
         # New records are published before the reader reports that it read all earlier ones.
-        world.append(topic)
-        world.turn()
+        publish(world, topic)
         world.take(B, (1, 1, keeping))
     slow, quick = lags_in(world)
     assert (slow.link, quick.link) == (A, B)
@@ -252,8 +247,7 @@ def test_beyond_the_bound_only_waiting_feeds_are_measured(monkeypatch: pytest.Mo
     told, waiting = world.topic(0, 0), world.topic(0, 1)
     world.subscribe(A, 1, [(1, told, 0), (2, waiting, 0)], credit=1)
     for topic in (told, waiting):
-        world.append(topic)
-        world.turn()
+        publish(world, topic)
         world.wait(100)
     world.subscribe(B, 1, [(1, told, 0), (2, waiting, 0)], credit=1)
     assert [lag.lag_ms for lag in lags_in(world)] == [100, 0]
@@ -266,8 +260,7 @@ def test_operators_receive_the_consumers_with_the_largest_lag() -> None:
     for n, link in enumerate((A, B)):
         topic = world.topic(0, n)
         world.subscribe(link, 1, [(1, topic, 0)])
-        world.append(topic)
-        world.turn()
+        publish(world, topic)
         world.wait(100)
     asked = world.ask(b"operator", m.ConsumersAsk(1))
     assert asked == m.ConsumersReply(0, [m.Consumer(A.hex(), 1, 200, 1, 0, 1, 32)])

@@ -11,10 +11,14 @@ from ringlog.actors.scheduler.delivery.feeds import ROUTERS
 from ringlog.actors.scheduler.delivery.ready_set import ReadySet
 from ringlog.limits import BANDS, COALESCE_MS_MAX
 from ringlog.topic.priority import AGE_MS_MAX, TopicPriority
-from tests.support.scheduler_world import MS, World, WorldTopic
+from tests.support.scheduler_world import MS, A, B, World, WorldTopic, followed, publish, untils
 
-A, B = b"a", b"b"
 GAP = COALESCE_MS_MAX
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
 
 
 def press(world: World, *gaps_ms: int, is_shedding: bool = False) -> None:
@@ -22,23 +26,12 @@ def press(world: World, *gaps_ms: int, is_shedding: bool = False) -> None:
     world.turn(ev.DeliveryPressureChanged(tuple(gap * MS for gap in gaps), is_shedding))
 
 
-def untils(world: World, link: bytes = A) -> list[tuple[int, int]]:
-    return [(row[1], row[2]) for row in world.links[link].turns]
-
-
-def publish(world: World, topic: WorldTopic) -> None:
-    world.append(topic)
-    world.turn()
-
-
 # -- coalesced wake-ups -------------------------------------------------------------------------------------
 
 
-def test_the_first_wakeup_is_immediate_and_the_next_one_follows_after_the_gap() -> None:
+def test_the_first_wakeup_is_immediate_and_the_next_one_follows_after_the_gap(world: World) -> None:
     """The first wake-up of a quiet topic is never delayed, whatever the pressure."""
-    world = World()
-    topic = world.topic(0, 0)
-    world.subscribe(A, 1, [(1, topic, 0)])
+    topic = followed(world)
     press(world, GAP, GAP)
     publish(world, topic)
     assert untils(world) == [(1, 1)]
@@ -58,10 +51,8 @@ def test_the_first_wakeup_is_immediate_and_the_next_one_follows_after_the_gap() 
     assert untils(world)[2:] == [(1, 7)]
 
 
-def test_without_pressure_every_wakeup_is_immediate() -> None:
-    world = World()
-    topic = world.topic(0, 0)
-    world.subscribe(A, 1, [(1, topic, 0)])
+def test_without_pressure_every_wakeup_is_immediate(world: World) -> None:
+    topic = followed(world)
     for n in range(1, 4):
         publish(world, topic)
         world.take(A, (1, 1, n))
@@ -69,10 +60,8 @@ def test_without_pressure_every_wakeup_is_immediate() -> None:
     assert world.core.grants.coalesced_ns == 0
 
 
-def test_a_reader_that_read_everything_granted_waits_for_the_next_wakeup() -> None:
-    world = World()
-    topic = world.topic(0, 0)
-    world.subscribe(A, 1, [(1, topic, 0)])
+def test_a_reader_that_read_everything_granted_waits_for_the_next_wakeup(world: World) -> None:
+    topic = followed(world)
     press(world, GAP, GAP)
     publish(world, topic)
     publish(world, topic)
@@ -82,12 +71,10 @@ def test_a_reader_that_read_everything_granted_waits_for_the_next_wakeup() -> No
     assert untils(world) == [(1, 1), (1, 2)]
 
 
-def test_a_reader_that_did_not_read_everything_granted_continues_at_once() -> None:
+def test_a_reader_that_did_not_read_everything_granted_continues_at_once(world: World) -> None:
     """Pressure coalesces wake-ups. It does not slow down a reader that catches up."""
-    world = World()
     topic = world.topic(0, 0)
-    world.append(topic, 5)
-    world.turn()
+    publish(world, topic, 5)
     press(world, GAP, GAP)
     world.subscribe(A, 1, [(1, topic, 0)])
     publish(world, topic)
@@ -97,9 +84,8 @@ def test_a_reader_that_did_not_read_everything_granted_continues_at_once() -> No
     assert len(untils(world)) == 2
 
 
-def test_pressure_of_one_shard_delays_no_wakeup_of_another() -> None:
+def test_pressure_of_one_shard_delays_no_wakeup_of_another(world: World) -> None:
     """Each shard has its own gap."""
-    world = World()
     pressed, free = world.topic(0, 0), world.topic(1, 0)
     world.subscribe(A, 1, [(1, pressed, 0), (2, free, 0)])
     press(world, GAP, 0)
@@ -111,10 +97,8 @@ def test_pressure_of_one_shard_delays_no_wakeup_of_another() -> None:
     assert [until for feed, until in untils(world) if feed == 2] == [1, 2, 3]
 
 
-def test_records_that_wait_when_the_pressure_ends_are_granted_with_the_next_wakeup() -> None:
-    world = World()
-    topic = world.topic(0, 0)
-    world.subscribe(A, 1, [(1, topic, 0)])
+def test_records_that_wait_when_the_pressure_ends_are_granted_with_the_next_wakeup(world: World) -> None:
+    topic = followed(world)
     press(world, GAP, GAP)
     publish(world, topic)
     world.take(A, (1, 1, 1))
@@ -124,10 +108,8 @@ def test_records_that_wait_when_the_pressure_ends_are_granted_with_the_next_wake
     assert untils(world) == [(1, 1), (1, 3)]
 
 
-def test_the_recheck_of_a_deleted_topic_is_not_delayed() -> None:
-    world = World()
-    topic = world.topic(0, 0)
-    world.subscribe(A, 1, [(1, topic, 0)])
+def test_the_recheck_of_a_deleted_topic_is_not_delayed(world: World) -> None:
+    topic = followed(world)
     press(world, GAP, GAP)
     publish(world, topic)
     world.take(A, (1, 1, 1))
@@ -180,9 +162,8 @@ def two(world: World, credit: int = 32) -> tuple[WorldTopic, WorldTopic]:
     return low, plain
 
 
-def test_while_shedding_only_the_lowest_band_waits_despite_credit() -> None:
+def test_while_shedding_only_the_lowest_band_waits_despite_credit(world: World) -> None:
     """Under pressure the lowest band is shed (T3)."""
-    world = World()
     low, plain = two(world)
     press(world, 0, 0, is_shedding=True)
     publish(world, low)
@@ -199,9 +180,8 @@ def test_while_shedding_only_the_lowest_band_waits_despite_credit() -> None:
     assert world.core.grants.ready_by_band == [0] * BANDS
 
 
-def test_routers_run_one_band_lower_while_it_sheds() -> None:
+def test_routers_run_one_band_lower_while_it_sheds(world: World) -> None:
     """A router waits where a watch of its topic is served. In higher bands neither waits (T3)."""
-    world = World()
     plain, high = world.topic(0, 0), world.topic(0, 1)
     high.base = 1_000
     for link in (A, ROUTERS):
@@ -215,8 +195,7 @@ def test_routers_run_one_band_lower_while_it_sheds() -> None:
     assert untils(world, ROUTERS) == [(2, 1), (1, 1)]
 
 
-def test_a_feed_that_waited_for_credit_is_shed_when_credit_returns() -> None:
-    world = World()
+def test_a_feed_that_waited_for_credit_is_shed_when_credit_returns(world: World) -> None:
     low, plain = two(world, credit=1)
     publish(world, plain)
     publish(world, low)
@@ -227,9 +206,8 @@ def test_a_feed_that_waited_for_credit_is_shed_when_credit_returns() -> None:
     assert untils(world) == [(2, 1), (1, 1)]
 
 
-def test_no_feed_starves_while_the_lowest_band_is_shed() -> None:
+def test_no_feed_starves_while_the_lowest_band_is_shed(world: World) -> None:
     """A feed that waited long enough has left the lowest band."""
-    world = World()
     world.is_checked = False
     low, _ = two(world)
     press(world, 0, 0, is_shedding=True)
@@ -240,8 +218,7 @@ def test_no_feed_starves_while_the_lowest_band_is_shed() -> None:
     assert untils(world) == [(1, 1)]
 
 
-def test_counts_by_band_cover_all_subscriptions() -> None:
-    world = World()
+def test_counts_by_band_cover_all_subscriptions(world: World) -> None:
     valuable = world.topic(1, 0)
     valuable.base = 800
     for link in (A, B):

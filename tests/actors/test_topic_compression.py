@@ -10,7 +10,7 @@ from ringlog.frame import layout
 from ringlog.testing.shard_world import World
 from ringlog.types import Codec
 from tests.support.checkpoint_world import checkpoint_all
-from tests.support.shard_worlds import new_world
+from tests.support.shard_worlds import new_world, restart
 
 PAYLOADS = [b"the same words again and again " * 40 for _ in range(50)]
 
@@ -51,6 +51,5 @@ def test_a_changed_codec_applies_to_records_that_are_sealed_later() -> None:
     world.append("t", PAYLOADS)
     checkpoint_all(world)
     assert stored_codecs(world, "t") == {Codec.NONE, Codec.ZSTD}
-    world.kill()
-    world.start()
+    restart(world)
     assert [payload for _, payload in world.records("t")] == PAYLOADS * 2

@@ -32,7 +32,7 @@ from ringlog.testing.shard_world import DATA, World, refusals
 from ringlog.topic.dedup import ProducerTable
 from ringlog.topic.state import ShardTopic
 from ringlog.types import SESSION_BIT, PayloadKind
-from tests.support.shard_worlds import started
+from tests.support.shard_worlds import restart, started
 
 
 @pytest.fixture
@@ -107,8 +107,7 @@ def test_every_refusal_has_its_details_and_changes_nothing(world):
             assert facts(world.topic("f")) == before, status
     assert run.core.log.offset == offset, "nothing was written"
     assert world.append("f", [b"next"]) == 3
-    world.kill()
-    world.start()
+    restart(world)
     assert [payload for _, payload in world.records("f")] == [b"first", b"second", b"next"]
 
 
@@ -224,9 +223,9 @@ def test_a_repeated_frame_is_settled_with_its_first_seqs_and_appended_once(world
     entries = world.send("f", [bytearray(first), bytearray(first), made(world, [b"c"], number=2, producer=5)])
     assert [int(e[S_FIRST_SEQ]) for e in entries] == [3, 3, 5]
     assert [is_repeat(e) for e in entries] == [False, True, False]
-    for restart in (None, world.kill, world.stop, lambda: world.power_loss(3)):
-        if restart is not None:
-            restart()
+    for end in (None, world.kill, world.stop, lambda: world.power_loss(3)):
+        if end is not None:
+            end()
             world.start()
         for number, payloads, first_seq, count in ((1, (b"other",), 3, 2), (2, (b"c",), 5, 1)):
             entry = entry_of(world, number, payloads=payloads)
@@ -248,9 +247,9 @@ def test_a_gap_in_producer_numbers_is_accepted_and_a_refused_frame_is_never_acke
     too_many = made(world, [b"b"] * 3, number=2, producer=5)
     assert isinstance(refusals(world.send("f", [bytearray(too_many)]))[0], TopicFull)
     assert refusals(world.send("f", [made(world, [b"c"], number=3, producer=5)])) == [None]
-    for restart in (None, world.kill):
-        if restart is not None:
-            restart()
+    for end in (None, world.kill):
+        if end is not None:
+            end()
             world.start()
         before = facts(world.topic("f"))
         error = refusals(world.send("f", [bytearray(too_many)]))[0]
@@ -291,8 +290,8 @@ def test_alternating_producers_of_one_topic_keep_their_seqs_after_a_restart(worl
     for number in range(1, 7):
         for producer in (5, 6):
             expected[producer, number] = int(entry_of(world, number, producer=producer)[S_FIRST_SEQ])
-    for restart in (world.kill, world.stop):
-        restart()
+    for end in (world.kill, world.stop):
+        end()
         world.start()
         for (producer, number), first_seq in expected.items():
             entry = entry_of(world, number, producer=producer)
@@ -381,8 +380,7 @@ def test_a_repeated_frame_is_settled_as_a_repeat_even_if_the_disk_is_full(world,
     """A refusal would make the producer send the frame again under a new number (W4)."""
     sent = [world.frame_for("f", [b"once", b"twice"], producer=9, seq=3)]
     first = int(world.send("f", [bytearray(sent[0])])[0][S_FIRST_SEQ])
-    world.kill()
-    world.start()
+    restart(world)
     world.run_of("f").core.requests.appends.disk_missing_bytes = 4_096
     fresh = world.frame_for("f", [b"new"], producer=9, seq=4)
     if by_socket:
@@ -425,8 +423,7 @@ def test_frames_that_follow_a_missing_frame_are_refused_until_a_frame_without_th
     pushed = [sent] if is_together else [[each] for each in sent]
     found = [status for part in pushed for status in statuses(world.send("f", part))]
     assert found == [OK, LATER, LATER, OK, OK]
-    world.kill()
-    world.start()
+    restart(world)
     stored = [payload for _, payload in world.records("f", after=2)]
     assert stored == [b"a", b"c", b"d", b"e"], "stored frames must not depend on the way they were sent"
     assert statuses(world.send("f", [following(world, [b"f"], number=9)])) == [LATER]

@@ -16,7 +16,7 @@ from tests.support.group_world import claim as claim_of
 from tests.support.group_world import make as make_group
 from tests.support.lease_words import held, numbers, words
 from tests.support.queue_world import claim, make, stats
-from tests.support.shard_worlds import new_world, started
+from tests.support.shard_worlds import new_world, restart
 
 
 def back(world: World, jobs: dict[int, int], **more: Any) -> None:
@@ -29,10 +29,9 @@ def pass_ms(world: World, ms: int) -> None:
 
 
 @pytest.mark.parametrize("leases_durable", [False, True])
-def test_the_backoff_grows_with_each_delivery_and_starts_when_the_lease_ends(leases_durable):
+def test_the_backoff_grows_with_each_delivery_and_starts_when_the_lease_ends(world, leases_durable):
     """The backoff applies after an expired lease and after a nack with `has_backoff`. Other nacks use their
     own delay. Jobs of a dead worker return at once."""
-    world = started()
     options = {"backoff_ms": 1_000, "backoff_max_ms": 1_500, "leases_durable": leases_durable}
     make(world, 4, durability="fsync", **options)
     jobs = held(claim(world, 9, lease_ms=500))
@@ -45,8 +44,7 @@ def test_the_backoff_grows_with_each_delivery_and_starts_when_the_lease_ends(lea
     pass_ms(world, 1)
     assert stats(world) == (0, 1, 3)
     if leases_durable:
-        world.kill()
-        world.start()
+        restart(world)
         assert stats(world) == (0, 1, 3)
     pass_ms(world, 499)
     assert list(held(claim(world, 9))) == [1]
@@ -65,9 +63,8 @@ def test_the_backoff_grows_with_each_delivery_and_starts_when_the_lease_ends(lea
 
 
 @pytest.mark.parametrize("leases_durable", [False, True])
-def test_one_nack_gives_each_job_the_backoff_of_its_own_number_of_deliveries(leases_durable):
+def test_one_nack_gives_each_job_the_backoff_of_its_own_number_of_deliveries(world, leases_durable):
     """A retry of the request has the same reply and changes nothing."""
-    world = started()
     make(world, 1, durability="fsync", backoff_ms=100, leases_durable=leases_durable)
     for _ in range(3):
         back(world, held(claim(world, 9)), delay_ms=0)
@@ -78,8 +75,7 @@ def test_one_nack_gives_each_job_the_backoff_of_its_own_number_of_deliveries(lea
     assert (list(jobs), first.nacked, first.skipped) == ([1, 2], 2, words([77]))
     assert world.request(nack) == first
     if leases_durable:
-        world.kill()
-        world.start()
+        restart(world)
         again = world.request(nack)
         assert again.skipped == words([77])
     pass_ms(world, 99)
@@ -92,8 +88,7 @@ def test_one_nack_gives_each_job_the_backoff_of_its_own_number_of_deliveries(lea
     assert list(held(claim(world, 9))) == [1], "the job with four deliveries must be ready later"
 
 
-def test_a_changed_backoff_applies_to_leases_that_end_later():
-    world = started()
+def test_a_changed_backoff_applies_to_leases_that_end_later(world):
     make(world, 2, backoff_ms=1_000)
     back(world, {1: held(claim(world, 1))[1]}, has_backoff=True)
     world.put_topic("q", "merge", type="queue", backoff_ms=0)
@@ -105,9 +100,8 @@ def test_a_changed_backoff_applies_to_leases_that_end_later():
     assert stats(world) == (0, 0, 2)
 
 
-def test_a_waiting_claim_receives_a_job_when_its_backoff_ends():
+def test_a_waiting_claim_receives_a_job_when_its_backoff_ends(world):
     """The claim arrives before the job's lease expires."""
-    world = started()
     make(world, 1, backoff_ms=1_000)
     claim(world, 1, lease_ms=100)
     run = world.run_of("q")
@@ -137,8 +131,7 @@ def test_records_of_a_group_wait_for_its_backoff_also_after_a_kill(how):
     assert {seq: state for seq, (state, _, _) in pending(world).items()} == {1: 2, 2: 1, 3: 2, 4: 2}
     if how == "checkpoint":
         checkpoint_all(world)
-    world.kill()
-    world.start()
+    restart(world)
     assert world.request(m.GroupOpen("t", "g", QUEUE)).backoff_ms == 1_000
     pass_ms(world, 499)
     assert list(held(claim_of(world, 9, lease_ms=60_000))) == [1]

@@ -21,11 +21,10 @@ from tests.support.checkpoint_world import (
     checkpoint,
     checkpoint_all,
     fill,
-    restart,
     state,
     wal_files,
 )
-from tests.support.shard_worlds import new_world
+from tests.support.shard_worlds import new_world, restart
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from ringlog.frame.settle_entry import FLAG_DEDUPED, FLAGS_SHIFT, S_COUNT_STATUS
 from ringlog.testing.shard_world import World
 from ringlog.types import SESSION_BIT
 from tests.support.checkpoint_world import checkpoint_all
-from tests.support.shard_worlds import new_world
+from tests.support.shard_worlds import new_world, restart
 
 NAMED = 77
 
@@ -58,8 +58,7 @@ def restarts() -> Any:
         pass
 
     def kill(world: World) -> None:
-        world.kill()
-        world.start()
+        restart(world)
 
     def power(world: World) -> None:
         world.power_loss(3)
@@ -185,8 +184,7 @@ def test_a_query_without_an_owner_claims_nothing_and_only_named_producers_are_cl
         with pytest.raises(InvalidRequest, match="producer_id must be that of a named producer"):
             world.request(m.ProducerState("a", producer, 5))
     checkpoint_all(world)
-    world.kill()
-    world.start()
+    restart(world)
 
 
 def test_frames_without_a_claim_are_fenced_once_a_name_has_an_owner(world):

@@ -10,6 +10,7 @@ import pytest
 from ringlog.envelope import messages as m
 from ringlog.frame import encode_records, frame
 from ringlog.testing.shard_world import World
+from tests.support.shard_worlds import restart
 
 HOUR_S = 3_600.0
 LEASE_MS = 30_000
@@ -82,8 +83,7 @@ def test_durable_leases_keep_their_length_over_kills_of_shards_and_engine(world,
     work = Work(world, kind, 2)
     held = work.claim("w", 1)
     world.clock.step(step_s)
-    world.kill()
-    world.start()
+    restart(world)
     assert list(work.claim("other")) == [2]
     assert work.extend("w", held) == 1
     world.clock.step(-step_s)

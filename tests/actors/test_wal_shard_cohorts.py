@@ -11,6 +11,7 @@ from ringlog.testing.shard_world import World
 from tests.support.lease_words import held
 from tests.support.queue_world import ack, claim, make, stats
 from tests.support.removal_world import append
+from tests.support.shard_worlds import restart
 
 JITTER_S = 0.1
 
@@ -104,8 +105,7 @@ def test_delayed_jobs_are_looked_up_when_the_window_closes(world):
     make(world, 0, claim_jitter_ms=100)
     at_us = world.clock.now_us() + 100_000
     append(world, "q", [b"a", b"b"], not_before=[at_us, at_us + 100_000_000])
-    world.kill()
-    world.start()
+    restart(world)
     claims = Claims(world)
     corrs = claims.ask(5, 5)
     append(world, "q", [b"c"], not_before=[at_us + 100_000_000])

@@ -23,7 +23,7 @@ from ringlog.storage.recovery import FileScan, read_mark
 from ringlog.testing.disk import DiskFault, FaultyDisk, SimulatedDisk
 from ringlog.testing.shard_world import DATA, ShardRun, World, refusals
 from ringlog.types import Durability
-from tests.support.shard_worlds import started
+from tests.support.shard_worlds import restart, started
 
 MIB = 1 << 20
 
@@ -31,6 +31,11 @@ MIB = 1 << 20
 def world_with(**options: Any) -> World:
     """Return a started world with a topic `f` of class `fsync` and a topic `d` of class `disk`."""
     return started({"f": "fsync", "d": "disk"}, **options)
+
+
+@pytest.fixture
+def world() -> World:
+    return world_with()
 
 
 def kinds(run: ShardRun, *events: Any) -> list[str]:
@@ -71,10 +76,9 @@ def marks(world: World, n: int = 0, incarnation: int = 1) -> list[Any]:
 # -- order of effects --------------------------------------------------------------------------------------
 
 
-def test_an_fsync_frame_is_settled_after_write_sync_and_publication():
+def test_an_fsync_frame_is_settled_after_write_sync_and_publication(world):
     """The shard acks an fsync frame after its sync (W2) and publishes the head before the ack (W3). The
     published mark moves before the head."""
-    world = world_with()
     run = world.runs[0]
     event = run.frames(1, world.frame_for("f", [b"a"]))
     assert kinds(run, event) == ["WriteBatch"]
@@ -90,9 +94,8 @@ def test_an_fsync_frame_is_settled_after_write_sync_and_publication():
     assert run.core.directory.find("f").head_seq == 1
 
 
-def test_a_disk_frame_below_its_reservation_is_settled_without_a_sync():
+def test_a_disk_frame_below_its_reservation_is_settled_without_a_sync(world):
     """The first frame reserves seqs, which needs a sync. The next frame does not wait for the device."""
-    world = world_with()
     seen = traced(world)
     world.append("d", [b"a"])
     assert "Sync" in names(seen)
@@ -101,9 +104,8 @@ def test_a_disk_frame_below_its_reservation_is_settled_without_a_sync():
     assert names(seen) == ["WriteBatch", "PublishMarks", "PublishTopics", "Settle", "BatchCommitted"]
 
 
-def test_one_fsync_frame_makes_its_whole_commit_batch_wait():
+def test_one_fsync_frame_makes_its_whole_commit_batch_wait(world):
     """A commit batch is one write and one sync, whatever its classes."""
-    world = world_with()
     world.append("d", [b"a"])
     run, seen = world.runs[0], traced(world)
     run.step(
@@ -114,9 +116,8 @@ def test_one_fsync_frame_makes_its_whole_commit_batch_wait():
     assert [source for source, _, _ in run.settled[-2:]] == [1, 2]
 
 
-def test_a_frame_may_request_a_stronger_class_than_its_topic_but_not_a_weaker_one():
+def test_a_frame_may_request_a_stronger_class_than_its_topic_but_not_a_weaker_one(world):
     """The stronger of the two classes applies. An ephemeral topic always keeps its own class."""
-    world = world_with()
     world.put_topic("m", durability="memory")
     world.put_topic("e", durability="ephemeral")
     for topic in ("d", "m", "e"):
@@ -134,9 +135,8 @@ def test_a_frame_may_request_a_stronger_class_than_its_topic_but_not_a_weaker_on
 
 
 @pytest.mark.parametrize("durability", ["memory", "ephemeral"])
-def test_seqs_are_reserved_also_for_classes_that_a_crash_can_lose(durability):
+def test_seqs_are_reserved_also_for_classes_that_a_crash_can_lose(world, durability):
     """No seq is assigned twice, whatever the class."""
-    world = world_with()
     world.put_topic("m", durability=durability)
     seen = traced(world)
     world.append("m", [b"a"])
@@ -154,9 +154,7 @@ def test_nothing_is_settled_when_the_write_or_the_sync_fails():
     """After a failed write or sync the shard acks nothing more (W7). The error ends the shard."""
     for op in ("write", "data_sync"):
         disk = FaultyDisk(SimulatedDisk(DATA))
-        world = World(disk)
-        world.start()
-        world.put_topic("f", durability="fsync")
+        world = started({"f": "fsync"}, disk=disk)
         disk.plan = [DiskFault(op, disk.calls[op] + 1, "EIO")]  # type: ignore[arg-type]
         seen = traced(world)
         with pytest.raises(DiskError):
@@ -165,9 +163,8 @@ def test_nothing_is_settled_when_the_write_or_the_sync_fails():
         assert "PublishTopics" not in names(seen)
 
 
-def test_frames_of_one_commit_batch_get_dense_seqs_in_order():
+def test_frames_of_one_commit_batch_get_dense_seqs_in_order(world):
     """Seqs of a topic are dense (W1). The head moves once for the whole batch."""
-    world = world_with()
     run, seen = world.runs[0], traced(world)
     run.step(
         run.frames(1, *[world.frame_for("f", [b"%d" % i] * (i + 1)) for i in range(4)]),
@@ -179,9 +176,8 @@ def test_frames_of_one_commit_batch_get_dense_seqs_in_order():
     assert names(seen).count("PublishTopics") == 1
 
 
-def test_settlements_have_ring_order_and_positions_and_move_the_tail_past_all_frames():
+def test_settlements_have_ring_order_and_positions_and_move_the_tail_past_all_frames(world):
     """The tail of a ring never passes an unsettled frame (W6)."""
-    world = world_with()
     run = world.runs[0]
     first = world.frame_for("f", [b"a"])
     run.step(run.frames(5, first, world.frame_for("f", [b"b"])))
@@ -193,9 +189,8 @@ def test_settlements_have_ring_order_and_positions_and_move_the_tail_past_all_fr
     assert [tail for source, _, tail in run.settled if source == 5] == [2 * len(first), 3 * len(first)]
 
 
-def test_the_shard_takes_no_frames_while_a_commit_batch_is_in_flight_and_loses_none():
+def test_the_shard_takes_no_frames_while_a_commit_batch_is_in_flight_and_loses_none(world):
     """At most one batch is in flight. Frames that arrive meanwhile form the next batch."""
-    world = world_with()
     run = world.runs[0]
     assert run.core.wants_intake
     early, late = (run.frames(1, world.frame_for("f", [payload])) for payload in (b"a", b"b"))
@@ -216,9 +211,8 @@ def test_an_unknown_event_raises_an_invariant_violation():
 # -- syncs in the background -------------------------------------------------------------------------------
 
 
-def test_disk_bytes_are_synced_within_the_flush_interval():
+def test_disk_bytes_are_synced_within_the_flush_interval(world):
     """The flush interval is 100 ms."""
-    world = world_with()
     world.append("d", [b"a"])
     world.append("d", [b"b"])
     run, seen = world.runs[0], traced(world)
@@ -235,9 +229,8 @@ def test_disk_bytes_are_synced_within_the_flush_interval():
     assert names(seen)[1:] == ["PublishMarks"]
 
 
-def test_appends_continue_during_a_flush_and_only_earlier_bytes_become_durable():
+def test_appends_continue_during_a_flush_and_only_earlier_bytes_become_durable(world):
     """`Flushed` covers the bytes that were written before the flush began."""
-    world = world_with()
     world.append("d", [b"a"])
     world.append("d", [b"b"])
     run = world.runs[0]
@@ -269,9 +262,8 @@ def test_unsynced_bytes_are_bounded():
     assert largest <= UNSYNCED_BYTES_MAX + 2 * MIB
 
 
-def test_an_idle_shard_writes_its_durable_end_once_and_then_sleeps():
+def test_an_idle_shard_writes_its_durable_end_once_and_then_sleeps(world):
     """One chain mark follows the last commit batch, however long the shard is idle."""
-    world = world_with()
     world.append("f", [b"a"])
     stop = world.runs[0].core.log.offset
     seen = traced(world)
@@ -292,9 +284,8 @@ def test_a_chain_mark_follows_recovery():
     assert marks(world)[-1].durable_stop == stop
 
 
-def test_each_chain_mark_names_the_end_and_the_seal_of_the_previous_batch():
+def test_each_chain_mark_names_the_end_and_the_seal_of_the_previous_batch(world):
     """Recovery follows this chain to find the end of the log."""
-    world = world_with()
     for i in range(3):
         world.append("f", [b"%d" % i])
     found = marks(world)
@@ -308,9 +299,8 @@ def test_each_chain_mark_names_the_end_and_the_seal_of_the_previous_batch():
 # -- files -------------------------------------------------------------------------------------------------
 
 
-def test_a_commit_batch_never_spans_files_and_the_old_file_is_synced_first():
+def test_a_commit_batch_never_spans_files_and_the_old_file_is_synced_first(world):
     """Eight batches of 40,000 bytes need several files (W8)."""
-    world = world_with()
     seen = traced(world)
     for i in range(8):
         world.append("d", [b"%d" % i * 40_000])
@@ -336,9 +326,8 @@ def test_the_next_file_is_created_when_the_current_one_is_half_full():
     assert "PrepareFile" in names(seen)
 
 
-def test_frames_wait_until_the_next_file_is_ready():
+def test_frames_wait_until_the_next_file_is_ready(world):
     """A slow creation delays appends and loses none of them."""
-    world = world_with()
     run = world.runs[0]
     world.append("f", [b"x" * 60_000])
     world.append("f", [b"y" * 60_000])
@@ -354,9 +343,8 @@ def test_frames_wait_until_the_next_file_is_ready():
     assert [payload[:1] for _, payload in world.records("f")] == [b"x", b"y", b"z", b"q"]
 
 
-def test_a_frame_larger_than_a_file_gets_a_file_of_its_own_size():
+def test_a_frame_larger_than_a_file_gets_a_file_of_its_own_size(world):
     """This also holds while a file of the usual size is ready and a small batch is being collected."""
-    world = world_with()
     world.append("f", [b"s" * 60_000])
     run = world.runs[0]
     small = run.frames(1, world.frame_for("f", [b"a" * 60_000]))
@@ -372,10 +360,7 @@ def test_a_frame_larger_than_a_file_gets_a_file_of_its_own_size():
 def test_a_full_disk_refuses_appends_serves_other_requests_and_needs_no_restart():
     """The file system has no room at a rotation, and later has room again (RF-46, RF-47)."""
     disk = FaultyDisk(SimulatedDisk(DATA))
-    world = World(disk)
-    world.start()
-    world.put_topic("f", durability="fsync")
-    world.put_topic("victim", durability="fsync")
+    world = started({"f": "fsync", "victim": "fsync"}, disk=disk)
     world.append("f", [b"before"])
     disk.plan = [DiskFault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
     outcomes = [refusals(world.send("f", [world.frame_for("f", [b"x" * 30_000])]))[0] for _ in range(12)]
@@ -408,9 +393,7 @@ def test_a_full_disk_refuses_appends_serves_other_requests_and_needs_no_restart(
 def test_a_rotation_without_disk_space_is_retried():
     """A commit batch that is already staged is written when space is available, and not before."""
     disk = FaultyDisk(SimulatedDisk(DATA))
-    world = World(disk)
-    world.start()
-    world.put_topic("f", durability="fsync")
+    world = started({"f": "fsync"}, disk=disk)
     run = world.runs[0]
     world.append("f", [b"x" * 60_000])
     run.has_slow_files = True
@@ -435,9 +418,7 @@ def test_a_rotation_without_disk_space_is_retried():
 def test_a_prepared_file_that_cannot_be_removed_does_not_block_the_next_one():
     """A failed attempt uses up its file number."""
     disk = FaultyDisk(SimulatedDisk(DATA))
-    world = World(disk)
-    world.start()
-    world.put_topic("f", durability="fsync")
+    world = started({"f": "fsync"}, disk=disk)
     disk.plan = [
         DiskFault("size", disk.calls["size"] + 1, "EIO"), DiskFault("unlink", disk.calls["unlink"] + 1,
         "EIO"),
@@ -446,17 +427,15 @@ def test_a_prepared_file_that_cannot_be_removed_does_not_block_the_next_one():
         world.send("f", [world.frame_for("f", [b"x" * 30_000])])
         world.tick(1.1)
     assert world.append("f", [b"x" * 30_000]) > 3
-    world.kill()
-    world.start()
+    restart(world)
     assert world.append("f", [b"y"], producer=2) == world.topic("f").head_seq
 
 
 # -- drain -------------------------------------------------------------------------------------------------
 
 
-def test_a_drain_settles_everything_and_ends_with_an_orderly_mark():
+def test_a_drain_settles_everything_and_ends_with_an_orderly_mark(world):
     """The shard settles held frames, then syncs the mark, then stops."""
-    world = world_with()
     world.append("d", [b"a"])
     world.append("d", [b"b"])
     run, seen = world.runs[0], traced(world)
@@ -470,8 +449,7 @@ def test_a_drain_settles_everything_and_ends_with_an_orderly_mark():
     assert run.core.log.durable == run.core.log.offset
 
 
-def test_a_drain_while_a_flush_runs_waits_for_it():
-    world = world_with()
+def test_a_drain_while_a_flush_runs_waits_for_it(world):
     world.append("d", [b"a"])
     world.append("d", [b"b"])
     run = world.runs[0]
@@ -483,9 +461,8 @@ def test_a_drain_while_a_flush_runs_waits_for_it():
     assert run.stopped == Stop(0, "drained")
 
 
-def test_the_orderly_mark_fits_into_a_completely_full_file(monkeypatch):
+def test_the_orderly_mark_fits_into_a_completely_full_file(world, monkeypatch):
     """An orderly stop must not skip seqs because a file happens to be full."""
-    world = world_with()
     run = world.runs[0]
     room = run.core.log.capacity - run.core.log.offset
     monkeypatch.setattr(BatchIntake, "_room_for", lambda self, event: Room.NOW)
@@ -500,9 +477,8 @@ def test_the_orderly_mark_fits_into_a_completely_full_file(monkeypatch):
     assert was_full > 5
 
 
-def test_replies_to_changes_wait_for_the_sync_and_reads_do_not():
+def test_replies_to_changes_wait_for_the_sync_and_reads_do_not(world):
     """The created topic is published before the reply."""
-    world = world_with()
     run = world.runs[0]
     put = run.request(1, m.TopicPut("new", {"durability": "disk"}))
     assert kinds(run, put) == ["WriteBatch"]
@@ -514,9 +490,8 @@ def test_replies_to_changes_wait_for_the_sync_and_reads_do_not():
     assert [type(effect) for effect in effects] == [Reply]
 
 
-def test_a_state_reply_never_shows_staged_appends():
+def test_a_state_reply_never_shows_staged_appends(world):
     """Head, count and bytes belong to the same published state."""
-    world = world_with()
     world.append("f", [b"a"])
     run = world.runs[0]
     run.step(run.frames(1, world.frame_for("f", [b"b", b"c"])), run.request(77, m.TopicState("f")))
@@ -528,16 +503,14 @@ def test_a_state_reply_never_shows_staged_appends():
     assert (after.head_seq, after.count, after.bytes) == (3, 3, 3)
 
 
-def test_the_head_in_a_settlement_is_the_head_after_the_commit_batch():
+def test_the_head_in_a_settlement_is_the_head_after_the_commit_batch(world):
     """All frames of the batch report the same head."""
-    world = world_with()
     entries = world.send("f", [world.frame_for("f", [b"a"]), world.frame_for("f", [b"b"])])
     assert [int(entry[S_HEAD_SEQ]) for entry in entries] == [2, 2]
     assert [int(entry[S_COUNT_STATUS]) >> STATUS_SHIFT for entry in entries] == [0, 0]
 
 
-def test_a_tick_alone_does_nothing():
-    world = world_with()
+def test_a_tick_alone_does_nothing(world):
     run = world.runs[0]
     assert run.core.handle([Tick(1, 1)]) == []
 

@@ -19,7 +19,7 @@ from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.storage.recovery import FileScan, WalTailState
 from ringlog.testing.disk import DiskFault, FaultyDisk, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
-from tests.support.shard_worlds import started
+from tests.support.shard_worlds import restart, started
 
 LOG = f"{DATA}/wal/shard-00/wal-1-0.log"
 REGISTER = f"{DATA}/meta/log-00"
@@ -253,8 +253,7 @@ def two_lives() -> tuple[Files, Records]:
     world = started({"a": "fsync"})
     for i in range(4):
         world.append("a", [b"%d" % i * 40_000])
-    world.kill()
-    world.start()
+    restart(world)
     world.append("a", [b"last"])
     world.tick(0.2)
     return files_of(world), {"a": world.records("a")}
@@ -307,8 +306,7 @@ def test_a_file_restored_from_an_old_backup_is_refused():
     old = files_of(world)[LOG]
     world.append("a", [b"new"])
     world.tick(0.2)
-    world.kill()
-    world.start()
+    restart(world)
     files = files_of(world)
     with pytest.raises(CorruptData, match="damaged below its durable end"):
         recovered({**files, LOG: old})
@@ -381,8 +379,7 @@ def test_a_read_error_is_an_error_and_never_the_end_of_the_log():
         with pytest.raises(DiskError) as failed:
             World(FaultyDisk(disk, DiskFault("read", nth, "EIO")), incarnation=100).start()
         assert failed.value.detail["path"]
-        world = World(disk, incarnation=101)
-        world.start()
+        world = started(disk=disk, incarnation=101)
         assert world.records("a") == records["a"], f"after read {nth} failed"
 
 

@@ -13,7 +13,7 @@ from ringlog.testing.shard_world import World
 from tests.support.lease_words import held, words
 from tests.support.queue_world import claim, make, nack, stats
 from tests.support.removal_world import read
-from tests.support.shard_worlds import started
+from tests.support.shard_worlds import restart, started
 
 
 @pytest.fixture
@@ -65,8 +65,7 @@ def test_moved_jobs_are_deleted_and_counted(world):
     assert moved(world, 3, 2, 77) == 1, "only exhausted jobs can be moved"
     assert world.request(m.LeaseStats("q")).dead_lettered == 3
     assert stats(world) == (1, 0, 0)
-    world.kill()
-    world.start()
+    restart(world)
     assert read(world, "q") == (None, [4])
     with_mover(world)
     assert claim(world, 9).runs[0][:3] == (4, 1, 1), "a successor counts from 0"

@@ -18,19 +18,9 @@ from tests.support.checkpoint_world import checkpoint_all
 from tests.support.lease_words import held, numbers, words
 from tests.support.queue_world import claim, make_durable, settle, stats
 from tests.support.removal_world import append, delete
-from tests.support.shard_worlds import new_world, started
+from tests.support.shard_worlds import new_world, restart, started
 
 LOGGED = ("fsync", "disk", "memory")
-
-
-def restart(world: World, how: str = "kill") -> None:
-    if how == "power":
-        world.power_loss(seed=1)
-    elif how == "kill":
-        world.kill()
-    else:
-        world.stop()
-    world.start()
 
 
 # -- after the end of a shard -----------------------------------------------------------------------------
@@ -208,8 +198,7 @@ def test_no_lease_is_granted_if_nothing_can_be_logged(world):
 def test_on_a_full_disk_a_claim_waits_without_spinning():
     """The claim receives jobs when space is available again."""
     disk = FaultyDisk(SimulatedDisk(DATA))
-    world = World(disk)
-    world.start()
+    world = started(disk=disk)
     make_durable(world, 0)
     world.put_topic("f", durability="fsync")
     run = world.run_of("q")

@@ -10,7 +10,7 @@ from ringlog.testing.shard_world import World
 from tests.support.checkpoint_world import checkpoint_all
 from tests.support.group_world import ack, claim, make, pending
 from tests.support.lease_words import held, words
-from tests.support.shard_worlds import new_world
+from tests.support.shard_worlds import new_world, restart
 
 LEASED, RETURNED = 1, 3
 US = {"pid": 7, "born": 70}
@@ -52,8 +52,7 @@ def test_a_release_is_logged_before_it_takes_effect(world):
     claim(world, 3, "w", **US)
     dies(world, **US)
     assert states(world) == dict.fromkeys((1, 2, 3), RETURNED)
-    world.kill()
-    world.start()
+    restart(world)
     assert states(world) == dict.fromkeys((1, 2, 3), RETURNED)
 
 
@@ -86,8 +85,7 @@ def test_the_process_of_a_lease_is_known_after_a_restart(has_snapshot):
     if has_snapshot:
         checkpoint_all(world)
     claim(world, 1, "x", **THEM)
-    world.kill()
-    world.start()
+    restart(world)
     assert world.run_of("t").core.requests.process_ids() == {(7, 70), (8, 80)}
     dies(world, **US)
     assert states(world) == {1: RETURNED, 2: LEASED}

@@ -22,7 +22,7 @@ from tests.support.checkpoint_world import checkpoint_all
 from tests.support.group_world import QUEUE, STREAM, ack, claim, give_again, nack, pending, stand
 from tests.support.lease_words import held, numbers, words
 from tests.support.removal_world import delete
-from tests.support.shard_worlds import new_world, started
+from tests.support.shard_worlds import new_world, restart, started
 
 EXHAUSTED = 5
 
@@ -127,8 +127,7 @@ def test_exhausted_records_survive_their_shard(has_checkpoint: bool) -> None:
     for _ in range(2):
         if has_checkpoint:
             checkpoint_all(world)
-        world.kill()
-        world.start()
+        restart(world)
         with_mover(world)
         found = spent(world)
         assert found.runs == [(1, 1, 1), (2, 1, 2)]
@@ -136,8 +135,7 @@ def test_exhausted_records_survive_their_shard(has_checkpoint: bool) -> None:
         assert found.reasons == {1: "no address", 2: "refused"}
         assert found.failed == {1: (at_ms, 0), 2: (at_ms, 2)}
     assert moved(world, found.number, 1, 2) == 2
-    world.kill()
-    world.start()
+    restart(world)
     with_mover(world)
     assert spent(world) == m.ExhaustedReply()
     assert stand(world).info.floor == 2

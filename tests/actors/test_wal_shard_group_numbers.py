@@ -16,6 +16,7 @@ from ringlog.testing.shard_world import World
 from tests.support.group_world import STREAM, ack, claim, make
 from tests.support.lease_words import held
 from tests.support.removal_world import delete
+from tests.support.shard_worlds import restart
 
 
 def numbers_of(world: World, topic: str = "t") -> GroupMetrics:
@@ -45,8 +46,7 @@ def test_sums_follow_the_operations_of_members(world: World) -> None:
     assert look(world)[:3] == (2, 5, 3)
     world.request(m.GroupDelete("t", "s"))
     assert look(world)[:3] == (1, 4, 3)
-    world.kill()
-    world.start()
+    restart(world)
     assert look(world)[:3] == (1, 4, 3), "a successor must count the existing records"
     world.request(m.TopicDelete("t"))
     assert look(world) == (0, 0, 0, 0)

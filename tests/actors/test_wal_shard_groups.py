@@ -25,7 +25,7 @@ from tests.support.checkpoint_world import checkpoint_all
 from tests.support.group_world import QUEUE, STREAM, ack, claim, make, nack, pending, stand
 from tests.support.lease_words import held, numbers, words
 from tests.support.removal_world import delete
-from tests.support.shard_worlds import new_world, started
+from tests.support.shard_worlds import new_world, restart, started
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")
 LEASED, DELAYED, RETURNED = 1, 2, 3
@@ -156,8 +156,7 @@ def test_a_claim_that_is_called_off_is_as_if_it_had_never_been_made(world):
     for nacked in (2, 0):
         assert nack(world, [], undo=True, call=1).nacked == nacked, "once"
     assert pending(world) == {1: (3, "", 0), 2: (3, "", 0)}
-    world.kill()
-    world.start()
+    restart(world)
     given = claim(world, 3, call=2)
     assert {first: deliveries for first, _, deliveries, _ in given.runs} == {1: 1, 3: 1}
     assert nack(world, {3: held(given)[3]}, undo=True, call=3).nacked == 1
@@ -189,15 +188,13 @@ def test_what_is_done_and_the_next_claim_in_one_request(world):
     make(world, 5)
     given = ack_and_claim(world, held(claim(world, 2)), call=5)
     assert list(held(given)) == [3, 4]
-    world.kill()
-    world.start()
+    restart(world)
     assert held(ack_and_claim(world, {1: 1, 2: 2}, call=5)) == held(given)
     assert (stand(world).info.floor, stand(world).in_flight) == (2, 2)
     last = ack_and_claim(world, held(given), call=6)
     assert list(held(last)) == [5]
     assert ack_and_claim(world, held(last), call=7).runs == []
-    world.kill()
-    world.start()
+    restart(world)
     assert ack_and_claim(world, held(last), call=7).runs == [], (
         "the ack must succeed although no record is ready"
     )
@@ -354,8 +351,7 @@ def test_a_group_reports_the_age_of_its_oldest_record_and_the_waiting_time(is_ab
     assert stand(world).oldest_ready_ms == 6_000, "a returned record must keep its age"
     if is_absorbed:
         checkpoint_all(world)
-    world.kill()
-    world.start()
+    restart(world)
     assert stand(world).oldest_ready_ms == 6_000, "the age must be read from storage"
     assert (stand(world).wait_p99_ms, stand(world, "s").oldest_ready_ms) == (0, -1)
     claim(world, 9)
@@ -431,8 +427,7 @@ def test_a_request_that_comes_again_has_the_same_answer_also_after_a_kill(world)
         assert claim(world, 2, call=3).runs == later.runs
         again = ack(world, {**held(first), 8: 5}, call=2)
         assert (again.acked, again.skipped) == (3, done.skipped)
-        world.kill()
-        world.start()
+        restart(world)
     assert stand(world).in_flight == 2
 
 
@@ -445,8 +440,7 @@ def test_a_claim_that_comes_again_is_not_told_of_leases_that_are_others_by_now(w
     assert list(other) == [3]
     for _ in range(2):
         assert held(claim(world, 4, call=1)) == {seq: first[seq] for seq in (1, 2)}, "record 4 is not leased"
-        world.kill()
-        world.start()
+        restart(world)
     world.request(m.Steal("t", "x", words([1, 2]), group="g"))
     assert held(claim(world, 4, call=1)) == {}
     assert pending(world)[4][0] == RETURNED
@@ -467,8 +461,7 @@ def test_a_claim_that_is_taken_back_is_made_anew_when_it_comes_again(world, is_t
     first = ask()
     for _ in range(2):
         assert nack(world, first, tokens=words(first.values()), call=1).nacked == 2
-        world.kill()
-        world.start()
+        restart(world)
     assert pending(world)[1][:2] == (RETURNED, "")
     second = ask()
     assert list(second) == [1, 2]
@@ -482,8 +475,7 @@ def test_a_deleted_group_stays_deleted_and_a_new_one_starts_empty(world):
     claim(world, 3)
     world.request(m.GroupDelete("t", "g"))
     world.request(m.GroupOpen("t", "g", QUEUE, start=3))
-    world.kill()
-    world.start()
+    restart(world)
     assert (stand(world).info.cursor, pending(world)) == (3, {})
     world.request(m.TopicDelete("t"))
     world.put_topic("t", durability="fsync")
@@ -548,8 +540,7 @@ def test_a_waiting_claim_fails_when_its_group_is_deleted(world):
 def test_on_a_full_disk_claims_wait_without_spinning():
     """They receive records when space is available again."""
     disk = FaultyDisk(SimulatedDisk(DATA))
-    world = World(disk)
-    world.start()
+    world = started(disk=disk)
     make(world, 1)
     world.put_topic("f", durability="fsync")
     run = world.run_of("t")

@@ -12,11 +12,10 @@ from tests.support.checkpoint_world import (
     checkpoint,
     checkpoint_all,
     fill,
-    restart,
     state,
     wal_files,
 )
-from tests.support.shard_worlds import new_world
+from tests.support.shard_worlds import new_world, restart
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (4, 2), (2, 5)])
@@ -35,8 +34,7 @@ def test_a_different_number_of_shards_recovers_every_topic(before, after):
         for shard in range(count):
             if (shard + round) % 2 == 0:
                 checkpoint(world, shard)
-        world.kill()
-        world.start()
+        restart(world)
         assert state(world) == expected, (round, count)
         for name in names[::2]:
             world.append(name, [b"round %d" % round])

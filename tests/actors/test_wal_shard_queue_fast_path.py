@@ -14,6 +14,7 @@ from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import ShardRun, World
+from tests.support.shard_worlds import restart
 
 FILE_BYTES = 4 << 20
 NODES = ("ann", "bob")
@@ -246,8 +247,7 @@ def test_acks_of_a_pass_end_the_jobs_they_name_and_no_other(acked: tuple[int, ..
     claims = [world.request(m.Claim("q", "ann", 1, call=n)) for n in range(1, 6)]
     run.step(*(run.request(900 + n, ack_of(jobs_of(claims[n]), "ann", 200 + n)) for n in acked))
     assert [seq for seq, *_ in world.records("q")] == left
-    world.kill()
-    world.start()
+    restart(world)
     assert [seq for seq, *_ in world.records("q")] == left
 
 

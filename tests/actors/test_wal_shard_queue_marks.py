@@ -19,7 +19,7 @@ from tests.support.lease_words import held
 from tests.support.queue_world import ack, claim, make, nack, stats
 from tests.support.removal_world import append, delete
 from tests.support.routed_world import Routed
-from tests.support.shard_worlds import new_world, started
+from tests.support.shard_worlds import new_world, restart, started
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")
 S = 1_000_000
@@ -92,8 +92,7 @@ def test_times_and_priorities_are_read_from_segments(world):
     put(world, 90, priority=1)
     checkpoint_all(world)
     put(world, 30, priority=2)
-    world.kill()
-    world.start()
+    restart(world)
     assert stats(world) == (5, 0, 4)
     assert taken(world, 3) == [1, 6, 7]
     checkpoint_all(world)
@@ -191,8 +190,7 @@ def test_priorities_never_prevent_an_ack(world):
     jobs = held(claim(world, 2))
     assert list(jobs) == [4, 5]
     assert ack(world, jobs).acked == 2
-    world.kill()
-    world.start()
+    restart(world)
     assert stats(world) == (4, 0, 0)
     assert taken(world, 2) == [1, 6]
 
@@ -252,8 +250,7 @@ def test_a_job_copied_by_a_router_keeps_its_time(ends):
     rows = [world.row(n, name, 0, 2, frame=0) for n, name in enumerate(("q", "r"), 1)]
     world.answer("q", m.Route(rows, 1, 1), sent)
     if ends:
-        world.kill()
-        world.start()
+        restart(world)
     assert taken(world) == [2]
     assert [run[:2] for run in world.request(m.Claim("r", "w", 9)).runs] == [(2, 1)]
     world.clock.advance(5)
@@ -275,8 +272,7 @@ def test_statistics_contain_the_age_of_the_oldest_ready_job(world):
     assert world.request(m.LeaseStats("q")).oldest_ready_ms == 3_000
     nack(world, jobs)
     assert world.request(m.LeaseStats("q")).oldest_ready_ms == 5_000
-    world.kill()
-    world.start()
+    restart(world)
     world.clock.advance(1)
     assert world.request(m.LeaseStats("q")).oldest_ready_ms == 6_000, "the age must be read from storage"
     taken(world)

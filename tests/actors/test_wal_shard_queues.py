@@ -16,7 +16,7 @@ from ringlog.testing.shard_world import World
 from tests.support.lease_words import held, numbers, words
 from tests.support.queue_world import ack, claim, make, nack, stats
 from tests.support.removal_world import append, delete, read
-from tests.support.shard_worlds import started
+from tests.support.shard_worlds import restart, started
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")
 LEASE_S = 30.0
@@ -45,8 +45,7 @@ def test_acks_survive_a_kill_and_leases_do_not(world, durability):
     make(world, 4, durability=durability)
     jobs = held(claim(world, 3))
     ack(world, {2: jobs[2]})
-    world.kill()
-    world.start()
+    restart(world)
     assert stats(world) == (3, 0, 0)
     again = claim(world, 9)
     assert [run[:3] for run in again.runs] == [(1, 1, 1), (3, 2, 1)]
@@ -300,8 +299,7 @@ def test_a_repeated_ack_after_a_restart_succeeds_if_its_deletion_was_logged(worl
     jobs = held(claimed)
     ack(world, {2: jobs[2], 4: jobs[4]}, in_time=True)
     world.append("q", [b"new"] * 3)  # evicts the first
-    world.kill()
-    world.start()
+    restart(world)
     world.clock.advance(LEASE_S + 1)  # The shard was down for long.
     reply = ack(world, jobs, in_time=True)
     assert (reply.acked, numbers(reply.skipped)) == (2, [1, 3])
@@ -496,8 +494,7 @@ def test_an_idle_lease_may_be_taken_over_by_another_worker(world, leases_durable
     assert list(held(claim(world, 1, node="c", min_idle_ms=1_000))) == [2]
     assert claim(world, 9, node="c", min_idle_ms=5_000).runs == []
     if leases_durable:
-        world.kill()
-        world.start()
+        restart(world)
     assert numbers(ack(world, theirs, node="a").skipped) == [1, 2]
     assert ack(world, held(stolen), node="b").acked == 1
     assert stats(world) == (0, 1, 0)

@@ -143,9 +143,8 @@ def test_a_reader_beyond_the_shown_head_does_not_start_over():
 
 
 @pytest.mark.parametrize("is_board_kept", [True, False], ids=["shard killed", "everything killed"])
-def test_the_complete_log_is_shown_if_it_can_be_synced(is_board_kept):
+def test_the_complete_log_is_shown_if_it_can_be_synced(world, is_board_kept):
     """Readers see acked deletes and the last append of each class. The published mark permits it."""
-    world = started()
     for name, durability in (("f", "fsync"), ("d", "disk")):
         world.put_topic(name, durability=durability)
         world.append(name, [b"a", b"b", b"c"])
@@ -190,8 +189,7 @@ def test_a_read_only_shard_stops_in_order_and_can_start_read_only_again():
     assert writable(world).records("d") == [(1, b"x")]
 
 
-def test_expired_records_cause_no_wakeup_of_a_read_only_shard():
-    world = started()
+def test_expired_records_cause_no_wakeup_of_a_read_only_shard(world):
     world.put_topic("t", durability="fsync", ttl_ms=1_000)
     world.append("t", [b"a"])
     world.kill_shard(0)

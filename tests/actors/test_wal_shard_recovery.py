@@ -18,7 +18,7 @@ from ringlog.storage.layout import unpack_file
 from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, Monitor, PowerLossDamage, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World, refusals
 from ringlog.topic.reservation import Reservation
-from tests.support.shard_worlds import started
+from tests.support.shard_worlds import restart, started
 
 
 def dump(world: World) -> dict[str, Any]:
@@ -57,17 +57,14 @@ def filled(disk: Any = None, **options: Any) -> World:
 def test_records_that_exist_only_in_the_page_cache_are_copied_before_they_are_shown():
     """A sync fails, the successor reads the cache, and then the power fails (RF-42)."""
     disk = FaultyDisk(SimulatedDisk(DATA))
-    world = World(disk)
-    world.start()
-    world.put_topic("f", durability="fsync")
+    world = started({"f": "fsync"}, disk=disk)
     world.append("f", [b"acked"])
     disk.plan = [DiskFault("data_sync", disk.calls["data_sync"] + 1, "EIO")]
     frame = world.frame_for("f", [b"in the cache alone"])
     with pytest.raises(DiskError):
         world.send("f", [bytearray(frame)])
     disk.plan = []
-    world.kill()
-    world.start()
+    restart(world)
     shown = world.records("f")
     assert [payload for _, payload in shown] == [b"acked", b"in the cache alone"]
     entry = world.send("f", [frame])[0]
@@ -80,9 +77,7 @@ def test_records_that_exist_only_in_the_page_cache_are_copied_before_they_are_sh
 def test_without_the_copy_the_simulated_disk_loses_the_records():
     """The test above relies on this: the disk drops the data of a failed sync."""
     disk = SimulatedDisk(DATA)
-    world = World(disk)
-    world.start()
-    world.put_topic("f", durability="fsync")
+    world = started({"f": "fsync"}, disk=disk)
     run = world.runs[0]
     event = run.frames(1, world.frame_for("f", [b"x"]))
     effects = run.core.handle([run._tick(), event])
@@ -247,8 +242,7 @@ def test_a_disk_error_while_space_is_freed_fails_the_start_and_the_next_start_co
         with pytest.raises(DiskError):
             world.start()
         disk.plan = []
-        world.kill()
-        world.start()
+        restart(world)
         assert world.records("f") == expected
 
 
@@ -354,8 +348,7 @@ def test_an_orderly_stop_on_another_boot_does_not_turn_a_kill_into_a_loss():
     world.reboot()
     world.start()
     world.append("d", [b"b"])
-    world.kill()
-    world.start()
+    restart(world)
     assert world.topic("d").lost == []
     assert world.append("d", [b"c"], producer=2) == 3
 
@@ -363,9 +356,7 @@ def test_an_orderly_stop_on_another_boot_does_not_turn_a_kill_into_a_loss():
 def test_a_page_cache_dropped_after_a_failed_sync_causes_no_reuse_of_seqs():
     """The kernel keeps running, but the acked tail is lost. The board contains the published position."""
     disk = FaultyDisk(SimulatedDisk(DATA))
-    world = World(disk)
-    world.start()
-    world.put_topic("d", durability="disk")
+    world = started({"d": "disk"}, disk=disk)
     world.append("d", [b"durable"])
     for i in range(4):
         world.append("d", [b"%d" % i])
@@ -466,8 +457,7 @@ def test_a_crash_between_the_recoveries_of_two_shards_loses_no_tail():
     changes again. Each shard reports only its own topics."""
     for stops in ((3, 4), (3, 3), (3, 1), (3, 2), (4, 3, 4)):
         disk = FaultyDisk(SimulatedDisk(DATA))
-        world = World(disk, shards=1)
-        world.start()
+        world = started(disk=disk, shards=1)
         _write_all(world, b"")
         world.kill()
         for count in stops:
@@ -509,8 +499,8 @@ def test_a_topic_has_one_owner_after_a_change_of_the_shard_count():
             assert again.epoch > epochs[name]
             epochs[name] = again.epoch
             world.append(name, [b"again"])
-        for restart in (world.kill, world.stop):
-            restart()
+        for end in (world.kill, world.stop):
+            end()
             world.start()
             live = [topic.name for run in world.runs.values() for topic in run.core.directory.by_id.values()]
             assert sorted(live) == sorted(NAMES)
@@ -551,8 +541,7 @@ def test_a_file_header_contains_exactly_the_durable_end_of_its_predecessor():
     """A later recovery uses it as evidence."""
     world = filled()
     durable = world.runs[0].core.log.marked_durable
-    world.kill()
-    world.start()
+    restart(world)
     found: Callable[[str], bytes] = lambda name: _file(world.disk, name)  # noqa: E731
     from ringlog.storage.layout import decode_wal_header
 

@@ -19,6 +19,7 @@ from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import World
 from ringlog.topic.tombstone import Gap
 from tests.support.removal_world import append, delete, read, state
+from tests.support.shard_worlds import restart
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")
 
@@ -31,8 +32,7 @@ def write(world: World, name: str, *numbers: int) -> None:
 
 def again(world: World) -> World:
     """Restart after kill -9 with the same data."""
-    world.kill()
-    world.start()
+    restart(world)
     return world
 
 

@@ -16,6 +16,7 @@ from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
 from ringlog.topic.routers import RouterPassOutcome
 from tests.support.routed_world import PLAIN, Routed, fates, world_with
+from tests.support.shard_worlds import restart
 
 
 def appended(world: World) -> list[tuple[int, int]]:
@@ -83,8 +84,7 @@ def test_copies_of_several_frames_in_one_topic_keep_the_order_of_the_frames():
     assert fates(world.forward(rows, [b"one"], [b"two", b"three"])) == [RouterPassOutcome.DONE] * 3
     assert world.records("d") == [(1, b"one"), (2, b"two"), (3, b"three")]
     assert world.records("e") == [(1, b"two"), (2, b"three")]
-    world.kill()
-    world.start()
+    restart(world)
     assert world.records("d") == [(1, b"one"), (2, b"two"), (3, b"three")]
 
 
@@ -97,8 +97,7 @@ def test_a_deleted_router_receives_nothing_while_others_do():
     assert fates(world.forward(rows, [b"a"])) == [RouterPassOutcome.GONE, RouterPassOutcome.DONE]
     assert world.records("d") == []
     assert world.answer("d", m.RouterDrop(world.topic("d").topic_id, 1)) == m.RouterDropped(1, False)
-    world.kill()
-    world.start()
+    restart(world)
     assert not world.topic("d").routers
 
 
@@ -150,8 +149,7 @@ def test_caps_and_ttl_of_the_destination_apply_to_copies():
     assert [seq for seq, _ in world.records("d")] == [3, 4, 5]
     world.tick(2.0)
     assert world.records("e") == []
-    world.kill()
-    world.start()
+    restart(world)
     assert [seq for seq, _ in world.records("d")] == [3, 4, 5]
 
 
@@ -220,8 +218,7 @@ def test_unsynced_copies_are_recovered_with_their_cursors():
     rows = [world.row(n, dest, 0, 2, frame=0) for n, dest in enumerate("de", 1)]
     world.forward(rows, [b"a" * 500, b"b"], hops=3)
     for _ in range(3):
-        world.kill()
-        world.start()
+        restart(world)
     world.power_loss(3)
     world.start()
     assert world.records("d") == world.records("e") == [(1, b"a" * 500), (2, b"b")]
@@ -261,8 +258,7 @@ def test_copies_are_sealed_into_segments_and_snapshots_contain_the_cursors(with_
         assert world.router("d").forwarded == (4 if with_more else 3)
         located = world.request(m.Locate("d", 0))
         assert located.extents[0].segment
-        world.kill()
-        world.start()
+        restart(world)
 
 
 def test_deletes_by_tag_select_copies_in_the_log():
@@ -274,8 +270,7 @@ def test_deletes_by_tag_select_copies_in_the_log():
     assert deleted.deleted == 2
     assert [data for _, data in world.records("e")] == [b"b"]
     assert len(world.records("d")) == 3
-    world.kill()
-    world.start()
+    restart(world)
     assert [data for _, data in world.records("e")] == [b"b"]
 
 
@@ -287,8 +282,7 @@ def test_ephemeral_copies_end_with_their_shard_and_their_cursor_stays():
     rows = [world.row(n, dest, 0, 2, frame=0) for n, dest in ((1, "d"), (3, "v"))]
     assert fates(world.forward(rows, [b"a", b"b"])) == [RouterPassOutcome.DONE] * 2
     assert world.records("v") == [(1, b"a"), (2, b"b")]
-    world.kill()
-    world.start()
+    restart(world)
     assert world.router("v").cursor == 2
     assert world.router("v").forwarded == 2
     assert world.records("d") == [(1, b"a"), (2, b"b")]
@@ -357,8 +351,7 @@ class Story:
     def hurt(self) -> None:
         world, what = self.world, self.random.randrange(5)
         if what == 0:
-            world.kill()
-            world.start()
+            restart(world)
         elif what == 1:
             world.power_loss(self.random.randrange(1_000))
             world.start()

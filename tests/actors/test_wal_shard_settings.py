@@ -24,7 +24,7 @@ from ringlog.settings import CALL_SETTINGS, FLAG, GROUP_SETTINGS, QUEUE, TOPIC_S
 from ringlog.testing.shard_world import NoReply, World, refusals
 from ringlog.topic.config import TopicConfig
 from tests.support.checkpoint_world import checkpoint_all
-from tests.support.shard_worlds import new_world
+from tests.support.shard_worlds import new_world, restart
 
 HUGE = (2**31, 2**63 - 1, 2**63, 2**64 - 1, 2**64 // 1_000)
 WRONG = (float("nan"), float("inf"), 1.5, "1", "", True, None, [], {}, b"1")
@@ -52,16 +52,13 @@ def live(world: World, config: dict[str, Any]) -> None:
         frame(encode_records([b"d"]), topic_id=0, producer_id=7, producer_seq=1),
     )
     use(world, config)
-    world.kill()
-    world.start()
+    restart(world)
     use(world, config)
     checkpoint_all(world)
     world.append("t", [b"e"])
-    world.kill()
-    world.start()
+    restart(world)
     use(world, config)
-    world.stop()
-    world.start()
+    restart(world, "stop")
     use(world, config)
     world.put_topic("t", **config)
     world.power_loss(seed=1)
@@ -113,8 +110,7 @@ def test_a_topic_setting_is_refused_by_name_or_works_forever(row: Setting, value
             world.put_topic("t", **config)
         require_told(caught.value, row, value)
     world.append("other", [b"goes on"])
-    world.kill()
-    world.start()
+    restart(world)
     assert len(world.records("other")) == 1
 
 
@@ -152,14 +148,12 @@ def test_a_number_from_an_earlier_version_is_moved_into_the_range(row: Setting) 
         world.topic("t").config = old
         world.put_topic("t", "merge", discard="reject")  # Logs the whole configuration.
         world.append("t", [b"a"])
-        world.kill()
-        world.start()
+        restart(world)
         assert world.topic("t").config.to_dict()[row.name] == kept
         assert [payload for _, payload in world.records("t")] == [b"a"]
         checkpoint_all(world)
         world.append("t", [b"b"])
-        world.kill()
-        world.start()
+        restart(world)
         world.run_of("t").core.check()
         assert len(world.records("t")) == 2
 
@@ -183,12 +177,10 @@ def test_a_record_may_contain_any_time(config: dict[str, Any], field: str, value
         words_of(data)[W_BODY_XXH3] = xxhash.xxh3_64_intdigest(bytes(data[HEADER_BYTES:]))
         assert not any(each is not None for each in refusals(world.send("t", [data])))
         use(world, config)
-        world.kill()
-        world.start()
+        restart(world)
         use(world, config)
         checkpoint_all(world)
-    world.kill()
-    world.start()
+    restart(world)
     use(world, config)
     world.run_of("t").core.check()
 
@@ -229,12 +221,10 @@ def test_a_number_of_a_request_is_refused_by_name_or_works(message: Any, name: s
             require_told(caught.value, row, value)
         world.tick(60.0)
         world.run_of("q").core.check()
-        world.kill()
-        world.start()
+        restart(world)
         world.run_of("q").core.check()
         checkpoint_all(world)
-        world.kill()
-        world.start()
+        restart(world)
         assert len(world.records("q")) >= 3
 
 
@@ -258,16 +248,13 @@ def test_a_setting_of_a_group_is_refused_by_name_or_works_forever(row: Setting) 
             with pytest.raises(InvalidRequest) as caught:
                 world.request(opened)
             require_told(caught.value, row, value)
-            world.kill()
-            world.start()
+            restart(world)
             continue
         world.request(opened)
         assert world.request(m.Claim("t", "w", 1, group="g")).runs
-        world.kill()
-        world.start()
+        restart(world)
         checkpoint_all(world)
-        world.kill()
-        world.start()
+        restart(world)
         world.request(m.LeaseStats("t", group="g"))
         world.run_of("t").core.check()
 
@@ -295,7 +282,6 @@ def test_a_write_creates_its_topic_according_to_its_option_and_configuration(
     assert world.request(write, data).created
     stored = world.topic("t").config.to_dict()
     assert stored["auto_create"] is (config or {}).get("auto_create", True)
-    world.kill()
-    world.start()
+    restart(world)
     assert world.topic("t").config.to_dict() == stored
     assert [payload for _, payload in world.records("t")] == [b"a"]

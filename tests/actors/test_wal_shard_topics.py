@@ -29,7 +29,7 @@ from ringlog.frame.settle_entry import (
 from ringlog.limits import DURATION_MS_MAX
 from ringlog.testing.shard_world import DATA, World
 from tests.support.checkpoint_world import checkpoint_all
-from tests.support.shard_worlds import new_world, started
+from tests.support.shard_worlds import new_world, restart, started
 
 WINDOW_MS = 1_000
 
@@ -83,8 +83,7 @@ def test_concurrent_creations_create_one_topic(world):
     answers = [run.replies[500 + n] for n in range(5)]
     assert [answer.created for answer in answers] == [True, False, False, False, False]  # type: ignore[attr-defined]
     assert {answer.topic_id for answer in answers} == {world.topic("a").topic_id}  # type: ignore[attr-defined]
-    world.kill()
-    world.start()
+    restart(world)
     assert [topic.name for topic in world.runs[0].core.directory.by_id.values()] == ["a"]
     assert world.topic("a").config.ttl_ms == 4
 
@@ -101,8 +100,7 @@ def test_upsert_resets_omitted_settings_merge_keeps_them_and_create_changes_noth
         world.put_topic("absent", "merge", ttl_ms=1)
     with pytest.raises(InvalidRequest, match="mode"):
         world.put_topic("a", "replace")
-    world.kill()
-    world.start()
+    restart(world)
     assert world.topic("a").config.ttl_ms == 0
 
 
@@ -164,8 +162,7 @@ def test_a_deleted_topic_stays_deleted_and_its_name_is_free(world):
     assert second.epoch > first.epoch
     assert second.topic_id > first.topic_id
     assert world.append("a", [b"y"], producer=2) == 1
-    world.kill()
-    world.start()
+    restart(world)
     assert world.records("a") == [(1, b"y")]
 
 
@@ -197,9 +194,9 @@ def test_delete_and_create_in_one_commit_batch_keep_the_epochs_separate(world):
         run.request(502, m.Append("a", 1), Producer(world).frame(b"new")),
     )
     assert numbers(run.replies[502]) == (1, 1, False)
-    for restart in (world.kill, world.stop, lambda: world.power_loss(5)):
+    for end in (world.kill, world.stop, lambda: world.power_loss(5)):
         assert world.records("a") == [(1, b"new")]
-        restart()
+        end()
         world.start()
 
 
@@ -231,8 +228,8 @@ def test_a_topic_changed_from_ephemeral_to_fsync_keeps_later_records(world):
     world.put_topic("a", durability="fsync")
     assert world.append("a", [b"f"]) == 3
     assert world.records("a")[-1] == (3, b"f")
-    for restart in (lambda: world.power_loss(2), world.stop):
-        restart()
+    for end in (lambda: world.power_loss(2), world.stop):
+        end()
         world.start()
         assert world.records("a") == [(3, b"f")]
         assert world.topic("a").lost == [(1, 2)]
@@ -308,9 +305,9 @@ def test_producer_state_returns_the_last_settled_frame(world):
     world.put_topic("a", durability="fsync")
     assert world.request(m.ProducerState("a", 9)).producer_seq == 0
     Producer(world).append("a", b"x", b"y")
-    for restart in (None, world.kill):
-        if restart is not None:
-            restart()
+    for end in (None, world.kill):
+        if end is not None:
+            end()
             world.start()
         state = world.request(m.ProducerState("a", 9))
         assert (state.producer_seq, state.first_seq, state.count) == (1, 1, 2)
@@ -365,8 +362,7 @@ def test_a_window_of_zero_disables_keys(world):
     world.put_topic("a", durability="fsync", idempotency_window_ms=0)
     producer = Producer(world)
     assert [numbers(producer.append("a", b"x", key="k"))[0] for _ in range(3)] == [1, 2, 3]
-    world.kill()
-    world.start()
+    restart(world)
     assert numbers(producer.append("a", b"x", key="k"))[0] == 4
 
 
@@ -415,8 +411,8 @@ def test_keys_survive_restarts_with_their_age(keyed):
     producer.append("a", b"x", key="old")
     keyed.clock.advance(0.6)
     producer.append("a", b"y", key="young")
-    for restart in (keyed.kill, keyed.stop, lambda: keyed.power_loss(7)):
-        restart()
+    for end in (keyed.kill, keyed.stop, lambda: keyed.power_loss(7)):
+        end()
         keyed.start()
         assert numbers(producer.append("a", b"other", key="old")) == (1, 1, True)
         assert numbers(producer.append("a", b"other", key="young")) == (2, 1, True)
@@ -518,8 +514,8 @@ def test_a_repeated_write_is_recognised_as_a_whole_with_and_without_ids(keyed):
     assert (numbers(first), known(first)) == ((2, 3, False), [])
     some = producer.append("a", b"o", b"n", ids=ids_of("old", ""))
     assert known(some) == [1, 0]
-    for restart in (lambda: None, keyed.kill, lambda: keyed.power_loss(7), lambda: keyed.clock.advance(1.1)):
-        restart()
+    for end in (lambda: None, keyed.kill, lambda: keyed.power_loss(7), lambda: keyed.clock.advance(1.1)):
+        end()
         if not keyed.runs:
             keyed.start()
         again = keyed.request(message, bytearray(mixed))
@@ -535,8 +531,8 @@ def test_ids_survive_restarts_and_checkpoints_do_not_lengthen_their_windows(keye
     producer.append("a", b"x", ids=ids_of("usual"))
     producer.append("a", b"y", ids=ids_of("short"), window_ms=500)
     producer.append("a", b"z", ids=ids_of("long"), window_ms=DURATION_MS_MAX)
-    for restart in (keyed.kill, keyed.stop, lambda: keyed.power_loss(7)):
-        restart()
+    for end in (keyed.kill, keyed.stop, lambda: keyed.power_loss(7)):
+        end()
         keyed.start()
         assert known(producer.append("a", b"other", ids=ids_of("short"))) == [2]
         assert known(producer.append("a", b"other", ids=ids_of("usual"))) == [1]
@@ -619,8 +615,7 @@ def test_ids_and_keys_are_restored_from_a_snapshot():
     world.clock.advance(0.4)
     for _ in range(2):
         checkpoint_all(world)
-        world.kill()
-        world.start()
+        restart(world)
         assert known(producer.append("a", b"o", b"o", ids=ids_of("2", "short"))) == [2, 3]
         assert numbers(producer.append("a", b"o", key="k")) == (4, 1, True)
     world.clock.advance(0.2)

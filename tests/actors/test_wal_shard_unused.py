@@ -19,6 +19,7 @@ from ringlog.topic.routers import RouterFlag
 from tests.support.group_world import QUEUE, STREAM
 from tests.support.lease_words import words
 from tests.support.removal_world import append
+from tests.support.shard_worlds import restart
 
 PERIOD_MS = 10_000
 PERIOD_S = PERIOD_MS / 1_000
@@ -249,8 +250,7 @@ def test_a_delayed_job_keeps_its_topic_until_its_time(world):
     append(world, "t", [b"later"], not_before=[world.clock.now_us() + 60_000_000])
     wait(world, 30.0)
     assert is_there(world)
-    world.kill()
-    world.start()
+    restart(world)
     wait(world, 29.0)
     assert is_there(world)
     assert PERIOD_S <= goes_in(world) <= 1.0 + PERIOD_S + LATE_S
@@ -365,8 +365,7 @@ def test_a_crash_around_the_control_frame_keeps_or_deletes_the_whole_topic(world
     with pytest.raises(Crash):
         wait(world, LATE_S + 0.5)
     world.effect_observer = lambda shard, effect: None
-    world.kill()
-    world.start()
+    restart(world)
     assert is_there(world) is (crash == "before")
     if crash == "before":
         assert world.records("t") == [(1, b"r")]

@@ -16,9 +16,8 @@ from ringlog.errors import Backpressure, NotConnected, TopicNotFound, WrongLoop
 WAIT_S = 20.0
 
 
-async def test_a_program_can_use_every_operation(ringlog_engine, ringlog_topic, transport):
+async def test_a_program_can_use_every_operation(ringlog_engine, topic, transport):
     """The asyncio client has the method names of the synchronous one."""
-    topic = ringlog_topic()
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         assert client.state is ClientState.READY
         assert (await client.topics.create(topic, durability="fsync")).created
@@ -40,9 +39,8 @@ async def test_a_program_can_use_every_operation(ringlog_engine, ringlog_topic, 
         assert (await client.close()).is_clean
 
 
-async def test_concurrent_appends_get_consecutive_seqs(ringlog_engine, ringlog_topic, transport):
+async def test_concurrent_appends_get_consecutive_seqs(ringlog_engine, topic, transport):
     """The client pipelines requests by default."""
-    topic = ringlog_topic()
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         results = await asyncio.gather(*(client.append(topic, b"%d" % n) for n in range(500)))
         assert [result.first_seq for result in results] == list(range(1, 501))
@@ -58,8 +56,7 @@ async def test_a_ticket_resolves_without_another_call_and_runs_its_callback(ring
         assert ticket.done()
 
 
-async def test_a_tailer_follows_new_records(ringlog_engine, ringlog_topic):
-    topic = ringlog_topic()
+async def test_a_tailer_follows_new_records(ringlog_engine, topic):
     async with ringlog.aio.connect(ringlog_engine.url) as client:
         await client.append(topic, b"0")
         found = []
@@ -77,8 +74,7 @@ async def test_a_tailer_follows_new_records(ringlog_engine, ringlog_topic):
         assert found == [b"0", b"1", b"2"]
 
 
-async def test_a_timeout_of_the_wait_does_not_cancel_the_send(ringlog_engine, ringlog_topic):
-    topic = ringlog_topic()
+async def test_a_timeout_of_the_wait_does_not_cancel_the_send(ringlog_engine, topic):
     async with ringlog.aio.connect(ringlog_engine.url) as client:
         producer = client.producer(topic, linger_ms=60_000)
         ticket = await producer.send(b"x")
@@ -127,9 +123,8 @@ async def test_waits_end_without_an_engine(tmp_path):
     assert (await client.close(0.01)).unsent == 3
 
 
-async def test_deletes_and_seeking_by_time_work(ringlog_engine, ringlog_topic, transport):
+async def test_deletes_and_seeking_by_time_work(ringlog_engine, topic, transport):
     """A delete is effective for all readers when it is acknowledged."""
-    topic = ringlog_topic()
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         for n in range(1, 11):
             await client.append(topic, b"%d" % n, tag="even" if n % 2 == 0 else "odd")

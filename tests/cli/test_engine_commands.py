@@ -219,9 +219,8 @@ def test_serve_runs_until_sigterm_and_exits_with_0(tmp_path: Path) -> None:
     shell.fails(CliExit.NO_CONNECTION, "status")
 
 
-def test_records_are_deleted_by_seq_and_by_tag(shell: Shell, ringlog_topic: Name) -> None:
+def test_records_are_deleted_by_seq_and_by_tag(shell: Shell, topic: str) -> None:
     """The selections exclude each other, and one of them is required."""
-    topic = ringlog_topic()
     with ringlog.connect(shell.environ["RINGLOG_URL"]) as client:
         for n in range(1, 7):
             client.append(topic, b"%d" % n, tag="a/even" if n % 2 == 0 else "odd")
@@ -238,9 +237,8 @@ def test_records_are_deleted_by_seq_and_by_tag(shell: Shell, ringlog_topic: Name
     shell.fails(CliExit.NOT_FOUND, "delete", f"{topic}.absent", "--before-seq", "3", "-y")
 
 
-def test_records_are_selected_by_tag_levels(shell: Shell, ringlog_topic: Name) -> None:
+def test_records_are_selected_by_tag_levels(shell: Shell, topic: str) -> None:
     """read, tail and delete accept `--levels`."""
-    topic = ringlog_topic()
     with ringlog.connect(shell.environ["RINGLOG_URL"]) as client:
         for tag in ("eu/fr/orders", "eu/de/orders", "eu/de/stock", "us/ny/orders", "eu"):
             client.append(topic, b"x", tag=tag)
@@ -252,8 +250,7 @@ def test_records_are_selected_by_tag_levels(shell: Shell, ringlog_topic: Name) -
     assert [record["seq"] for record in shell.ok("read", topic)] == [3, 5]
 
 
-def test_read_since_a_time(shell: Shell, ringlog_topic: Name) -> None:
-    topic = ringlog_topic()
+def test_read_since_a_time(shell: Shell, topic: str) -> None:
     shell.ok("write", topic, "--lines", stdin=b"1\n2\n")
     assert len(shell.ok("read", topic, "--since", "15m")) == 2
     assert shell.ok("read", topic, "--since", "2999-01-01T00:00:00Z") == []

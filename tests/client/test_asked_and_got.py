@@ -20,8 +20,7 @@ from tests.support.engines import client_fixture
 client = client_fixture("ring", "ipc")
 
 
-def test_an_unknown_setting_is_refused_with_the_nearest_name(client: Any, ringlog_topic: Any) -> None:
-    topic = ringlog_topic()
+def test_an_unknown_setting_is_refused_with_the_nearest_name(client: Any, topic: str) -> None:
     with pytest.raises(InvalidRequest, match="no setting 'durabilty'; did you mean durability"):
         client.topics.create(topic, durabilty="fsync")
     client.topics.create(topic)
@@ -39,10 +38,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest_name(client: Any, ringlo
         ("max_deliveries", 1_000_001), ("durability", "fsyncc"),
     ],
 )  # fmt: skip
-def test_a_value_out_of_range_is_refused_by_name(
-    client: Any, ringlog_topic: Any, name: str, value: Any
-) -> None:
-    topic = ringlog_topic()
+def test_a_value_out_of_range_is_refused_by_name(client: Any, topic: str, name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest, match=f"{name} must be ") as caught:
         client.topics.create(topic, type="queue", **{name: value})
     assert caught.value.detail["field"] == name
@@ -51,8 +47,7 @@ def test_a_value_out_of_range_is_refused_by_name(
         client.topics.configure(topic, **{name: value})
 
 
-def test_auto_create_is_refused_where_it_has_no_effect(client: Any, ringlog_topic: Any) -> None:
-    topic = ringlog_topic()
+def test_auto_create_is_refused_where_it_has_no_effect(client: Any, topic: str) -> None:
     with pytest.raises(InvalidRequest, match="create=False"):
         client.topics.create(topic, auto_create=False)
     client.topics.create(topic, auto_create=True)
@@ -65,16 +60,14 @@ def test_topic_settings_accept_numpy_numbers_and_durability_members(client: Any,
     assert (made.config["ttl_ms"], made.config["durability"]) == (60_000, "fsync")
 
 
-def test_exist_ok_returns_an_existing_topic_with_equal_settings(client: Any, ringlog_topic: Any) -> None:
-    topic = ringlog_topic()
+def test_exist_ok_returns_an_existing_topic_with_equal_settings(client: Any, topic: str) -> None:
     client.topics.create(topic, durability="fsync", ttl_ms=60_000)
     again = client.topics.create(topic, exist_ok=True, durable=True, ttl_ms=60_000)
     assert not again.created
     assert not client.topics.create(topic, exist_ok=True).created
 
 
-def test_exist_ok_names_each_difference_with_both_values(client: Any, ringlog_topic: Any) -> None:
-    topic = ringlog_topic()
+def test_exist_ok_names_each_difference_with_both_values(client: Any, topic: str) -> None:
     client.topics.create(topic, durability="disk", ttl_ms=60_000)
     with pytest.raises(TopicIncompatible) as caught:
         client.topics.create(topic, exist_ok=True, durability="fsync", ttl_ms=5, cap_records=0)
@@ -98,8 +91,7 @@ def test_exist_ok_refuses_a_topic_of_another_type(client: Any, ringlog_topic: An
     assert client.topics.state(log).config["cap_records"] == 0
 
 
-def test_exist_ok_update_creates_or_configures_the_topic(client: Any, ringlog_topic: Any) -> None:
-    topic = ringlog_topic()
+def test_exist_ok_update_creates_or_configures_the_topic(client: Any, topic: str) -> None:
     assert client.topics.create(topic, exist_ok="update", ttl_ms=60_000).created
     changed = client.topics.create(topic, exist_ok="update", cap_records=7)
     assert not changed.created
@@ -131,8 +123,7 @@ def test_a_setting_without_effect_on_a_group_is_refused(client: Any, ringlog_top
         client.group(ringlog_topic(), "g", mode="stream", **{name: 5})
 
 
-def test_call_arguments_out_of_range_are_refused_by_name(client: Any, ringlog_topic: Any) -> None:
-    topic = ringlog_topic()
+def test_call_arguments_out_of_range_are_refused_by_name(client: Any, topic: str) -> None:
     client.topics.create(topic, type="queue")
     queue = client.queue(topic)
     queue.put(b"x")

@@ -11,7 +11,7 @@ import time
 import pytest
 
 import ringlog
-from ringlog.client import ClientState, NewRecord, Record, TopicRemoval
+from ringlog.client import ClientState, NewRecord, TopicRemoval
 from ringlog.errors import (
     Backpressure,
     BatchTooLarge,
@@ -25,12 +25,9 @@ from ringlog.errors import (
     UsageError,
 )
 from ringlog.types import Durability
+from tests.support.topic_contents import payloads
 
 WAIT_S = 20.0
-
-
-def payloads(client, topic):
-    return [item.data for item in client.reader(topic) if isinstance(item, Record)]
 
 
 def test_connect_is_lazy_and_wait_requires_an_engine(tmp_path):
@@ -58,8 +55,7 @@ def test_a_ticket_resolves_without_another_call(client, ringlog_topic):
     assert resolved.wait(WAIT_S)
 
 
-def test_each_record_of_a_frame_gets_its_own_seq(client, ringlog_topic):
-    topic = ringlog_topic()
+def test_each_record_of_a_frame_gets_its_own_seq(client, topic):
     with client.producer(topic, linger_ms=60_000) as producer:
         tickets = [producer.send(b"%d" % n) for n in range(100)]
         assert not any(ticket.done() for ticket in tickets)
@@ -69,8 +65,7 @@ def test_each_record_of_a_frame_gets_its_own_seq(client, ringlog_topic):
     assert payloads(client, topic) == [b"%d" % n for n in range(100)]
 
 
-def test_send_each_returns_one_ticket_with_the_seqs_of_all_frames(client, ringlog_topic):
-    topic = ringlog_topic()
+def test_send_each_returns_one_ticket_with_the_seqs_of_all_frames(client, topic):
     data = [b"%d" % n for n in range(20_000)]
     with client.producer(topic) as producer:
         result = producer.send_each(data).result(WAIT_S)
@@ -79,8 +74,7 @@ def test_send_each_returns_one_ticket_with_the_seqs_of_all_frames(client, ringlo
     assert payloads(client, topic) == data
 
 
-def test_all_send_methods_of_a_producer_keep_one_order(client, ringlog_topic):
-    topic = ringlog_topic()
+def test_all_send_methods_of_a_producer_keep_one_order(client, topic):
     with client.producer(topic, linger_ms=60_000) as producer:
         producer.send(b"1")
         producer.send_many([b"2", NewRecord(data=b"3", tag="t")])
@@ -90,8 +84,7 @@ def test_all_send_methods_of_a_producer_keep_one_order(client, ringlog_topic):
     assert payloads(client, topic) == [b"1", b"2", b"3", b"4", b"5", b"6", b"7"]
 
 
-def test_all_fields_of_a_record_come_back(client, ringlog_topic):
-    topic = ringlog_topic()
+def test_all_fields_of_a_record_come_back(client, topic):
     client.append(
         topic, b"x", key=b"k", tag="täg", node="n", meta={"a": 1}, headers={"h": b"v"}, event_ts=5, priority=2
     )
@@ -112,9 +105,8 @@ def test_send_raises_at_once_on_a_full_buffer_with_on_full_raise(client, ringlog
     assert producer.flush(WAIT_S).is_complete
 
 
-def test_send_blocks_on_a_full_buffer_and_drops_nothing(client, ringlog_topic):
+def test_send_blocks_on_a_full_buffer_and_drops_nothing(client, topic):
     """Memory stays bounded, and every record arrives in order."""
-    topic = ringlog_topic()
     data = [b"%04d" % n + b"x" * 996 for n in range(1_000)]
     with client.producer(topic, max_buffer_bytes=20_000) as producer:
         most = 0
@@ -140,9 +132,8 @@ def test_send_raises_backpressure_after_the_timeout_without_an_engine(tmp_path):
     client.close(0)
 
 
-def test_reading_an_empty_topic_returns_an_empty_page(client, ringlog_topic):
+def test_reading_an_empty_topic_returns_an_empty_page(client, topic):
     """An empty topic is not an error."""
-    topic = ringlog_topic()
     client.topics.create(topic)
     assert len(client.read(topic)) == 0
 
@@ -207,8 +198,7 @@ def test_close_is_bounded_and_reports_undelivered_records(tmp_path):
         client.append("t", b"x")
 
 
-def test_leaving_a_producer_block_raises_the_first_error(client, ringlog_topic):
-    topic = ringlog_topic()
+def test_leaving_a_producer_block_raises_the_first_error(client, topic):
     client.topics.create(topic, cap_records=1, discard="reject")
     with pytest.raises(ringlog.errors.TopicFull), client.producer(topic) as producer:  # noqa: PT012
         producer.send(b"fits").result(WAIT_S)
@@ -233,9 +223,8 @@ def test_import_and_connect_print_nothing_and_install_no_signal_handler(ringlog_
         assert payloads(client, "quiet")[-2:] == [b"x", b"y"]
 
 
-def test_a_failing_callback_is_logged_and_affects_nothing_else(client, ringlog_topic, caplog):
+def test_a_failing_callback_is_logged_and_affects_nothing_else(client, topic, caplog):
     """The client keeps working after an exception in a callback."""
-    topic = ringlog_topic()
     with caplog.at_level(logging.ERROR, "ringlog.client"):
         ticket = client.producer(topic).send(b"x")
         ticket.result(WAIT_S)
@@ -263,9 +252,8 @@ def test_a_write_creates_a_missing_topic_unless_create_is_false(client, ringlog_
     assert client.append(ringlog_topic(), b"x").first_seq == 1
 
 
-def test_the_ack_names_the_durability_that_was_reached(client, ringlog_topic):
+def test_the_ack_names_the_durability_that_was_reached(client, topic):
     """A write can request a stronger class than its topic's, but never a weaker one."""
-    topic = ringlog_topic()
     client.topics.create(topic, durability="disk")
     assert client.append(topic, b"x").durability is Durability.DISK
     assert client.append(topic, b"x", durability="fsync").durability is Durability.FSYNC
@@ -285,9 +273,8 @@ def test_an_idempotency_key_makes_a_retry_harmless(ringlog_engine, ringlog_topic
         assert (other.first_seq, other.deduped) == (3, False)
 
 
-def test_a_write_is_all_or_nothing(client, ringlog_topic):
+def test_a_write_is_all_or_nothing(client, topic):
     """If one record or the batch violates a limit, no record is appended."""
-    topic = ringlog_topic()
     with pytest.raises(RecordTooLarge):
         client.append_many(topic, [b"ok", b"x" * ((1 << 20) + 1)])
     with pytest.raises(BatchTooLarge):
@@ -297,9 +284,8 @@ def test_a_write_is_all_or_nothing(client, ringlog_topic):
     assert client.append_many(topic, [b"x"] * 10_000).last_seq == 10_000
 
 
-def test_a_bad_record_does_not_affect_the_other_records_of_its_frame(client, ringlog_topic):
+def test_a_bad_record_does_not_affect_the_other_records_of_its_frame(client, topic):
     """Only the `send` of the bad record raises an error."""
-    topic = ringlog_topic()
     with client.producer(topic, linger_ms=60_000) as producer:
         producer.send(b"good")
         with pytest.raises(InvalidRequest, match="tag must have at most"):
@@ -310,9 +296,8 @@ def test_a_bad_record_does_not_affect_the_other_records_of_its_frame(client, rin
     assert payloads(client, topic) == [b"good", b"good too"]
 
 
-def test_a_frame_too_large_for_the_ring_keeps_its_position(client, ringlog_topic):
+def test_a_frame_too_large_for_the_ring_keeps_its_position(client, topic):
     """Frames above RING_FRAME_FRACTION of the ring go by socket, and no later frame overtakes them."""
-    topic = ringlog_topic()
     large = [bytes([n]) * (1 << 20) for n in range(12)]
     with client.producer(topic) as producer:
         tickets = [producer.send_many([b"before"]), producer.send_many(large), producer.send_many([b"after"])]
@@ -323,9 +308,8 @@ def test_a_frame_too_large_for_the_ring_keeps_its_position(client, ringlog_topic
     assert found[1:13] == large
 
 
-def test_a_named_producer_continues_after_its_last_appended_frame(ringlog_engine, ringlog_topic):
+def test_a_named_producer_continues_after_its_last_appended_frame(ringlog_engine, topic):
     """`resume` returns the state that the engine keeps for the producer's name."""
-    topic = ringlog_topic()
     with ringlog.connect(ringlog_engine.url) as client, client.producer(topic, name="loader") as producer:
         assert producer.resume().producer_seq == 0
         producer.send_many([b"a", b"b"])
@@ -336,9 +320,8 @@ def test_a_named_producer_continues_after_its_last_appended_frame(ringlog_engine
         assert producer.send_many([b"d"]).result(WAIT_S).first_seq == 4
 
 
-def test_a_producer_continues_after_its_topic_was_recreated(client, ringlog_topic):
+def test_a_producer_continues_after_its_topic_was_recreated(client, topic):
     """The producer needs no call for this. The seqs start again at 1."""
-    topic = ringlog_topic()
     with client.producer(topic) as producer:
         assert producer.send_many([b"old"]).result(WAIT_S).first_seq == 1
         assert client.topics.delete(topic)
@@ -350,8 +333,7 @@ def test_a_producer_continues_after_its_topic_was_recreated(client, ringlog_topi
 # -- topics -------------------------------------------------------------------------------------------
 
 
-def test_topics_can_be_created_configured_and_deleted(client, ringlog_topic):
-    topic = ringlog_topic()
+def test_topics_can_be_created_configured_and_deleted(client, topic):
     made = client.topics.create(topic, durability="fsync", ttl_ms=60_000)
     assert (made.created, made.config["durability"], made.config["ttl_ms"]) == (True, "fsync", 60_000)
     with pytest.raises(TopicIncompatible):

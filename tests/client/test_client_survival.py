@@ -16,12 +16,13 @@ import pytest
 import zmq
 
 import ringlog
-from ringlog.client import ClientState, Record
+from ringlog.client import ClientState
 from ringlog.errors import NotConnected, NotReady
 from ringlog.testing import engine
 from ringlog.testing.real_engine import wait_until
 from tests.support.engines import engine_fixture
 from tests.support.machine import free_port
+from tests.support.topic_contents import payloads
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 WAIT_S = 30.0
@@ -34,10 +35,6 @@ SPINNING_S = 0.2
 
 
 running = engine_fixture(wal={"shards": 2}, supervisor={"restart_max": 50}, gateway={"enabled": True})
-
-
-def payloads(client, topic):
-    return [item.data for item in client.reader(topic) if isinstance(item, Record)]
 
 
 def on_shard(client, shard):

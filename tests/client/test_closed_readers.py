@@ -43,8 +43,7 @@ def opened(ringlog_engine):
     return look
 
 
-def test_closing_the_client_releases_files_of_unclosed_readers(ringlog_engine, ringlog_topic, opened):
-    topic = ringlog_topic()
+def test_closing_the_client_releases_files_of_unclosed_readers(ringlog_engine, topic, opened):
     with ringlog.connect(ringlog_engine.url, wait=10) as client:
         client.append_many(topic, [b"a", b"b", b"c"])
         reader, tailer = client.reader(topic, follow=True), client.tailer(topic)
@@ -59,10 +58,7 @@ def test_closing_the_client_releases_files_of_unclosed_readers(ringlog_engine, r
     assert tailer.cursor.seq == 3
 
 
-def test_a_reader_that_waits_in_another_thread_ends_when_the_client_closes(
-    ringlog_engine, ringlog_topic, opened
-):
-    topic = ringlog_topic()
+def test_a_reader_that_waits_in_another_thread_ends_when_the_client_closes(ringlog_engine, topic, opened):
     client = ringlog.connect(ringlog_engine.url, wait=10)
     client.append(topic, b"a")
     reader, has_one, ends = client.reader(topic, follow=True), threading.Event(), []
@@ -83,8 +79,7 @@ def test_a_reader_that_waits_in_another_thread_ends_when_the_client_closes(
     assert not opened()
 
 
-async def test_closing_the_asyncio_client_releases_files_of_readers(ringlog_engine, ringlog_topic, opened):
-    topic = ringlog_topic()
+async def test_closing_the_asyncio_client_releases_files_of_readers(ringlog_engine, topic, opened):
     async with ringlog.aio.connect(ringlog_engine.url, wait=10) as client:
         await client.append_many(topic, [b"a", b"b"])
         reader, tailer = client.reader(topic), client.tailer(topic)

@@ -60,9 +60,8 @@ def test_a_delete_keeps_records_that_are_written_later(client, other, ringlog_to
     assert seqs(other, topic) == [1, 3, 5]
 
 
-def test_a_reader_does_not_return_records_deleted_while_it_reads(client, other, ringlog_topic):
+def test_a_reader_does_not_return_records_deleted_while_it_reads(client, other, topic):
     """This includes records that the reader has already read ahead."""
-    topic = ringlog_topic()
     client.append_many(topic, [b"%d" % n for n in range(1, 2001)])
     pages = other.reader(topic).pages(10)
     assert [record.seq for record in next(pages).records] == list(range(1, 11))
@@ -70,8 +69,7 @@ def test_a_reader_does_not_return_records_deleted_while_it_reads(client, other, 
     assert [record.seq for page in pages for record in page.records] == [1996, 1997, 1998, 1999, 2000]
 
 
-def test_the_tailer_omits_deleted_records(client, ringlog_topic):
-    topic = ringlog_topic()
+def test_the_tailer_omits_deleted_records(client, topic):
     with client.producer(topic) as producer:
         for n in range(1, 1001):
             producer.send(b"%d" % n, tag="a" if n % 3 == 0 else "b")
@@ -108,9 +106,8 @@ def test_a_delete_in_a_missing_topic_fails(other, ringlog_topic):
         other.topics.delete_records(ringlog_topic(), before_seq=1)
 
 
-def test_a_cap_causes_a_tombstone_and_a_delete_does_not(client, other, ringlog_topic):
+def test_a_cap_causes_a_tombstone_and_a_delete_does_not(client, other, topic):
     """Only involuntary losses are reported to readers."""
-    topic = ringlog_topic()
     client.topics.create(topic, cap_records=3)
     for n in range(1, 6):
         client.append(topic, b"%d" % n)
@@ -123,9 +120,8 @@ def test_a_cap_causes_a_tombstone_and_a_delete_does_not(client, other, ringlog_t
     assert seqs(other, topic, 3) == [4, 5]
 
 
-def test_expired_records_are_reported_and_not_delivered(client, other, ringlog_topic):
+def test_expired_records_are_reported_and_not_delivered(client, other, topic):
     """The tombstone has the reason `ttl`."""
-    topic = ringlog_topic()
     client.topics.create(topic, ttl_ms=250)
     for n in range(3):
         client.append(topic, b"%d" % n)

@@ -37,9 +37,8 @@ def until_back_at(before: tuple[int, int], spare: int = 0) -> None:
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_readers_in_a_loop_leak_no_descriptor(ringlog_engine, ringlog_topic, transport):
+def test_readers_in_a_loop_leak_no_descriptor(ringlog_engine, topic, transport):
     """`for record in log.reader(topic)` as in the README, and readers that are abandoned midway."""
-    topic = ringlog_topic()
     with ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as log:
         log.append_many(topic, [b"a", b"b"])
         list(log.reader(topic))
@@ -54,9 +53,8 @@ def test_readers_in_a_loop_leak_no_descriptor(ringlog_engine, ringlog_topic, tra
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_a_dropped_client_releases_its_thread_and_descriptors(ringlog_engine, ringlog_topic, transport):
+def test_a_dropped_client_releases_its_thread_and_descriptors(ringlog_engine, topic, transport):
     """Its sent records are appended. A producer or reader keeps its client alive."""
-    topic = ringlog_topic()
     with ringlog.connect(ringlog_engine.url, wait=10) as steady:
         steady.topics.create(topic)
         before = held()

@@ -23,9 +23,7 @@ from ringlog.testing import engine
 from ringlog.testing.real_engine import wait_until
 from ringlog.verify.directory import verify_directory
 from tests.support.engines import client_fixture
-
-LONG_MS = 60_000
-
+from tests.support.queue_jobs import LONG_MS
 
 client = client_fixture("ring", "ipc")
 

@@ -137,13 +137,12 @@ OPERATIONS: list[Callable[[ringlog.Client, str, bytes], None]] = [_create, _appe
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_an_interrupt_at_any_moment_is_survived_or_reported(
-    ringlog_engine, ringlog_topic, hits, operation, transport
+    ringlog_engine, topic, hits, operation, transport
 ) -> None:
     """After an interrupt the client continues to work, or every call raises `Interrupted`.
 
     An acked record is stored once, an interrupted one at most once, and `close` returns.
     """
-    topic = ringlog_topic()
     aim = Aim(operation.__name__, transport)
     acked: list[bytes] = []
     interrupted: list[bytes] = []
@@ -252,9 +251,8 @@ def test_an_interrupt_between_calls_leaves_no_lock_taken(ringlog_engine, ringlog
 
 
 @pytest.mark.timeout(60)
-def test_an_interrupted_wait_leaves_the_client_usable(ringlog_engine, ringlog_topic, hits) -> None:
+def test_an_interrupted_wait_leaves_the_client_usable(ringlog_engine, topic, hits) -> None:
     """Ctrl-C during a tailer's wait, as in a notebook: the next call works."""
-    topic = ringlog_topic()
     with ringlog.connect(ringlog_engine.url, wait=10) as client:
         client.append(topic, b"1")
         tailer = client.tailer(topic)

@@ -154,8 +154,7 @@ def test_headers_of_the_maximum_size_are_returned_unchanged(
         assert headers.items() <= letter.headers.items()
 
 
-def test_headers_one_past_a_limit_are_refused(ringlog_engine: TestEngine, ringlog_topic) -> None:
-    topic = ringlog_topic()
+def test_headers_one_past_a_limit_are_refused(ringlog_engine: TestEngine, topic) -> None:
     with ringlog.connect(ringlog_engine.url, wait=20) as log:
         for headers, most in (
             ({**MANY, "one more": b""}, HEADERS_PER_RECORD_MAX),

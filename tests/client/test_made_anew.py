@@ -59,8 +59,7 @@ def test_loops_over_a_queue_continue_after_it_was_recreated(ringlog_engine, ring
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_producers_with_create_false_find_a_recreated_topic(ringlog_engine, ringlog_topic, transport):
-    topic = ringlog_topic()
+def test_producers_with_create_false_find_a_recreated_topic(ringlog_engine, topic, transport):
     with ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as client:
         client.topics.create(topic)
         producer = client.producer(topic, linger_ms=0, create=False)

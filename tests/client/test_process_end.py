@@ -87,14 +87,11 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("how", "where"), WAYS)
-def test_sent_records_are_stored_when_a_process_returns(
-    ringlog_engine, ringlog_topic, client, program, how, where
-):
+def test_sent_records_are_stored_when_a_process_returns(ringlog_engine, topic, client, program, how, where):
     """The client flushes at the end of every kind of process.
 
     Children of multiprocessing exit without `atexit` hooks.
     """
-    topic = ringlog_topic()
     client.topics.create(topic, durability="fsync")
     done = run(program, ringlog_engine.url, topic, how, where)
     assert done.stderr == ""

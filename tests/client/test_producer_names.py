@@ -16,19 +16,15 @@ import pytest
 
 import ringlog
 from ringlog import aio
-from ringlog.client import Record
 from ringlog.errors import ProducerFenced, UsageError
 from ringlog.frame import encode_records, frame
 from ringlog.testing import engine
 from ringlog.testing.children import debug_environ
+from tests.support.topic_contents import payloads
 
 pytestmark = pytest.mark.timeout(120)
 WAIT_S = 30.0
 TRANSPORTS = pytest.mark.parametrize("transport", ["ring", "ipc"])
-
-
-def payloads(client, topic):
-    return [item.data for item in client.reader(topic) if isinstance(item, Record)]
 
 
 def send_some(producer, name, count):
@@ -43,9 +39,8 @@ def send_some(producer, name, count):
 
 
 @TRANSPORTS
-def test_the_second_producer_of_a_name_fences_the_first(ringlog_engine, ringlog_topic, transport):
+def test_the_second_producer_of_a_name_fences_the_first(ringlog_engine, topic, transport):
     """Two web workers use the same name. No acked record may be lost."""
-    topic = ringlog_topic()
     with (
         ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as one,
         ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as two,
@@ -68,8 +63,7 @@ def test_the_second_producer_of_a_name_fences_the_first(ringlog_engine, ringlog_
 
 
 @TRANSPORTS
-def test_numbered_producers_with_one_id_are_fenced_like_named_ones(ringlog_engine, ringlog_topic, transport):
-    topic = ringlog_topic()
+def test_numbered_producers_with_one_id_are_fenced_like_named_ones(ringlog_engine, topic, transport):
     with (
         ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as one,
         ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as two,
@@ -98,9 +92,7 @@ def test_numbered_producers_with_one_id_are_fenced_like_named_ones(ringlog_engin
 
 
 @TRANSPORTS
-def test_the_first_asyncio_producer_of_a_name_is_fenced(ringlog_engine, ringlog_topic, transport):
-    topic = ringlog_topic()
-
+def test_the_first_asyncio_producer_of_a_name_is_fenced(ringlog_engine, topic, transport):
     async def main():
         async with (
             aio.connect(ringlog_engine.url, wait=10, transport=transport) as one,
@@ -118,8 +110,7 @@ def test_the_first_asyncio_producer_of_a_name_is_fenced(ringlog_engine, ringlog_
     asyncio.run(main())
 
 
-def test_the_name_of_a_killed_process_can_be_claimed_at_once(ringlog_engine, ringlog_topic, client):
-    topic = ringlog_topic()
+def test_the_name_of_a_killed_process_can_be_claimed_at_once(ringlog_engine, topic, client):
     client.topics.create(topic, durability="fsync")
     program = f"""
         import ringlog, sys
@@ -144,10 +135,7 @@ def test_the_name_of_a_killed_process_can_be_claimed_at_once(ringlog_engine, rin
 
 
 @pytest.mark.parametrize("is_numbered", [False, True])
-def test_a_forked_child_cannot_send_under_its_parents_name(
-    ringlog_engine, ringlog_topic, client, is_numbered
-):
-    topic = ringlog_topic()
+def test_a_forked_child_cannot_send_under_its_parents_name(ringlog_engine, topic, client, is_numbered):
     client.topics.create(topic, durability="fsync")
     if is_numbered:
         producer = client.numbered_producer(topic, 9)
@@ -218,11 +206,8 @@ def test_name_ownership_survives_every_restart(transport):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
-def test_processes_that_fence_each_other_lose_and_duplicate_nothing(
-    ringlog_engine, ringlog_topic, client, transport
-):
+def test_processes_that_fence_each_other_lose_and_duplicate_nothing(ringlog_engine, topic, client, transport):
     """Each process claims the name again when it is fenced, like two instances of a flapping deployment."""
-    topic = ringlog_topic()
     client.topics.create(topic, durability="fsync")
     program = f"""
         import ringlog, sys

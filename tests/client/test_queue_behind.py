@@ -16,37 +16,20 @@ from ringlog.client.job import Job
 from ringlog.client.leases.ack_pipeline import AckPipeline
 from ringlog.client.leases.job_facts import InFlightLimit
 from ringlog.client.leases.lease_extender import Lease
-from ringlog.client.queue import Queue
 from ringlog.client.requests.results import Settled
 from ringlog.errors import LeaseLost, NotReady, UsageError
 from ringlog.link.futures import Pending, Steps
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
 from tests.support.engines import client_fixture
+from tests.support.queue_jobs import LONG_MS, counts, fill
 
-LONG_MS = 60_000
 SHORT_MS = 1_200
 """On a busy host a client may extend a lease some hundred milliseconds late."""
 JOBS = 400
 
 
 client = client_fixture("ring", "ipc")
-
-
-@pytest.fixture
-def queue(client, ringlog_topic) -> Queue:
-    name = ringlog_topic("queue")
-    client.topics.create(name, type="queue", durability="fsync", lease_ms=LONG_MS)
-    return client.queue(name, node="worker")
-
-
-def fill(queue: Queue, count: int) -> None:
-    queue.put_many([b"job %d" % n for n in range(1, count + 1)])
-
-
-def counts(queue: Queue) -> tuple[int, int, int]:
-    found = queue.stats()
-    return found.ready, found.in_flight, found.delayed
 
 
 # -- the order of acks, without an engine --------------------------------------------------------------------

@@ -17,7 +17,8 @@ from ringlog.testing.children import debug_environ
 from ringlog.testing.real_engine import TestEngine, wait_until
 from tests.support.client_threads import DONE_S, JOBS, KILLS, TIMEOUT_MS, WAYS, shard_of, work_under_kills
 from tests.support.engines import engine_fixture
-from tests.support.queue_worker import QueueWorker, is_empty, judge
+from tests.support.queue_jobs import counts
+from tests.support.queue_worker import QueueWorker, judge
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +37,7 @@ def test_every_job_is_done_despite_kills(running: TestEngine, durability: str, v
         shard = shard_of(client, "jobs")
         workers = [QueueWorker(running.url, *way) for way in WAYS]
         work_under_kills(running, victim, shard, workers)
-        wait_until(lambda: is_empty(queue), DONE_S, "the queue to be empty")
+        wait_until(lambda: counts(queue) == (0, 0, 0), DONE_S, "the queue to be empty")
         twice = judge(workers)
         assert twice <= 3 * KILLS * len(workers), "only what was out when somebody died"
 
@@ -125,7 +126,7 @@ def test_an_iteration_goes_on_when_its_engine_is_back(running: TestEngine) -> No
         with ringlog.connect(running.url, wait=20) as other:
             other.queue("jobs").put(b"job 1")
             wait_until(lambda: found == [b"job 1"], 20, "the job to be done")
-            wait_until(lambda: is_empty(other.queue("jobs")), 20, "its ack")
+            wait_until(lambda: counts(other.queue("jobs")) == (0, 0, 0), 20, "its ack")
         client.close()
         working.join(20)
         assert not working.is_alive()

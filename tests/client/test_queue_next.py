@@ -21,8 +21,8 @@ from ringlog.link.peer_request import PeerReply
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
 from tests.support.engines import client_fixture
+from tests.support.queue_jobs import LONG_MS, counts, fill
 
-LONG_MS = 60_000
 DONE_S = 40.0
 
 
@@ -37,15 +37,6 @@ def queue(client, ringlog_topic) -> Queue:
 def queue_of(client: Client, name: str, **config: Any) -> Queue:
     client.topics.create(name, type="queue", lease_ms=LONG_MS, **({"durability": "disk"} | config))
     return client.queue(name, node="worker")
-
-
-def fill(queue: Queue, count: int) -> None:
-    queue.put_many([b"job %d" % n for n in range(1, count + 1)])
-
-
-def counts(queue: Queue) -> tuple[int, int, int]:
-    found = queue.stats()
-    return found.ready, found.in_flight, found.delayed
 
 
 class Asked(list[str]):

@@ -10,9 +10,7 @@ from ringlog.client.queue import Queue
 from ringlog.client.write.fields import NewRecord
 from ringlog.errors import UsageError
 from tests.support.engines import client_fixture
-
-LONG_MS = 60_000
-
+from tests.support.queue_jobs import LONG_MS
 
 client = client_fixture("ring", "ipc")
 

@@ -137,8 +137,7 @@ def test_a_recreated_topic_is_reported_and_read_from_its_beginning(client, read,
 
 
 @pytest.mark.parametrize("what", ["own time", "ttl"])
-def test_expired_records_are_not_returned(client, read, ringlog_topic, what):
-    topic = ringlog_topic()
+def test_expired_records_are_not_returned(client, read, topic, what):
     clock = SystemClock()
     client.topics.create(topic, **({"ttl_ms": 800} if what == "ttl" else {}))
     items = read(topic)
@@ -159,9 +158,8 @@ def test_expired_records_are_not_returned(client, read, ringlog_topic, what):
 
 
 @pytest.mark.parametrize("call", ["seek", "close"])
-def test_a_seek_or_close_at_a_tombstone_takes_effect_at_once(client, read, ringlog_topic, call):
+def test_a_seek_or_close_at_a_tombstone_takes_effect_at_once(client, read, topic, call):
     """The next item already comes from the new position."""
-    topic = ringlog_topic()
     client.topics.create(topic, cap_records=10, discard="old")
     client.append_many(topic, [b"%d" % n for n in range(1, 10)])
     for n in range(10, 31):

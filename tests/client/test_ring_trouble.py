@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import ringlog
-from ringlog.client import Record
 from ringlog.errors import RequestTimeout
 from ringlog.ring.layout import RingWord
 from tests.support.engines import engine_fixture
+from tests.support.topic_contents import payloads
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 WAIT_S = 20.0
@@ -69,7 +69,7 @@ def test_an_unusable_ring_after_a_shard_restart_loses_no_record(running, hurt):
         running.kill("wal_shard")
         for n in range(1, 5):
             client.append(topic, b"%d" % n)
-        found = [item.data for item in client.reader(topic) if isinstance(item, Record)]
+        found = payloads(client, topic)
         assert found == [b"0", b"1", b"2", b"3", b"4"]
     until(lambda: rings(running) <= before, "the rings to go")
 
@@ -90,7 +90,7 @@ def test_corrupt_ring_words_lead_to_another_ring_and_fail_no_append(running, wor
         put(ring, word, value)
         for n in range(1, 5):
             client.append(topic, b"%d" % n)
-        found = [item.data for item in client.reader(topic) if isinstance(item, Record)]
+        found = payloads(client, topic)
         assert found == [b"0", b"1", b"2", b"3", b"4"]
 
 

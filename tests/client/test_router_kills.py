@@ -15,6 +15,7 @@ from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
 from tests.support.client_threads import BETWEEN, KILLS, ClientThread, shard_of
 from tests.support.engines import engine_fixture
+from tests.support.topic_contents import payloads
 
 pytestmark = pytest.mark.slow
 
@@ -46,10 +47,6 @@ def pages(client: Client, topic: str) -> list[Page]:
     while not found[-1].caught_up:
         found.append(client.read(topic, found[-1].cursor, limit=1_000))
     return found
-
-
-def payloads(client: Client, topic: str) -> list[bytes]:
-    return [data for page in pages(client, topic) for data in page.bytes()]
 
 
 def head(client: Client, topic: str) -> int:

@@ -26,6 +26,7 @@ from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
 from tests.support.client_threads import shard_of
 from tests.support.engines import engine_fixture
+from tests.support.topic_contents import payloads
 
 pytestmark = pytest.mark.slow
 
@@ -50,16 +51,6 @@ def client(running: TestEngine) -> Iterator[Client]:
             found.routers.delete(router.router)
         for topic in list(found.topics.list()):
             found.topics.delete(topic.topic)
-
-
-def payloads(client: Client, topic: str) -> list[bytes]:
-    found: list[bytes] = []
-    page = client.read(topic, limit=1_000)
-    while True:
-        found += page.bytes()
-        if page.caught_up:
-            return found
-        page = client.read(topic, page.cursor, limit=1_000)
 
 
 def settle(client: Client, *names: str) -> list[RouterDescription]:

@@ -50,9 +50,8 @@ def everything(clients, topic, after=0):
     return tailed
 
 
-def test_records_are_equal_in_the_log_and_in_segments(running, clients, ringlog_topic):
+def test_records_are_equal_in_the_log_and_in_segments(running, clients, topic):
     """This includes deletes before and after a compaction, a restart of the shard, and seeking by time."""
-    topic = ringlog_topic()
     ring, ipc = clients
     write(ring, topic, 1, RECORDS)
     assert everything(clients, topic) == list(range(1, RECORDS + 1))
@@ -78,9 +77,8 @@ def test_records_are_equal_in_the_log_and_in_segments(running, clients, ringlog_
         assert before.seq >= sought.seq or before.ts < record.ts
 
 
-def test_compaction_during_reads_is_invisible(running, clients, ringlog_topic):
+def test_compaction_during_reads_is_invisible(running, clients, topic):
     """Checkpoints run continuously while the clients write and read."""
-    topic = ringlog_topic()
     ring, _ = clients
     done = threading.Event()
     problems = []

@@ -54,8 +54,7 @@ def test_a_typed_payload_refuses_infinity() -> None:
         codec.encode(Reading(INF))
 
 
-def test_nan_in_metadata_or_payloads_is_refused(client: ringlog.Client, ringlog_topic: Any) -> None:
-    topic = ringlog_topic()
+def test_nan_in_metadata_or_payloads_is_refused(client: ringlog.Client, topic: str) -> None:
     with pytest.raises(UsageError, match=r"meta cannot be written as JSON: nan at a.b"):
         client.append(topic, b"", meta={"a": {"b": NAN}})
     with pytest.raises(UsageError, match=r"meta cannot be written as JSON: inf at a"):
@@ -78,8 +77,7 @@ def test_headers_keep_their_order_and_a_repeated_name_is_refused(
         client.append(topic, b"", headers=[("a", b"1"), ("a", b"2")])  # type: ignore[arg-type]
 
 
-def test_empty_values_and_null_are_distinct(client: ringlog.Client, ringlog_topic: Any) -> None:
-    topic = ringlog_topic()
+def test_empty_values_and_null_are_distinct(client: ringlog.Client, topic: str) -> None:
     client.append(topic, b"", key=b"", tag="", node="")
     client.append(topic, None)
     client.append_many(topic, [b"", None, NewRecord(data=None, key=b""), b"x"])
@@ -98,8 +96,7 @@ def test_empty_values_and_null_are_distinct(client: ringlog.Client, ringlog_topi
     )
 
 
-def test_the_payload_of_a_job_may_be_null(client: ringlog.Client, ringlog_topic: Any) -> None:
-    topic = ringlog_topic()
+def test_the_payload_of_a_job_may_be_null(client: ringlog.Client, topic: str) -> None:
     client.topics.create(topic, type="queue")
     queue = client.queue(topic)
     queue.put(None)
@@ -123,8 +120,7 @@ def test_a_time_in_another_unit_is_refused_with_the_name_of_the_unit(
         client.append(ringlog_topic(), b"", **{field: value})
 
 
-def test_times_are_returned_in_microseconds(client: ringlog.Client, ringlog_topic: Any) -> None:
-    topic = ringlog_topic()
+def test_times_are_returned_in_microseconds(client: ringlog.Client, topic: str) -> None:
     early = datetime(1970, 1, 1, 0, 29, 24, tzinfo=UTC)
     for event_ts in (0, 5, 1_764_000_000_000_000, early):
         client.append(topic, b"", event_ts=event_ts)
@@ -134,9 +130,8 @@ def test_times_are_returned_in_microseconds(client: ringlog.Client, ringlog_topi
 
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
 def test_records_tombstones_and_cursors_can_be_pickled_and_copied(
-    client: ringlog.Client, ringlog_topic: Any, again: Callable[[Any], Any]
+    client: ringlog.Client, topic: str, again: Callable[[Any], Any]
 ) -> None:
-    topic = ringlog_topic()
     client.append(topic, b"plain")
     client.append(topic, b"full", key=b"k", tag="t", meta={"a": 1}, headers={"h": b"v"}, priority=3)
     page = client.read(topic)
@@ -149,8 +144,7 @@ def test_records_tombstones_and_cursors_can_be_pickled_and_copied(
         assert type(again(value)) is type(value)
 
 
-def test_the_record_of_a_job_can_be_pickled(client: ringlog.Client, ringlog_topic: Any) -> None:
-    topic = ringlog_topic()
+def test_the_record_of_a_job_can_be_pickled(client: ringlog.Client, topic: str) -> None:
     client.topics.create(topic, type="queue")
     queue = client.queue(topic)
     queue.put(b"job", headers={"h": b"v"})

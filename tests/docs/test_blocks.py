@@ -33,7 +33,7 @@ from pathlib import Path
 
 import pytest
 
-from ringlog import config_sources
+from ringlog import config_sources, environment
 from tests.support.doc_blocks import blocks_of, page_runner
 
 ROOT = Path(__file__).parent.parent.parent

@@ -122,9 +122,8 @@ def test_incremental_reads_add_up_to_one_full_read(sealing_engine, filled):
     assert list(itertools.chain(*found)) == list(range(1, N + TAIL + 1))
 
 
-def test_a_plan_stays_valid_while_records_move_to_segments(sealing_engine, sealing_client, ringlog_topic):
+def test_a_plan_stays_valid_while_records_move_to_segments(sealing_engine, sealing_client, topic):
     """The plan covers the log, and all its records are in segments before the read."""
-    topic = ringlog_topic()
     write(sealing_client, topic, 1, 5_000, frame=100)
     reader, struct = reader_of(sealing_engine, topic, minPartitions="3", columns="seq payload")
     parts = reader.partitions()
@@ -134,9 +133,8 @@ def test_a_plan_stays_valid_while_records_move_to_segments(sealing_engine, seali
     assert payloads == [each.data for each in records(1, 5_000)]
 
 
-def test_the_bounds_of_a_plan_do_not_change(sealing_engine, sealing_client, ringlog_topic):
+def test_the_bounds_of_a_plan_do_not_change(sealing_engine, sealing_client, topic):
     """A DataFrame is a snapshot."""
-    topic = ringlog_topic()
     write(sealing_client, topic, 1, 10)
     reader, _ = reader_of(sealing_engine, topic, columns="seq")
     parts = reader.partitions()
@@ -145,8 +143,7 @@ def test_the_bounds_of_a_plan_do_not_change(sealing_engine, sealing_client, ring
     assert len(seqs(sealing_engine, topic)) == 30
 
 
-def test_a_topic_without_records_is_a_plan_without_partitions(sealing_engine, sealing_client, ringlog_topic):
-    topic = ringlog_topic()
+def test_a_topic_without_records_is_a_plan_without_partitions(sealing_engine, sealing_client, topic):
     sealing_client.topics.create(topic)
     reader, _ = reader_of(sealing_engine, topic)
     assert list(reader.partitions()) == []
@@ -305,8 +302,7 @@ def test_an_offset_beyond_the_end_is_refused(sealing_engine, filled):
         seqs(sealing_engine, filled, startingOffsets=at(N + TAIL + 2))
 
 
-def test_timestamps_select_by_commit_time_and_override_offsets(sealing_engine, sealing_client, ringlog_topic):
-    topic = ringlog_topic()
+def test_timestamps_select_by_commit_time_and_override_offsets(sealing_engine, sealing_client, topic):
     write(sealing_client, topic, 1, 10)
     time.sleep(0.02)
     between = datetime.now(UTC)
@@ -355,9 +351,8 @@ def test_tags_select_exactly_the_matching_records(sealing_engine, filled, tags, 
     assert table(sealing_engine, filled, tags=tags).num_rows == len(expected)
 
 
-def test_frames_without_the_tag_are_not_read(sealing_engine, sealing_client, ringlog_topic):
+def test_frames_without_the_tag_are_not_read(sealing_engine, sealing_client, topic):
     """The tag index selects the frames of the plan."""
-    topic = ringlog_topic()
     with sealing_client.producer(topic) as producer:
         for start in range(0, 20_000, 1_000):
             tag = "rare" if start == 9_000 else "common"
@@ -375,9 +370,8 @@ def test_frames_without_the_tag_are_not_read(sealing_engine, sealing_client, rin
 # -- removal and loss -----------------------------------------------------------------------------------
 
 
-def test_deleted_records_are_omitted_also_after_planning(sealing_engine, sealing_client, ringlog_topic):
+def test_deleted_records_are_omitted_also_after_planning(sealing_engine, sealing_client, topic):
     """A delete also affects a read that has already started."""
-    topic = ringlog_topic()
     write(sealing_client, topic, 1, 3_000)
     reader, _ = reader_of(sealing_engine, topic, columns="seq")
     (part,) = reader.partitions()
@@ -389,8 +383,7 @@ def test_deleted_records_are_omitted_also_after_planning(sealing_engine, sealing
     assert seqs(sealing_engine, topic, startingOffsets=at(1, topic)) == expected
 
 
-def test_expired_records_are_omitted(sealing_engine, sealing_client, ringlog_topic):
-    topic = ringlog_topic()
+def test_expired_records_are_omitted(sealing_engine, sealing_client, topic):
     gone = int(time.time() * 1e6) + 50_000
     with sealing_client.producer(topic) as producer:
         producer.send_many([NewRecord(data=b"x", expires_at=gone), NewRecord(data=b"y")] * 50)
@@ -403,10 +396,9 @@ def capped(client, topic, records_kept=100):
 
 
 def test_evicted_records_fail_the_plan_unless_fail_on_data_loss_is_false(
-    sealing_engine, sealing_client, ringlog_topic
+    sealing_engine, sealing_client, topic
 ):
     """The driver detects the loss. A start at `earliest` is no gap."""
-    topic = ringlog_topic()
     capped(sealing_client, topic)
     write(sealing_client, topic, 1, 250, frame=50)
     start = at(20, topic)
@@ -433,10 +425,9 @@ def test_evicted_records_fail_the_plan_unless_fail_on_data_loss_is_false(
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_records_evicted_after_planning_fail_the_task_or_are_reported(
-    sealing_engine, sealing_client, ringlog_topic, fails
+    sealing_engine, sealing_client, topic, fails
 ):
     """A read never returns fewer records without a report."""
-    topic = ringlog_topic()
     capped(sealing_client, topic)
     write(sealing_client, topic, 1, 100, frame=50)
     options = source_options(
@@ -459,10 +450,9 @@ def test_records_evicted_after_planning_fail_the_task_or_are_reported(
 @pytest.mark.parametrize("fails", [True, False])
 @pytest.mark.parametrize("is_recreated", [True, False])
 def test_a_topic_recreated_after_planning_fails_the_task_or_is_reported(
-    sealing_engine, sealing_client, ringlog_topic, fails, is_recreated
+    sealing_engine, sealing_client, topic, fails, is_recreated
 ):
     """Records of another epoch are never returned for the planned one."""
-    topic = ringlog_topic()
     write(sealing_client, topic, 1, 20)
     options = source_options(
         {"path": sealing_engine.data_dir, "subscribe": topic, "failOnDataLoss": str(fails)}, streaming=False

@@ -245,9 +245,8 @@ FULL = schema(
 )  # fmt: skip
 
 
-def test_every_column_is_written(client, ringlog_engine, ringlog_topic):
+def test_every_column_is_written(client, ringlog_engine, topic):
     """A batch write is pickled on the way to the tasks and back."""
-    topic = ringlog_topic()
     raw = {"path": ringlog_engine.data_dir, "topic": topic, "createTopics": "true", "durability": "fsync"}
     writer = sink.BatchWriter(sink_options(raw), FULL, place=place)
     in_task = pickle.loads(pickle.dumps(writer))
@@ -591,9 +590,8 @@ def test_a_refused_frame_gets_a_new_number_and_is_written_once(client, new_world
     assert world.found() == world.expected(range(90))
 
 
-def test_a_numbered_producer_distinguishes_repeats_from_skipped_numbers(client, ringlog_topic):
+def test_a_numbered_producer_distinguishes_repeats_from_skipped_numbers(client, topic):
     """The sink relies on this behaviour."""
-    topic = ringlog_topic()
     client.topics.create(topic)
     maker = FrameMaker(options(maxFrameRecords="3"))
     batch = rows(range(9), ["t"]).select(["value"])

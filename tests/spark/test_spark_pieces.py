@@ -42,11 +42,8 @@ def bodies(row):
 
 
 @pytest.mark.slow
-def test_records_in_segments_are_referenced_and_others_are_sent(
-    sealing_engine, sealing_client, ringlog_topic
-):
+def test_records_in_segments_are_referenced_and_others_are_sent(sealing_engine, sealing_client, topic):
     """Every frame is at the given position and matches the checksum in its header."""
-    topic = ringlog_topic()
     write(sealing_client, topic, 1, 3_000)
     checkpoint(sealing_engine)
     write(sealing_client, topic, 3_001, 3_100, frame=30)
@@ -63,8 +60,7 @@ def test_records_in_segments_are_referenced_and_others_are_sent(
 
 
 @pytest.mark.slow
-def test_pieces_contain_the_bounds_and_the_hidden_seqs(sealing_engine, sealing_client, ringlog_topic):
-    topic = ringlog_topic()
+def test_pieces_contain_the_bounds_and_the_hidden_seqs(sealing_engine, sealing_client, topic):
     write(sealing_client, topic, 1, 2_000)
     checkpoint(sealing_engine)
     sealing_client.topics.delete_records(topic, match="t5")
@@ -129,12 +125,9 @@ def nothing_stays_open():
 
 
 @pytest.mark.slow
-def test_python_verifies_bodies_only_for_quarantine(
-    sealing_engine, sealing_client, ringlog_topic, monkeypatch
-):
+def test_python_verifies_bodies_only_for_quarantine(sealing_engine, sealing_client, topic, monkeypatch):
     """The JVM verifies all bodies, so Python does not. Only onCorrupt=quarantine needs the result in
     Python."""
-    topic = ringlog_topic()
     looked = []
     monkeypatch.setattr("ringlog.storage.reader.frames.first_bad_body", lambda *_: looked.append(1))
     write(sealing_client, topic, 1, 1_000)

@@ -14,7 +14,7 @@ from ringlog.storage.real_disk import RealDisk
 from ringlog.supervision.identity import EngineIdentity
 from ringlog.testing.shard_world import World
 from ringlog.verify.identity_decoder import verify_identity
-from tests.support.shard_worlds import started
+from tests.support.shard_worlds import restart, started
 
 
 def test_every_flipped_bit_of_the_identity_is_refused(tmp_path: Path) -> None:
@@ -58,8 +58,7 @@ def test_a_shard_with_an_old_incarnation_refuses_to_start_and_loses_no_record() 
     world = started({"t": "fsync"})
     for n in range(3):
         world.append("t", [b"%d" % n])
-        world.stop()
-        world.start()
+        restart(world, "stop")
     again = World(world.disk, incarnation=1)
     world.kill()
     again.reboot()

@@ -11,7 +11,7 @@ from ringlog.verify.directory import verify_directory
 from ringlog.verify.findings import DAMAGE
 
 __all__ = [
-    "WorldShardRequests", "checkpoint", "checkpoint_all", "fill", "findings", "restart", "state",
+    "WorldShardRequests", "checkpoint", "checkpoint_all", "fill", "findings", "state",
     "wal_files", "workplace",
 ]  # fmt: skip
 
@@ -40,16 +40,6 @@ def state(world):
 def wal_files(world, shard=0):
     names = world.disk.list_dir(f"{DATA}/wal/shard-{shard:02d}")
     return sorted(name for name in names if name.endswith(".log"))
-
-
-def restart(world, how):
-    if how == "stop":
-        world.stop()
-    elif how == "kill":
-        world.kill()
-    else:
-        world.power_loss(seed=3)
-    world.start()
 
 
 def findings(world: World, root: Path) -> list[str]:

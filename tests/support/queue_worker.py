@@ -40,8 +40,3 @@ def judge(workers: Sequence[QueueWorker]) -> int:
     by_life = Counter((seq, incarnation_of(token)) for seq, token in acked)
     assert max(by_life.values()) == 1, "two acks of one job in one life of its shard"
     return len(begun) - JOBS
-
-
-def is_empty(queue: Queue) -> bool:
-    found = queue.stats()
-    return (found.ready, found.in_flight, found.delayed) == (0, 0, 0)

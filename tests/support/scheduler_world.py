@@ -15,6 +15,8 @@ from ringlog.actors.scheduler.delivery.grants import UNTIL_RECHECK
 from ringlog.contract import Tick
 from ringlog.envelope import messages as m
 
+A, B = b"a", b"b"
+"""Names of links."""
 MS = 1_000_000
 
 
@@ -253,3 +255,21 @@ class World:
             assert out <= max(credit, 0) or not any(row[0] == number for row in rows), (
                 "the grants exceed the credit (T1)"
             )
+
+
+def publish(world: World, topic: WorldTopic, count: int = 1) -> None:
+    """Append records, and let the scheduler notice them."""
+    world.append(topic, count)
+    world.turn()
+
+
+def untils(world: World, link: bytes = A) -> list[tuple[int, int]]:
+    """Return feed and last seq of each grant of the link."""
+    return [(row[1], row[2]) for row in world.links[link].turns]
+
+
+def followed(world: World) -> WorldTopic:
+    """Return a new topic that link A follows from its beginning."""
+    topic = world.topic(0, 0)
+    world.subscribe(A, 1, [(1, topic, 0)])
+    return topic

@@ -9,9 +9,9 @@ from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
 
 
-def started(topics: Mapping[str, str] | None = None, **facts: Any) -> World:
+def started(topics: Mapping[str, str] | None = None, *, disk: Any = None, **facts: Any) -> World:
     """Return a started world with these topics, given as name -> durability."""
-    world = World(SimulatedDisk(DATA), **facts)
+    world = World(disk or SimulatedDisk(DATA), **facts)
     world.start()
     for name, durability in (topics or {}).items():
         world.put_topic(name, durability=durability)
@@ -26,3 +26,12 @@ def new_world(shards: int = 1, disk: Any = None) -> World:
     made = World(disk, shards=shards, file_bytes=1 << 20)
     made.start()
     return made
+
+
+def restart(world: World, how: str = "kill") -> None:
+    """End the shards by `kill`, `stop` or a `power` loss, and start them again."""
+    if how == "power":
+        world.power_loss(seed=3)
+    else:
+        (world.kill if how == "kill" else world.stop)()
+    world.start()

@@ -16,6 +16,7 @@ import psutil
 
 from ringlog.client.queue import Queue
 from ringlog.testing.real_engine import wait_until
+from tests.support.queue_jobs import counts
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -150,12 +151,7 @@ def soon(condition: Callable[[], object], what: str = "the worker got on") -> No
 
 def wait_until_empty(queue: Queue) -> None:
     """Wait until no job is ready, in flight or delayed."""
-
-    def is_empty() -> bool:
-        found = queue.stats()
-        return not (found.ready or found.in_flight or found.delayed)
-
-    soon(is_empty, "the queue is empty")
+    soon(lambda: counts(queue) == (0, 0, 0), "the queue is empty")
 
 
 def events(log: list[dict[str, Any]]) -> Counter[str]:

@@ -67,8 +67,7 @@ def world() -> World:
     disk = SimulatedDisk(DATA)
     disk.make_dir(f"{DATA}/meta")
     disk.sync_dir(DATA)
-    made = World(disk, file_bytes=1 << 20)
-    made.start()
+    made = started(disk=disk, file_bytes=1 << 20)
     for _ in range(3):
         for name in NAMES:
             made.put_topic(name, durability="fsync")

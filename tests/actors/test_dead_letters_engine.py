@@ -79,101 +79,96 @@ def is_moved(queue: Queue, count: int) -> bool:
 
 
 @SLOW
-def test_a_job_that_fails_too_often_is_moved_with_all_its_fields(running: TestEngine):
+def test_a_job_that_fails_too_often_is_moved_with_all_its_fields(client: Client):
     """The copy keeps every column except the expiry. Stamps name its origin and cannot be forged."""
-    with ringlog.connect(running.url, wait=20) as client:
-        queue = make(client, durability="fsync")
-        full = {f"k{n}": n for n in range(64)}
-        queue.put(b"one", key=b"k", tag="t", node="n", meta=full, headers={"h": b"v"}, priority=2, event_ts=7)
-        queue.put(b"two", meta={STAMPS[0]: "forged", "own": 1})
-        queue.put(b"three", meta={"large": "x" * (META_BYTES_MAX - 20)}, ttl_ms=3_600_000)
-        fail_all(queue)
-        wait_until(lambda: is_moved(queue, 3), MOVED_S, "the jobs to be moved")
-        one, two, three = records(client, "dead")
-        assert (one.data, one.key, one.tag, one.node, one.priority, one.event_ts) == (
-            b"one", b"k", "t", "n", 2, 7,
-        )  # fmt: skip
-        stamps = dict(zip(STAMPS, ("jobs", "2", "1"), strict=True))
-        assert one.meta == full | stamps
-        assert dict(one.headers) == {"h": b"v"}
-        assert two.meta == {"own": 1} | stamps | {STAMPS[2]: "2"}, "the stamps must not be forged"
-        assert len(three.meta["large"]) == META_BYTES_MAX - 20
-        assert three.headers[STAMPS[2]] == b"3", "no space in the metadata"
-        assert three.expires_at is None
-        assert client.topics.state("dead").config["type"] == "log", "created with defaults"
+    queue = make(client, durability="fsync")
+    full = {f"k{n}": n for n in range(64)}
+    queue.put(b"one", key=b"k", tag="t", node="n", meta=full, headers={"h": b"v"}, priority=2, event_ts=7)
+    queue.put(b"two", meta={STAMPS[0]: "forged", "own": 1})
+    queue.put(b"three", meta={"large": "x" * (META_BYTES_MAX - 20)}, ttl_ms=3_600_000)
+    fail_all(queue)
+    wait_until(lambda: is_moved(queue, 3), MOVED_S, "the jobs to be moved")
+    one, two, three = records(client, "dead")
+    assert (one.data, one.key, one.tag, one.node, one.priority, one.event_ts) == (
+        b"one", b"k", "t", "n", 2, 7,
+    )  # fmt: skip
+    stamps = dict(zip(STAMPS, ("jobs", "2", "1"), strict=True))
+    assert one.meta == full | stamps
+    assert dict(one.headers) == {"h": b"v"}
+    assert two.meta == {"own": 1} | stamps | {STAMPS[2]: "2"}, "the stamps must not be forged"
+    assert len(three.meta["large"]) == META_BYTES_MAX - 20
+    assert three.headers[STAMPS[2]] == b"3", "no space in the metadata"
+    assert three.expires_at is None
+    assert client.topics.state("dead").config["type"] == "log", "created with defaults"
 
 
 @SLOW
-def test_a_rejected_job_is_moved_with_the_reason(running: TestEngine):
-    with ringlog.connect(running.url, wait=20) as client:
-        queue = make(client, max_deliveries=0)
-        queue.put_many([b"bad", b"good"])
-        bad, good = queue.claim(2)
-        bad.reject("no such address")
-        with good:
-            wait_until(lambda: queue.stats().dead_lettered == 1, MOVED_S, "the job to be moved")
-        with pytest.raises(LeaseLost):
-            bad.reject()
-        (letter,) = records(client, "dead")
-        assert (letter.data, letter.meta["$dead_letter_reason"]) == (b"bad", "no such address")
-        assert abs(int(letter.meta["$dead_letter_last_failure"]) * 1_000 - letter.ts) < MOVED_S * 1e6
-        assert "$dead_letter_nacks" not in letter.meta
-
-
-@SLOW
-def test_a_dead_letter_keeps_the_expiry_of_its_job_if_its_queue_is_configured_for_it(running: TestEngine):
-    """The setting is `dead_letter_keep_expiry`."""
-    with ringlog.connect(running.url, wait=20) as client:
-        queue = make(client, dead_letter_keep_expiry=True)
-        queue.put(b"bad", ttl_ms=3_600_000)
-        (job,) = queue.claim()
-        job.reject()
+def test_a_rejected_job_is_moved_with_the_reason(client: Client):
+    queue = make(client, max_deliveries=0)
+    queue.put_many([b"bad", b"good"])
+    bad, good = queue.claim(2)
+    bad.reject("no such address")
+    with good:
         wait_until(lambda: queue.stats().dead_lettered == 1, MOVED_S, "the job to be moved")
-        assert records(client, "dead")[0].expires_at == job.record.expires_at is not None
+    with pytest.raises(LeaseLost):
+        bad.reject()
+    (letter,) = records(client, "dead")
+    assert (letter.data, letter.meta["$dead_letter_reason"]) == (b"bad", "no such address")
+    assert abs(int(letter.meta["$dead_letter_last_failure"]) * 1_000 - letter.ts) < MOVED_S * 1e6
+    assert "$dead_letter_nacks" not in letter.meta
+
+
+@SLOW
+def test_a_dead_letter_keeps_the_expiry_of_its_job_if_its_queue_is_configured_for_it(client: Client):
+    """The setting is `dead_letter_keep_expiry`."""
+    queue = make(client, dead_letter_keep_expiry=True)
+    queue.put(b"bad", ttl_ms=3_600_000)
+    (job,) = queue.claim()
+    job.reject()
+    wait_until(lambda: queue.stats().dead_lettered == 1, MOVED_S, "the job to be moved")
+    assert records(client, "dead")[0].expires_at == job.record.expires_at is not None
 
 
 @SLOW
 @pytest.mark.parametrize("leases_durable", [False, True])
-def test_a_dead_letter_contains_the_last_failure_and_the_number_of_nacks(running: TestEngine, leases_durable):
+def test_a_dead_letter_contains_the_last_failure_and_the_number_of_nacks(client: Client, leases_durable):
     """The reason is that of the last failure. Forged stamps are overwritten or removed."""
-    with ringlog.connect(running.url, wait=20) as client:
-        queue = make(client, leases_durable=leases_durable)
-        queue.put(b"bad", meta={"$dead_letter_nacks": "forged", "$dead_letter_last_failure": "forged"})
-        with pytest.raises(ValueError, match="no such"), queue.claim()[0]:
-            raise ValueError("no such account\nsecond line")
-        (job,) = queue.claim(wait_ms=20_000)
-        job.nack(reason="still none")
-        queue.put(b"silent", meta={"$dead_letter_nacks": "forged", "$dead_letter_last_failure": "forged"})
-        for _ in range(2):
-            queue.nack(queue.claim())
-        assert queue.claim() == []
-        wait_until(lambda: is_moved(queue, 2), MOVED_S, "the jobs to be moved")
-        bad, silent = records(client, "dead")
-        assert (bad.meta["$dead_letter_reason"], bad.meta["$dead_letter_nacks"]) == ("still none", "2")
-        assert abs(int(bad.meta["$dead_letter_last_failure"]) * 1_000 - bad.ts) < MOVED_S * 1e6
-        assert {"$dead_letter_nacks", "$dead_letter_last_failure", "$dead_letter_reason"} & set(
-            silent.meta
-        ) == set()
+    queue = make(client, leases_durable=leases_durable)
+    queue.put(b"bad", meta={"$dead_letter_nacks": "forged", "$dead_letter_last_failure": "forged"})
+    with pytest.raises(ValueError, match="no such"), queue.claim()[0]:
+        raise ValueError("no such account\nsecond line")
+    (job,) = queue.claim(wait_ms=20_000)
+    job.nack(reason="still none")
+    queue.put(b"silent", meta={"$dead_letter_nacks": "forged", "$dead_letter_last_failure": "forged"})
+    for _ in range(2):
+        queue.nack(queue.claim())
+    assert queue.claim() == []
+    wait_until(lambda: is_moved(queue, 2), MOVED_S, "the jobs to be moved")
+    bad, silent = records(client, "dead")
+    assert (bad.meta["$dead_letter_reason"], bad.meta["$dead_letter_nacks"]) == ("still none", "2")
+    assert abs(int(bad.meta["$dead_letter_last_failure"]) * 1_000 - bad.ts) < MOVED_S * 1e6
+    assert {"$dead_letter_nacks", "$dead_letter_last_failure", "$dead_letter_reason"} & set(
+        silent.meta
+    ) == set()
 
 
 @SLOW
-def test_a_full_dead_letter_topic_blocks_no_other_queue_and_loses_no_job(running: TestEngine):
+def test_a_full_dead_letter_topic_blocks_no_other_queue_and_loses_no_job(client: Client):
     """The jobs stay exhausted until the dead-letter topic accepts them."""
-    with ringlog.connect(running.url, wait=20) as client:
-        client.topics.create("full", cap_records=1, discard="reject")
-        client.append("full", b"there")
-        stuck, other = make(client, "stuck", dead_letter="full"), make(client, "other")
-        stuck.put_many([b"a", b"b"])
-        other.put(b"c")
-        fail_all(stuck)
-        fail_all(other)
-        wait_until(lambda: is_moved(other, 1), MOVED_S, "the other queue's job to be moved")
-        assert (stuck.stats().ready, stuck.stats().dead_lettered) == (2, 0)
-        stuck.put(b"more")
-        assert [job.data for job in stuck.claim(9)] == [b"more"]
-        client.topics.configure("full", cap_records=3)
-        wait_until(lambda: stuck.stats().dead_lettered == 2, MOVED_S, "the jobs to be moved after all")
-        assert [record.data for record in records(client, "full")] == [b"there", b"a", b"b"]
+    client.topics.create("full", cap_records=1, discard="reject")
+    client.append("full", b"there")
+    stuck, other = make(client, "stuck", dead_letter="full"), make(client, "other")
+    stuck.put_many([b"a", b"b"])
+    other.put(b"c")
+    fail_all(stuck)
+    fail_all(other)
+    wait_until(lambda: is_moved(other, 1), MOVED_S, "the other queue's job to be moved")
+    assert (stuck.stats().ready, stuck.stats().dead_lettered) == (2, 0)
+    stuck.put(b"more")
+    assert [job.data for job in stuck.claim(9)] == [b"more"]
+    client.topics.configure("full", cap_records=3)
+    wait_until(lambda: stuck.stats().dead_lettered == 2, MOVED_S, "the jobs to be moved after all")
+    assert [record.data for record in records(client, "full")] == [b"there", b"a", b"b"]
 
 
 @SLOW
@@ -200,20 +195,19 @@ def test_a_job_of_the_maximum_size_becomes_a_dead_letter_and_is_redriven(record_
 
 
 @SLOW
-def test_a_dead_letter_queue_can_have_a_dead_letter_queue(running: TestEngine):
+def test_a_dead_letter_queue_can_have_a_dead_letter_queue(client: Client):
     """A dead letter in a queue is an ordinary ready job, which may move on to a third topic."""
-    with ringlog.connect(running.url, wait=20) as client:
-        first, second = make(client, "a", dead_letter="b"), make(client, "b", dead_letter="c")
-        third = make(client, "c", dead_letter="d")
-        first.put(b"ping")
-        fail_all(first)
-        (job,) = second.claim(wait_ms=20_000)
-        assert (job.data, job.deliveries, job.meta[STAMPS[0]]) == (b"ping", 1, "a")
-        job.nack()
-        fail_all(second, 1)
-        (job,) = third.claim(wait_ms=20_000)
-        assert (job.seq, job.deliveries, job.meta[STAMPS[0]]) == (1, 1, "b")
-        job.ack()
+    first, second = make(client, "a", dead_letter="b"), make(client, "b", dead_letter="c")
+    third = make(client, "c", dead_letter="d")
+    first.put(b"ping")
+    fail_all(first)
+    (job,) = second.claim(wait_ms=20_000)
+    assert (job.data, job.deliveries, job.meta[STAMPS[0]]) == (b"ping", 1, "a")
+    job.nack()
+    fail_all(second, 1)
+    (job,) = third.claim(wait_ms=20_000)
+    assert (job.seq, job.deliveries, job.meta[STAMPS[0]]) == (1, 1, "b")
+    job.ack()
 
 
 @SLOW
@@ -251,27 +245,26 @@ def test_a_cycle_of_dead_letter_topics_is_refused(running: TestEngine):
 
 
 @SLOW
-def test_the_mover_refuses_a_cycle_of_topics_that_were_created_at_once(running: TestEngine):
+def test_the_mover_refuses_a_cycle_of_topics_that_were_created_at_once(running: TestEngine, client: Client):
     """Neither client could see the other topic, so the mover checks again."""
-    with ringlog.connect(running.url, wait=20) as client:
-        first = make(client, "a", dead_letter="b")
-        # A client that checked before the other topic existed sends this request.
-        put = m.TopicPut("b", {"type": "queue", "dead_letter": "a"}, "create")
-        with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
-            peer.setsockopt(zmq.LINGER, 0)
-            shard = home_shard("b", 2)
-            peer.connect(shard_socket(running.info.shm_dir, shard))
-            peer.send(encode(put, 1))
-            assert peer.poll(20_000)
-            assert isinstance(decode(peer.recv()).message, m.TopicInfo)
-        first.put(b"job")
-        fail_all(first)
-        said = "dead_letter must not form a cycle"
-        wait_until(lambda: said in running.log_path.read_text(), MOVED_S, "the mover to refuse")
-        assert client.queue("b").stats().ready == 0
-        client.topics.configure("b", dead_letter=None)
-        (job,) = client.queue("b").claim(wait_ms=60_000)
-        assert job.data == b"job"
+    first = make(client, "a", dead_letter="b")
+    # A client that checked before the other topic existed sends this request.
+    put = m.TopicPut("b", {"type": "queue", "dead_letter": "a"}, "create")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+        peer.setsockopt(zmq.LINGER, 0)
+        shard = home_shard("b", 2)
+        peer.connect(shard_socket(running.info.shm_dir, shard))
+        peer.send(encode(put, 1))
+        assert peer.poll(20_000)
+        assert isinstance(decode(peer.recv()).message, m.TopicInfo)
+    first.put(b"job")
+    fail_all(first)
+    said = "dead_letter must not form a cycle"
+    wait_until(lambda: said in running.log_path.read_text(), MOVED_S, "the mover to refuse")
+    assert client.queue("b").stats().ready == 0
+    client.topics.configure("b", dead_letter=None)
+    (job,) = client.queue("b").claim(wait_ms=60_000)
+    assert job.data == b"job"
 
 
 @SLOW

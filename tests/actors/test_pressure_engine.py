@@ -18,6 +18,7 @@ from ringlog.board import pressure
 from ringlog.board.board import Board
 from ringlog.board.layout import GovernorField
 from ringlog.board.processes import scheduler_slot, shard_slot, shard_socket
+from ringlog.client import Client
 from ringlog.client.read.pages import Record
 from ringlog.clock import SystemClock
 from ringlog.envelope import messages as m
@@ -124,25 +125,26 @@ def asks_for_no_gathering(running: TestEngine) -> bool:
         os.close(fd)
 
 
-def test_a_ring_has_a_flag_for_frames_that_must_not_wait_for_a_batch_window(running: TestEngine) -> None:
+def test_a_ring_has_a_flag_for_frames_that_must_not_wait_for_a_batch_window(
+    running: TestEngine, client: Client
+) -> None:
     """`disable_backpressure` sets the flag, for an append and for a producer."""
-    with ringlog.connect(running.url) as client:
-        client.append("t", b"1")
-        assert not asks_for_no_gathering(running)
-        client.append("t", b"2", disable_backpressure=True)
+    client.append("t", b"1")
+    assert not asks_for_no_gathering(running)
+    client.append("t", b"2", disable_backpressure=True)
+    assert asks_for_no_gathering(running)
+    with client.producer("t", disable_backpressure=True) as producer:
+        producer.send(b"3").result(WAIT_S)
         assert asks_for_no_gathering(running)
-        with client.producer("t", disable_backpressure=True) as producer:
-            producer.send(b"3").result(WAIT_S)
-            assert asks_for_no_gathering(running)
-        client.append("t", b"4")
-        assert not asks_for_no_gathering(running)
-        with client.reader("t") as reader:
-            assert [record.data for record in reader if isinstance(record, Record)] == [
-                b"1",
-                b"2",
-                b"3",
-                b"4",
-            ]
+    client.append("t", b"4")
+    assert not asks_for_no_gathering(running)
+    with client.reader("t") as reader:
+        assert [record.data for record in reader if isinstance(record, Record)] == [
+            b"1",
+            b"2",
+            b"3",
+            b"4",
+        ]
 
 
 class Flood:
@@ -209,30 +211,29 @@ def fill_and_flood(
 
 
 def test_new_writes_are_refused_under_high_pressure_and_accepted_later(
-    running: TestEngine, board: Board, flood: Flood
+    running: TestEngine, client: Client, board: Board, flood: Flood
 ) -> None:
     """Only new writes are refused, and a refusal changes nothing (L5)."""
-    with ringlog.connect(running.url) as client:
-        client.topics.create("flood")
-        with client.producer("ring") as producer:
-            answers = fill_and_flood(running, client, producer, flood)
-            assert isinstance(answers.pop(FLOOD * 10), m.TopicStateReply), "everything else is answered"
-            refused = {n for n, answer in answers.items() if not is_acked(answer)}
-            assert len(refused) >= 255, "at least the requests of one pass: only then the intake is full"
-            for n in refused:
-                answer = answers[n]
-                assert isinstance(answer, m.ErrorReply)
-                assert Status(answer.status) is Status.THROTTLED
-                assert answer.detail == {
-                    "reason": "pressure", "topic": "flood", "retry_after_ms": PRESSURE_RETRY_MS,
-                }  # fmt: skip
-        assert sorted(stored(client, "ring")) == list(range(5_000))
-        wait_until(lambda: shard_of(board).pressure == 0, WAIT_S, "the shard to have no pressure")
-        assert shard_of(board) == pressure.Pressure(refused=len(refused), waited_ns=shard_of(board).waited_ns)
-        for again, n in enumerate(sorted(refused), 2 * FLOOD):
-            flood.send(range(n, n + 1), again)
-            assert is_acked(flood.answers(1)[n])
-        assert sorted(stored(client, "flood")) == list(range(1, FLOOD + 1))
+    client.topics.create("flood")
+    with client.producer("ring") as producer:
+        answers = fill_and_flood(running, client, producer, flood)
+        assert isinstance(answers.pop(FLOOD * 10), m.TopicStateReply), "everything else is answered"
+        refused = {n for n, answer in answers.items() if not is_acked(answer)}
+        assert len(refused) >= 255, "at least the requests of one pass: only then the intake is full"
+        for n in refused:
+            answer = answers[n]
+            assert isinstance(answer, m.ErrorReply)
+            assert Status(answer.status) is Status.THROTTLED
+            assert answer.detail == {
+                "reason": "pressure", "topic": "flood", "retry_after_ms": PRESSURE_RETRY_MS,
+            }  # fmt: skip
+    assert sorted(stored(client, "ring")) == list(range(5_000))
+    wait_until(lambda: shard_of(board).pressure == 0, WAIT_S, "the shard to have no pressure")
+    assert shard_of(board) == pressure.Pressure(refused=len(refused), waited_ns=shard_of(board).waited_ns)
+    for again, n in enumerate(sorted(refused), 2 * FLOOD):
+        flood.send(range(n, n + 1), again)
+        assert is_acked(flood.answers(1)[n])
+    assert sorted(stored(client, "flood")) == list(range(1, FLOOD + 1))
 
 
 def test_a_scheduler_takes_over_the_pressure_of_a_shard_with_a_heartbeat(
@@ -264,13 +265,14 @@ def test_a_scheduler_takes_over_the_pressure_of_a_shard_with_a_heartbeat(
 
 
 @pytest.mark.parametrize("running", [False], indirect=True)
-def test_a_disabled_governor_refuses_nothing(running: TestEngine, board: Board, flood: Flood) -> None:
+def test_a_disabled_governor_refuses_nothing(
+    running: TestEngine, client: Client, board: Board, flood: Flood
+) -> None:
     """The governor still publishes its samples."""
-    with ringlog.connect(running.url) as client:
-        client.topics.create("flood")
-        with client.producer("ring") as producer:
-            answers = fill_and_flood(running, client, producer, flood)
-            del answers[FLOOD * 10]
-            assert all(map(is_acked, answers.values()))
-        assert board.process(shard_slot(0)).get(GovernorField.SAMPLED_NS)
-        assert shard_of(board).waited_ns == 0
+    client.topics.create("flood")
+    with client.producer("ring") as producer:
+        answers = fill_and_flood(running, client, producer, flood)
+        del answers[FLOOD * 10]
+        assert all(map(is_acked, answers.values()))
+    assert board.process(shard_slot(0)).get(GovernorField.SAMPLED_NS)
+    assert shard_of(board).waited_ns == 0

@@ -8,8 +8,8 @@ from typing import Literal
 
 import pytest
 
-import ringlog
 from ringlog.actors.scheduler.forwarding.forwarder import Forwarder
+from ringlog.client import Client
 from ringlog.clock import SystemClock
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
@@ -87,20 +87,19 @@ def ungranted(running: TestEngine) -> Iterator[UngrantedForwarder]:
 
 @pytest.mark.parametrize("durability", ["disk", "ephemeral"])
 def test_a_catch_up_forwards_without_a_grant(
-    running: TestEngine, ungranted: UngrantedForwarder, durability: Literal["disk", "ephemeral"]
+    client: Client, ungranted: UngrantedForwarder, durability: Literal["disk", "ephemeral"]
 ) -> None:
-    with ringlog.connect(running.url) as client:
-        for name in ("source", "dest"):
-            client.topics.create(name, durability=durability)
-        created = ungranted.ask(m.RouterCreate("r", "source", "dest"))
-        assert isinstance(created, m.RouterInfo), created
-        [flow] = ungranted.forwarder.forwarding.flows.values()
-        [router] = flow.routers.values()
-        for number in range(3):
-            client.append("source", b"%d" % number)
-            began_ns = ungranted.clock.monotonic_ns()
-            settled = ungranted.ask(m.RoutesSettle("dest", router.dest_id, READ_CATCH_UP_MS))
-            assert isinstance(settled, m.RoutesSettled), settled
-            waited_ms = (ungranted.clock.monotonic_ns() - began_ns) / 1e6
-            assert waited_ms < READ_CATCH_UP_MS, "it waited until its deadline"
-            assert client.read("dest", number).bytes() == [b"%d" % number]
+    for name in ("source", "dest"):
+        client.topics.create(name, durability=durability)
+    created = ungranted.ask(m.RouterCreate("r", "source", "dest"))
+    assert isinstance(created, m.RouterInfo), created
+    [flow] = ungranted.forwarder.forwarding.flows.values()
+    [router] = flow.routers.values()
+    for number in range(3):
+        client.append("source", b"%d" % number)
+        began_ns = ungranted.clock.monotonic_ns()
+        settled = ungranted.ask(m.RoutesSettle("dest", router.dest_id, READ_CATCH_UP_MS))
+        assert isinstance(settled, m.RoutesSettled), settled
+        waited_ms = (ungranted.clock.monotonic_ns() - began_ns) / 1e6
+        assert waited_ms < READ_CATCH_UP_MS, "it waited until its deadline"
+        assert client.read("dest", number).bytes() == [b"%d" % number]

@@ -16,34 +16,32 @@ from ringlog.errors import Backpressure, NotConnected, TopicNotFound, WrongLoop
 WAIT_S = 20.0
 
 
-async def test_a_program_can_use_every_operation(ringlog_engine, topic, transport):
+async def test_a_program_can_use_every_operation(client, topic):
     """The asyncio client has the method names of the synchronous one."""
-    async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
-        assert client.state is ClientState.READY
-        assert (await client.topics.create(topic, durability="fsync")).created
-        assert (await client.append(topic, b"0", tag="t")).first_seq == 1
-        assert (await client.append_many(topic, [b"1", b"2"])).last_seq == 3
-        async with client.producer(topic) as producer:
-            tickets = [await producer.send(b"%d" % n) for n in range(3, 500)]
-            each = await producer.send_each([b"500", b"501"])
-            assert (await tickets[-1]).first_seq == 500
-            assert (await each).seqs.tolist() == [501, 502]
-        found = [item.data async for item in client.reader(topic)]
-        assert found == [b"%d" % n for n in range(502)]
-        assert len(await client.read(topic, 500)) == 2
-        assert (await client.topics.state(topic)).head_seq == 502
-        assert [s.topic async for s in client.topics.list(topic)] == [topic]
-        assert await client.topics.delete(topic)
-        with pytest.raises(TopicNotFound):
-            await client.append(topic, b"x", create=False)
-        assert (await client.close()).is_clean
+    assert client.state is ClientState.READY
+    assert (await client.topics.create(topic, durability="fsync")).created
+    assert (await client.append(topic, b"0", tag="t")).first_seq == 1
+    assert (await client.append_many(topic, [b"1", b"2"])).last_seq == 3
+    async with client.producer(topic) as producer:
+        tickets = [await producer.send(b"%d" % n) for n in range(3, 500)]
+        each = await producer.send_each([b"500", b"501"])
+        assert (await tickets[-1]).first_seq == 500
+        assert (await each).seqs.tolist() == [501, 502]
+    found = [item.data async for item in client.reader(topic)]
+    assert found == [b"%d" % n for n in range(502)]
+    assert len(await client.read(topic, 500)) == 2
+    assert (await client.topics.state(topic)).head_seq == 502
+    assert [s.topic async for s in client.topics.list(topic)] == [topic]
+    assert await client.topics.delete(topic)
+    with pytest.raises(TopicNotFound):
+        await client.append(topic, b"x", create=False)
+    assert (await client.close()).is_clean
 
 
-async def test_concurrent_appends_get_consecutive_seqs(ringlog_engine, topic, transport):
+async def test_concurrent_appends_get_consecutive_seqs(client, topic):
     """The client pipelines requests by default."""
-    async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
-        results = await asyncio.gather(*(client.append(topic, b"%d" % n) for n in range(500)))
-        assert [result.first_seq for result in results] == list(range(1, 501))
+    results = await asyncio.gather(*(client.append(topic, b"%d" % n) for n in range(500)))
+    assert [result.first_seq for result in results] == list(range(1, 501))
 
 
 async def test_a_ticket_resolves_without_another_call_and_runs_its_callback(ringlog_engine, ringlog_topic):
@@ -123,22 +121,21 @@ async def test_waits_end_without_an_engine(tmp_path):
     assert (await client.close(0.01)).unsent == 3
 
 
-async def test_deletes_and_seeking_by_time_work(ringlog_engine, topic, transport):
+async def test_deletes_and_seeking_by_time_work(client, topic, transport):
     """A delete is effective for all readers when it is acknowledged."""
-    async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
-        for n in range(1, 11):
-            await client.append(topic, b"%d" % n, tag="even" if n % 2 == 0 else "odd")
-        done = await client.topics.delete_records(topic, before_seq=9, match="even")
-        assert (done.deleted, done.count, done.earliest_seq) == (4, 6, 1)
-        records = (await client.read(topic)).records
-        assert [record.seq for record in records] == [1, 3, 5, 7, 9, 10]
-        moment = records[3].time
-        expected = [record.seq for record in records if record.time >= moment]
-        assert [record.seq async for record in client.reader(topic, moment)] == expected
-        assert [record.seq for record in (await client.read(topic, start=moment)).records] == expected
-        if transport == "ring":
-            batches = [batch async for batch in client.tailer(topic, follow=False)]
-            assert [data for batch in batches for data in batch.bytes()] == [r.data for r in records]
+    for n in range(1, 11):
+        await client.append(topic, b"%d" % n, tag="even" if n % 2 == 0 else "odd")
+    done = await client.topics.delete_records(topic, before_seq=9, match="even")
+    assert (done.deleted, done.count, done.earliest_seq) == (4, 6, 1)
+    records = (await client.read(topic)).records
+    assert [record.seq for record in records] == [1, 3, 5, 7, 9, 10]
+    moment = records[3].time
+    expected = [record.seq for record in records if record.time >= moment]
+    assert [record.seq async for record in client.reader(topic, moment)] == expected
+    assert [record.seq for record in (await client.read(topic, start=moment)).records] == expected
+    if transport == "ring":
+        batches = [batch async for batch in client.tailer(topic, follow=False)]
+        assert [data for batch in batches for data in batch.bytes()] == [r.data for r in records]
 
 
 async def test_a_watch_follows_topics_and_patterns(ringlog_engine, ringlog_topic):

@@ -81,18 +81,19 @@ with ringlog.connect(sys.argv[1], wait=20) as client:
 """
 
 
-def test_records_of_a_killed_member_are_delivered_to_others_at_once(running: TestEngine) -> None:
+def test_records_of_a_killed_member_are_delivered_to_others_at_once(
+    running: TestEngine, client: Client
+) -> None:
     """The leases of a dead process end before their deadlines, unless `release_on_exit` is False."""
-    with ringlog.connect(running.url, wait=20) as client:
-        group = client.group("t", "g", mode="queue")
-        for wanted, seqs in (("yes", [1, 2, 3, 4, 5]), ("no", [])):
-            client.append_many("t", [b"record"] * 5)
-            dying = [sys.executable, "-c", DYING, running.url, wanted]
-            died = subprocess.run(dying, timeout=40, check=False, env=debug_environ())
-            assert died.returncode == -9
-            found = group.claim(10, wait_ms=20_000 if seqs else 500)
-            assert [(job.seq, job.deliveries) for job in found] == [(seq, 2) for seq in seqs]
-            assert group.ack(found).is_complete
+    group = client.group("t", "g", mode="queue")
+    for wanted, seqs in (("yes", [1, 2, 3, 4, 5]), ("no", [])):
+        client.append_many("t", [b"record"] * 5)
+        dying = [sys.executable, "-c", DYING, running.url, wanted]
+        died = subprocess.run(dying, timeout=40, check=False, env=debug_environ())
+        assert died.returncode == -9
+        found = group.claim(10, wait_ms=20_000 if seqs else 500)
+        assert [(job.seq, job.deliveries) for job in found] == [(seq, 2) for seq in seqs]
+        assert group.ack(found).is_complete
 
 
 def test_a_stream_group_continues_over_kills_and_commits(running: TestEngine) -> None:

@@ -251,19 +251,18 @@ def test_an_interrupt_between_calls_leaves_no_lock_taken(ringlog_engine, ringlog
 
 
 @pytest.mark.timeout(60)
-def test_an_interrupted_wait_leaves_the_client_usable(ringlog_engine, topic, hits) -> None:
+def test_an_interrupted_wait_leaves_the_client_usable(client, topic, hits) -> None:
     """Ctrl-C during a tailer's wait, as in a notebook: the next call works."""
-    with ringlog.connect(ringlog_engine.url, wait=10) as client:
-        client.append(topic, b"1")
-        tailer = client.tailer(topic)
-        assert tailer.next(5) is not None
-        for _ in range(5):
-            with pytest.raises(Hit), one_hit(0.15):
-                tailer.next(30)
-        client.append(topic, b"2")
-        item = tailer.next(5)
-        assert item is not None
-        assert item.bytes() == [b"2"]
+    client.append(topic, b"1")
+    tailer = client.tailer(topic)
+    assert tailer.next(5) is not None
+    for _ in range(5):
+        with pytest.raises(Hit), one_hit(0.15):
+            tailer.next(30)
+    client.append(topic, b"2")
+    item = tailer.next(5)
+    assert item is not None
+    assert item.bytes() == [b"2"]
 
 
 @pytest.mark.interpreted

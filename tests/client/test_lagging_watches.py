@@ -62,42 +62,40 @@ def test_watches_of_a_busy_topic_advance_at_similar_rates(running):
         assert worst >= 1 / SHARE
 
 
-def test_a_watch_that_stops_reading_is_reported_and_gets_a_lagged_event(running):
-    with ringlog.connect(running.url, wait=10) as client:
-        client.topics.create("left")
-        watch = client.watch("left", start=LATEST, limit=10).open()
-        assert isinstance(watch.next(WAIT_S), CaughtUp)
-        # The watches of another test may have lagged until now.
-        wait_until(lambda: not problems(running.status()), WAIT_S, "no problem")
-        for _ in range(30):
-            client.append("left", b"x")
-        wait_until(lambda: problems(running.status()), WAIT_S, "status to name the problem")
-        assert "a consumer lags by" in problems(running.status())[0]
-        assert "consumer lags" in running.log_path.read_text()
+def test_a_watch_that_stops_reading_is_reported_and_gets_a_lagged_event(running, client):
+    client.topics.create("left")
+    watch = client.watch("left", start=LATEST, limit=10).open()
+    assert isinstance(watch.next(WAIT_S), CaughtUp)
+    # The watches of another test may have lagged until now.
+    wait_until(lambda: not problems(running.status()), WAIT_S, "no problem")
+    for _ in range(30):
+        client.append("left", b"x")
+    wait_until(lambda: problems(running.status()), WAIT_S, "status to name the problem")
+    assert "a consumer lags by" in problems(running.status())[0]
+    assert "consumer lags" in running.log_path.read_text()
+    event = watch.next(WAIT_S)
+    assert isinstance(event, Lagged), event
+    count = 0
+    while count < 30:
         event = watch.next(WAIT_S)
-        assert isinstance(event, Lagged), event
-        count = 0
-        while count < 30:
-            event = watch.next(WAIT_S)
-            count += len(event) if isinstance(event, Page) else 0
-        assert isinstance(watch.next(WAIT_S), CaughtUp)
-        wait_until(lambda: not problems(running.status()), WAIT_S, "the problem to be over")
-        watch.close()
+        count += len(event) if isinstance(event, Page) else 0
+    assert isinstance(watch.next(WAIT_S), CaughtUp)
+    wait_until(lambda: not problems(running.status()), WAIT_S, "the problem to be over")
+    watch.close()
 
 
-def test_a_watch_that_reads_too_slowly_gets_one_lagged_event(running):
-    with ringlog.connect(running.url, wait=10) as client:
-        client.topics.create("slow")
-        watch = client.watch("slow", start=LATEST, limit=1).open()
-        assert isinstance(watch.next(WAIT_S), CaughtUp)
-        events = []
-        # The watch reads one record for every 20 that are written. Its oldest unread record grows old,
-        # although each grant is recent.
-        while not any(isinstance(event, Lagged) for event in events):
-            client.append_many("slow", [b"x"] * 20)
-            events.append(watch.next(WAIT_S))
-        assert all(isinstance(event, Page) for event in events[:-1])
-        assert events[-1].behind > len(events)
-        for _ in range(50):
-            assert isinstance(watch.next(WAIT_S), Page)
-        watch.close()
+def test_a_watch_that_reads_too_slowly_gets_one_lagged_event(client):
+    client.topics.create("slow")
+    watch = client.watch("slow", start=LATEST, limit=1).open()
+    assert isinstance(watch.next(WAIT_S), CaughtUp)
+    events = []
+    # The watch reads one record for every 20 that are written. Its oldest unread record grows old,
+    # although each grant is recent.
+    while not any(isinstance(event, Lagged) for event in events):
+        client.append_many("slow", [b"x"] * 20)
+        events.append(watch.next(WAIT_S))
+    assert all(isinstance(event, Page) for event in events[:-1])
+    assert events[-1].behind > len(events)
+    for _ in range(50):
+        assert isinstance(watch.next(WAIT_S), Page)
+    watch.close()

@@ -12,6 +12,7 @@ import threading
 import pytest
 
 import ringlog
+from ringlog.client import Client
 from ringlog.errors import LeaseLost, RinglogError
 from ringlog.testing.children import debug_environ
 from ringlog.testing.real_engine import TestEngine, wait_until
@@ -53,53 +54,50 @@ with ringlog.connect(sys.argv[1], wait=20) as client:
 """
 
 
-def test_a_worker_that_dies_between_claim_and_ack_loses_no_job(running: TestEngine) -> None:
+def test_a_worker_that_dies_between_claim_and_ack_loses_no_job(running: TestEngine, client: Client) -> None:
     """The client extends a lease only while its process lives."""
-    with ringlog.connect(running.url, wait=20) as client:
-        client.topics.create("jobs", type="queue", lease_ms=3_000)
-        queue = client.queue("jobs")
-        queue.put_many([b"job %d" % n for n in range(1, 6)])
-        died = subprocess.run(
-            [sys.executable, "-c", DYING, running.url], timeout=40, check=False, env=debug_environ()
-        )
-        assert died.returncode == -9
-        found = queue.claim(5, wait_ms=20_000)
-        assert [(job.seq, job.deliveries) for job in found] == [(n, 2) for n in range(1, 6)]
-        assert queue.ack(found).is_complete
+    client.topics.create("jobs", type="queue", lease_ms=3_000)
+    queue = client.queue("jobs")
+    queue.put_many([b"job %d" % n for n in range(1, 6)])
+    died = subprocess.run(
+        [sys.executable, "-c", DYING, running.url], timeout=40, check=False, env=debug_environ()
+    )
+    assert died.returncode == -9
+    found = queue.claim(5, wait_ms=20_000)
+    assert [(job.seq, job.deliveries) for job in found] == [(n, 2) for n in range(1, 6)]
+    assert queue.ack(found).is_complete
 
 
-def test_a_lease_is_reported_as_lost_after_its_shard_died(running: TestEngine) -> None:
+def test_a_lease_is_reported_as_lost_after_its_shard_died(running: TestEngine, client: Client) -> None:
     """Without durable leases the new shard knows no leases. The next extension reports this to the client."""
-    with ringlog.connect(running.url, wait=20) as client:
-        client.topics.create("jobs", type="queue")
-        queue = client.queue("jobs")
-        queue.put(b"job 1")
-        (job,) = queue.claim(lease_ms=1_000, auto_extend=True)
-        running.kill("wal_shard", shard=shard_of(client, "jobs"))
-        assert job.lost.wait(20)
-        with pytest.raises(LeaseLost):
-            job.ack()
-        (again,) = queue.claim(wait_ms=10_000)
-        assert (again.seq, again.deliveries) == (1, 1), "deliveries count from 0 again"
-        again.ack()
+    client.topics.create("jobs", type="queue")
+    queue = client.queue("jobs")
+    queue.put(b"job 1")
+    (job,) = queue.claim(lease_ms=1_000, auto_extend=True)
+    running.kill("wal_shard", shard=shard_of(client, "jobs"))
+    assert job.lost.wait(20)
+    with pytest.raises(LeaseLost):
+        job.ack()
+    (again,) = queue.claim(wait_ms=10_000)
+    assert (again.seq, again.deliveries) == (1, 1), "deliveries count from 0 again"
+    again.ack()
 
 
-def test_a_waiting_claim_keeps_waiting_over_a_kill(running: TestEngine) -> None:
+def test_a_waiting_claim_keeps_waiting_over_a_kill(running: TestEngine, client: Client) -> None:
     """The client sends the claim again to the new shard."""
-    with ringlog.connect(running.url, wait=20) as client:
-        client.topics.create("jobs", type="queue")
-        queue = client.queue("jobs")
-        found: list[bytes] = []
-        waiting = threading.Thread(
-            target=lambda: found.extend(job.data for job in queue.claim(wait_ms=40_000)), daemon=True
-        )
-        waiting.start()
-        wait_until(lambda: client.queue("jobs").stats().waiting == 1, 20, "the claim to wait")
-        running.kill("wal_shard", shard=shard_of(client, "jobs"))
-        wait_until(lambda: client.queue("jobs").stats().waiting == 1, 20, "the claim to wait again")
-        client.queue("jobs").put(b"job 1")
-        waiting.join(20)
-        assert found == [b"job 1"]
+    client.topics.create("jobs", type="queue")
+    queue = client.queue("jobs")
+    found: list[bytes] = []
+    waiting = threading.Thread(
+        target=lambda: found.extend(job.data for job in queue.claim(wait_ms=40_000)), daemon=True
+    )
+    waiting.start()
+    wait_until(lambda: client.queue("jobs").stats().waiting == 1, 20, "the claim to wait")
+    running.kill("wal_shard", shard=shard_of(client, "jobs"))
+    wait_until(lambda: client.queue("jobs").stats().waiting == 1, 20, "the claim to wait again")
+    client.queue("jobs").put(b"job 1")
+    waiting.join(20)
+    assert found == [b"job 1"]
 
 
 def test_an_iteration_goes_on_when_its_engine_is_back(running: TestEngine) -> None:

@@ -9,7 +9,6 @@ import sys
 
 import pytest
 
-import ringlog
 from ringlog.actors.wal_shard.leases.worker_liveness import WorkerLiveness
 from ringlog.process_id import own_process_id, process_started_ticks
 from ringlog.testing.children import debug_environ
@@ -41,28 +40,28 @@ def killed(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize("calls_before", [0, 3])
-def test_the_jobs_of_a_killed_worker_are_ready_immediately(ringlog_engine, ringlog_topic, calls_before):
+def test_the_jobs_of_a_killed_worker_are_ready_immediately(
+    ringlog_engine, client, ringlog_topic, calls_before
+):
     """This also holds if its claim went through a call ring, since earlier calls had created one."""
-    with ringlog.connect(ringlog_engine.url, wait=10) as client:
-        client.topics.create(ringlog_topic(), type="queue", lease_ms=3_600_000)
-        queue = client.queue(ringlog_topic(), node="shared")
-        queue.put_many([b"1", b"2", b"3"])
-        killed(worker(ringlog_engine.url, ringlog_topic(), "ring", calls_before))
-        jobs = []
-        while len(jobs) < 3:
-            jobs += queue.claim(9, wait_ms=20_000)
-        assert sorted((job.data, job.deliveries) for job in jobs) == [(b"1", 2), (b"2", 2), (b"3", 1)]
-        assert queue.ack(jobs).count == 3
+    client.topics.create(ringlog_topic(), type="queue", lease_ms=3_600_000)
+    queue = client.queue(ringlog_topic(), node="shared")
+    queue.put_many([b"1", b"2", b"3"])
+    killed(worker(ringlog_engine.url, ringlog_topic(), "ring", calls_before))
+    jobs = []
+    while len(jobs) < 3:
+        jobs += queue.claim(9, wait_ms=20_000)
+    assert sorted((job.data, job.deliveries) for job in jobs) == [(b"1", 2), (b"2", 2), (b"3", 1)]
+    assert queue.ack(jobs).count == 3
 
 
-def test_leases_of_a_killed_gateway_client_last_until_their_deadline(ringlog_engine, ringlog_topic):
-    with ringlog.connect(ringlog_engine.url, wait=10) as client:
-        client.topics.create(ringlog_topic(), type="queue", lease_ms=3_600_000)
-        queue = client.queue(ringlog_topic())
-        queue.put_many([b"1", b"2"])
-        killed(worker(ringlog_engine.url, ringlog_topic(), "ipc"))
-        assert queue.claim(9, wait_ms=300) == []
-        assert queue.stats().in_flight == 2
+def test_leases_of_a_killed_gateway_client_last_until_their_deadline(ringlog_engine, client, ringlog_topic):
+    client.topics.create(ringlog_topic(), type="queue", lease_ms=3_600_000)
+    queue = client.queue(ringlog_topic())
+    queue.put_many([b"1", b"2"])
+    killed(worker(ringlog_engine.url, ringlog_topic(), "ipc"))
+    assert queue.claim(9, wait_ms=300) == []
+    assert queue.stats().in_flight == 2
 
 
 # -- lives ------------------------------------------------------------------------------------------------

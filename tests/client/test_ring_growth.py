@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import ringlog
 from ringlog.client import Record
 from ringlog.limits import MIB, RING_BYTES_FIRST
 from tests.support.engines import engine_fixture
@@ -26,24 +25,22 @@ def ring_bytes(running) -> list[int]:
     return sorted(size for size in sizes if size > RING_BYTES_FIRST)
 
 
-def test_a_full_ring_is_replaced_by_a_larger_one_without_reordering(running):
-    with ringlog.connect(running.url) as client:
-        client.append("grows", b"first")
-        assert ring_bytes(running)[-1] < 2 * MIB
-        with client.producer("grows") as producer:
-            for n in range(20_000):
-                producer.send(b"%06d" % n + bytes(400))
-        assert ring_bytes(running)[-1] > 4 * MIB
-        found = [int(item.data[:6]) for item in client.reader("grows", start=2) if isinstance(item, Record)]
-        assert found == list(range(20_000))
+def test_a_full_ring_is_replaced_by_a_larger_one_without_reordering(running, client):
+    client.append("grows", b"first")
+    assert ring_bytes(running)[-1] < 2 * MIB
+    with client.producer("grows") as producer:
+        for n in range(20_000):
+            producer.send(b"%06d" % n + bytes(400))
+    assert ring_bytes(running)[-1] > 4 * MIB
+    found = [int(item.data[:6]) for item in client.reader("grows", start=2) if isinstance(item, Record)]
+    assert found == list(range(20_000))
 
 
-def test_a_frame_too_large_for_the_first_ring_gets_a_larger_one(running):
-    with ringlog.connect(running.url) as client:
-        for n in range(3):
-            client.append("large", bytes([n]) * 700_000)
-        client.append("large", b"x" * (1 << 20))
-        assert [len(item.data) for item in client.reader("large")] == [700_000] * 3 + [1 << 20]
+def test_a_frame_too_large_for_the_first_ring_gets_a_larger_one(client):
+    for n in range(3):
+        client.append("large", bytes([n]) * 700_000)
+    client.append("large", b"x" * (1 << 20))
+    assert [len(item.data) for item in client.reader("large")] == [700_000] * 3 + [1 << 20]
 
 
 PROGRAM = """

@@ -99,18 +99,17 @@ def test_a_signal_handler_can_use_the_client_its_thread_waits_with(
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("use", USES)
-def test_a_handler_that_interrupts_the_clients_work_fails_at_once(ringlog_engine, topic, use):
+def test_a_handler_that_interrupts_the_clients_work_fails_at_once(client, topic, use):
     """The interrupted work is incomplete. Without the error both calls could wait for each other."""
-    with ringlog.connect(ringlog_engine.url, wait=10) as client:
-        client.topics.create(f"{topic}-q", type="queue")
-        client.append(topic, b"first")
-        producer = client.producer(topic)
-        with client._shell.checked_lock, client._shell.guarded_session:
-            with pytest.raises(CalledInside):
-                USES[use](client, topic)
-            with pytest.raises(CalledInside):
-                producer.send(b"x")
-        assert client.append(f"{topic}-after", b"x").count == 1
+    client.topics.create(f"{topic}-q", type="queue")
+    client.append(topic, b"first")
+    producer = client.producer(topic)
+    with client._shell.checked_lock, client._shell.guarded_session:
+        with pytest.raises(CalledInside):
+            USES[use](client, topic)
+        with pytest.raises(CalledInside):
+            producer.send(b"x")
+    assert client.append(f"{topic}-after", b"x").count == 1
 
 
 @pytest.mark.timeout(60)

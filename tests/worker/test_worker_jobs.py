@@ -11,6 +11,7 @@ import pytest
 
 import ringlog
 from ringlog.cli.outcome import CliExit
+from ringlog.client import Client
 from ringlog.client.queue import Queue
 from ringlog.testing.real_engine import TestEngine
 from tests.support.workers import Workers, events, soon, wait_until_empty
@@ -70,17 +71,16 @@ def test_a_job_that_cannot_be_decoded_is_rejected_with_the_reason(
 
 
 def test_a_rejected_job_is_delayed_if_the_queue_has_no_dead_letter_topic(
-    workers: Workers, ringlog_engine: TestEngine, queue: Queue
+    workers: Workers, client: Client, queue: Queue
 ) -> None:
-    with ringlog.connect(ringlog_engine.url, wait=10) as client:
-        name = f"{queue.topic}.plain"
-        client.topics.create(name, type="queue")
-        plain = client.queue(name)
-        plain.put(b"reject for ever")
-        code, counts, log = workers.run("program:do", name, "--payload", "text")
-        assert (code, counts["job_failed"]) == (CliExit.DONE, 1)
-        assert events(log)["queue has no dead-letter topic, job is retried"] == 1
-        assert (plain.stats().ready, plain.stats().delayed) == (0, 1)
+    name = f"{queue.topic}.plain"
+    client.topics.create(name, type="queue")
+    plain = client.queue(name)
+    plain.put(b"reject for ever")
+    code, counts, log = workers.run("program:do", name, "--payload", "text")
+    assert (code, counts["job_failed"]) == (CliExit.DONE, 1)
+    assert events(log)["queue has no dead-letter topic, job is retried"] == 1
+    assert (plain.stats().ready, plain.stats().delayed) == (0, 1)
 
 
 def test_a_job_may_take_longer_than_its_lease(workers: Workers, queue: Queue) -> None:

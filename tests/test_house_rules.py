@@ -468,6 +468,31 @@ def test_no_two_test_modules_have_the_same_name():
     assert doubled_names(["tests/a/test_x.py", "tests/b/test_x.py", "tests/b/test_y.py"]) == {"test_x.py"}
 
 
+TEST_IMPORT = re.compile(
+    r"^\s*(?:import|from) ((?:\w+\.)*(?:test_\w+|conftest)|tests(?:\.\w+)* import (?:test_\w+|conftest))\b",
+    re.MULTILINE,
+)
+
+
+def test_nobody_imports_a_test_module_or_a_conftest():
+    """What several tests share is in tests/support."""
+    found = {
+        str(path.relative_to(ROOT)): names
+        for folder in ("tests", "chaos", "bench", "demo", "tools")
+        for path in (ROOT / folder).rglob("*.py")
+        if (names := TEST_IMPORT.findall(path.read_text()))
+    }
+    assert not found
+    wrong = [
+        "import test_a",
+        "from conftest import x",
+        "from tests.b.test_c import d",
+        "from tests.e import conftest",
+    ]
+    right = ["from tests.support.e import f", "from ringlog.testing.disk import SimulatedDisk"]
+    assert [bool(TEST_IMPORT.search(line)) for line in (*wrong, *right)] == [True] * 4 + [False] * 2
+
+
 def missing_tests(command: str) -> list[str]:
     named = re.findall(r"\btests/[\w./]+", command)
     return [path for path in named if not (ROOT / path).exists()]

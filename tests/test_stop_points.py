@@ -28,11 +28,14 @@ def test_every_stop_point_has_a_description():
 
 
 def test_points_do_nothing_unless_configured():
+    stop_points.configure(",".join(f"{name}:1:raise" for name in stop_points.POINTS))
     for name in stop_points.POINTS:
-        stop_points.hit(name)
+        with pytest.raises(InvariantViolation):
+            stop_points.hit(name)
     stop_points.configure("log_after_write:1:raise")
     stop_points.configure("")
-    stop_points.hit("log_after_write")
+    for name in stop_points.POINTS:
+        assert stop_points.hit(name) is None
 
 
 def test_a_point_acts_only_on_its_pass():

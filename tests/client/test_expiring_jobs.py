@@ -43,29 +43,39 @@ def opened(client, place):
 
 
 def test_claims_and_loops_skip_expired_jobs(ringlog_engine, client, transport, place):
+    """No job is delivered twice, and the order is kept over the gaps."""
+    found = []
     with ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as worker:
         queue = opened(worker, place)
         for n in range(200):
             for job in queue.claim(1 + n % 3, wait_ms=0):
+                found.append(job.seq)
                 with suppress(LeaseLost):  # The job expired while the worker had its lease.
                     job.ack()
         client.append(place[1], LAST)
         for job in queue.jobs(max_in_flight=3):
+            found.append(job.seq)
             with suppress(LeaseLost):
                 job.ack()
             if job.data == LAST:
                 break
+    assert found == sorted(set(found))
+    assert found[-1] == JOBS + 1
 
 
 async def test_asyncio_loops_skip_expired_jobs(ringlog_engine, client, transport, place):
     client.append(place[1], LAST)
+    found = []
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as worker:
         async with asyncio.timeout(WAIT_S):
             async for job in opened(worker, place).jobs(max_in_flight=2):
+                found.append(job.seq)
                 with suppress(LeaseLost):
                     await job.ack()
                 if job.data == LAST:
                     break
+    assert found == sorted(set(found))
+    assert found[-1] == JOBS + 1
 
 
 def test_a_reply_without_frames_is_not_corrupt():

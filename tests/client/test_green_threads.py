@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import ringlog
+from ringlog.client import ClientState
 from ringlog.errors import UsageError
 from ringlog.testing.pytest_plugin import ringlog_engine, ringlog_topic
 
@@ -178,7 +179,8 @@ def test_an_unusable_patch_is_refused_before_connect_creates_anything(monkeypatc
 @pytest.mark.parametrize("patched", [(), ("threading", "select")])
 def test_threads_and_select_are_accepted_if_both_or_neither_are_patched(monkeypatch, patched):
     monkeypatch.setitem(sys.modules, "gevent.monkey", Monkey("gevent.monkey", *patched))
-    ringlog.connect("ringlog:///nowhere").close()
+    with ringlog.connect("ringlog:///nowhere") as client:
+        assert client.state is ClientState.CONNECTING
 
 
 def test_a_client_with_replaced_threads_can_be_closed(monkeypatch):

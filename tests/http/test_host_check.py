@@ -49,7 +49,10 @@ def test_a_request_needs_a_host(host: str | None) -> None:
 
 @pytest.mark.parametrize("origin", ["", "http://localhost:8000", "https://127.0.0.1", "http://[::1]:3000"])
 def test_pages_of_this_host_may_open_web_sockets(origin: str) -> None:
-    HostCheck().require_loopback_origin(origin)
+    check = HostCheck()
+    check.require_loopback_origin(origin)
+    with pytest.raises(Forbidden):
+        check.require_loopback_origin("https://evil.example")
 
 
 @pytest.mark.parametrize("origin", ["null", "https://evil.example", "http://[::1", "file://", "x"])

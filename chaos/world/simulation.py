@@ -282,8 +282,10 @@ class Simulation:
         return rng.choice((1, 2, 3)) if changes else self.engine.base.shards
 
     def _restart(self, rng: random.Random) -> None:
-        """Stop the engine in order and start it again."""
+        """Stop the engine in order and start it again. Perhaps a shard cannot sync what it writes last."""
         shards_then = self._next_shards(rng)
+        if rng.random() < 0.5:
+            self.engine.disk_faults.armed.append(Armed("data_sync", "EIO", "wal_shard", rng.choice((1, 2))))
         self.engine.stop(lambda: self.loop.at(0.05, lambda: self.engine.start(shards_then)))
 
     def _disk(self, rng: random.Random) -> None:

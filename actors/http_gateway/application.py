@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from ringlog.access.keys import ANYONE, Principal
-from ringlog.actors.http_gateway import content_coding
+from ringlog.actors.http_gateway import body_compression
 from ringlog.actors.http_gateway.error_replies import HttpError, error_body, error_headers, status_and_code
 from ringlog.actors.http_gateway.gateway import Gateway
 from ringlog.actors.http_gateway.host_check import HostCheck, require_host
@@ -110,11 +110,11 @@ class Application:
         sent = [_JSON, *headers] if not any(name == "content-type" for name, _ in headers) else list(headers)
         if request_id:
             sent.append(("x-request-id", request_id))
-        if content_coding.is_worthwhile(body) and content_coding.accepts_gzip(
+        if body_compression.is_worthwhile(body) and body_compression.accepts_gzip(
             scope.headers.get("accept-encoding") or ""
         ):
-            body = await content_coding.compressed(body)
-            sent += content_coding.HEADERS
+            body = await body_compression.compressed(body)
+            sent += body_compression.HEADERS
         protocol.response_bytes(status, sent, body)
 
     async def _run(

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from ringlog.access.keys import Principal, authorise
-from ringlog.actors.http_gateway.content_coding import TooLong, decompressed
+from ringlog.actors.http_gateway.body_compression import TooLong, decompressed
 from ringlog.actors.http_gateway.error_replies import HttpError
 from ringlog.envelope.messages import Message
 from ringlog.errors import InvalidRequest, PayloadTooLarge

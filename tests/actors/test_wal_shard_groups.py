@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ringlog.actors.wal_shard import events as ev
-from ringlog.actors.wal_shard.leases import consumer_groups, job_claims, waiting_claims
+from ringlog.actors.wal_shard.leases import claim_requests, consumer_groups, waiting_claims
 from ringlog.contract import DrainRequested, Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import (
@@ -257,7 +257,7 @@ def test_the_bounds_of_a_topic_and_of_a_shard_are_enforced(world, monkeypatch):
     make(world, 5)
     world.request(m.GroupOpen("t", "h", QUEUE))
     refused(world, m.GroupOpen("t", "i", QUEUE), Throttled)
-    monkeypatch.setattr(job_claims, "GROUP_PENDING_PER_TOPIC_MAX", 2)
+    monkeypatch.setattr(claim_requests, "GROUP_PENDING_PER_TOPIC_MAX", 2)
     jobs = held(claim(world, 2, group="h"))
     assert claim(world, 1).runs == []
     world.request(m.Nack("t", "w", words(jobs), group="h"))
@@ -519,7 +519,7 @@ def test_a_waiting_claim_ends_with_a_record_an_expired_lease_its_timeout_or_a_dr
 
 def test_waiting_claims_are_served_in_several_commit_batches(world, monkeypatch):
     """A commit batch does not exceed its size for waiting claims, and no claim is forgotten."""
-    monkeypatch.setattr(job_claims, "COMMIT_BATCH_BYTES_MAX", 200)
+    monkeypatch.setattr(claim_requests, "COMMIT_BATCH_BYTES_MAX", 200)
     make(world, 0)
     for n in range(6):
         ask(world, 900 + n, m.Claim("t", f"m{n}", 1, wait_ms=20_000, group="g"))

@@ -1,7 +1,7 @@
 """Administration of the consumer groups of one shard's topics, and redelivery of dead letters. Pure.
 
-The lease requests of groups and queues share their handlers (job_claims.py, lease_updates.py). Every change
-of a group is one frame of the log. The reply follows when the frame is as durable as the topic's class
+The lease requests of groups and queues share their handlers (claim_requests.py, lease_updates.py). Every
+change of a group is one frame of the log. The reply follows when the frame is as durable as the topic's class
 requires (CG3). Groups and their leases therefore survive a restart of the shard. A group belongs to its
 topic: it is stored in the topic's snapshot row and moves with the topic to another shard.
 """

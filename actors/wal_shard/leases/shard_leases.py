@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from ringlog.actors.wal_shard.commit.commit_batch import CommitBatch
 from ringlog.actors.wal_shard.commit.hot_tail import HotTail
+from ringlog.actors.wal_shard.leases.claim_requests import ClaimRequests
 from ringlog.actors.wal_shard.leases.consumer_groups import ConsumerGroups
 from ringlog.actors.wal_shard.leases.dead_letter_requests import DeadLetterRequests
 from ringlog.actors.wal_shard.leases.delivery_attributes import DeliveryAttributeLoader
-from ringlog.actors.wal_shard.leases.job_claims import JobClaims
 from ringlog.actors.wal_shard.leases.job_deletes import JobDeletes
 from ringlog.actors.wal_shard.leases.job_sizes import JobSizes
 from ringlog.actors.wal_shard.leases.lease_queries import LeaseQueries
@@ -67,7 +67,7 @@ class ShardLeases:
         self.wall_us = 0
         """Current wall-clock time in microseconds.
         Commit times and expiry times of records use this clock."""
-        self.claims = JobClaims(self)
+        self.claims = ClaimRequests(self)
         self.handlers: dict[
             type[m.Message], Callable[[Any, ControlReceived, CommitBatch, int], m.Message | None]
         ] = {

@@ -34,7 +34,7 @@ from ringlog.client.watches.events import (
     WatchEvent,
     encode_cursors,
 )
-from ringlog.client.watches.page_sharing import PageSharing
+from ringlog.client.watches.page_share import PageShare
 from ringlog.client.watches.shared_reads import PageLimits, SharedReads
 from ringlog.client.watches.watch_options import WILDCARD, WatchOptions
 from ringlog.client.watches.watched_topic import GrantResult, WatchedTopic
@@ -66,7 +66,7 @@ class WatchCore:
         self._shared = shared
         shared.watches += 1
         self._limits = PageLimits(options.limit, options.max_bytes)
-        self._sharing = PageSharing(shared, self._limits)
+        self._sharing = PageShare(shared, self._limits)
         self._is_closed = False
         self.events: deque[tuple[str, WatchEvent, Cursor | None]] = deque()
         """Events that are not yet returned: those of one grant, and those of new topics."""

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _UNBOUNDED = 1 << 62
 
 
-class JobClaims:
+class ClaimRequests:
     """Leases jobs for the claims of one shard, and serves the claims that wait."""
 
     def __init__(self, leases: ShardLeases) -> None:

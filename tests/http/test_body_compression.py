@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from ringlog.actors.http_gateway.content_coding import accepts_gzip
+from ringlog.actors.http_gateway.body_compression import accepts_gzip
 from ringlog.limits import HTTP_GZIP_BYTES_MIN, HTTP_GZIP_INLINE_BYTES_MAX
-from tests.http.conftest import HttpClient
+from tests.support.http_client import HttpClient
 
 
 @pytest.mark.parametrize(

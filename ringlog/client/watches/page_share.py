@@ -1,4 +1,4 @@
-"""PageSharing: a watch takes what another watch of its client has read, and shares what it reads."""
+"""PageShare: a watch takes what another watch of its client has read, and shares what it reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ringlog.client.watches.watched_topic import WatchedTopic
 from ringlog.link.subscription import ReadGrant
 
 
-class PageSharing:
+class PageShare:
     """Shared reads of one watch. Only topics that are read from files on this host are shared."""
 
     def __init__(self, shared: SharedReads, limits: PageLimits) -> None:

@@ -29,11 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ringlog.actors.scheduler.delivery.feeds import (
-    FeedGrantState,
-    FollowedShard,
-    SchedulerFeed,
-)
+from ringlog.actors.scheduler.delivery.feeds import FeedGrantState, FollowedShard, SchedulerFeed
 from ringlog.actors.scheduler.delivery.grants import GrantDispatcher
 from ringlog.actors.scheduler.delivery.lag import Lag, largest_lags
 from ringlog.actors.scheduler.delivery.priority_changes import PriorityChanges

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from ringlog.actors.scheduler.delivery.feeds import (
-    SchedulerFeed,
-    SchedulerTopic,
-)
-from ringlog.limits import (
-    AGING_TICK_MS,
-    REFRESHES_PER_TICK_MAX,
-)
+from ringlog.actors.scheduler.delivery.feeds import SchedulerFeed, SchedulerTopic
+from ringlog.limits import AGING_TICK_MS, REFRESHES_PER_TICK_MAX
 from ringlog.topic.priority import auto_of
 
 AUTO_STEP = AGING_TICK_MS // 10

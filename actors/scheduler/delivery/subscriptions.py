@@ -17,11 +17,7 @@ from ringlog.actors.scheduler.delivery.feeds import (
 )
 from ringlog.actors.scheduler.delivery.grants import GrantDispatcher
 from ringlog.actors.scheduler.delivery.priority_changes import PriorityChanges
-from ringlog.actors.scheduler.events import (
-    LinkRequestReceived,
-    ReadSlots,
-    SendToLink,
-)
+from ringlog.actors.scheduler.events import LinkRequestReceived, ReadSlots, SendToLink
 from ringlog.envelope import messages as m
 from ringlog.envelope.messages.delivery import TAKEN_WORDS
 from ringlog.errors import InvalidRequest, Throttled

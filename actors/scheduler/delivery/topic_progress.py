@@ -7,11 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ringlog.actors.scheduler.delivery.feeds import (
-    FollowedShard,
-    SchedulerReadHint,
-    SchedulerTopic,
-)
+from ringlog.actors.scheduler.delivery.feeds import FollowedShard, SchedulerReadHint, SchedulerTopic
 from ringlog.actors.scheduler.delivery.grants import GrantDispatcher
 from ringlog.actors.scheduler.delivery.priority_changes import PriorityChanges
 from ringlog.actors.scheduler.events import (
@@ -24,10 +20,7 @@ from ringlog.actors.scheduler.events import (
     SlotFactsRead,
 )
 from ringlog.board.layout import SLOT_MASK, VOLATILE_BIT
-from ringlog.limits import (
-    DURABLE_WAITS_MAX,
-    SLOTS_PER_SCAN_MAX,
-)
+from ringlog.limits import DURABLE_WAITS_MAX, SLOTS_PER_SCAN_MAX
 
 FILTER_ROWS_MIN = 16
 """From this many rows on, numpy filters the rows of watched slots in one operation."""

@@ -179,6 +179,7 @@ class ReplayedTopics:
         elif topic_id not in self._gone and topic is None:
             if there is not None:
                 self._gone.add(there.topic_id)
+                self._reservations.discard(there.topic_id)
             self.directory.add(ShardTopic(topic_id, body.epoch, body.name, config))
             self._losses.see(topic_id)
 

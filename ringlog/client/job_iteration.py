@@ -109,7 +109,10 @@ class JobIteration(ClaimIteration[V]):
                 while unstarted:
                     job = unstarted[0]  # The job counts as unstarted until it is returned.
                     is_good = not job.lease.is_lost and self._is_readable(job)
-                    unstarted.popleft()
+                    try:
+                        unstarted.popleft()
+                    except IndexError:
+                        break  # `close` in another thread has returned the jobs.
                     if is_good:
                         job._ack_pipeline, job._on_error = ack_pipeline, on_error
                         yield job
@@ -124,9 +127,11 @@ class JobIteration(ClaimIteration[V]):
                 # The request failed because the client was closed; the iteration then ends without an error.
                 raise
         finally:
-            if not self._is_in_child:
-                self.release(GIVE_BACK_S)
-            self._claims.iterations.remove(self)
+            try:
+                if not self._is_in_child:
+                    self.release(GIVE_BACK_S)
+            finally:
+                self._claims.iterations.remove(self)
             self.wait_acks(None)
 
     def _new_pipeline(self) -> AckPipeline | None:

@@ -9,21 +9,16 @@ from pyroaring import BitMap64
 from ringlog import stop_points
 from ringlog.actors.compactor.checkpoint import retire_snapshots
 from ringlog.envelope.messages import RecordsDelete
-from ringlog.errors import CorruptData, DiskError, Internal, InvariantViolation
+from ringlog.errors import CorruptData, DiskError, Internal
 from ringlog.storage import snapshot as snapshots
 from ringlog.testing.disk import DiskFault, FaultyDisk, Halted
 from ringlog.testing.shard_world import DATA
 from ringlog.types import Durability
 from tests.support.compactor_shard import SmallShard, checkpoint, new_world
 from tests.support.shard_worlds import restart
+from tests.support.stops import fails_at
 
 STOPS = [name for name in stop_points.POINTS if name.startswith("compact_")]
-
-
-@pytest.fixture(autouse=True)
-def _disarmed():
-    yield
-    stop_points.configure("")
 
 
 def filled(topics=3, rounds=4, size=100):
@@ -196,10 +191,8 @@ def test_a_death_at_any_point_leaves_no_duplicates(point):
     checkpoint(shard)
     fill(shard.world, expected, 3, 9)
     close_log(shard.world)
-    stop_points.configure(f"{point}:1:raise")
-    with pytest.raises(InvariantViolation):
+    with fails_at(point):
         checkpoint(shard)
-    stop_points.configure("")
     checkpoint(shard)
     assert shard.sealed() == expected
     assert rows_of(newest(shard)) == shard.rows()

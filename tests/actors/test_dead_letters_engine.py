@@ -53,7 +53,6 @@ def test_the_producer_id_of_a_copy_depends_only_on_its_job():
 
 # -- a real engine ----------------------------------------------------------------------------------------
 
-
 running = engine_fixture(wal={"shards": 2}, delivery={"schedulers": 2}, supervisor={"restart_max": 100})
 
 

@@ -19,7 +19,7 @@ from ringlog.link.curve import key_file_text, new_key
 from ringlog.placement import home_shard
 from ringlog.supervision.engine import STOP_POINTS_VARIABLE
 from ringlog.testing.real_engine import engine, wait_until
-from tests.support.machine import free_port, private_file
+from tests.support.machine import free_port, private_file, suspended
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -267,14 +267,11 @@ def test_a_gateway_with_requests_to_a_stopped_shard_drains_in_time():
             ThreadPoolExecutor(2) as pool,
         ):
             client.append("t", b"x")
-            os.kill(shard, signal.SIGSTOP)
-            try:
+            with suspended(shard):
                 held = pool.submit(client.append, "t", b"y")
                 wait_until(lambda: client._shell.session.links.open_requests, 10.0, "the request to be sent")
                 stopped = pool.submit(running.stop)
                 wait_until(lambda: not Path(f"/proc/{gateway}").exists(), 20.0, "the gateway to end")
-            finally:
-                os.kill(shard, signal.SIGCONT)
             assert stopped.result() == 0
             running.start()
             assert held.result(30.0).last_seq == 2

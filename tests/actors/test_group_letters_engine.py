@@ -17,7 +17,6 @@ from tests.support.topic_contents import records
 MOVED_S = 30.0
 pytestmark = pytest.mark.slow
 
-
 running = engine_fixture(
     "module",
     wal={"shards": 2},
@@ -25,7 +24,6 @@ running = engine_fixture(
     gateway={"enabled": True},
     supervisor={"restart_max": 100},
 )
-
 
 client = client_fixture(timeout_ms=60_000)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,7 @@ from ringlog.ring.layout import RingWord, WakeupFlags
 from ringlog.ring.region import open_ring
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
+from tests.support.machine import suspended
 
 pytestmark = pytest.mark.slow
 
@@ -47,17 +46,6 @@ def running(request: pytest.FixtureRequest) -> Iterator[TestEngine]:
         delivery={"schedulers": 1}, run={"ring_bytes": 65_536}, governor={"enabled": governed}
     ) as found:
         yield found
-
-
-@contextmanager
-def stopped(running: TestEngine) -> Iterator[None]:
-    """Stop the shard's process within the block."""
-    pid = running.pid_of("wal_shard")
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 @pytest.fixture
@@ -90,7 +78,7 @@ def test_a_full_ring_throttles_and_loses_and_duplicates_no_record(running: TestE
     with ringlog.connect(running.url, timeout_ms=2_000) as client:
         client.append("t", payload(0))
         producer = client.producer("t", linger_ms=0, max_frame_records=1)
-        with stopped(running):
+        with suspended(running.pid_of("wal_shard")):
             tickets = {n: producer.send(payload(n)) for n in range(1, 201)}
             fates = {n: fate_of(ticket) for n, ticket in tickets.items()}
         refused = [n for n, fate in fates.items() if isinstance(fate, Throttled)]
@@ -199,7 +187,7 @@ def fill_and_flood(
 ) -> dict[int, m.Message]:
     """Fill the ring and send 2,000 requests while the shard is stopped. Return the replies."""
     producer.send(payload(0)).result(WAIT_S)  # Topic and ring exist now.
-    with stopped(running):
+    with suspended(running.pid_of("wal_shard")):
         producer.send_each([payload(n) for n in range(1, 5_000)])
         flood.ask(m.TopicState("flood"))
         flood.send(range(1, FLOOD + 1))
@@ -242,10 +230,10 @@ def test_a_scheduler_takes_over_the_pressure_of_a_shard_with_a_heartbeat(
     """The last words of a process without heartbeat count as 0 (L7)."""
     with ringlog.connect(running.url, timeout_ms=60_000) as client, client.producer("t") as producer:
         producer.send(payload(0)).result(WAIT_S)
-        with stopped(running):
+        with suspended(running.pid_of("wal_shard")):
             producer.send_each([payload(n) for n in range(1, 20_000)])
         wait_until(lambda: shard_of(board).pressure > 0.9, WAIT_S, "the shard to be under pressure")
-        with stopped(running):
+        with suspended(running.pid_of("wal_shard")):
             said = shard_of(board)
             wait_until(
                 lambda: instance_of(board).pressure >= said.pressure,

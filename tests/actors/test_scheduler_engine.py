@@ -29,7 +29,6 @@ QUIET_MS = 300
 """Milliseconds in which a message that must not come would arrive."""
 NO_SYNC_MS = 60_000
 
-
 running = engine_fixture("module", delivery={"schedulers": 1}, wal={"flush_interval_ms": NO_SYNC_MS})
 
 

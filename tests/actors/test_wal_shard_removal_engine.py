@@ -12,7 +12,6 @@ from tests.support.engines import engine_fixture
 
 CLASSES = ("fsync", "disk", "ephemeral")
 
-
 host = engine_fixture(wal={"shards": 2, "file_bytes": "1MiB"}, storage={"enabled": True})
 
 

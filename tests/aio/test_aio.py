@@ -168,8 +168,7 @@ async def test_a_watch_follows_topics_and_patterns(ringlog_engine, ringlog_topic
         await client.topics.delete(f"{stem}.b")
 
 
-async def test_closing_a_watch_ends_a_waiting_call(ringlog_engine, ringlog_topic):
-    topic = ringlog_topic("closed")
+async def test_closing_a_watch_ends_a_waiting_call(ringlog_engine, topic):
     async with ringlog.aio.connect(ringlog_engine.url, wait=10) as client:
         await client.topics.create(topic)
         watch = client.watch(topic)
@@ -206,9 +205,8 @@ async def test_a_cancelled_wait_loses_no_event(ringlog_engine, ringlog_topic, tr
     assert data == [b"%d" % n for n in range(60)]
 
 
-async def test_a_cancelled_open_leaves_no_file_open(ringlog_engine, ringlog_topic):
+async def test_a_cancelled_open_leaves_no_file_open(ringlog_engine, topic):
     """The lookup of the topics continues without its caller and closes the files that it opened."""
-    topic = ringlog_topic("begun")
     async with ringlog.aio.connect(ringlog_engine.url, wait=10) as client:
         await client.append_many(topic, [b"1", b"2"])
         async with client.watch(topic, start=LATEST) as watch:

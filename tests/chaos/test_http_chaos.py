@@ -86,8 +86,7 @@ def test_rows_are_selected_by_name() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_short_storm_and_two_rows_pass(tmp_path: Any) -> None:
-    account = Account()
+def test_a_short_storm_and_two_rows_pass(account: Account, tmp_path: Any) -> None:
     http.run(Order("http", 1, 1, tmp_path, {"storm_s": 1.0, "rows": ["framing", "json"]}), account)
     assert account.findings == []
     assert account.faults == {"RF-125": 1, "RF-126": 2}

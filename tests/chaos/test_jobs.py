@@ -153,8 +153,7 @@ def test_both_plans_have_the_class() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.night
-def test_a_small_storm_of_jobs_passes(tmp_path: Path) -> None:
-    account = Account()
+def test_a_small_storm_of_jobs_passes(account: Account, tmp_path: Path) -> None:
     with Nursery() as nursery:
         stage = Stage(Order("jobs", 1, 5.0, tmp_path, {}), account, nursery)
         stage.run("storm", partial(jobs.storm, seconds=4.0, random=Random(5)))

@@ -69,8 +69,7 @@ def test_the_clock_shim_changes_only_wall_clocks(tmp_path: Path) -> None:
     ("name", "only"),
     [("memory", "second-producer"), ("memory", "foreign-ring"), ("limits", "shard-descriptors")],
 )
-def test_a_slice_passes_and_counts_its_work(tmp_path: Path, name: str, only: str) -> None:
-    account = Account()
+def test_a_slice_passes_and_counts_its_work(account: Account, tmp_path: Path, name: str, only: str) -> None:
     CLASSES[name].run(order(name, tmp_path, only=only), account)
     assert account.findings == []
     assert account.counts["acks"] > 20

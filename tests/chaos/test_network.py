@@ -43,8 +43,7 @@ def test_the_judge_reports_each_wrong_content(stored, says):
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_network_rows_pass_and_are_counted(tmp_path):
-    account = Account()
+def test_network_rows_pass_and_are_counted(account, tmp_path):
     settings = {"rows": ["RF-88", "RF-91"], "step": 29}
     network.run(Order("network", 1, 10, tmp_path, settings), account)
     assert account.findings == []

@@ -136,8 +136,7 @@ def test_a_finding_ends_the_rounds_and_fails():
     assert (len(seeds), len(verdict.wrong)) == (2, 1), "enough was done, and something was found"
 
 
-def test_a_finding_a_bad_exit_status_and_a_missing_account_are_failures():
-    account = Account()
+def test_a_finding_a_bad_exit_status_and_a_missing_account_are_failures(account):
     account.report_finding("an acked record is gone", "seed=7", "story")
     (wrong,) = _judge(entry(), 0, account)
     assert "python -m chaos replay states 'seed=7'" in wrong
@@ -145,8 +144,7 @@ def test_a_finding_a_bad_exit_status_and_a_missing_account_are_failures():
     assert _judge(entry(), 0, None) == ["exited with status 0 and wrote no account.json"]
 
 
-def test_a_class_that_cannot_run_fails_if_it_is_required():
-    account = Account()
+def test_a_class_that_cannot_run_fails_if_it_is_required(account):
     account.skip("ext4", "no loop devices")
     assert _judge(entry(required=False), 3, account) == []
     assert "no loop devices" in _judge(entry(required=True), 3, account)[0]
@@ -163,8 +161,7 @@ def test_a_row_of_the_matrix_without_a_case_is_reported():
     assert not any(line.startswith("RF-57 ") for line in missing)
 
 
-def test_an_account_survives_serialisation():
-    account = Account()
+def test_an_account_survives_serialisation(account):
     account.count_work("kills", 3, "RF-1")
     account.skip("kernels", "not installed")
     account.report_finding("what", "case", "story")

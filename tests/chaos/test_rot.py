@@ -186,16 +186,14 @@ def test_a_verifier_without_checks_is_detected(bench: Bench, monkeypatch: pytest
 
 @pytest.mark.night
 @pytest.mark.timeout(240)
-def test_a_run_counts_its_work_and_finds_nothing(tmp_path: Path) -> None:
-    account = Account()
+def test_a_run_counts_its_work_and_finds_nothing(account: Account, tmp_path: Path) -> None:
     run(Order("rot", 2, 120.0, tmp_path, {"bytes_max": 50, "cases_share": 0.01}), account)
     assert account.findings == []
     assert account.counts["bytes_flipped"] == 50
     assert set(account.faults) == {f"RF-{n}" for n in range(70, 83)}
 
 
-def test_settings_narrow_the_class_rot(tmp_path: Path) -> None:
-    account = Account()
+def test_settings_narrow_the_class_rot(account: Account, tmp_path: Path) -> None:
     settings = {"only": ["RF-80", "RF-79"], "suffix": ".idx"}
     run(Order("rot", 1, 2.0, tmp_path, settings), account)
     assert account.findings == []

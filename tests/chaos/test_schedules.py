@@ -150,17 +150,15 @@ def test_a_case_can_be_replayed_by_its_name(tmp_path: Path, capsys: pytest.Captu
     assert "words" in capsys.readouterr().out
 
 
-def test_counts_equal_those_of_the_explorers() -> None:
+def test_counts_equal_those_of_the_explorers(account: Account) -> None:
     """The counts of the account must come from the explored graph."""
-    account = Account()
     schedules._ring("late", schedules.Space(LATE, ("RF-34",)), account)
     explored = ring.explore(LATE)
     assert account.counts["schedules"] == explored.schedules
     assert account.counts["transitions_executed"] == account.faults["RF-34"] == explored.steps
 
 
-def test_settings_narrow_the_class_schedules(tmp_path: Path) -> None:
-    account = Account()
+def test_settings_narrow_the_class_schedules(account: Account, tmp_path: Path) -> None:
     schedules.run(Order("schedules", 1, 5.0, tmp_path, {"only": ["seqlock"]}), account)
     assert account.faults.keys() == {"RF-116"}
     assert account.counts["states"] > 100

@@ -310,8 +310,7 @@ def test_a_recovery_that_refuses_an_empty_newest_file_is_detected(monkeypatch):
 # -- settings ---------------------------------------------------------------------------------------------
 
 
-def test_settings_narrow_the_class_states(tmp_path):
-    account = Account()
+def test_settings_narrow_the_class_states(account, tmp_path):
     settings = {"only": ["append", "edges/RF-66"], "recoveries_every": 1_000_000, "verified_every": 20}
     states.run(Order("states", 1, 30.0, tmp_path, settings), account)
     assert account.findings == []

@@ -161,9 +161,10 @@ def _is_caught(case: lines.Case) -> bool:
     return False
 
 
-def test_an_ignored_exception_of_the_gateway_is_detected(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ignored_exception_of_the_gateway_is_detected(
+    account: Account, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same bug in the core of the gateway (mutant 40)."""
-    account = Account()
     sweep_of(tmp_path, account).do({"gateway": 0.0})
     assert account.counts["line_runs"] > 200
     assert not account.findings
@@ -220,9 +221,8 @@ def test_syncs_without_effect_leave_dense_seqs() -> None:
         calls.run_lie(BY_NAME["commit"], IMAGES["commit"], 1, directories=directories)
 
 
-def test_the_class_counts_its_work(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_class_counts_its_work(account: Account, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The counted rows are those of the cases that ran."""
-    account = Account()
     sweep = sweep_of(tmp_path, account)
     sweep._line(lines.Case("commit", 10, lines.DEATH), Known(), "RF-3")
     sweep._line(lines.Case("commit", 10_000_000, lines.DEATH), Known(), "RF-3")
@@ -322,8 +322,7 @@ def test_a_publication_before_the_sync_is_detected(monkeypatch: pytest.MonkeyPat
         BY_NAME["commit"].image()
 
 
-def test_settings_narrow_the_class_sweeps(tmp_path) -> None:
-    account = Account()
+def test_settings_narrow_the_class_sweeps(account: Account, tmp_path) -> None:
     settings = {"only": ["reads"], "workloads": ["recovery"]}
     sweeps.run(Order("sweeps", 1, 0.0, tmp_path, settings), account)
     assert account.counts["read_runs"] == account.counts["call_runs"] == sweeps.READS_MIN

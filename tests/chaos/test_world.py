@@ -29,9 +29,8 @@ def is_noticed(*seeds: int) -> str:
     return next(filter(None, (world.how_it_fails(Case(seed)) for seed in seeds)), "")
 
 
-def test_seeds_pass_and_include_work_deaths_and_disk_faults() -> None:
+def test_seeds_pass_and_include_work_deaths_and_disk_faults(account: Account) -> None:
     """Each seed contains appends, reads, process deaths and disk faults, and all are judged."""
-    account = Account()
     for seed in SEEDS:
         world.note(world.live(Case(seed)), account)
     assert account.counts["seeds"] == len(SEEDS)
@@ -87,8 +86,7 @@ def test_run_reports_a_finding_with_its_case(monkeypatch: pytest.MonkeyPatch, tm
     assert account.findings[0].story == "the story"
 
 
-def test_run_ends_when_its_floors_are_reached(tmp_path):
-    account = Account()
+def test_run_ends_when_its_floors_are_reached(account, tmp_path):
     world.run(Order("world", 3, 300.0, tmp_path, floors={"seeds": 2}), account)
     assert account.counts["seeds"] == 2
 

@@ -25,7 +25,6 @@ from tests.support.engines import engine_fixture
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 TOPICS = ("fast", "slow", "many.a", "many.b", "many.c")
 
-
 running = engine_fixture(wal={"shards": 2, "file_bytes": 1 << 20}, storage={"enabled": True})
 
 

@@ -31,8 +31,7 @@ def shell(ringlog_engine: TestEngine) -> Iterator[Shell]:
     made.end()
 
 
-def test_a_topic_is_created_shown_changed_listed_and_deleted(shell: Shell, ringlog_topic: Name) -> None:
-    topic = ringlog_topic("life")
+def test_a_topic_is_created_shown_changed_listed_and_deleted(shell: Shell, topic: str) -> None:
     (made,) = shell.ok("topic", "create", topic, "--durability", "fsync", "--ttl", "7d")
     assert (made["created"], made["config"]["ttl_ms"]) == (True, 604_800_000)
     shell.fails(CliExit.FAILED, "topic", "create", topic)
@@ -50,8 +49,7 @@ def test_a_topic_is_created_shown_changed_listed_and_deleted(shell: Shell, ringl
     assert shell.ok("topic", "list", topic) == []
 
 
-def test_written_lines_are_read_back_byte_for_byte(shell: Shell, ringlog_topic: Name) -> None:
-    topic = ringlog_topic("lines")
+def test_written_lines_are_read_back_byte_for_byte(shell: Shell, topic: str) -> None:
     lines = b"".join(b"line %d \xff\n" % n for n in range(5_000))
     (facts,) = shell.ok("write", topic, stdin=lines)
     assert (facts["records"], facts["bytes"]) == (5_000, len(lines) - 5_000)
@@ -65,8 +63,7 @@ def test_written_lines_are_read_back_byte_for_byte(shell: Shell, ringlog_topic: 
     assert shell.ok("read", topic, "--from", "end") == []
 
 
-def test_json_lines_keep_their_keys_and_values(shell: Shell, ringlog_topic: Name, tmp_path: Path) -> None:
-    topic = ringlog_topic("json")
+def test_json_lines_keep_their_keys_and_values(shell: Shell, topic: str, tmp_path: Path) -> None:
     file = tmp_path / "events"
     file.write_bytes(b'{"id": "a", "n": 18446744073709551615}\n{"id": 7}\n')
     shell.ok("write", topic, str(file), "--json-lines", "--key-field", "id", "--durability", "fsync")
@@ -77,17 +74,15 @@ def test_json_lines_keep_their_keys_and_values(shell: Shell, ringlog_topic: Name
     ]
 
 
-def test_a_whole_file_is_one_record(shell: Shell, ringlog_topic: Name, tmp_path: Path) -> None:
-    topic = ringlog_topic("whole")
+def test_a_whole_file_is_one_record(shell: Shell, topic: str, tmp_path: Path) -> None:
     file = tmp_path / "blob"
     file.write_bytes(bytes(range(256)) * 10)
     shell.ok("write", topic, str(file), "--whole")
     assert shell.run("read", topic, "--output", "raw").stdout == file.read_bytes() + b"\n"
 
 
-def test_a_refused_command_has_an_error_code_and_writes_no_record(shell: Shell, ringlog_topic: Name) -> None:
+def test_a_refused_command_has_an_error_code_and_writes_no_record(shell: Shell, topic: str) -> None:
     """Invalid names, invalid settings, bad input lines and missing files are refused."""
-    topic = ringlog_topic("bad")
     assert "topic_not_found" in shell.fails(CliExit.NOT_FOUND, "read", topic)
     assert "topic_not_found" in shell.fails(CliExit.NOT_FOUND, "tail", topic)
     assert "topic_not_found" in shell.fails(CliExit.NOT_FOUND, "topic", "show", topic)
@@ -99,8 +94,7 @@ def test_a_refused_command_has_an_error_code_and_writes_no_record(shell: Shell, 
     shell.fails(CliExit.FAILED, "write", topic, "no/such/file")
 
 
-def test_a_full_topic_refuses_the_write_with_topic_full(shell: Shell, ringlog_topic: Name) -> None:
-    topic = ringlog_topic("full")
+def test_a_full_topic_refuses_the_write_with_topic_full(shell: Shell, topic: str) -> None:
     shell.ok("topic", "create", topic, "--cap-records", "2", "--discard", "reject")
     shell.ok("write", topic, stdin=b"1\n2\n")
     assert "topic_full" in shell.fails(CliExit.FAILED, "write", topic, stdin=b"3\n")
@@ -152,10 +146,7 @@ def test_tail_accepts_patterns_and_ends_after_its_last_topic_is_deleted(
             client.topics.delete(f"{stem}.{name}")
 
 
-def test_an_interrupted_tail_ends_with_130(
-    shell: Shell, ringlog_engine: TestEngine, ringlog_topic: Name
-) -> None:
-    topic = ringlog_topic("interrupted")
+def test_an_interrupted_tail_ends_with_130(shell: Shell, ringlog_engine: TestEngine, topic: str) -> None:
     with ringlog.connect(ringlog_engine.url) as client:
         client.append(topic, b"1")
     tail = shell.start("tail", topic, "--from", "start")
@@ -257,8 +248,7 @@ def test_read_since_a_time(shell: Shell, topic: str) -> None:
     assert "exclude" in shell.fails(CliExit.USAGE, "read", topic, "--since", "15m", "--from", "2")
 
 
-def test_a_destructive_command_asks_for_confirmation_on_a_terminal(shell: Shell, ringlog_topic: Name) -> None:
-    topic = ringlog_topic("asked")
+def test_a_destructive_command_asks_for_confirmation_on_a_terminal(shell: Shell, topic: str) -> None:
     shell.ok("write", topic, stdin=b"1\n2\n")
     question = f"Delete topic {topic} and its 2 records? [y/N] ".encode()
     code, shown = on_a_terminal(shell, b"n\n", "topic", "delete", topic)
@@ -270,9 +260,8 @@ def test_a_destructive_command_asks_for_confirmation_on_a_terminal(shell: Shell,
 
 
 def test_a_start_seq_is_inclusive_and_a_cursor_exclusive(
-    shell: Shell, ringlog_engine: TestEngine, ringlog_topic: Name
+    shell: Shell, ringlog_engine: TestEngine, topic: str
 ) -> None:
-    topic = ringlog_topic("start")
     with ringlog.connect(ringlog_engine.url, wait=10) as client:
         client.topics.create(topic)
         client.append_many(topic, [b"%d" % n for n in range(1, 6)])

@@ -16,7 +16,6 @@ from tests.support.shell import Shell
 
 pytestmark = pytest.mark.slow
 
-
 running = engine_fixture("module", wal={"shards": 1}, delivery={"schedulers": 1})
 
 

@@ -12,7 +12,6 @@ from tests.support.shell import Shell
 
 pytestmark = pytest.mark.slow
 
-
 running = engine_fixture("module", delivery={"schedulers": 1})
 
 

@@ -33,7 +33,6 @@ An idle client causes about 12, a sleep of 2 ms in a loop 500.
 """
 SPINNING_S = 0.2
 
-
 running = engine_fixture(wal={"shards": 2}, supervisor={"restart_max": 50}, gateway={"enabled": True})
 
 

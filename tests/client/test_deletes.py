@@ -13,7 +13,6 @@ from tests.support.engines import client_fixture
 
 WAIT_S = 20.0
 
-
 other = client_fixture("ring", "ipc")
 
 

@@ -25,7 +25,6 @@ from tests.support.redrive_engine import half_way, lose_power
 MOVED_S = 30.0
 TopicName = Callable[[str], str]
 
-
 client = client_fixture("ring", "ipc")
 
 

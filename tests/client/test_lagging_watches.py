@@ -20,7 +20,6 @@ BATCH, BATCHES = 500, 200
 SHARE = 10
 """The slowest watch must have at least 1/SHARE of the records of the fastest, even on few CPUs."""
 
-
 running = engine_fixture("module", wal={"shards": 1}, delivery={"schedulers": 1})
 
 

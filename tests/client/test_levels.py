@@ -18,7 +18,6 @@ TABLE = [
     ("us/de", []),
 ]
 
-
 client = client_fixture("ring", "ipc")
 
 

@@ -18,7 +18,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 LINGER_MS = 10_000
 """Longer than any test, so only `flush` and `close` send frames."""
 
-
 running = engine_fixture("module", wal={"shards": 1})
 
 

@@ -28,7 +28,6 @@ SHORT_MS = 1_200
 """On a busy host a client may extend a lease some hundred milliseconds late."""
 JOBS = 400
 
-
 client = client_fixture("ring", "ipc")
 
 

@@ -27,7 +27,6 @@ from tests.support.engines import engine_fixture
 
 pytestmark = pytest.mark.slow
 
-
 running = engine_fixture(wal={"shards": 1}, supervisor={"restart_max": 100})
 
 

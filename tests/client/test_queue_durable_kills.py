@@ -23,9 +23,7 @@ LONG_MS = 600_000
 SHORT_MS = 8_000
 KEPT_MS = 24_000
 
-
 running = engine_fixture(wal={"shards": 2}, gateway={"enabled": True}, supervisor={"restart_max": 100})
-
 
 client = client_fixture(timeout_ms=TIMEOUT_MS)
 

@@ -25,7 +25,6 @@ from tests.support.queue_jobs import LONG_MS, counts, fill
 
 DONE_S = 40.0
 
-
 client = client_fixture("ring", "ipc")
 
 

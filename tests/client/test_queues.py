@@ -21,7 +21,6 @@ from tests.support.queue_jobs import LONG_MS, counts, fill
 SHORT_MS = 1_200
 """On a busy host a client may extend a lease some hundred milliseconds late."""
 
-
 client = client_fixture("ring", "ipc")
 
 

@@ -19,7 +19,6 @@ from tests.support.redrive_engine import half_way, lose_power
 
 MOVED_S = 30.0
 
-
 client = client_fixture("ring", "ipc")
 
 

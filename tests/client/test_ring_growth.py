@@ -15,7 +15,6 @@ from tests.support.engines import engine_fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-
 running = engine_fixture("module", wal={"shards": 1}, run={"ring_bytes": 4 * MIB})
 
 

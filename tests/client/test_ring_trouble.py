@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import struct
 import time
 from collections.abc import Callable
@@ -15,11 +13,11 @@ import ringlog
 from ringlog.errors import RequestTimeout
 from ringlog.ring.layout import RingWord
 from tests.support.engines import engine_fixture
+from tests.support.machine import suspended
 from tests.support.topic_contents import payloads
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 WAIT_S = 20.0
-
 
 running = engine_fixture(
     "module", wal={"shards": 1}, supervisor={"restart_max": 50}, run={"ring_bytes": 1 << 20}
@@ -109,13 +107,9 @@ def test_a_frame_in_an_abandoned_ring_has_an_unknown_outcome_at_the_timeout(runn
     with ringlog.connect(running.url, timeout_ms=3_000) as client:
         client.append(topic, b"0")
         [ring] = rings(running) - before
-        pid = running.pid_of("wal_shard")
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with suspended(running.pid_of("wal_shard")):
             ring.unlink()
             with pytest.raises(RequestTimeout) as caught:
                 client.append(topic, b"1")
-        finally:
-            os.kill(pid, signal.SIGCONT)
         assert caught.value.outcome == "unknown"
         until(lambda: client.topics.state(topic).head_seq == 2, "the record nobody waits for")

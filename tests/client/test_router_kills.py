@@ -22,7 +22,6 @@ pytestmark = pytest.mark.slow
 SETTLE_S = 40.0
 CLASSES = ("fsync", "disk", "memory")
 
-
 running = engine_fixture(wal={"shards": 2}, delivery={"schedulers": 2}, supervisor={"restart_max": 100})
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -15,6 +12,7 @@ import ringlog.aio
 from ringlog.client import Client
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine
+from tests.support.machine import suspended
 
 ROUNDS = 60
 CHAIN = 3
@@ -38,17 +36,6 @@ def client(request: pytest.FixtureRequest, running: TestEngine) -> Iterator[Clie
 def named(client: Client, name: str) -> str:
     """Return a topic name of this client, because several clients use the engine."""
     return f"{client.transport}-{name}"
-
-
-@contextmanager
-def standing_still(running: TestEngine) -> Iterator[None]:
-    """Suspend the scheduler that the client queries."""
-    pid = running.pid_of("scheduler")
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def test_a_read_to_the_head_finds_the_copies_of_acked_records(client: Client):
@@ -169,7 +156,7 @@ def test_a_suspended_scheduler_blocks_no_read(running: TestEngine):
         client.routers.create("stood", "ss", "sd")
         client.append("ss", b"1")
         assert client.read("sd").bytes() == [b"1"]
-        with standing_still(running):
+        with suspended(running.pid_of("scheduler")):
             client.append("ss", b"2")
             assert client.read("sd").bytes() in ([b"1"], [b"1", b"2"])
         client.routers.settle("stood", 20.0)

@@ -27,7 +27,6 @@ pytestmark = pytest.mark.slow
 SETTLE_S = 20.0
 DESTS = [f"d{n}" for n in range(6)]
 
-
 running = engine_fixture(
     "module",
     wal={"shards": 2},

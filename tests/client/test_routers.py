@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 from collections.abc import Iterator
 
 import pytest
@@ -26,13 +24,13 @@ from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
 from tests.support.client_threads import shard_of
 from tests.support.engines import engine_fixture
+from tests.support.machine import suspended
 from tests.support.topic_contents import payloads
 
 pytestmark = pytest.mark.slow
 
 SETTLE_S = 20.0
 ROUTERS_MAX = 40
-
 
 running = engine_fixture(
     "module",
@@ -195,14 +193,9 @@ def test_deleted_records_are_not_forwarded_and_copies_stay(client: Client, runni
     client.append("s", b"first")
     settle(client, "s->d")
     schedulers = [running.pid_of("scheduler", number) for number in range(2)]
-    try:
-        for pid in schedulers:
-            os.kill(pid, signal.SIGSTOP)
+    with suspended(*schedulers):
         client.append_many("s", [b"second", b"third"])
         client.topics.delete_records("s", before_seq=3)
-    finally:
-        for pid in schedulers:
-            os.kill(pid, signal.SIGCONT)
     settle(client, "s->d")
     assert payloads(client, "d") == [b"first", b"third"]
 

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.slow
 RECORDS = 20_000
 ENGINE = {"wal": {"shards": 1}, "gateway": {"enabled": True}, "storage": {"enabled": True}}
 
-
 running = engine_fixture("module", **ENGINE)
 
 

@@ -60,8 +60,7 @@ def in_step(watches, head):
 
 
 @pytest.mark.parametrize("size", [1, 100], ids=["small frames", "large frames"])
-def test_lagging_watches_read_their_backlog_once(client, ringlog_topic, reads, size):
-    topic = ringlog_topic("behind")
+def test_lagging_watches_read_their_backlog_once(client, topic, reads, size):
     for n in range(60):
         client.append_many(topic, [b"%d %d" % (n, m) for m in range(size)])
     wanted = [b"%d %d" % (n, m) for n in range(60) for m in range(size)]
@@ -75,8 +74,7 @@ def test_lagging_watches_read_their_backlog_once(client, ringlog_topic, reads, s
     assert [page_of(watch).bytes() for watch in watches] == [[b"more"]] * 6
 
 
-def test_shared_pages_are_read_only(client, ringlog_topic):
-    topic = ringlog_topic("frozen")
+def test_shared_pages_are_read_only(client, topic):
     for size in [100, 1, 1, 1, 1, 1, 100]:
         client.append_many(topic, [NewRecord(data=b"%d" % n, event_ts=n) for n in range(size)])
     watches = [client.watch(topic, start=EARLIEST).open() for _ in range(3)]
@@ -92,9 +90,8 @@ def test_shared_pages_are_read_only(client, ringlog_topic):
     assert 99 not in [stamp for page in pages for piece in page.batches for stamp in piece.commit_stamps]
 
 
-def test_records_deleted_after_the_first_read_are_not_returned_to_other_watches(client, ringlog_topic):
+def test_records_deleted_after_the_first_read_are_not_returned_to_other_watches(client, topic):
     """The delete is effective when it is acknowledged, even for pages in memory."""
-    topic = ringlog_topic("removed")
     for n in range(40):
         client.append(topic, b"%d" % n, tag="odd" if n % 2 else "even")
     first, second = (client.watch(topic, start=EARLIEST, limit=10).open() for _ in range(2))
@@ -104,12 +101,11 @@ def test_records_deleted_after_the_first_read_are_not_returned_to_other_watches(
     assert page_of(first).bytes() == [b"%d" % n for n in range(10, 30, 2)]
 
 
-def test_a_page_with_deleted_records_is_not_shared(client, ringlog_topic, reads):
+def test_a_page_with_deleted_records_is_not_shared(client, topic, reads):
     """Such a page may come from several fetches.
 
     A record of the first fetch may be deleted before the last one.
     """
-    topic = ringlog_topic("holes")
     for n in range(40):
         client.append(topic, b"%d" % n, tag="odd" if n % 2 and n < 20 else "even")
     client.topics.delete_records(topic, match="odd")
@@ -120,8 +116,7 @@ def test_a_page_with_deleted_records_is_not_shared(client, ringlog_topic, reads)
     assert len(client._shared_reads) == 2, "what lies behind it was read once"
 
 
-def test_reads_are_shared_while_the_topic_grows(client, ringlog_topic, reads):
-    topic = ringlog_topic("growing")
+def test_reads_are_shared_while_the_topic_grows(client, topic, reads):
     client.append_many(topic, [b"%d" % n for n in range(1_000)])
     watches = [client.watch(topic, start=EARLIEST, limit=100).open() for _ in range(4)]
     for n in range(9):
@@ -134,8 +129,7 @@ def test_reads_are_shared_while_the_topic_grows(client, ringlog_topic, reads):
     assert len({reader for reader, _ in reads}) == 1
 
 
-def test_watches_with_other_limits_or_filters_read_separately(client, ringlog_topic, reads):
-    topic = ringlog_topic("alone")
+def test_watches_with_other_limits_or_filters_read_separately(client, topic, reads):
     for n in range(30):
         client.append_many(topic, [NewRecord(data=b"%d" % n, tag="a" if n % 3 else "b")] * 2)
     plain = [client.watch(topic, start=EARLIEST, limit=20).open() for _ in range(2)]
@@ -178,8 +172,7 @@ def test_lagging_watches_read_records_of_every_durability_class(client, ringlog_
     assert (len(client._shared_reads) > 0) == (durability != "ephemeral")
 
 
-def test_watches_that_start_at_the_head_share_reads_after_they_lag(client, ringlog_topic, reads):
-    topic = ringlog_topic("fell-behind")
+def test_watches_that_start_at_the_head_share_reads_after_they_lag(client, topic, reads):
     client.topics.create(topic)
     watches = [client.watch(topic, start=LATEST, limit=10).open() for _ in range(3)]
     for watch in watches:

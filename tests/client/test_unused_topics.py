@@ -32,9 +32,7 @@ CLAIM_MS = 8_000
 GONE_S = 30.0
 _numbers = itertools.count()
 
-
 client = client_fixture("ring", "ipc")
-
 
 other = client_fixture()
 """It lists topics, which does not count as a use."""

@@ -22,9 +22,7 @@ __all__ = ["ringlog_engine", "ringlog_topic"]
 pytestmark = [pytest.mark.timeout(120)]
 WAIT_S = 30.0
 
-
 client = client_fixture("ring", "ipc")
-
 
 writer = client_fixture()
 
@@ -56,9 +54,8 @@ def kinds(events):
     return [type(event).__name__ for event in events]
 
 
-def test_a_watch_delivers_old_and_new_records_exactly_once(client, writer, ringlog_topic):
+def test_a_watch_delivers_old_and_new_records_exactly_once(client, writer, topic):
     """Existing records come first, then new ones, without overlap or gap."""
-    topic = ringlog_topic("live")
     writer.append_many(topic, [b"0", b"1"])
     with client.watch(topic) as watch:
         before = take(watch, lambda events: "CaughtUp" in kinds(events))
@@ -73,9 +70,8 @@ def test_a_watch_delivers_old_and_new_records_exactly_once(client, writer, ringl
         assert watch.next(0) is None
 
 
-def test_an_empty_topic_is_caught_up_at_once_and_only_once(client, writer, ringlog_topic):
+def test_an_empty_topic_is_caught_up_at_once_and_only_once(client, writer, topic):
     """A second CaughtUp event needs a new backlog."""
-    topic = ringlog_topic("empty")
     writer.topics.create(topic)
     with client.watch(topic) as watch:
         assert watch.next(WAIT_S) == CaughtUp(topic, 0)
@@ -117,9 +113,8 @@ def test_a_watch_continues_at_the_composite_cursor_of_an_earlier_one(client, wri
     assert {topic: positions[topic].seq for topic in topics} == dict.fromkeys(topics, 10)
 
 
-def test_an_invalid_watch_cursor_counts_as_absent(client, writer, ringlog_topic):
+def test_an_invalid_watch_cursor_counts_as_absent(client, writer, topic):
     """The watch starts at its default position."""
-    topic = ringlog_topic("cursor")
     writer.append(topic, b"0")
     for text in ("", "!!", "bm9uc2Vuc2U", encode_cursors({"another": Cursor(1, 5)})):
         with client.watch(topic, cursor=text) as watch:
@@ -144,9 +139,8 @@ def test_a_pattern_includes_topics_that_are_created_later(client, writer, ringlo
         writer.topics.delete(f"{stem}.{name}")
 
 
-def test_filtered_records_advance_the_cursor(client, writer, ringlog_topic):
+def test_filtered_records_advance_the_cursor(client, writer, topic):
     """Own records and other tags cause no event, and CaughtUp is still delivered."""
-    topic = ringlog_topic("filter")
     for n in range(6):
         writer.append(topic, b"%d" % n, node="me" if n % 2 else "you", tag="a" if n < 4 else "b")
     with client.watch(topic, node="me", tags="a") as watch:
@@ -158,9 +152,8 @@ def test_filtered_records_advance_the_cursor(client, writer, ringlog_topic):
         assert data_of(take(watch, records(1))) == [b"yours"]
 
 
-def test_a_tombstone_precedes_the_records_after_the_loss(client, writer, ringlog_topic):
+def test_a_tombstone_precedes_the_records_after_the_loss(client, writer, topic):
     """The topic's cap evicts records. The tombstone contains their range."""
-    topic = ringlog_topic("tombstone")
     writer.topics.create(topic, cap_records=3, discard="old")
     writer.append_many(topic, [b"%d" % n for n in range(3)])
     with client.watch({topic: 2}) as watch:
@@ -199,9 +192,8 @@ def test_the_deletion_of_a_topic_ends_only_this_topic_of_a_watch(client, writer,
     writer.topics.delete(gone)
 
 
-def test_records_deleted_before_they_are_requested_are_not_delivered(client, writer, ringlog_topic):
+def test_records_deleted_before_they_are_requested_are_not_delivered(client, writer, topic):
     """A delete is effective when it is acknowledged."""
-    topic = ringlog_topic("deleted")
     writer.append_many(topic, [b"%d" % n for n in range(10)])
     with client.watch(topic, limit=2) as watch:
         assert data_of(take(watch, records(2))) == [b"0", b"1"]
@@ -209,9 +201,8 @@ def test_records_deleted_before_they_are_requested_are_not_delivered(client, wri
         assert data_of(take(watch, records(2))) == [b"8", b"9"]
 
 
-def test_strong_consistency_delivers_only_synced_records(client, writer, ringlog_topic):
+def test_strong_consistency_delivers_only_synced_records(client, writer, topic):
     """A record of class `disk` is delivered after a sync covers it. No record is lost."""
-    topic = ringlog_topic("strong")
     writer.topics.create(topic, durability="disk")
     with client.watch(topic, consistency="strong") as watch:
         watch.open()
@@ -230,9 +221,8 @@ def test_the_backlog_of_one_topic_does_not_delay_another(client, writer, ringlog
         assert len(data_of(events, deep)) <= 1_000
 
 
-def test_unknown_topics_are_refused_or_omitted(client, writer, ringlog_topic):
+def test_unknown_topics_are_refused_or_omitted(client, writer, topic):
     """With `lenient=True` they are omitted, and at least one topic must exist."""
-    topic = ringlog_topic("known")
     writer.append(topic, b"1")
     with pytest.raises(TopicNotFound, match="nowhere"):
         client.watch([topic, "nowhere"]).open()
@@ -341,9 +331,8 @@ def test_a_watch_without_schedulers_is_refused_with_a_remedy(transport):
         assert [record.data for record in client.reader("t")] == [b"1"]
 
 
-def test_watches_of_one_client_share_their_reads(ringlog_engine, writer, ringlog_topic):
+def test_watches_of_one_client_share_their_reads(ringlog_engine, writer, topic):
     """The client reads and verifies a frame once. Each watch gets every record once."""
-    topic = ringlog_topic("shared")
     writer.append_many(topic, [b"0", b"1"])
     with ringlog.connect(ringlog_engine.url, wait=10) as client:
         watches = [client.watch(topic).open() for _ in range(5)]
@@ -362,9 +351,8 @@ def test_watches_of_one_client_share_their_reads(ringlog_engine, writer, ringlog
         assert len(pages[1].records) == 1, "what one does with its list is nobody else's"
 
 
-def test_records_deleted_before_a_granted_read_are_not_delivered(ringlog_engine, writer, ringlog_topic):
+def test_records_deleted_before_a_granted_read_are_not_delivered(ringlog_engine, writer, topic):
     """The grant contains the position of a record that is deleted before the read."""
-    topic = ringlog_topic("gone")
     writer.append_many(topic, [b"0", b"1"])
     with ringlog.connect(ringlog_engine.url, wait=10) as client, client.watch(topic) as watch:
         take(watch, lambda events: "CaughtUp" in kinds(events))
@@ -378,9 +366,8 @@ def test_records_deleted_before_a_granted_read_are_not_delivered(ringlog_engine,
 
 
 @pytest.mark.parametrize("consistency", ["eventual", "strong"])
-def test_a_frame_is_read_by_only_one_of_several_watches(ringlog_engine, writer, ringlog_topic, consistency):
+def test_a_frame_is_read_by_only_one_of_several_watches(ringlog_engine, writer, topic, consistency):
     """This includes the first delivery after the watches opened at the head."""
-    topic = ringlog_topic("together")
     writer.topics.create(topic, durability="fsync")
     with ringlog.connect(ringlog_engine.url, wait=10) as client:
         watches = [client.watch(topic, start=LATEST, consistency=consistency).open() for _ in range(4)]
@@ -395,9 +382,8 @@ def test_a_frame_is_read_by_only_one_of_several_watches(ringlog_engine, writer, 
                 pages[0].batches[0].payload_views()[0][0] = 1
 
 
-def test_records_deleted_behind_one_watchs_read_stay_deleted(ringlog_engine, writer, ringlog_topic):
+def test_records_deleted_behind_one_watchs_read_stay_deleted(ringlog_engine, writer, topic):
     """The first watch's read is in memory. The second watch reads after the delete was acknowledged."""
-    topic = ringlog_topic("deleted-between")
     with ringlog.connect(ringlog_engine.url, wait=10) as client:
         writer.topics.create(topic)
         first, second = (client.watch(topic, start=LATEST).open() for _ in range(2))
@@ -414,12 +400,11 @@ def test_records_deleted_behind_one_watchs_read_stay_deleted(ringlog_engine, wri
                 assert data_of(take(second, records(1))) == [b"%d" % n]
 
 
-def test_watches_at_different_positions_read_separately(ringlog_engine, writer, ringlog_topic):
+def test_watches_at_different_positions_read_separately(ringlog_engine, writer, topic):
     """Stored reads belong to one position.
 
     A lagging watch, or one with a filter or a smaller limit, reads for itself.
     """
-    topic = ringlog_topic("apart")
     writer.topics.create(topic)
     with ringlog.connect(ringlog_engine.url, wait=10) as client:
         every = client.watch(topic, start=LATEST).open()
@@ -438,12 +423,11 @@ def test_watches_at_different_positions_read_separately(ringlog_engine, writer, 
         assert data_of(take(behind, records(12))) == [b"%c%d" % (c, n) for n in range(4) for c in b"abc"]
 
 
-def test_an_event_wakes_up_only_the_waiting_thread(ringlog_engine, writer, ringlog_topic):
+def test_an_event_wakes_up_only_the_waiting_thread(ringlog_engine, writer, topic):
     """The client's background thread leaves events to threads that wait for them.
 
     Otherwise each event would wake up both.
     """
-    topic = ringlog_topic("alone")
     writer.topics.create(topic)
     with ringlog.connect(ringlog_engine.url, wait=10) as client, client.watch(topic, start=LATEST) as watch:
         take(watch, lambda events: "CaughtUp" in kinds(events))

@@ -133,9 +133,8 @@ def test_a_topic_recreated_between_two_reads_is_followed_again(client, writer, r
             assert take_data(watch, 1) == [(topic, b"new %d" % life)]
 
 
-def test_a_watch_ignores_cached_facts_of_an_earlier_life_of_the_topic(client, writer, ringlog_topic):
+def test_a_watch_ignores_cached_facts_of_an_earlier_life_of_the_topic(client, writer, topic):
     """The client's cached facts of a topic may belong to a life that has ended."""
-    topic = ringlog_topic("older-life")
     for _ in range(3):
         client.append(topic, b"old")
         writer.topics.delete(topic)

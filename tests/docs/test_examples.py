@@ -20,7 +20,6 @@ ROOT = Path(__file__).parent.parent.parent
 BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXAMPLE = ROOT / "examples" / "emails"
 
-
 running = engine_fixture(wal={"shards": 2}, delivery={"schedulers": 1})
 
 

@@ -20,7 +20,6 @@ from tests.support.machine import is_listening
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "http"
 WAIT_S = 20.0
 
-
 running = engine_fixture(
     "module", ready="http_gateway", http={"enabled": True, "port": 0}, delivery={"schedulers": 1}
 )

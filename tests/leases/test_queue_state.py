@@ -26,6 +26,11 @@ def queue(incarnation: int = 1) -> ConsumerGroup:
     return ConsumerGroup(tokens=LeaseTokens(incarnation))
 
 
+@pytest.fixture
+def q() -> ConsumerGroup:
+    return queue()
+
+
 def live(head: int, dead: set[int] = frozenset(), front: int = 1) -> LiveSeqs:
     return LiveSeqs(front, head, BitMap64(dead) if dead else None)
 
@@ -52,25 +57,22 @@ def match(of: ConsumerGroup, seqs: list[int], now: int, node: str = A, tokens: l
 # -- order and time ---------------------------------------------------------------------------------------
 
 
-def test_new_jobs_are_delivered_lowest_seq_first_and_once():
+def test_new_jobs_are_delivered_lowest_seq_first_and_once(q):
     """A claim of more jobs than there are returns the available ones."""
-    q = queue()
     assert claim(q, live(5), 2, 0) == [1, 2]
     assert claim(q, live(5), 9, 0, B) == [3, 4, 5]
     assert claim(q, live(5), 9, 0) == []
 
 
-def test_deleted_and_lost_jobs_are_skipped():
+def test_deleted_and_lost_jobs_are_skipped(q):
     """A claim never leases a deleted seq or a seq of a lost range."""
-    q = queue()
     assert claim(q, LiveSeqs(2, 12, BitMap64({4, 5, 9}), ((6, 7),)), 9, 0) == [2, 3, 8, 10, 11, 12]
     assert claim(q, LiveSeqs(2, 14, BitMap64({4, 5, 9, 13, 14}), ((6, 7),)), 9, 0) == []
     assert claim(q, LiveSeqs(2, 15, BitMap64({4, 5, 9, 13, 14}), ((6, 7),)), 9, 0) == [15]
 
 
-def test_a_lease_is_valid_through_its_deadline_and_not_after_it():
+def test_a_lease_is_valid_through_its_deadline_and_not_after_it(q):
     """The lease is valid in the last millisecond and expired in the next one."""
-    q = queue()
     claim(q, live(1), 1, 0)
     q.apply_expirations(LEASE)
     assert q.leased == 1
@@ -79,9 +81,8 @@ def test_a_lease_is_valid_through_its_deadline_and_not_after_it():
     assert q.leased == 0
 
 
-def test_a_delay_is_over_at_its_end():
+def test_a_delay_is_over_at_its_end(q):
     """The job is ready in the millisecond in which its delay ends."""
-    q = queue()
     claim(q, live(2), 2, 0)
     q.nack(match(q, [1], 5), A, 100, 5)
     assert q.counts(2) == QueueCounts(ready=0, in_flight=1, delayed=1)
@@ -89,26 +90,23 @@ def test_a_delay_is_over_at_its_end():
     assert claim(q, live(2), 1, 105) == [1]
 
 
-def test_returned_jobs_are_delivered_before_new_ones():
+def test_returned_jobs_are_delivered_before_new_ones(q):
     """The worker that nacked a job may get it again."""
-    q = queue()
     claim(q, live(6), 4, 0)
     q.nack(match(q, [3, 2], 1), A, 0, 1)
     assert claim(q, live(6), 3, 1) == [2, 3, 5]
 
 
-def test_the_delivery_count_grows_after_expiry_and_nack():
+def test_the_delivery_count_grows_after_expiry_and_nack(q):
     """Each delivery increments the count of the job."""
-    q = queue()
     assert lease_runs(q.claim(live(1), A, 1, LEASE, 0))[0].deliveries == 1
     q.nack(match(q, [1], 0), A, 0, 0)
     assert lease_runs(q.claim(live(1), A, 1, LEASE, 0))[0].deliveries == 2
     assert lease_runs(q.claim(live(1), B, 1, LEASE, LEASE + 1))[0].deliveries == 3
 
 
-def test_extend_replaces_the_deadline_also_by_an_earlier_one():
+def test_extend_replaces_the_deadline_also_by_an_earlier_one(q):
     """The new deadline counts from the time of the call."""
-    q = queue()
     given = lease_runs(q.claim(live(2), A, 2, LEASE, 0))[0]
     assert q.extend(match(q, [1], 10), A, 5_000, 10).until_ms == 5_010
     assert q.extend(match(q, [2], 10), A, 20, 10).until_ms == 30
@@ -118,9 +116,8 @@ def test_extend_replaces_the_deadline_also_by_an_earlier_one():
     assert list(match(q, [1], 5_011).skipped) == [1], "an expired lease cannot be extended"
 
 
-def test_a_clock_that_steps_back_does_not_revive_an_expired_lease():
+def test_a_clock_that_steps_back_does_not_revive_an_expired_lease(q):
     """An applied expiry is final."""
-    q = queue()
     claim(q, live(1), 1, 0)
     q.apply_expirations(LEASE + 1)
     assert list(match(q, [1], 0).skipped) == [1]
@@ -129,9 +126,8 @@ def test_a_clock_that_steps_back_does_not_revive_an_expired_lease():
 # -- matching ---------------------------------------------------------------------------------------------
 
 
-def test_match_lists_skipped_jobs_in_the_order_of_the_request():
+def test_match_lists_skipped_jobs_in_the_order_of_the_request(q):
     """A job is skipped if the node does not lease it. A repeated seq is skipped the second time."""
-    q = queue()
     claim(q, live(6), 3, 0)
     claim(q, live(6), 1, 0, B)
     matched = ack(q, [9, 3, 4, 1, 3, 6], 0)
@@ -140,9 +136,8 @@ def test_match_lists_skipped_jobs_in_the_order_of_the_request():
     assert ack(q, [1, 3], 0).skipped.tolist() == [1, 3]
 
 
-def test_a_token_of_an_earlier_lease_does_not_match():
+def test_a_token_of_an_earlier_lease_does_not_match(q):
     """The token 0 matches any lease of the node."""
-    q = queue()
     old = lease_runs(q.claim(live(3), A, 3, LEASE, 0))[0].token
     q.nack(match(q, [2], 0), A, 0, 0)
     new = lease_runs(q.claim(live(3), A, 1, LEASE, 0))[0].token
@@ -152,17 +147,15 @@ def test_a_token_of_an_earlier_lease_does_not_match():
     assert match(q, [1, 2, 3], 0, tokens=[0, new, 0]).leased.tolist() == [1, 2, 3]
 
 
-def test_a_lease_matches_only_its_own_node():
+def test_a_lease_matches_only_its_own_node(q):
     """Node names are case-sensitive."""
-    q = queue()
     claim(q, live(1), 1, 0, "Worker")
     assert match(q, [1], 0, "worker").skipped.tolist() == [1]
     assert match(q, [1], 0, "Worker").leased.tolist() == [1]
 
 
-def test_an_ack_of_a_deleted_job_succeeds_and_of_an_evicted_job_does_not():
+def test_an_ack_of_a_deleted_job_succeeds_and_of_an_evicted_job_does_not(q):
     """A delete on request keeps the lease until it is acked or expires. An eviction ends it at once."""
-    q = queue()
     claim(q, live(4), 4, 0)
     q.apply_removal(3, None, on_request=False)
     q.apply_removal(0, BitMap64([4]), on_request=True)
@@ -172,8 +165,7 @@ def test_an_ack_of_a_deleted_job_succeeds_and_of_an_evicted_job_does_not():
     assert len(q.runs) == 0
 
 
-def test_the_lease_of_a_deleted_job_ends_when_it_expires():
-    q = queue()
+def test_the_lease_of_a_deleted_job_ends_when_it_expires(q):
     claim(q, live(1), 1, 0)
     q.apply_removal(2, None, on_request=True)
     q.apply_expirations(LEASE + 1)
@@ -183,9 +175,8 @@ def test_the_lease_of_a_deleted_job_ends_when_it_expires():
 # -- dead letters -----------------------------------------------------------------------------------------
 
 
-def test_an_exhausted_job_counts_as_ready_until_it_is_moved():
+def test_an_exhausted_job_counts_as_ready_until_it_is_moved(q):
     """A job with `max_deliveries` deliveries becomes exhausted and is not delivered again."""
-    q = queue()
     for now in (0, 2_000):
         assert claim(q, live(2), 1, now, deliveries_max=2) == [1]
     assert claim(q, live(2), 9, 4_000, deliveries_max=2) == [2]
@@ -196,8 +187,7 @@ def test_an_exhausted_job_counts_as_ready_until_it_is_moved():
     assert claim(q, live(2), 9, 4_000) == [1], "without a limit it comes back for ever (QD-5)"
 
 
-def test_a_moved_exhausted_job_is_forgotten():
-    q = queue()
+def test_a_moved_exhausted_job_is_forgotten(q):
     claim(q, live(3), 3, 0)
     q.nack(match(q, [1, 2, 3], 0), A, 0, 0)
     assert claim(q, live(3), 9, 0, deliveries_max=1) == []
@@ -209,9 +199,8 @@ def test_a_moved_exhausted_job_is_forgotten():
 # -- costs ------------------------------------------------------------------------------------------------
 
 
-def test_claiming_a_hundred_of_ten_million_jobs_touches_one_or_two_runs():
+def test_claiming_a_hundred_of_ten_million_jobs_touches_one_or_two_runs(q):
     """The cost grows with the jobs of the claim, not with the size of the queue."""
-    q = queue()
     whole = live(10_000_000)
     began = time.perf_counter()
     for _ in range(1_000):
@@ -222,10 +211,9 @@ def test_claiming_a_hundred_of_ten_million_jobs_touches_one_or_two_runs():
     assert took < 0.000_5, "microseconds, with room for a busy machine"
 
 
-def test_a_million_separate_delays_take_less_than_fifty_bytes_per_job_of_the_queue():
+def test_a_million_separate_delays_take_less_than_fifty_bytes_per_job_of_the_queue(q):
     """The test measures 50,000 separate delays. It scales the result to one million delayed among eleven
     million jobs."""
-    q = queue()
     whole = live(11_000_000)
     tracemalloc.start()
     try:
@@ -243,8 +231,7 @@ def test_a_million_separate_delays_take_less_than_fifty_bytes_per_job_of_the_que
     assert used / 100_000 * 1_000_000 / 11_000_000 < 50
 
 
-def test_heaps_stay_proportional_to_their_live_entries():
-    q = queue()
+def test_heaps_stay_proportional_to_their_live_entries(q):
     claim(q, live(1), 1, 0)
     for now in range(20_000):
         q.extend(match(q, [1], now), A, LEASE + now % 7, now)
@@ -292,12 +279,11 @@ def test_spans_of_returns_the_ranges_without_a_gap():
     ],
     ids=["all", "inside", "token", "first", "last", "order", "twice", "beyond", "stranger"],
 )
-def test_match_agrees_on_its_fast_and_its_general_path(seqs, shift, who, leased):
+def test_match_agrees_on_its_fast_and_its_general_path(q, seqs, shift, who, leased):
     """Jobs 1 to 10 belong to one claim of A, and 11 to 20 to one claim of B.
 
     The fast path matches a whole run. Any deviation uses the general path.
     """
-    q = queue()
     (run,) = lease_runs(q.claim(live(20), A, 10, LEASE, 0))
     claim(q, live(20), 10, 0, B)
     tokens = [run.token + seq - run.first + shift.get(seq, 0) for seq in seqs]
@@ -312,9 +298,8 @@ def test_match_agrees_on_its_fast_and_its_general_path(seqs, shift, who, leased)
         assert without.leased.tolist() == list(leased), "and without tokens"
 
 
-def test_match_of_a_run_handles_deleted_and_expired_jobs():
+def test_match_of_a_run_handles_deleted_and_expired_jobs(q):
     """A deleted job is reported as deleted, and the others as leased until they expire."""
-    q = queue()
     (run,) = lease_runs(q.claim(live(10), A, 10, LEASE, 0))
     tokens = [run.token + n for n in range(10)]
     q.apply_removal(0, BitMap64([4]), on_request=True)

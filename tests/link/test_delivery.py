@@ -28,6 +28,11 @@ from ringlog.testing.fake_scheduler import FakeDeliveryHost, topic
 pytestmark = pytest.mark.timeout(30)
 
 
+@pytest.fixture
+def host() -> FakeDeliveryHost:
+    return FakeDeliveryHost()
+
+
 def opened(host, *wanted, **options):
     """Return a subscription that the schedulers know, and its feeds.
 
@@ -42,8 +47,7 @@ def opened(host, *wanted, **options):
     return subscription, adding.result()
 
 
-def test_a_grant_is_taken_once_and_returned_with_the_position():
-    host = FakeDeliveryHost()
+def test_a_grant_is_taken_once_and_returned_with_the_position(host):
     subscription, (feed,) = opened(host, (topic(7), 5))
     assert subscription.take_grant() is None
     host.deliver_grants((subscription.number, feed, 9, 6, 9, 1, 4096, 8192))
@@ -56,9 +60,8 @@ def test_a_grant_is_taken_once_and_returned_with_the_position():
     assert host.fake_schedulers[0].returned_grants() == [[subscription.number, feed, 9, 1]]
 
 
-def test_grants_are_expected_from_a_scheduler_after_its_first_feed():
+def test_grants_are_expected_from_a_scheduler_after_its_first_feed(host):
     """A client has a grant ring only while it has feeds."""
-    host = FakeDeliveryHost()
     subscription, _ = opened(host, (topic(7), 0), (topic(8), 0))
     assert host.expected == [0]
     adding = host.delivery.add_feeds(subscription, [(topic(9), 0)])
@@ -71,9 +74,8 @@ def test_grants_are_expected_from_a_scheduler_after_its_first_feed():
     assert host.expected == [0, 0]
 
 
-def test_returned_grants_are_sent_together_and_soon():
+def test_returned_grants_are_sent_together_and_soon(host):
     """One message contains many. If the client does not wait for more grants, it sends them within 5 ms."""
-    host = FakeDeliveryHost()
     subscription, feeds = opened(
         host, *((topic(n), 0) for n in range(1, RETURNS_PER_MESSAGE_MAX + 37)), credit=400
     )
@@ -85,9 +87,8 @@ def test_returned_grants_are_sent_together_and_soon():
     assert len(host.fake_schedulers[0].returned_grants()) == 36
 
 
-def test_grants_returned_without_the_lock_are_sent_together():
+def test_grants_returned_without_the_lock_are_sent_together(host):
     """The first return asks its caller to schedule the collection. The collection includes later returns."""
-    host = FakeDeliveryHost()
     subscription, feeds = opened(
         host, *((topic(n), 0) for n in range(1, RETURNS_PER_MESSAGE_MAX + 37)), credit=400
     )
@@ -144,9 +145,8 @@ def sought(host, subscription, *feeds):
     return asked
 
 
-def test_a_topic_is_followed_to_the_slot_that_its_shard_reports():
+def test_a_topic_is_followed_to_the_slot_that_its_shard_reports(host):
     """The shard assigns slots, and its successor may assign others."""
-    host = FakeDeliveryHost()
     subscription, (feed, other) = opened(host, (topic(7, slot=3), 5), (topic(9, slot=4), 1))
     ((shard, message, answer),) = sought(host, subscription, feed)
     assert (shard, message) == (0, m.TopicResolve("t7"))
@@ -159,9 +159,8 @@ def test_a_topic_is_followed_to_the_slot_that_its_shard_reports():
     assert len(sought(host, subscription, feed, other)) == 1, "it may move again; the other is next"
 
 
-def test_a_topic_that_moves_again_during_the_lookup_is_looked_up_again():
+def test_a_topic_that_moves_again_during_the_lookup_is_looked_up_again(host):
     """Two restarts in a row: the first lookup may return the slot of the first successor."""
-    host = FakeDeliveryHost()
     subscription, (feed,) = opened(host, (topic(7, slot=3), 5))
     ((_, _, answer),) = sought(host, subscription, feed)
     assert sought(host, subscription, feed) == []
@@ -174,9 +173,8 @@ def test_a_topic_that_moves_again_during_the_lookup_is_looked_up_again():
     assert len(host.shard_requests) == 1, "it did not move during this lookup"
 
 
-def test_a_topic_is_followed_to_the_shard_that_its_home_reports():
+def test_a_topic_is_followed_to_the_shard_that_its_home_reports(host):
     """The home shard of the name returns a reference to the owner."""
-    host = FakeDeliveryHost()
     subscription, (feed,) = opened(host, (topic(7, shard=2, slot=3), 5))
     ((_, _, answer),) = sought(host, subscription, feed)
     answer.resolve(PeerReply(m.TopicInfo("t7", 0, 0, 2, -1, False, {})))
@@ -187,8 +185,7 @@ def test_a_topic_is_followed_to_the_shard_that_its_home_reports():
 
 
 @pytest.mark.parametrize("found", [topic(7, slot=3), topic(8, slot=5), TopicNotFound("no such topic")])
-def test_a_topic_that_did_not_move_or_does_not_exist_is_left_to_its_reader(found):
-    host = FakeDeliveryHost()
+def test_a_topic_that_did_not_move_or_does_not_exist_is_left_to_its_reader(host, found):
     subscription, (feed,) = opened(host, (topic(7, slot=3), 5))
     ((_, _, answer),) = sought(host, subscription, feed)
     answer.fail(found) if isinstance(found, Exception) else answer.resolve(PeerReply(found))
@@ -197,9 +194,8 @@ def test_a_topic_that_did_not_move_or_does_not_exist_is_left_to_its_reader(found
 
 
 @pytest.mark.parametrize("error", [NotReady("restarts"), NotConnected("away"), RequestTimeout("no answer")])
-def test_the_lookup_of_a_moved_topic_is_retried(error):
+def test_the_lookup_of_a_moved_topic_is_retried(host, error):
     """The scheduler sends its notice only once. Without the retry the reader would wait forever."""
-    host = FakeDeliveryHost()
     subscription, (feed, gone) = opened(host, (topic(7, slot=3), 5), (topic(9, slot=4), 1))
     for _, _, answer in sought(host, subscription, feed, gone):
         answer.fail(error)
@@ -213,8 +209,7 @@ def test_the_lookup_of_a_moved_topic_is_retried(error):
     assert [each.slot for told in host.fake_schedulers[0].answer_all() for each in told.feeds] == [6]
 
 
-def test_lookups_of_many_topics_are_bounded_and_subscribed_together():
-    host = FakeDeliveryHost()
+def test_lookups_of_many_topics_are_bounded_and_subscribed_together(host):
     subscription, feeds = opened(host, *((topic(n, slot=n), 0) for n in range(1, 101)), credit=200)
     asked = sought(host, subscription, *feeds)
     assert len(asked) == 1, "the first; the others are asked for together"
@@ -230,8 +225,7 @@ def test_lookups_of_many_topics_are_bounded_and_subscribed_together():
     assert len(host.shard_requests) == 100 - 1 - RELOCATIONS_AT_ONCE
 
 
-def test_a_grant_wakes_up_the_waiting_reader():
-    host = FakeDeliveryHost()
+def test_a_grant_wakes_up_the_waiting_reader(host):
     subscription, (feed,) = opened(host, (topic(7), 0))
     waiting = host.delivery.wait_for_work(subscription)
     assert not waiting.is_done
@@ -240,9 +234,8 @@ def test_a_grant_wakes_up_the_waiting_reader():
     assert host.delivery.wait_for_work(subscription).is_done, "it was not taken yet"
 
 
-def test_two_grants_of_one_feed_are_merged():
+def test_two_grants_of_one_feed_are_merged(host):
     """A restarted scheduler repeats its grants. The feed is read once."""
-    host = FakeDeliveryHost()
     subscription, (feed,) = opened(host, (topic(7), 0))
     host.deliver_grants((subscription.number, feed, 1))
     host.deliver_grants((subscription.number, feed, 3))
@@ -250,9 +243,8 @@ def test_two_grants_of_one_feed_are_merged():
     assert subscription.take_grant() is None
 
 
-def test_a_new_connection_gets_all_feeds_with_current_positions():
+def test_a_new_connection_gets_all_feeds_with_current_positions(host):
     """A new scheduler knows no subscription."""
-    host = FakeDeliveryHost()
     subscription, (first, second) = opened(host, (topic(7), 0), (topic(8), 3))
     host.deliver_grants((subscription.number, first, 5))
     turn = subscription.take_grant()
@@ -262,8 +254,7 @@ def test_a_new_connection_gets_all_feeds_with_current_positions():
     assert [(feed.feed, feed.after) for feed in asked.feeds] == [(first, 5), (second, 3)]
 
 
-def test_a_scheduler_that_lost_the_subscription_gets_it_again():
-    host = FakeDeliveryHost()
+def test_a_scheduler_that_lost_the_subscription_gets_it_again(host):
     subscription, _ = opened(host, (topic(7), 0))
     host.expected.clear()
     host.delivery.scheduler_message(0, PeerReply(m.SubscriptionsLost()))
@@ -284,8 +275,7 @@ def test_feeds_are_assigned_to_the_scheduler_of_their_topic():
     assert len(subscription.feeds) == 39
 
 
-def test_many_feeds_are_sent_in_several_messages():
-    host = FakeDeliveryHost()
+def test_many_feeds_are_sent_in_several_messages(host):
     subscription = host.delivery.open_subscription(credit=1, strong=False, names=False)
     adding = host.delivery.add_feeds(
         subscription, [(topic(n), 0) for n in range(1, FEEDS_PER_MESSAGE_MAX + 11)]
@@ -297,9 +287,8 @@ def test_many_feeds_are_sent_in_several_messages():
     assert len(set(adding.result())) == FEEDS_PER_MESSAGE_MAX + 10
 
 
-def test_a_temporary_refusal_is_retried_and_another_error_ends_the_subscription():
+def test_a_temporary_refusal_is_retried_and_another_error_ends_the_subscription(host):
     """`NotReady` is temporary; `Throttled` for the limit of links is not."""
-    host = FakeDeliveryHost()
     subscription = host.delivery.open_subscription(credit=1, strong=False, names=False)
     adding = host.delivery.add_feeds(subscription, [(topic(7), 0)])
     host.fake_schedulers[0].requests.pop()[1].fail(NotReady("starting"))
@@ -311,9 +300,8 @@ def test_a_temporary_refusal_is_retried_and_another_error_ends_the_subscription(
     assert subscription.has_work, "who waits for it has to hear of it"
 
 
-def test_dropped_feeds_and_closed_subscriptions_deliver_no_grants():
+def test_dropped_feeds_and_closed_subscriptions_deliver_no_grants(host):
     """Closing also stops all timers."""
-    host = FakeDeliveryHost()
     subscription, (first, second) = opened(host, (topic(7), 0), (topic(8), 0))
     host.deliver_grants((subscription.number, first, 1), (subscription.number, second, 1))
     host.delivery.drop_feed(subscription, first)
@@ -326,8 +314,7 @@ def test_dropped_feeds_and_closed_subscriptions_deliver_no_grants():
     assert host.timers.next_ns() is None, "an idle client has nothing to wake up for"
 
 
-def test_a_client_sends_keep_alives_while_it_has_a_subscription():
-    host = FakeDeliveryHost()
+def test_a_client_sends_keep_alives_while_it_has_a_subscription(host):
     opened(host, (topic(7), 0))
     host.advance(10)
     assert [(message, bytes(data)) for message, data in host.fake_schedulers[0].sent_messages] == [
@@ -337,8 +324,7 @@ def test_a_client_sends_keep_alives_while_it_has_a_subscription():
     assert len(host.fake_schedulers[0].sent_messages) == 2
 
 
-def test_a_self_grant_is_replaced_by_a_grant_of_the_scheduler():
-    host = FakeDeliveryHost()
+def test_a_self_grant_is_replaced_by_a_grant_of_the_scheduler(host):
     subscription, (feed,) = opened(host, (topic(7), 0))
     host.delivery.self_grant(subscription, feed)
     host.delivery.self_grant(subscription, feed)
@@ -366,24 +352,21 @@ def test_a_subscription_without_schedulers_fails_with_a_remedy():
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 63, None])
-def test_malformed_grant_rows_are_ignored(data):
-    host = FakeDeliveryHost()
+def test_malformed_grant_rows_are_ignored(host, data):
     subscription, _ = opened(host, (topic(7), 0))
     host.delivery.scheduler_message(0, PeerReply(m.Turns(1), data))
     assert not subscription.has_work
 
 
-def test_grants_through_shared_memory_equal_other_grants():
-    host = FakeDeliveryHost()
+def test_grants_through_shared_memory_equal_other_grants(host):
     subscription, (feed,) = opened(host, (topic(7), 5))
     row = [subscription.number, feed, 9, 6, 9, 1, 4096, 8192]
     host.delivery.scheduler_grants(0, [row], is_complete=True)
     assert subscription.take_grant().hint == (6, 9, 1, 4096, 8192)
 
 
-def test_an_overrun_of_the_grant_ring_leads_to_self_grants_for_all_feeds():
+def test_an_overrun_of_the_grant_ring_leads_to_self_grants_for_all_feeds(host):
     """The client loses time and no record. A feed with a grant gets no second one."""
-    host = FakeDeliveryHost()
     subscription, (first, second) = opened(host, (topic(7), 0), (topic(8), 3))
     host.deliver_grants((subscription.number, first, 5))
     host.delivery.scheduler_grants(0, [], is_complete=False)

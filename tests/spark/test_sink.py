@@ -52,6 +52,7 @@ from ringlog.storage.real_disk import RealDisk
 from ringlog.testing.faulty_disk import DiskFault, FaultyDisk
 from tests.spark.crashes import CHANGES, IDS, NEXT_IDS, crash_at, power_cut_at
 from tests.support.sink_world import DEALS, WIDE, World, deal, rows
+from tests.support.stops import fails_at
 
 PAIR = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 STEP = 8
@@ -450,11 +451,9 @@ def test_clean_removes_only_abandoned_files(new_world, tmp_path):
     """Files of an open plan, and files of a locked writer, stay."""
     world = new_world()
     orphans = world.stage(IDS)
-    stop_points.configure("sink_after_plan:1:raise")
     planned = [*orphans[:1]]
-    with pytest.raises(InvariantViolation):
+    with fails_at("sink_after_plan"):
         world.committer().commit(world.key, 0, planned)
-    stop_points.configure("")
     late = staging.Staging(world.directory)
     assert late.clean() == []
     made = int(orphans[0].name.split("-")[1])
@@ -486,10 +485,8 @@ def test_a_commit_that_fails_at_any_point_is_repeated_exactly(new_world, monkeyp
     """Spark aborts with the same messages and then runs the batch again."""
     world = new_world()
     monkeypatch.setattr(committing, "FRAMES_IN_FLIGHT", 1)
-    stop_points.configure(f"{point}:1:raise")
-    with pytest.raises(InvariantViolation):
+    with fails_at(point):
         world.batch(0, IDS)
-    stop_points.configure("")
     world.abort()
     done = world.batch(0, IDS, how, seed=3)
     resumes = point not in {"sink_before_plan", "sink_after_done"}
@@ -545,10 +542,8 @@ def test_power_loss_at_any_disk_change_loses_and_duplicates_no_row(new_world, ho
 def test_recover_finishes_an_open_plan(new_world):
     """The driver died during the commit and is not started again."""
     world = new_world()
-    stop_points.configure("sink_mid_append:1:raise")
-    with pytest.raises(InvariantViolation):
+    with fails_at("sink_mid_append"):
         world.batch(0, IDS)
-    stop_points.configure("")
     (done,) = world.committer().recover()
     assert (done.outcome, done.rows) == ("resumed", len(IDS))
     assert world.committer().recover() == []
@@ -557,10 +552,8 @@ def test_recover_finishes_an_open_plan(new_world):
 
 def test_a_newer_batch_finishes_the_open_one_first(new_world):
     world = new_world()
-    stop_points.configure("sink_after_plan:1:raise")
-    with pytest.raises(InvariantViolation):
+    with fails_at("sink_after_plan"):
         world.batch(0, IDS)
-    stop_points.configure("")
     world.batch(1, NEXT_IDS)
     assert world.found() == world.expected([*IDS, *NEXT_IDS])
 
@@ -580,10 +573,8 @@ def test_a_refused_frame_gets_a_new_number_and_is_written_once(client, new_world
         world.committer().commit(world.key, 0, files)
     assert world.found() == world.expected([*range(40), *range(60, 65)])
     client.topics.configure(topic, cap_records=0)
-    stop_points.configure("sink_before_amend:1:raise")
-    with pytest.raises(InvariantViolation):
+    with fails_at("sink_before_amend"):
         world.batch(0, range(65), "shuffle")
-    stop_points.configure("")
     done = world.batch(0, range(65), "shuffle")
     assert (done.outcome, done.renumbered, done.repeats) == ("resumed", 1, 2)
     world.batch(1, range(65, 90))
@@ -642,10 +633,8 @@ def test_control_appending_by_task_loses_or_duplicates_rows(new_world, how, lose
 def test_control_an_abort_that_ignores_the_plan_loses_rows(new_world):
     """The commit fails after the plan, and the clean-up removes the files."""
     world = new_world()
-    stop_points.configure("sink_after_plan:1:raise")
-    with pytest.raises(InvariantViolation):
+    with fails_at("sink_after_plan"):
         world.batch(0, IDS)
-    stop_points.configure("")
     for file in world.staged:
         os.unlink(os.path.join(world.directory, file.name))
     with pytest.raises(DiskError):
@@ -658,10 +647,8 @@ def test_control_a_commit_without_a_plan_loses_rows(new_world, monkeypatch, how)
     """Frames are identified by (query, batch, n). The plan is lost, and the producer numbers are kept."""
     world = new_world()
     monkeypatch.setattr(committing, "FRAMES_IN_FLIGHT", 1)
-    stop_points.configure("sink_mid_append:5:raise")
-    with pytest.raises(InvariantViolation):
+    with fails_at("sink_mid_append", 5):
         world.batch(0, IDS)
-    stop_points.configure("")
     (path,) = [name for name in os.listdir(world.directory) if name.endswith(".plan")]
     os.unlink(os.path.join(world.directory, path))
     monkeypatch.setattr(committing.Committer, "_settled", lambda *_: {})

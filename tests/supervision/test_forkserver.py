@@ -22,7 +22,6 @@ pytestmark = pytest.mark.slow
 
 WAIT_S = 30.0
 
-
 engine = engine_fixture()
 
 

@@ -15,7 +15,6 @@ from tests.support.engines import engine_fixture
 
 pytestmark = pytest.mark.slow
 
-
 engine = engine_fixture()
 
 

@@ -1,9 +1,12 @@
-"""Ports, process groups and private files of this machine."""
+"""Ports, processes and private files of this machine."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -34,3 +37,15 @@ def private_file(path: Path, text: str) -> str:
     path.write_text(text)
     path.chmod(0o600)
     return str(path)
+
+
+@contextmanager
+def suspended(*pids: int) -> Iterator[None]:
+    """Stop the processes within the block."""
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)

@@ -26,11 +26,12 @@ COMPILED_TESTS := $(wildcard tests/actors/test_wal_shard_*.py tests/actors/test_
   $(addprefix tests/,aio board client frame leases link ring topic)
 INTERRUPTING_TESTS = $(addprefix tests/client/test_,interrupts.py signal_handlers.py dropped.py)
 
-.PHONY: help setup bytecode compiled wheel demo test test-wheel test-releases check bench bench-against peers conformance chaos chaos-night chaos-long mutants test-night spark-night docs reference fmt clean
+.PHONY: help setup bytecode compiled wheel demo quick test test-wheel test-releases check bench bench-against peers conformance chaos chaos-night chaos-long mutants test-night spark-night docs reference fmt clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo              run the main job on real data, with kills on the way"
+	@echo "make quick             the tests that start no process: under a minute"
 	@echo "make test              all tests (WORKERS=$(WORKERS))"
 	@echo "make test-wheel        the wheel as installed: its contents, and the tests of its compiled modules"
 	@echo "make wheel             a wheel for an index, in dist/"
@@ -107,6 +108,10 @@ $(OLDER_SPARK): $(NIGHT_STAMP)
 
 demo: $(COMPILED)
 	$(RUN_COMPILED) -m demo --spark
+
+# Tests of engines are left out by their fixtures, others that start a process by the mark `slow`: the run insists on it.
+quick: $(STAMP)
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal -q --quick tests
 
 # A worker with nothing left takes half of what another still has before it, from the end: they end together. By
 # whole files they did not: those go out by their number of tests, and the few tests of a real engine last longest.

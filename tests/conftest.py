@@ -23,6 +23,8 @@ from ringlog.testing.real_engine import TestEngine
 
 pytest.register_assert_rewrite("tests.support")
 
+from tests.support import quick  # noqa: E402
+
 T = TypeVar("T", bound="dict | set")
 SHM = Path("/dev/shm")
 SETTLE_S = 5.0
@@ -38,11 +40,34 @@ settings.register_profile(
 settings.load_profile("ringlog")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests that replace parts of a class where ringlog is compiled."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="only tests that start no process")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip modules and folders without a quick test."""
+    return True if config.option.quick and quick.is_left_out(collection_path) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
+    """Mark tests that use an engine, and leave them out of quick runs. Skip tests that replace parts of a
+    class where ringlog is compiled."""
     for item in items:
+        if quick.has_engine(item):
+            item.add_marker("slow")
         if is_compiled() and item.get_closest_marker("interpreted"):
             item.add_marker(pytest.mark.skip(reason="replaces a part of a compiled class"))
+    if config.option.quick:
+        left = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def starts_no_process(request: pytest.FixtureRequest, keeps_a_tracker: None) -> Iterator[None]:
+    """In a quick run, fail each test that starts a process."""
+    yield from quick.refuse_processes() if request.config.option.quick else [None]
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ import pytest
 from ringlog.compilation import is_compiled
 from ringlog.testing.children import debug_environ
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 PLAIN_BASES = {"Protocol", "NamedTuple", "Enum", "IntEnum", "StrEnum", "IntFlag"}
 

@@ -103,6 +103,7 @@ def run(action: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", PROGRAM, spec], stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("action", "status"), [("kill", -signal.SIGKILL), ("exit", 1)])
 def test_kill_and_exit_end_the_process_at_once(action, status):
     with run(action) as child:
@@ -111,6 +112,7 @@ def test_kill_and_exit_end_the_process_at_once(action, status):
         assert child.returncode == status
 
 
+@pytest.mark.slow
 def test_a_paused_process_continues_after_sigcont():
     with run("pause") as child:
         assert child.stdout.readline() == "passed\n"
@@ -133,6 +135,7 @@ def hits(source: str) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_every_point_in_the_code_is_known():
     root = Path(__file__).parent.parent
     files = [*(root / "ringlog").rglob("*.py"), *(root / "actors").rglob("*.py")]

@@ -417,6 +417,7 @@ def test_a_dead_cold_segment_is_removed_from_both_tiers():
     assert world.files("/cold") == []
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_disk_call_loses_nothing_and_the_next_reclaimer_completes_the_work():
     """The work contains a drop, a rewrite and a merge. A power loss follows the crash (RF-6)."""
 

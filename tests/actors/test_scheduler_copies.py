@@ -110,6 +110,7 @@ _frame = st.integers(1, 6).flatmap(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(st.lists(_frame, min_size=1, max_size=8), st.data())
 def test_a_batch_copies_the_requested_records_and_reports_its_end(sent, data):

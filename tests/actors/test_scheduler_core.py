@@ -312,6 +312,7 @@ def test_topic_changes_are_sent_once_a_tick_to_subscriptions_that_requested_them
     assert not world.core.has_name_watchers
 
 
+@pytest.mark.slow
 def test_grants_of_a_thousand_subscriptions_to_one_topic_are_one_message(world: World) -> None:
     topic = world.topic(0, 0)
     world.is_checked = False

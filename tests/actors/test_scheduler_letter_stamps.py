@@ -84,6 +84,7 @@ def moved(job: dict[str, Any], group: str = "", record_bytes: int = RECORD_BYTES
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", ["", GROUP], ids=["queue", "group"])
 @pytest.mark.parametrize("name", JOBS)
 def test_every_job_becomes_a_dead_letter_that_names_its_origin(name: str, group: str) -> None:

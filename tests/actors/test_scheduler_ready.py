@@ -186,6 +186,7 @@ def _was_in_band(standing: TopicPriority, dirty: int, now: int, band: int) -> bo
     return {band_of(standing.effective(at, dirty)) for at in range(now - AGING_TICK_MS, now + 1, 5)} == {band}
 
 
+@pytest.mark.slow
 def test_references_stay_proportional_to_the_number_of_waiting_feeds() -> None:
     """Each operation is O(1), counted in references held."""
     ready: ReadySet[int] = ReadySet()

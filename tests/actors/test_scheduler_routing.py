@@ -270,6 +270,7 @@ def test_every_router_copies_every_record_once_and_in_order(seed):
         assert dest.copies == list(range(1, len(dest.copies) + 1))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 30))
 def test_catch_up_is_reported_neither_too_early_nor_never(seed):

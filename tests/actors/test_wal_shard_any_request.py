@@ -20,6 +20,7 @@ KNOWN = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(24))
 def test_a_shard_answers_any_request_and_recovers_from_its_log(seed: int) -> None:
     world, dice = prepared(), SeededChoices(seed)

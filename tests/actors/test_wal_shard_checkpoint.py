@@ -478,6 +478,7 @@ def test_a_checkpoint_succeeds_while_the_disk_has_no_space_for_a_new_file():
     assert world.ask(run, m.CheckpointRows(True)).done
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", range(6))
 def test_random_histories_with_checkpoints_equal_histories_without_them(seed):

@@ -16,6 +16,7 @@ from ringlog.actors.wal_shard.retention.checkpoint import ShardCheckpoint as Sha
 SHARE = Share(recoveries_every=400, recovery_cuts=4, sends_again_every=5, goes_on_every=100)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "steps",

@@ -214,6 +214,7 @@ def test_a_read_only_shard_accepts_no_claims(world):
         world.request(m.ProducerState("a", NAMED, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_acked_frames_are_stored_once_under_any_claims_and_crashes(seed):
     """Owners open the name, send, and send again. Shards die, make checkpoints, and change their number."""

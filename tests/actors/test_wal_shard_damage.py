@@ -150,6 +150,7 @@ def group_copies(files: Files) -> Iterator[tuple[str, Files]]:
 # -- below the durable end --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_flipped_bit_anywhere_is_detected_or_harmless():
     """A chain mark follows every frame, so this includes the last acked frame (RF-70 to RF-72)."""
@@ -193,6 +194,7 @@ def test_damage_to_the_last_acked_frame_is_detected_with_the_board_alone():
             assert after.start_shard(0).found.truncated_bytes > 0, "cut, but counted and logged"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_tail_torn_at_any_byte_of_the_last_commit_batch_is_cut_to_the_previous_one():
     """A frame of several records is recovered completely or not at all (RF-60)."""
@@ -491,6 +493,7 @@ def test_a_scan_that_does_not_check_the_chain_is_caught(monkeypatch):
     assert is_caught(group_copies)
 
 
+@pytest.mark.slow
 def test_a_scan_that_does_not_check_seals_is_caught(monkeypatch):
     """The mutant accepts any frame header."""
     monkeypatch.setattr(frames, "first_bad_seal", lambda batch, seed: None)

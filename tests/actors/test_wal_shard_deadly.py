@@ -64,6 +64,7 @@ def test_an_invalid_crash_file_is_ignored(tmp_path, data):
         died(tmp_path, times=POISON_CRASHES).require_not_poison(DELETE)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_an_engine_outlives_a_request_that_breaks_its_shard():
     """Its client receives an error. All other clients only see a pause."""

@@ -158,6 +158,7 @@ class History:
             self.deliveries = {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("durability", ["fsync", "disk"])
 @pytest.mark.parametrize("seed", range(12))
 def test_what_is_held_stays_so_and_everything_else_is_given_out(seed: int, durability: str) -> None:

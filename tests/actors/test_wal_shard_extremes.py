@@ -53,6 +53,7 @@ def asked(world: World, run: ShardRun, kind: type[m.Message], body: list[Any]) -
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topic", ["t", "q"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_shard_survives_every_field_at_its_extremes(kind: type[m.Message], topic: str) -> None:

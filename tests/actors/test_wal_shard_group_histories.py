@@ -24,6 +24,7 @@ STEPS_OF = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("durability", ["fsync", "disk"])
 @pytest.mark.parametrize("seed", range(12))
 def test_what_is_acked_stays_so_and_everything_else_is_given_out(seed: int, durability: str) -> None:

@@ -12,6 +12,7 @@ from ringlog.errors import RinglogError
 from ringlog.testing.shard_world import ShardRunEnded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.timeout(120)
 def test_random_lives_of_one_shard_satisfy_the_model(seed):
@@ -22,6 +23,7 @@ def test_random_lives_of_one_shard_satisfy_the_model(seed):
     assert story.made > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1_000, 1_006))
 @pytest.mark.timeout(120)
 def test_random_lives_with_changing_shard_counts_satisfy_the_model(seed):

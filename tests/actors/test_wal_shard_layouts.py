@@ -68,6 +68,7 @@ def test_an_earlier_epoch_in_the_log_does_not_end_the_epoch_of_another_layouts_s
         assert state(world) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [1, 3, 4])
 def test_a_home_shard_knows_a_topic_that_only_its_sibling_recorded(before):
     """The last entry under another number of shards was unsynced. The owner under this number copied it into

@@ -66,6 +66,7 @@ def damage(world: World, nths: list[int], name: str = "quick", at: int = 90) -> 
 TOPICS = {"kept": 1, "quick": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nths", [[0], [2], [1, 2], [4], [0, 1, 2, 3, 4]])
 @pytest.mark.parametrize("how", ["kill", "stop", "power"])
 def test_damaged_records_of_class_memory_are_lost_with_a_tombstone(world, nths, how, tmp_path: Path):

@@ -134,6 +134,7 @@ def test_the_log_of_another_number_of_shards_is_required_until_all_absorbed_it(o
         assert state(world) == before
 
 
+@pytest.mark.slow
 def test_a_start_that_dies_at_any_disk_call_causes_no_damage(world):
     """The register never names a file that may not exist."""
     fill(world)

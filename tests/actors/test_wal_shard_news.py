@@ -468,6 +468,7 @@ def test_a_deleted_topic_is_announced_and_a_restart_makes_readers_rescan(host, w
         assert [payload for row in rows[-1:] for payload in watched.verified(row, "u")] == [b"c"]
 
 
+@pytest.mark.slow
 def test_without_schedulers_there_is_no_news():
     with engine(wal={"shards": 1}, delivery={"schedulers": 0}) as host:
         with ringlog.connect(host.url, wait=10) as client:

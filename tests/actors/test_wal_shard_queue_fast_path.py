@@ -166,6 +166,7 @@ class History:
         )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.interpreted
 @pytest.mark.parametrize("durability", ["disk", "fsync", "ephemeral"])
 @pytest.mark.parametrize("backoff_ms", [0, 1_500])
@@ -339,6 +340,7 @@ class InOne(History):
             self.held.append((node, jobs_of(answer)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("durability", ["disk", "fsync"])
 @settings(max_examples=60, deadline=None)
 @given(steps=STEPS)

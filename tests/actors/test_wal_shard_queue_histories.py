@@ -13,6 +13,8 @@ from tests.support.queue_world import ack, claim, nack, stats
 from tests.support.removal_world import delete
 from tests.support.shard_worlds import started
 
+pytestmark = pytest.mark.slow
+
 STEPS = 60
 
 

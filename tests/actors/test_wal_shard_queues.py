@@ -451,6 +451,7 @@ def test_too_many_waiting_claims_are_refused(world, monkeypatch):
     assert run.replies.pop(901).detail["limit"] == "waiting_claims"
 
 
+@pytest.mark.slow
 def test_the_bookkeeping_of_waiting_claims_stays_small(world):
     make(world, 1)
     claim(world)

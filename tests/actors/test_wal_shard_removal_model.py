@@ -21,6 +21,8 @@ from ringlog.topic.tombstone import Gap
 from tests.support.removal_world import append, delete, read, state
 from tests.support.shard_worlds import started
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass
 class Kept:

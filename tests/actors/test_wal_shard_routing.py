@@ -377,6 +377,7 @@ class Story:
             assert self.world.topic(dest).count == len(records)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(25))
 def test_every_record_is_copied_once_and_in_order_under_any_history(seed: int):
     """The histories contain repeats, crashes, power losses, checkpoints and other shard counts."""

@@ -96,6 +96,7 @@ def claimed_runs(world: World) -> list[tuple[int, int, int, int]]:
         return run.replies.popitem()[1].runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("row", "value"), CASES)
 def test_a_topic_setting_is_refused_by_name_or_works_forever(row: Setting, value: Any) -> None:
     config = {row.name: value}
@@ -161,6 +162,7 @@ def test_a_number_from_an_earlier_version_is_moved_into_the_range(row: Setting) 
 PLACEHOLDER = 0x1122334455667788
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [0, 1, -1, 2**31, 2**53, 2**63 - 1, -(2**63)])
 @pytest.mark.parametrize("field", ["event_ts", "expires_at", "not_before"])
 @pytest.mark.parametrize("config", [{}, {"ttl_ms": DURATION_MS_MAX}, {"type": QUEUE}], ids=str)
@@ -197,6 +199,7 @@ CALLS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("message", "name"), CALLS, ids=[f"{type(each).__name__}.{name}" for each, name in CALLS]
 )

@@ -21,6 +21,7 @@ from ringlog.topic.dedup import ProducerTable
 from ringlog.topic.reservation import Reservation
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_every_crash_state_of_every_single_step_recovers_twice_to_the_same_state():
     """Every legal image after each disk call, and crash states of recovery itself (RF-57, RF-59)."""

@@ -175,6 +175,7 @@ TOO_MANY = [[1, 4, 2, 1]]
 TWO_LIVES = [[1, 2, 2], [2, 1, 1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lives", [ONE_LIFE, TOO_MANY, TWO_LIVES, [[3], [2], [1, 2]]])
 def test_no_schedule_shows_rows_that_were_not_written(lives: list[list[int]]) -> None:
     explored = Explorer(lives).run()

@@ -347,6 +347,7 @@ def test_human_seconds_is_short(seconds: float, text: str) -> None:
     assert human_seconds(seconds) == text
 
 
+@pytest.mark.slow
 def test_a_command_loads_only_the_modules_that_it_needs() -> None:
     """A command that needs neither NumPy nor ZeroMQ nor rich must not load them at its start."""
     code = (
@@ -357,6 +358,7 @@ def test_a_command_loads_only_the_modules_that_it_needs() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow
 def test_the_package_is_the_command() -> None:
     command = [sys.executable, "-m", "ringlog"]
     done = subprocess.run([*command, "topik"], capture_output=True, text=True, check=False, cwd=ROOT)
@@ -366,6 +368,7 @@ def test_the_package_is_the_command() -> None:
     assert done.stdout.split()[-1] == ringlog.__version__
 
 
+@pytest.mark.slow
 def test_a_closed_output_pipe_is_no_error() -> None:
     command = (
         f'{sys.executable} -c \'import sys; from ringlog.cli import main; sys.exit(main(["config", "env"]))\''

@@ -74,6 +74,7 @@ def test_global_options_and_groups_have_help_texts() -> None:
             check_text(command.help, name)
 
 
+@pytest.mark.slow
 @EVERY
 def test_every_example_parses(words: tuple[str, ...], command: Command) -> None:
     heading, *examples = (resolved(words).help_epilogue or "").splitlines()
@@ -100,6 +101,7 @@ def test_the_top_level_help_lists_every_command_in_its_section(capsys: pytest.Ca
     assert " dead " not in shown.replace("dead letters", "")
 
 
+@pytest.mark.slow
 @EVERY
 def test_the_help_of_a_command_has_its_description_options_and_examples(
     words: tuple[str, ...], command: Command, capsys: pytest.CaptureFixture[str]
@@ -145,6 +147,7 @@ def test_older_names_still_work_and_are_not_listed(
     assert f" {old[-1]} " not in capsys.readouterr().out or old[-1] == new[-1]
 
 
+@pytest.mark.slow
 def test_the_completion_script_knows_the_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

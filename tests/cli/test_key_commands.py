@@ -217,6 +217,7 @@ def test_a_keys_file_that_the_engine_would_refuse_is_not_changed(
     assert path.read_text() == before
 
 
+@pytest.mark.slow
 def test_keys_that_are_created_at_the_same_time_are_all_listed(place: Path) -> None:
     code = "import sys; from ringlog.cli import main; sys.exit(main(sys.argv[1:]))"
     running = [

@@ -25,6 +25,8 @@ from ringlog.verify.directory import verify_directory
 from tests.support.engines import client_fixture
 from tests.support.queue_jobs import LONG_MS
 
+pytestmark = pytest.mark.slow
+
 client = client_fixture("ring", "ipc")
 
 

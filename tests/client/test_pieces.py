@@ -31,6 +31,7 @@ def flat(pieces, what):
     return [value for piece in pieces for value in getattr(piece, what)()]
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(
     stretches=st.lists(

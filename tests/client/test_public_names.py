@@ -26,6 +26,7 @@ def modules_after(code: str) -> set[str]:
     return set(json.loads(done.stdout))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", ["import ringlog", "from ringlog import connect", "import ringlog.client"])
 def test_import_loads_no_heavy_module(code):
     loaded = modules_after(code)
@@ -36,6 +37,7 @@ def test_import_loads_no_heavy_module(code):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "modules",
     [
@@ -52,6 +54,7 @@ def test_neither_the_client_nor_the_engine_loads_asyncio_or_openssl(modules):
     assert not {"asyncio", "_hashlib", "_ssl"} & modules_after(f"import {modules}")
 
 
+@pytest.mark.slow
 def test_the_pytest_plugin_loads_no_heavy_module():
     before, after = modules_after("import pytest"), modules_after("import ringlog.testing.pytest_plugin")
     assert not HEAVY & after

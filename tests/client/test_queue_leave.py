@@ -80,6 +80,7 @@ def presence():
     made.close()
 
 
+@pytest.mark.slow
 def test_a_death_is_reported_once_and_unknown_processes_are_not_watched(presence):
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:

@@ -18,6 +18,8 @@ from tests.support.checkpoints import checkpoint
 from tests.support.engines import client_fixture
 from tests.support.queue_jobs import LONG_MS, counts, fill
 
+pytestmark = pytest.mark.slow
+
 SHORT_MS = 1_200
 """On a busy host a client may extend a lease some hundred milliseconds late."""
 

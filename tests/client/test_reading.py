@@ -501,6 +501,7 @@ def test_pages_of_a_large_frame_read_the_file_once(world, monkeypatch):
     assert world.locates == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     writes=st.lists(st.tuples(st.integers(1, 30), st.booleans(), st.booleans()), min_size=1, max_size=25),

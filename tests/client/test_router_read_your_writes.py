@@ -14,6 +14,8 @@ from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine
 from tests.support.machine import suspended
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = 60
 CHAIN = 3
 

@@ -13,7 +13,7 @@ from ringlog.link.curve import key_file_text, new_key
 from ringlog.testing import engine
 from tests.support.machine import free_port, private_file
 
-pytestmark = [pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 WAIT_S = 20.0
 SERVER, KEY = new_key(), new_key()
 TRANSPORTS = ["ring", "ipc", "tcp"]

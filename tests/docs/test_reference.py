@@ -28,6 +28,7 @@ def text(page: str) -> str:
     return (ROOT / "docs/reference" / page).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", TABLES, ids=name)
 def test_generated_tables_are_current(page: Path) -> None:
     found = page.read_text()

@@ -124,6 +124,7 @@ def test_a_slice_of_a_view_is_the_slice_of_its_records(
     assert part.to_arrow().equals(whole.to_arrow().slice(start, len(part)))
 
 
+@pytest.mark.slow
 @given(record_columns())
 def test_a_round_trip_through_arrow_gives_the_same_body(given: dict[str, list[Any]]) -> None:
     columns = encoded(given)

@@ -117,6 +117,7 @@ def test_arbitrary_bytes_end_in_a_frame_or_a_typed_error(data: bytes, offset: in
     assert (found is None) == (verified is None)
 
 
+@pytest.mark.slow
 @given(mutated_frame())
 @settings(max_examples=200)
 def test_both_decoders_agree_on_damaged_frames(whole: bytearray) -> None:

@@ -145,6 +145,7 @@ def test_hashes_and_seals_equal_those_of_xxhash(pieces: list[bytearray], salt: i
     ]
 
 
+@pytest.mark.slow
 @given(mutated_frame() | any_frame())
 def test_walk_body_agrees_with_the_oracle(whole: bytearray) -> None:
     """Both return the same positions, or the same fault at the same position."""
@@ -357,6 +358,7 @@ def without_kernel(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_connect_without_the_kernel_fails_with_a_remedy() -> None:
     done = without_kernel(
         "try:\n    ringlog.connect()\nexcept ringlog.errors.KernelMissing as e:\n    print(e.code, e)"
@@ -367,6 +369,7 @@ def test_connect_without_the_kernel_fails_with_a_remedy() -> None:
     assert "no such file" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["ringlog.cli.main(['doctor'])", "supervisor.main()"])
 def test_a_command_without_the_kernel_fails_with_one_line(command: str) -> None:
     done = without_kernel(f"import ringlog.cli, supervisor\nsys.argv = ['x']\nsys.exit({command})")

@@ -11,6 +11,8 @@ import ringlog.testing
 from ringlog.testing.real_engine import TestEngine, wait_until
 from tests.support.http_client import HttpClient
 
+pytestmark = pytest.mark.slow
+
 
 def write(call: HttpClient, topic: str, *data: object) -> None:
     reply = call("POST", f"/v0/topics/{topic}", {"records": [{"data": one} for one in data]})

@@ -6,10 +6,14 @@ import http.client
 import json
 from pathlib import Path
 
+import pytest
+
 import ringlog.testing
 from ringlog.access.key_ring import key_id
 from tests.support.http_client import HttpClient
 from tests.support.http_queues import open_request, wait_until
+
+pytestmark = pytest.mark.slow
 
 SECRETS = {name: f"rl_{name}_" + "x" * 40 for name in ("root", "reader", "worker")}
 KEYS = f"""

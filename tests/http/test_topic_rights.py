@@ -10,6 +10,8 @@ import ringlog.testing
 from ringlog.testing.real_engine import TestEngine
 from tests.support.http_client import HttpClient
 
+pytestmark = pytest.mark.slow
+
 OWNER = "owner-" + "a" * 40
 MINE = "mine-" + "b" * 40
 READER = "reader-" + "c" * 40

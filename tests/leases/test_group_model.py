@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -25,6 +26,8 @@ from ringlog.leases.tokens import LeaseTokens
 from ringlog.leases.types import DispatchOrder
 from ringlog.limits import GROUP_REASONS_SAVED_MAX
 from tests.support.lease_runs import lease_runs
+
+pytestmark = pytest.mark.slow
 
 NODES = ("a", "b", "c")
 node = st.sampled_from(NODES)

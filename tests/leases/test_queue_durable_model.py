@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
@@ -13,6 +14,8 @@ from ringlog.leases.runs import DELAYED, EXHAUSTED, GONE, LEASED, RETURNED
 from ringlog.leases.snapshot import decode_queue_leases, encode_queue_leases, new_durable_group
 from ringlog.leases.tokens import LeaseTokens
 from tests.support.queue_machine import LIVES, NODES, Job, QueueMachine
+
+pytestmark = pytest.mark.slow
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(LeaseChange).decode

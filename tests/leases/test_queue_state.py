@@ -211,6 +211,7 @@ def test_claiming_a_hundred_of_ten_million_jobs_touches_one_or_two_runs(q):
     assert took < 0.000_5, "microseconds, with room for a busy machine"
 
 
+@pytest.mark.slow
 def test_a_million_separate_delays_take_less_than_fifty_bytes_per_job_of_the_queue(q):
     """The test measures 50,000 separate delays. It scales the result to one million delayed among eleven
     million jobs."""

@@ -61,6 +61,7 @@ def test_every_integer_of_every_message_has_a_range(kind: str) -> None:
     assert list(_unranged(inspect.type_info(KINDS[kind]), kind)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_extreme_field_values_decode_or_are_refused_to_their_sender(kind: str) -> None:
     refused = 0

@@ -32,6 +32,7 @@ def test_a_ring_wakes_the_listener_and_drain_clears_it(shm_dir: Path) -> None:
     ringer.close()
 
 
+@pytest.mark.slow
 def test_the_death_of_a_ringer_does_not_close_the_pipe(shm_dir: Path) -> None:
     path = str(shm_dir / "bell")
     make_bell(path)
@@ -55,6 +56,7 @@ def test_a_full_pipe_is_already_a_wake_up(shm_dir: Path) -> None:
     ringer.close()
 
 
+@pytest.mark.slow
 def test_a_ringer_without_free_descriptors_returns_false_and_recovers(shm_dir: Path) -> None:
     """The frame is already published, so an error of the ringer would be wrong (RF-19)."""
     path = str(shm_dir / "bell")

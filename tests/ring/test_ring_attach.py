@@ -217,6 +217,7 @@ def test_a_producer_recognises_repeated_settlements_by_position(make_ring: MakeR
     consumer.detach()
 
 
+@pytest.mark.slow
 def test_a_killed_producers_frames_are_drained_and_the_ring_removed(make_ring: MakeRing) -> None:
     """No process takes the settlements any more, and the consumer does not block (RF-9)."""
     path = make_ring()
@@ -257,6 +258,7 @@ def consumer_nothing():
     return np.empty((0, 8), dtype=np.uint64)
 
 
+@pytest.mark.slow
 def test_a_next_producer_counts_the_frames_in_flight(make_ring: MakeRing) -> None:
     """It counts the frames in the ring and the settlements that no producer took yet.
 
@@ -284,6 +286,7 @@ def test_a_next_producer_counts_the_frames_in_flight(make_ring: MakeRing) -> Non
     consumer.detach()
 
 
+@pytest.mark.slow
 def test_a_forked_child_can_neither_use_the_producer_nor_keep_its_lock(make_ring: MakeRing) -> None:
     """A forked process must not write into its parent's ring, and must not appear as a living producer."""
     path = make_ring()

@@ -194,6 +194,7 @@ def test_a_producer_that_changes_published_bytes_gets_no_bad_frame_accepted(
     consumer.detach()
 
 
+@pytest.mark.slow
 def test_a_ring_that_does_not_fit_is_refused_and_leaves_no_file(shm_dir: Path) -> None:
     """RLIMIT_FSIZE makes the allocation fail as a full file system does (RF-28)."""
     path = str(shm_dir / "ring")
@@ -240,6 +241,7 @@ assert frames == producer.capacity // 16384, frames
 """
 
 
+@pytest.mark.slow
 def test_a_full_dev_shm_refuses_a_new_ring_and_never_kills_a_writer(tmp_path: Path) -> None:
     """On a file system of 100 KiB, a ring that was created can be filled to its last byte (RF-28)."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:

@@ -18,6 +18,7 @@ TWO_FRAMES = 2 * FRAME_BYTES
 TWO_FRAMES_AND_A_PAD = TWO_FRAMES + 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity", [TWO_FRAMES, TWO_FRAMES_AND_A_PAD], ids=["exact", "padded"])
 def test_no_schedule_with_a_crash_of_each_side_loses_duplicates_or_reorders(capacity: int) -> None:
     """The capacity is two frames, three frames are pushed, and each side dies once, at any step (RF-115)."""
@@ -40,6 +41,7 @@ def test_no_schedule_with_one_settle_entry_gets_stuck() -> None:
     assert explore(Plan(TWO_FRAMES_AND_A_PAD, frames=3, settle_entries=1)).schedules > 100_000
 
 
+@pytest.mark.slow
 def test_a_new_producer_that_resends_unsettled_frames_duplicates_nothing() -> None:
     """The consumer recognises resent frames and settles them with their first seqs."""
     assert explore(Plan(TWO_FRAMES_AND_A_PAD, frames=3, resend=True)).schedules > 100_000

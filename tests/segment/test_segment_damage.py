@@ -256,6 +256,7 @@ def repair(suffix: str, whole: bytearray) -> None:
         whole[size - 8 : size] = sum_of(0, size - 8)
 
 
+@pytest.mark.slow
 @given(damaged_part())
 @settings(max_examples=600)
 def test_any_bytes_give_an_answer_or_corrupt_data(damage) -> None:

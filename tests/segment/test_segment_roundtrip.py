@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap64
@@ -29,6 +30,8 @@ from tests.support.segment_samples import (
     stored_frames,
     write,
 )
+
+pytestmark = pytest.mark.slow
 
 DATA_DIR = "/data"
 

@@ -39,6 +39,7 @@ def test_every_kind_of_wrong_answer_is_counted() -> None:
     assert answers.wrong({"a": 1, "b": 2, "d": 4}, {"a": 1, "b": 3, "c": 4}) == 3
 
 
+@pytest.mark.slow
 def test_the_picture_shows_carriers_and_hours_that_have_no_flights(tmp_path: Path) -> None:
     picture = tmp_path / "new" / "delays.png"
     answers.draw({("AA", 5): (3, 2, 30), ("UA", 23): (1, 0, 0)}, picture)

@@ -58,6 +58,7 @@ def test_without_java_the_error_names_the_package(tmp_path: Path, monkeypatch: p
     assert "11" in str(pickle.loads(pickle.dumps(caught.value)).detail["too_old"])
 
 
+@pytest.mark.slow
 def test_the_wrapper_removes_one_argument_and_keeps_the_others(tmp_path: Path) -> None:
     packaged = java(tmp_path / "a place", script='printf "<%s>" "$@"')
     environ = {"PATH": os.environ["PATH"]}

@@ -15,7 +15,7 @@ import pytest
 from ringlog.spark import jvm_jar
 from ringlog.spark.jvm_jar import PROVIDER, SERVICE, reader_jar, with_jar
 
-pytestmark = [pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 @pytest.fixture

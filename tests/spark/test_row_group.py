@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +31,7 @@ def group_of(pieces: list[RecordBatch]) -> RowGroup:
     return group
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(
     stretches=st.lists(st.tuples(st.lists(RECORD, min_size=1, max_size=4), CHOICES), min_size=1, max_size=12),

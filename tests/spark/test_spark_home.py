@@ -103,6 +103,7 @@ with_session.stop()
 """
 
 
+@pytest.mark.slow
 def test_sparks_python_processes_import_the_installed_pyspark(tmp_path):
     environ = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
     done = subprocess.run(

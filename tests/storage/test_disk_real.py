@@ -421,6 +421,7 @@ print(disk.write_at(fd, [whole[:4000], whole[4000:]], 0), disk.read_at(fd, 9000,
 """
 
 
+@pytest.mark.slow
 def test_a_real_short_write_continues_until_the_kernel_refuses(root):
     """RLIMIT_FSIZE makes the kernel write 6,000 of 8,000 bytes and then return EFBIG. A later write
     succeeds."""
@@ -443,6 +444,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_a_lock_ends_with_its_process(disk, root):
     """A lock never ends by age or by a check of a pid."""
     with subprocess.Popen(

@@ -114,6 +114,7 @@ class Library:
         assert asked.next_expiry(now) == min((row.expires for row in rows if row.expires > now), default=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_queries_agree_with_plain_lists_wherever_records_are_stored(tmp_path, seed):
     """Records are in the log, in segments, or in both at once, while more records are written."""

@@ -484,6 +484,7 @@ _STEPS = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(_STEPS, st.integers(0, 300), st.sampled_from([1, 7, 1000]))
 def test_every_read_path_agrees_with_a_list_after_any_history(tmp_path_factory, steps, after, limit):

@@ -213,6 +213,7 @@ def test_http_without_its_packages_says_what_to_install(
     assert check_listeners(given) is given
 
 
+@pytest.mark.slow
 def test_tls_files_are_a_certificate_with_its_private_key(
     tmp_path: Path, certificate: tuple[Path, Path]
 ) -> None:
@@ -234,6 +235,7 @@ def test_tls_files_are_a_certificate_with_its_private_key(
         check_listeners(http_config(tmp_path, **both | {"tls_key_file": public}), {})
 
 
+@pytest.mark.slow
 def test_an_encrypted_key_is_refused_without_a_question(
     tmp_path: Path, certificate: tuple[Path, Path]
 ) -> None:

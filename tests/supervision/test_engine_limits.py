@@ -12,6 +12,8 @@ import ringlog
 from ringlog.errors import Throttled
 from ringlog.testing import engine
 
+pytestmark = pytest.mark.slow
+
 MOST = 6
 
 

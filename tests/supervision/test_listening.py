@@ -137,6 +137,7 @@ def test_every_pause_and_resume_is_logged(
     assert said == ["new connections paused: too few file descriptors", "new connections resumed"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["guarded", "unguarded"])
 def test_many_new_connections_do_not_end_a_guarded_process(tmp_path: Path, how: str) -> None:
     """The unguarded run proves that there are enough connections: libzmq aborts a process that does not

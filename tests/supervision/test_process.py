@@ -27,6 +27,8 @@ from ringlog.errors import (
 from ringlog.runtime.process import exit_code_for
 from ringlog.supervision.run_dir import open_liveness_lock, orphans_alive
 
+pytestmark = pytest.mark.slow
+
 SLOT = 3
 PROGRAM = """
 import os, select, signal, sys, threading, time

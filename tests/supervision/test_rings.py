@@ -142,6 +142,7 @@ def test_a_closed_ring_is_drained_by_its_shard_and_then_removed(
     keeper.close(opened.ring)
 
 
+@pytest.mark.slow
 def test_the_rings_of_a_killed_client_are_drained_and_removed(
     keeper: r.RingManager, shard: Shard, tmp_path: Path, client: subprocess.Popen[bytes]
 ) -> None:
@@ -342,6 +343,7 @@ def test_a_larger_ring_takes_only_a_part_of_the_free_shared_memory(
     keeper.close_all()
 
 
+@pytest.mark.slow
 def test_a_client_of_another_pid_namespace_is_not_watched_by_its_pid(
     keeper: r.RingManager, shard: Shard, client: subprocess.Popen[bytes]
 ) -> None:

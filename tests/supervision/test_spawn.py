@@ -10,6 +10,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from ringlog.board.board import Board
 from ringlog.supervision import child_process, run_dir
 from ringlog.supervision.child_process import (
@@ -18,6 +20,8 @@ from ringlog.supervision.child_process import (
     api_keys_environment,
     child_environment,
 )
+
+pytestmark = pytest.mark.slow
 
 SLEEP = "import signal; print('up', flush=True); signal.pause()"
 

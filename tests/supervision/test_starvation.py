@@ -63,6 +63,7 @@ def test_reset_starts_a_new_window() -> None:
     assert hunger.is_starved(CpuSample(wants_cpu=True, used_ns=90 * NS_PER_S), 100 * NS_PER_S), "of before"
 
 
+@pytest.mark.slow
 def test_sample_cpu_distinguishes_spinning_and_sleeping_processes() -> None:
     with child(SPINS) as spinning, child(SLEEPS) as sleeping:
         first = sample_cpu(spinning)

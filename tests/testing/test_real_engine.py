@@ -5,8 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import ringlog
 from ringlog.testing.real_engine import engine, wait_until
+
+pytestmark = pytest.mark.slow
 
 CLIENT = """
 import sys, ringlog

@@ -42,6 +42,7 @@ def test_find_returns_every_recorded_frame(seed):
         assert past.find(probe) == model.get(probe), probe
 
 
+@pytest.mark.slow
 def test_history_is_bounded_and_covers_at_least_one_full_ring():
     past = ProducerHistory()
     count = 3 * DEDUP_FRAMES_PER_PRODUCER

@@ -178,6 +178,7 @@ def judge(
     return wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [".data", ".idx", ".tags", ".del", ".log", "snapshot", "engine"])
 @pytest.mark.timeout(240)
 def test_a_repair_keeps_every_available_record_and_all_reports_agree(

@@ -804,7 +804,7 @@ shard could not open its files."""
 DESCRIPTORS_RESERVED = 32
 """Free file descriptors below which a process stops accepting connections, until twice as many are free. The
 rest is for its files, and for connections that arrive between two checks."""
-DESCRIPTORS_CHECK_MS = 10
+DESCRIPTORS_CHECK_MS = 3
 """Interval in ms at which a process with few free descriptors counts them."""
 HANDSHAKE_MS = 5_000
 """Time in ms after which a connection without a completed handshake is closed."""

@@ -352,6 +352,8 @@ def _kind_of(found: Any) -> str:
 
 LOGGERS = ("say", "log_event")
 """Functions that log an event: (logger, level, event, **facts)."""
+DAMAGE = "accept_damage"
+"""Logs an error of the shard: (losses, event, **facts)."""
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -392,7 +394,7 @@ def _found_events() -> Iterator[Event]:
         )
     for path in sorted([*(ROOT / "ringlog").rglob("*.py"), *(ROOT / "actors").rglob("*.py")]):
         source = path.read_text()
-        if "getLogger(" in source:
+        if "getLogger(" in source or f"{DAMAGE}(" in source:
             module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             yield from _events_of(ast.parse(source), module)
 
@@ -407,8 +409,7 @@ def _events_of(tree: ast.Module, module: str) -> Iterator[Event]:
         _logger_of(node.args[0], module) for node in ast.walk(tree)
         if isinstance(node, ast.Call) and _name_of(node.func) == "getLogger" and node.args
     ]  # fmt: skip
-    if not named:
-        return
+    named = named or ["ringlog.shard"]
     forwarding: dict[str, tuple[int, frozenset[str], tuple[str, ...]]] = {}
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     for function in functions:
@@ -420,6 +421,9 @@ def _events_of(tree: ast.Module, module: str) -> Iterator[Event]:
                     yield Event(text, levels, named[0], facts)
                 if isinstance(call.args[2], ast.Name) and call.args[2].id in parameters:
                     forwarding[function.name] = (parameters.index(call.args[2].id), levels, facts)
+            elif _name_of(call.func) == DAMAGE:
+                for text in _texts(call.args[1], function):
+                    yield Event(text, frozenset({"error"}), "ringlog.shard", _facts(call))
             elif (
                 isinstance(call.func, ast.Attribute) and call.func.attr in LEVELS and call.args
                 and isinstance(call.func.value, ast.Name) and call.func.value.id in {"log", "_log"}

@@ -18,7 +18,7 @@ from chaos.rot.answers import ask
 from chaos.rot.bench import Bench
 from chaos.rot.specimen import Specimen, make_specimen
 from chaos.rot.truncated import after_truncate
-from ringlog.actors.wal_shard.recovery import baseline, recovery
+from ringlog.actors.wal_shard.recovery import baseline, file_replay
 from ringlog.frame import batch as frames
 from ringlog.segment import segment as segments
 from ringlog.storage import snapshot as snapshots
@@ -139,7 +139,7 @@ def test_a_recovery_that_cuts_the_log_at_damage_is_detected(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recovery treats damage in the middle of the log as a torn end (mutant 10)."""
-    monkeypatch.setattr(recovery, "classify_tail", lambda scan, evidence: WalTailState.TORN)
+    monkeypatch.setattr(file_replay, "classify_tail", lambda scan, evidence: WalTailState.TORN)
     assert flips_of(bench, "wal-3-0.log", 30) != []
 
 

@@ -177,8 +177,15 @@ def test_an_ignored_exception_of_the_gateway_is_detected(
             return []
 
     monkeypatch.setattr(GatewayCore, "handle", careless)
-    with pytest.raises(GuaranteeBroken):
-        gateway.run_one(len(gateway.MESSAGES) * 10)
+    assert any(_is_swallowed(nth) for nth in range(100, 200, 7))
+
+
+def _is_swallowed(nth: int) -> bool:
+    try:
+        gateway.run_one(nth)
+    except GuaranteeBroken:
+        return True
+    return False
 
 
 def _lines(name: str) -> list[lines.Line]:

@@ -101,8 +101,22 @@ def test_delete_is_idempotent_and_a_topic_takes_its_routers_along(call: Call, na
     call("PUT", f"/v0/routers/{name}.1", {"source": a, "dest": b})
     call("PUT", f"/v0/routers/{name}.2", {"source": b, "dest": c})
     assert call("DELETE", f"/v0/topics/{b}").body["routers_removed"] == [f"{name}.1", f"{name}.2"]
-    call("PUT", f"/v0/routers/{name}.3", {"source": a, "dest": c})
+    assert call("PUT", f"/v0/routers/{name}.3", {"source": a, "dest": c}).status == 201
     assert call("DELETE", f"/v0/routers/{name}.3").body["deleted"] is True
     assert call("DELETE", f"/v0/routers/{name}.3").body["deleted"] is False
     absent = call("GET", f"/v0/routers/{name}.3")
     assert (absent.status, absent.body["error"]["code"]) == (404, "router_not_found")
+
+
+def test_routers_of_a_deleted_topic_oppose_no_new_ones(call: Call, name: str) -> None:
+    """Their shards remove them a moment after the topic. Neither a cycle, nor another source of their
+    destination, nor their own name counts any more."""
+    for i in range(60):
+        a, b, c, d = (f"{name}.{i}.{end}" for end in "abcd")
+        assert call("PUT", f"/v0/routers/{name}.{i}.1", {"source": a, "dest": b}).status == 201
+        assert call("PUT", f"/v0/routers/{name}.{i}.2", {"source": b, "dest": c}).status == 201
+        assert call("DELETE", f"/v0/topics/{b}").body["deleted"]
+        new = {1: (c, a), 2: (a, c), 0: (d, c)}[i % 3]
+        router = f"{name}.{i}.{2 if i % 3 == 0 else 3}"
+        answer = call("PUT", f"/v0/routers/{router}", dict(zip(("source", "dest"), new, strict=True)))
+        assert (answer.status, answer.body["created"]) == (201, True), answer.body

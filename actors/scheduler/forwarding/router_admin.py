@@ -122,12 +122,17 @@ class RouterAdmin:
 
         If the source was deleted, return the cursor: nothing is left to forward.
         """
+        state = yield from self._source_of(facts)
+        return facts.cursor if state is None else state.head_seq
+
+    def _source_of(self, facts: m.RouterFacts) -> Steps[m.TopicStateReply | None]:
+        """Return the state of the router's source, or None if it was deleted."""
         shard = shard_of(facts.source_id, self._host.links.shards)
         try:
             state: m.TopicStateReply = yield from self._host.connection.ask(shard, m.TopicState(facts.source))
         except TopicNotFound:
-            return facts.cursor
-        return state.head_seq if state.topic_id == facts.source_id else facts.cursor
+            return None
+        return state if state.topic_id == facts.source_id else None
 
     def _list(self, message: m.RouterList) -> Steps[m.Message]:
         if not message.after or not self._is_known:
@@ -163,7 +168,7 @@ class RouterAdmin:
             known = self.catalog.check_create(message)
         except Refused:
             yield from self._refresh_catalog()
-            known = self.catalog.check_create(message)
+            known = yield from self._check_again(message)
         if known is not None:
             found = yield from self._change(message, known, flags, text)
             if found is not None:
@@ -190,6 +195,23 @@ class RouterAdmin:
         self.catalog.put(facts)
         yield from self._host.announce_router(facts)
         return router_info(facts, created=facts.router == requested.router, head=facts.cursor)
+
+    def _check_again(self, message: m.RouterCreate) -> Steps[m.RouterFacts | None]:
+        """Check a router that the catalog refuses. Routers from deleted topics do not count.
+
+        Their shards remove them soon after the topic, but the client that deleted it need not wait for that.
+        """
+        try:
+            return self.catalog.check_create(message)
+        except Refused as e:
+            is_dropped = False
+            for facts in self.catalog.opposing(message, e.detail.get("cycle", ())):
+                if (yield from self._source_of(facts)) is None:
+                    yield from self._drop(facts)
+                    is_dropped = True
+            if not is_dropped:
+                raise
+        return self.catalog.check_create(message)
 
     def _change(
         self, message: m.RouterCreate, known: m.RouterFacts, flags: int, text: str
@@ -241,10 +263,14 @@ class RouterAdmin:
         known = self.catalog.find(message.router)
         if known is None:
             return m.RouterDeleted(message.router, False)
-        was_there = yield from self._host.drop_router(known)
-        self.catalog.drop(known.name)
-        run_steps(self._host.announce_router(known, is_gone=True))
-        return m.RouterDeleted(message.router, was_there)
+        return m.RouterDeleted(message.router, (yield from self._drop(known)))
+
+    def _drop(self, facts: m.RouterFacts) -> Steps[bool]:
+        """Delete a router. Return whether its shard still had it."""
+        was_there = yield from self._host.drop_router(facts)
+        self.catalog.drop(facts.name)
+        run_steps(self._host.announce_router(facts, is_gone=True))
+        return was_there
 
 
 def _forward_result(pending: Pending[m.Message], answer: Pending[m.Message]) -> None:

@@ -131,6 +131,12 @@ class RouterCatalog:
                 )  # fmt: skip
         return None
 
+    def opposing(self, request: m.RouterCreate, cycle: Iterable[str]) -> list[m.RouterFacts]:
+        """Return the routers for which `check_create` refuses a request: that of its name, those to its
+        destination, and those to the topics of the cycle."""
+        names = {name for dest in {request.dest, *cycle} for name in self._routers_by_dest.get(dest, ())}
+        return [self._by_name[name] for name in sorted(names | ({request.router} & self._by_name.keys()))]
+
     # -- lists --------------------------------------------------------------------------------------------
 
     def page(self, request: m.RouterList) -> tuple[list[m.RouterFacts], bool]:

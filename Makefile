@@ -57,6 +57,8 @@ $(STAMP): pyproject.toml constraints.txt setup.py native/kernel.c
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer with venv is needed; set PYTHON=/path/to/it"; exit 1; }
 	test -x $(PY) || "$(PYTHON)" -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev]" -c constraints.txt
+	# Beside the others: its fork of docstring_parser has the name of the one that the command line needs.
+	$(PY) -m pip install --quiet --disable-pip-version-check --upgrade --target $(VENV)/lint pydoclint==0.12.0
 	@touch $@
 
 # Where Python stores no bytecode, each process of each engine would compile everything: half of its start.

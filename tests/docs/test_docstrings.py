@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -31,7 +32,10 @@ MADE_BY_CLIENT = frozenset({
 def findings(*paths: str) -> list[str]:
     """Return what pydoclint finds, one line each, with its file."""
     command = [sys.executable, "-m", "pydoclint.main", *OPTIONS, *paths]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120)
+    environ = {**os.environ, "PYTHONPATH": str(Path(sys.prefix) / "lint")}  # See the Makefile.
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120, env=environ
+    )
     found, file = [], ""
     for line in (done.stdout + done.stderr).splitlines():
         if line.endswith(".py"):

@@ -25,6 +25,7 @@ from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, SimulatedDisk
 from ringlog.testing.segment_files import ENGINE_ID, FakeShards, make_segment, seqs_of
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
+from tests.support.disk_files import damage_file
 
 FIRST = 1 << 48
 SETTINGS = StorageConfig(segment_bytes=64 * KIB, own_segment_bytes=16 * KIB, segment_records=10_000)
@@ -348,10 +349,7 @@ def test_unregistered_segments_with_live_records_or_damage_are_kept(world):
     world.set(7)
     alive = make_segment(world.base, "/data", FIRST + 2, {7: range(1, 5)})
     damaged = make_segment(world.base, "/data", FIRST + 3, {9: range(1, 5)})
-    fd = world.base.open_for_overwrite(f"/data/{damaged.stem}{IDX}")
-    world.base.write_at(fd, [b"\xff" * 20], 8)
-    world.base.sync_file(fd)
-    world.base.close(fd)
+    damage_file(world.base, f"/data/{damaged.stem}{IDX}", 8, b"\xff" * 20)
     world.settle()
     assert world.stems() == sorted([alive.stem, damaged.stem])
 
@@ -381,10 +379,7 @@ def test_quarantined_segments_are_not_rewritten(world):
 def test_a_damaged_source_is_left_unchanged_and_other_segments_are_rewritten(world):
     """The rewriter verifies the data that it copies."""
     bad, good = world.segment(1, {7: range(1, 101)}), world.segment(2, {8: range(1, 101)})
-    fd = world.base.open_for_overwrite(f"/data/{bad.stem}{DATA}")
-    world.base.write_at(fd, [b"\xff" * 20], bad.data_bytes - 60)
-    world.base.sync_file(fd)
-    world.base.close(fd)
+    damage_file(world.base, f"/data/{bad.stem}{DATA}", bad.data_bytes - 60, b"\xff" * 20)
     world.set(7, earliest=90)
     world.set(8, earliest=90)
     world.settle()

@@ -15,6 +15,7 @@ from ringlog.testing.segment_files import FakeShards, make_segment, mark_deleted
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
 from ringlog.tier.store import digest_of, object_pieces
+from tests.support.disk_files import damage_file
 
 NUMBER = 1 << 48
 TOPIC = 7
@@ -54,10 +55,7 @@ class World:
 
     def write(self, path: str, at: int, data: bytes) -> None:
         """Overwrite bytes of a file, as bit rot does."""
-        fd = self.base.open_for_overwrite(path)
-        self.base.write_at(fd, [data], at)
-        self.base.sync_file(fd)
-        self.base.close(fd)
+        damage_file(self.base, path, at, data)
 
     def require_readable(self) -> None:
         """Check that every segment is intact in the tier to which its shard leads readers."""

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -21,7 +20,7 @@ from ringlog.placement import scheduler_of
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
 from tests.support.engines import engine_fixture
-from tests.support.scheduler_link import Link, feed_of
+from tests.support.scheduler_link import Link, feed_of, link_fixture
 
 pytestmark = pytest.mark.slow
 
@@ -30,13 +29,7 @@ QUIET_MS = 300
 NO_SYNC_MS = 60_000
 
 running = engine_fixture("module", delivery={"schedulers": 1}, wal={"flush_interval_ms": NO_SYNC_MS})
-
-
-@pytest.fixture
-def link(running: TestEngine) -> Iterator[Link]:
-    made = Link(running)
-    yield made
-    made.close()
+link = link_fixture()
 
 
 def test_a_subscriber_gets_a_grant_for_each_append(running: TestEngine, link: Link) -> None:

@@ -20,10 +20,12 @@ from tests.support.checkpoint_world import (
     WorldShardRequests,
     checkpoint,
     checkpoint_all,
+    checkpoint_dies,
     fill,
     state,
     wal_files,
 )
+from tests.support.disk_files import create_file, overwrite
 from tests.support.shard_worlds import new_world, restart
 
 
@@ -100,11 +102,7 @@ def rot(world, which):
     data = bytearray(world.disk.read_at(fd, world.disk.size(fd), 0))
     world.disk.close(fd)
     data[len(data) // 2] ^= 0x40
-    world.disk.unlink(path)
-    fd = world.disk.create(path)
-    world.disk.write_at(fd, [bytes(data)], 0)
-    world.disk.sync_file(fd)
-    world.disk.close(fd)
+    overwrite(world.disk, path, bytes(data))
 
 
 def test_a_start_with_two_damaged_snapshots_is_refused_and_names_the_missing_part(world):
@@ -183,10 +181,7 @@ def test_log_files_that_survive_their_removal_are_ignored_and_removed(world):
     before = state(world)
     world.kill()
     for path in gone:
-        fd = world.disk.create(path)
-        world.disk.write_at(fd, [kept[path]], 0)
-        world.disk.sync_file(fd)
-        world.disk.close(fd)
+        create_file(world.disk, path, kept[path])
     world.start()
     assert state(world) == before
     assert not any(world.disk.exists(path) for path in gone)
@@ -410,15 +405,7 @@ def test_ephemeral_records_end_with_their_shard_and_their_seqs_are_not_reused(wo
 def test_a_topic_deleted_after_an_unconfirmed_snapshot_stays_deleted(world):
     """The shard hands over every row, and topics of the snapshot without a row are dropped."""
     fill(world)
-    asking = WorldShardRequests(world)
-
-    def die(message):
-        if isinstance(message, m.CheckpointDone):
-            raise Halted
-
-    asking.before = die
-    with pytest.raises(Halted):
-        checkpoint(world, asking=asking)
+    checkpoint_dies(world, m.CheckpointDone)
     assert [each.number for each in load_snapshots(world.disk, DATA)[0]] == [1]
     world.request(m.TopicDelete("c"))
     for _ in range(2):

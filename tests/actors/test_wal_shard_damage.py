@@ -19,6 +19,7 @@ from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.storage.recovery import FileScan, WalTailState
 from ringlog.testing.disk import DiskFault, FaultyDisk, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
+from tests.support.disk_files import create_file
 from tests.support.shard_worlds import restart, started
 
 LOG = f"{DATA}/wal/shard-00/wal-1-0.log"
@@ -57,10 +58,7 @@ def files_of(world: World) -> Files:
 def mounted(files: Files) -> SimulatedDisk:
     disk = SimulatedDisk(DATA, f"{DATA}/meta", f"{DATA}/wal", f"{DATA}/wal/shard-00")
     for path, data in files.items():
-        fd = disk.create(path)
-        disk.write_at(fd, [data], 0)
-        disk.sync_file(fd)
-        disk.close(fd)
+        create_file(disk, path, data)
     disk.sync_dir(f"{DATA}/wal/shard-00")
     disk.sync_dir(f"{DATA}/meta")
     return disk

@@ -11,7 +11,6 @@ import random
 import pytest
 
 from ringlog.actors.wal_shard import events as ev
-from ringlog.actors.wal_shard.recovery import replay
 from ringlog.envelope import messages as m
 from ringlog.leases.change import Op
 from ringlog.testing.shard_world import World
@@ -19,7 +18,7 @@ from tests.support.checkpoint_world import checkpoint_all
 from tests.support.lease_words import held
 from tests.support.queue_world import claim, make_durable, settle, stats
 from tests.support.removal_world import delete
-from tests.support.shard_worlds import new_world
+from tests.support.shard_worlds import end_somehow, forget_changes, new_world
 
 STEPS = 60
 STEPS_OF = [
@@ -136,13 +135,7 @@ class History:
         rng, world = self.rng, self.world
         if has_power is None:
             has_power = rng.random() < 0.6
-        if not has_power:
-            world.power_loss(seed=rng.randrange(1 << 30))
-        elif rng.random() < 0.5:
-            world.kill()
-        else:
-            world.stop()
-        world.start(rng.choice([0, 0, 1, 2, 3]))
+        end_somehow(world, rng, has_power=has_power, shards=[0, 0, 1, 2, 3])
         if self.is_on and (has_power or self.durability == "fsync"):
             return
         self.leases, self.rests = {}, {}
@@ -172,13 +165,7 @@ def test_what_is_held_stays_so_and_everything_else_is_given_out(seed: int, durab
 
 def test_a_release_that_is_not_replayed_is_caught(monkeypatch) -> None:
     """The histories detect a replay that ignores released leases."""
-    real = replay.replay_change
-
-    def forgetful(topic, change):
-        if change.op != Op.RELEASED:
-            real(topic, change)
-
-    monkeypatch.setattr(replay, "replay_change", forgetful)
+    forget_changes(monkeypatch, Op.RELEASED)
     with pytest.raises(AssertionError):
         run_all()
 

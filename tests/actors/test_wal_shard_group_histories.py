@@ -15,8 +15,10 @@ from tests.support.checkpoint_world import checkpoint_all
 from tests.support.group_world import ack, claim, give_again, make, nack, pending, stand
 from tests.support.lease_words import held, numbers
 from tests.support.removal_world import delete
-from tests.support.shard_worlds import new_world
+from tests.support.shard_worlds import end_somehow, forget_changes, new_world
 
+SHARDS = (0, 0, 1, 2, 3)
+"""0 changes nothing."""
 STEPS = 60
 STEPS_OF = [
     "append", "claim", "claim", "claim", "ack", "ack", "nack", "steal", "leave", "time", "delete", "seek",
@@ -56,7 +58,7 @@ def test_what_is_acked_stays_so_and_everything_else_is_given_out(seed: int, dura
             reply = ack(world, chosen, node, call=calls)
             if rng.random() < 0.4:
                 # The reply was lost with the shard, so the ack is sent again.
-                end(world, rng, has_power=True)
+                end_somehow(world, rng, has_power=True, shards=SHARDS)
                 again = ack(world, chosen, node, call=calls)
                 assert (again.acked, again.skipped) == (reply.acked, reply.skipped)
             assert reply.skipped == b"", "its lease had not ended"
@@ -92,7 +94,7 @@ def test_what_is_acked_stays_so_and_everything_else_is_given_out(seed: int, dura
         elif what == "end":
             has_power = durability == "fsync" or rng.random() < 0.6
             before = pending(world), stand(world).info
-            end(world, rng, has_power=has_power)
+            end_somehow(world, rng, has_power=has_power, shards=SHARDS)
             if not has_power:
                 # Changes that were not synced may be lost. Members and model restart from the records.
                 live = {seq for seq, _ in world.records("t")}
@@ -118,30 +120,10 @@ def words_of(seqs: list[int]) -> bytes:
     return b"".join(seq.to_bytes(8, "little") for seq in seqs)
 
 
-def end(world, rng, *, has_power: bool) -> None:
-    """Kill, stop orderly, or lose power. Then start the engine, possibly with another number of shards."""
-    if not has_power:
-        world.power_loss(seed=rng.randrange(1 << 30))
-    elif rng.random() < 0.5:
-        world.kill()
-    else:
-        world.stop()
-    world.start(rng.choice([0, 0, 1, 2, 3]))
-    assert isinstance(world.request(m.TopicResolve("t")), m.TopicInfo)
-
-
 @pytest.mark.interpreted
 def test_a_change_that_is_not_replayed_is_caught(monkeypatch) -> None:
     """The histories detect a replay that ignores acks."""
-    from ringlog.actors.wal_shard.recovery import replay
-
-    real = replay.replay_change
-
-    def forgetful(topic, change):
-        if change.op != 3:
-            real(topic, change)
-
-    monkeypatch.setattr(replay, "replay_change", forgetful)
+    forget_changes(monkeypatch, 3)
     with pytest.raises(AssertionError):
         run_all()
 

@@ -6,11 +6,10 @@ import pytest
 
 from ringlog.envelope import messages as m
 from ringlog.placement import home_shard, shard_of
-from ringlog.testing.disk import Halted
 from tests.support.checkpoint_world import (
-    WorldShardRequests,
     checkpoint,
     checkpoint_all,
+    checkpoint_dies,
     fill,
     state,
     wal_files,
@@ -103,15 +102,7 @@ def test_an_unfinished_checkpoint_of_another_layout_loses_no_replaced_segment():
     world.kill()
     world.start(1)
     world.clock.advance(1.0)
-    asking = WorldShardRequests(world)
-
-    def die(message):
-        if isinstance(message, m.CheckpointRows):
-            raise Halted
-
-    asking.before = die
-    with pytest.raises(Halted):
-        checkpoint(world, asking=asking)
+    checkpoint_dies(world, m.CheckpointRows)
     for shards in (1, 3):
         world.kill()
         world.start(shards)

@@ -19,6 +19,7 @@ from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.storage.extents import LogHighWatermark
 from ringlog.testing.shard_world import DATA, World
 from tests.support.checkpoint_world import checkpoint, findings, wal_files
+from tests.support.disk_files import damage_file
 from tests.support.shard_worlds import new_world, restart
 
 
@@ -134,10 +135,7 @@ def test_a_torn_end_of_class_memory_is_cut(world):
     world.append("quick", [b"torn"])
     path = f"{DATA}/wal/shard-00/{wal_files(world)[0]}"
     end = len(world.disk.contents()[path].rstrip(b"\0"))
-    fd = world.disk.open_for_overwrite(path)
-    world.disk.write_at(fd, [b"\xee"], end - 1)
-    world.disk.sync_file(fd)
-    world.disk.close(fd)
+    damage_file(world.disk, path, end - 1, b"\xee")
     world.kill()
     world.reboot()
     world.start()

@@ -13,6 +13,7 @@ from ringlog.storage.log_register import ENTRY_BYTES, read_register
 from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
 from tests.support.checkpoint_world import checkpoint, checkpoint_all, fill, findings, state, wal_files
+from tests.support.disk_files import create_file
 from tests.support.shard_worlds import new_world
 
 REGISTER = f"{DATA}/meta/log-00"
@@ -33,10 +34,7 @@ def take_away(world: World, paths: list[str]) -> dict[str, bytes]:
 
 def put_back(world: World, held: dict[str, bytes]) -> None:
     for path, data in held.items():
-        fd = world.disk.create(path)
-        world.disk.write_at(fd, [data], 0)
-        world.disk.sync_file(fd)
-        world.disk.close(fd)
+        create_file(world.disk, path, data)
 
 
 def logs(world: World, shard: int = 0) -> list[str]:
@@ -170,11 +168,7 @@ def old_directory(world: World) -> SimulatedDisk:
     for path, data in kept.items():
         if path.endswith(".log") and data.strip(b"\0"):
             data = without_flag(data)
-        fd = disk.create(path)
-        disk.write_at(fd, [data], 0)
-        disk.sync_file(fd)
-        disk.close(fd)
-        disk.sync_dir(path.rpartition("/")[0])
+        create_file(disk, path, data)
     return disk
 
 

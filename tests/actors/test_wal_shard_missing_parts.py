@@ -17,6 +17,7 @@ from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
 from ringlog.tier.ownership import claim_store
 from tests.support.checkpoint_world import checkpoint, fill, state
+from tests.support.disk_files import create_file
 from tests.support.shard_worlds import new_world
 
 OWN = {"own_segment_bytes": 0}
@@ -57,10 +58,7 @@ def take_away(world: World, *paths: str) -> dict[str, bytes]:
 def put_back(world: World, held: dict[str, bytes]) -> None:
     """Create the files again."""
     for path, data in held.items():
-        fd = world.disk.create(f"{DATA}/{path}")
-        world.disk.write_at(fd, [data], 0)
-        world.disk.sync_file(fd)
-        world.disk.close(fd)
+        create_file(world.disk, f"{DATA}/{path}", data)
 
 
 def require_halted(world: World, name: str, stem: str) -> None:

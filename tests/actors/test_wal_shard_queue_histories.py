@@ -6,12 +6,11 @@ import random
 
 import pytest
 
-from ringlog.envelope import messages as m
 from ringlog.leases.tokens import incarnation_of
 from tests.support.lease_words import held, numbers
 from tests.support.queue_world import ack, claim, nack, stats
 from tests.support.removal_world import delete
-from tests.support.shard_worlds import started
+from tests.support.shard_worlds import end_somehow, started
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +51,7 @@ def test_every_job_exists_or_was_acked(seed: int, durability: str) -> None:
             if rng.random() < 0.3:
                 # The ack was applied and its reply was lost with the shard, so it is sent again.
                 before = ack(world, jobs, **message)
-                end(world, rng, durability, has_power=True)
+                end_somehow(world, rng, has_power=True)
                 leased.clear()
                 live -= set(jobs) - set(numbers(before.skipped))
                 assert ack(world, jobs, **message).skipped == before.skipped, (
@@ -73,7 +72,7 @@ def test_every_job_exists_or_was_acked(seed: int, durability: str) -> None:
             live -= gone
         elif what == "end":
             has_power = rng.random() < 0.5
-            end(world, rng, durability, has_power=has_power)
+            end_somehow(world, rng, has_power=has_power)
             leased.clear()
             if durability == "disk" and not has_power:
                 live = there(world)  # Unsynced appends and acks may be lost.
@@ -90,15 +89,3 @@ def test_every_job_exists_or_was_acked(seed: int, durability: str) -> None:
 def there(world) -> set[int]:
     """Return every job that can be read."""
     return {seq for seq, _ in world.records("q")}
-
-
-def end(world, rng, durability: str, *, has_power: bool) -> None:
-    """Kill, stop orderly, or lose power. Then start the engine again."""
-    if not has_power:
-        world.power_loss(seed=rng.randrange(1 << 30))
-    elif rng.random() < 0.5:
-        world.kill()
-    else:
-        world.stop()
-    world.start()
-    assert isinstance(world.request(m.TopicResolve("q")), m.TopicInfo)

@@ -18,6 +18,7 @@ from ringlog.storage.layout import unpack_file
 from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, Monitor, PowerLossDamage, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World, refusals
 from ringlog.topic.reservation import Reservation
+from tests.support.disk_files import overwrite
 from tests.support.shard_worlds import restart, started
 
 
@@ -311,12 +312,7 @@ def test_a_power_loss_skips_the_reserved_seqs_and_reports_them():
 def _write_over(disk: Any, data: bytes) -> None:
     path = f"{DATA}/wal/shard-00/wal-1-0.log"
     size = len(_file(disk))
-    disk.unlink(path)
-    fd = disk.create(path)
-    disk.write_at(fd, [data.ljust(size, b"\0")], 0)
-    disk.sync_file(fd)
-    disk.close(fd)
-    disk.sync_dir(f"{DATA}/wal/shard-00")
+    overwrite(disk, path, data.ljust(size, b"\0"))
 
 
 @pytest.mark.parametrize("end", ["kill", "shard", "stop", "stop and reboot"])

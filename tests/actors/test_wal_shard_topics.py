@@ -29,6 +29,7 @@ from ringlog.frame.settle_entry import (
 from ringlog.limits import DURATION_MS_MAX
 from ringlog.testing.shard_world import DATA, World
 from tests.support.checkpoint_world import checkpoint_all
+from tests.support.disk_files import overwrite
 from tests.support.shard_worlds import new_world, restart, started
 
 WINDOW_MS = 1_000
@@ -436,12 +437,7 @@ def test_a_key_without_its_append_is_ignored(keyed):
     data[at - 40 : at + 8] = bytes(48)
     keyed.kill()
     disk = keyed.disk
-    disk.unlink(path)
-    fd = disk.create(path)
-    disk.write_at(fd, [bytes(data)], 0)
-    disk.sync_file(fd)
-    disk.close(fd)
-    disk.sync_dir(f"{DATA}/wal/shard-00")
+    overwrite(disk, path, bytes(data))
     keyed.reboot()
     keyed.start()
     assert keyed.records("a") == [(1, b"first")]

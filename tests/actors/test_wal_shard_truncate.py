@@ -16,6 +16,7 @@ from ringlog.frame.layout import FrameType
 from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.testing.shard_world import DATA, World
 from tests.support.checkpoint_world import checkpoint, fill, findings, state, wal_files
+from tests.support.disk_files import damage_file
 from tests.support.shard_worlds import new_world, restart
 
 QUARANTINE = f"{DATA}/quarantine"
@@ -24,13 +25,6 @@ QUARANTINE = f"{DATA}/quarantine"
 @pytest.fixture
 def world():
     return new_world()
-
-
-def damage(world: World, path: str, at: int, data: bytes = b"\xee") -> None:
-    fd = world.disk.open_for_overwrite(path)
-    world.disk.write_at(fd, [data], at)
-    world.disk.sync_file(fd)
-    world.disk.close(fd)
 
 
 def log_of(world: World) -> str:
@@ -43,7 +37,7 @@ def log_of(world: World) -> str:
 def rot_snapshots(world: World) -> list[str]:
     paths = [path for path in world.disk.contents() if "/snapshot-" in path]
     for path in paths:
-        damage(world, path, 60, b"\xff" * 8)
+        damage_file(world.disk, path, 60, b"\xff" * 8)
     return paths
 
 
@@ -123,7 +117,9 @@ def test_a_damaged_creation_leaves_a_topic_with_a_reported_loss_and_its_identity
     used = world.runs[0].core.directory.last_identity
     world.kill()
     path = log_of(world)
-    damage(world, path, offsets(world, path, FrameType.TOPIC_CREATE)[1] + (90 if place == "body" else 30))
+    damage_file(
+        world.disk, path, offsets(world, path, FrameType.TOPIC_CREATE)[1] + (90 if place == "body" else 30)
+    )
     with pytest.raises(CorruptData, match="damaged"):
         start(world, is_lenient=False)
     world.kill()
@@ -173,7 +169,7 @@ def test_seqs_in_unreadable_bytes_are_not_reused(world, tmp_path):
     world.tick(0.2)
     path = log_of(world)
     world.kill()
-    damage(world, path, begin, bytes(stop - begin))
+    damage_file(world.disk, path, begin, bytes(stop - begin))
     start(world, is_lenient=True)
     for name, head in (("a", 4), ("b", 3), ("c", 1)):
         at = world.append(name, [b"next"], producer=9)

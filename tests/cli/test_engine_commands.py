@@ -9,7 +9,7 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,13 +22,6 @@ from tests.support.shell import COMMAND, Shell
 pytestmark = pytest.mark.slow
 # A shell starts background jobs with SIGINT ignored, and child processes inherit that.
 Name = Callable[[str], str]
-
-
-@pytest.fixture
-def shell(ringlog_engine: TestEngine) -> Iterator[Shell]:
-    made = Shell(ringlog_engine.url)
-    yield made
-    made.end()
 
 
 def test_a_topic_is_created_shown_changed_listed_and_deleted(shell: Shell, topic: str) -> None:

@@ -10,7 +10,6 @@ from ringlog.cli.outcome import CliExit
 from ringlog.client import Client, NewRecord
 from ringlog.client.group import Group
 from ringlog.errors import GroupNotFound
-from ringlog.testing.real_engine import TestEngine
 from tests.support.engines import engine_fixture
 from tests.support.shell import Shell
 
@@ -36,11 +35,6 @@ def group(client: Client, topic: str) -> Group:
     found.ack([jobs[1]])
     found.nack([jobs[2]])
     return found
-
-
-@pytest.fixture
-def shell(running: TestEngine) -> Shell:
-    return Shell(running.url)
 
 
 def test_groups_are_listed_with_their_positions(

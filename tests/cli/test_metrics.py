@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -114,13 +113,6 @@ def test_valid_addresses_are_parsed(text: str, address: tuple[str, int]) -> None
 def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="HOST:PORT"):
         address_of(text)
-
-
-@pytest.fixture
-def shell(ringlog_engine: Any) -> Iterator[Shell]:
-    made = Shell(ringlog_engine.url)
-    yield made
-    made.end()
 
 
 @pytest.mark.slow

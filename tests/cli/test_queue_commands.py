@@ -10,7 +10,7 @@ from ringlog.cli.jobs import parse_job
 from ringlog.cli.outcome import CliExit
 from ringlog.client import Client
 from ringlog.errors import UsageError
-from ringlog.testing.real_engine import TestEngine, wait_until
+from ringlog.testing.real_engine import wait_until
 from tests.support.engines import engine_fixture
 from tests.support.shell import Shell
 
@@ -24,11 +24,6 @@ def queue(client: Client, ringlog_topic: Callable[[str], str]) -> str:
     name = ringlog_topic("q")
     client.topics.create(name, type="queue", dead_letter=f"{name}.dead", lease_ms=60_000)
     return name
-
-
-@pytest.fixture
-def shell(running: TestEngine) -> Shell:
-    return Shell(running.url)
 
 
 def stats(shell: Shell, queue: str) -> tuple[int, int, int]:

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from ringlog.supervision import control_client
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
 from tests.support.engines import engine_fixture
-from tests.support.scheduler_link import Link, feed_of
+from tests.support.scheduler_link import Link, feed_of, link_fixture
 from tests.support.shell import Shell
 
 WAIT_S = 20.0
@@ -146,13 +145,7 @@ def test_json_output_contains_all_numbers(format: Format) -> None:
 
 
 running = engine_fixture(delivery={"schedulers": 1})
-
-
-@pytest.fixture
-def link(running: TestEngine) -> Iterator[Link]:
-    made = Link(running)
-    yield made
-    made.close()
+link = link_fixture()
 
 
 @pytest.mark.slow

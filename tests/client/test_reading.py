@@ -15,13 +15,9 @@ from ringlog.errors import CorruptData, InvalidRequest, NotReady, TopicNotFound,
 from ringlog.frame.layout import Column
 from ringlog.testing.log_file import TS_US
 from ringlog.testing.log_world import LogWorld
+from tests.support.log_worlds import log_world_fixture
 
-
-@pytest.fixture
-def world(tmp_path):
-    made = LogWorld(str(tmp_path))
-    yield made
-    made.close()
+world = log_world_fixture()
 
 
 def page(world, after=0, **options):

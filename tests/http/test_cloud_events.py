@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
@@ -19,11 +18,6 @@ READ = {"accept": "application/cloudevents-batch+json"}
 
 def event(number: int = 1, **more: Any) -> dict[str, Any]:
     return {"specversion": "1.0", "id": str(number), "source": "/shop", "type": "order.created", **more}
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    return re.sub(r"\W+", "-", request.node.name)
 
 
 def events(call, topic: str) -> list[dict[str, Any]]:

@@ -19,20 +19,12 @@ from tests.support.http_queues import (
     FIELDS,
     claim,
     kill_gateway,
-    make_queue,
     open_request,
     put,
     stats,
     wait_gateway,
     wait_until,
 )
-
-
-@pytest.fixture
-def queue(call, request) -> str:
-    """A queue of this test."""
-    return make_queue(call, request)
-
 
 # -- claims -----------------------------------------------------------------------------------------
 

@@ -25,12 +25,6 @@ DEFAULTS = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    """A topic name of this test alone."""
-    return "t." + "".join(c if c.isalnum() else "-" for c in request.node.name)[:100]
-
-
 # -- settings ---------------------------------------------------------------------------------------------
 
 

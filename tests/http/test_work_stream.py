@@ -7,13 +7,7 @@ from typing import Any
 import pytest
 
 from ringlog.testing.real_engine import TestEngine
-from tests.support.http_queues import FIELDS, claim, kill_gateway, make_queue, put, stats, wait_until
-
-
-@pytest.fixture
-def queue(call, request) -> str:
-    """A queue of this test."""
-    return make_queue(call, request)
+from tests.support.http_queues import FIELDS, claim, kill_gateway, put, stats, wait_until
 
 
 def ack(call, queue: str, *seqs: int) -> Any:

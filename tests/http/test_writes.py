@@ -22,12 +22,6 @@ WRITES = 40
 
 
 @pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    """A topic name of this test alone."""
-    return "w." + "".join(c if c.isalnum() else "-" for c in request.node.name)[:100]
-
-
-@pytest.fixture
 def path(topic: str) -> str:
     return f"/v0/topics/{topic}"
 

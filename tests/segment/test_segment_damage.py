@@ -15,7 +15,8 @@ from ringlog.segment.layout import DATA, DEL, IDX, TAGS
 from ringlog.segment.segment import Segment, check_data, find_segments, read_data_header
 from ringlog.tags import TagMatch
 from ringlog.testing.disk import SimulatedDisk
-from tests.support.segment_samples import NUMBER, overwrite, read_file, simple_topic, write
+from tests.support.disk_files import overwrite
+from tests.support.segment_samples import NUMBER, read_file, simple_topic, write
 
 DATA_DIR = "/data"
 PARTS = (DATA, IDX, TAGS, DEL)

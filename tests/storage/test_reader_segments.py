@@ -28,13 +28,9 @@ from ringlog.storage.reader import Pause, TopicReader
 from ringlog.storage.segment_cache import SegmentCache
 from ringlog.testing.log_file import TS_US
 from ringlog.testing.log_world import LogWorld
+from tests.support.log_worlds import log_world_fixture
 
-
-@pytest.fixture
-def world(tmp_path):
-    made = LogWorld(str(tmp_path))
-    yield made
-    made.close()
+world = log_world_fixture()
 
 
 def fill(world, *counts):

@@ -10,6 +10,7 @@ import pytest
 from ringlog.errors import CorruptData, DiskError
 from ringlog.storage import snapshot as snap
 from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, SimulatedDisk
+from tests.support.disk_files import overwrite
 
 DATA = "/data"
 
@@ -41,14 +42,6 @@ def disk():
     disk.make_dir(f"{DATA}/meta")
     disk.sync_dir(DATA)
     return disk
-
-
-def overwrite(disk, path, data):
-    disk.unlink(path)
-    fd = disk.create(path)
-    disk.write_at(fd, [data], 0)
-    disk.sync_file(fd)
-    disk.close(fd)
 
 
 # -- bytes ------------------------------------------------------------------------------------------------

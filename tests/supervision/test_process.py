@@ -138,6 +138,14 @@ def start(
     )
 
 
+def started(shm: Path, what: str) -> subprocess.Popen[str]:
+    """Start an actor and wait until it is up."""
+    process = start(shm, what)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    return process
+
+
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, list[dict[str, object]]]:
     out, err = process.communicate(timeout=30)
     return process.returncode, out, [json.loads(line) for line in err.splitlines() if line.startswith("{")]
@@ -154,9 +162,7 @@ def page(shm: Path) -> tuple[ProcessState, int, int]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_signal_ends_the_wait_and_the_actor_exits_with_0(shm: Path, number: signal.Signals) -> None:
-    process = start(shm, "wait")
-    assert process.stdout is not None
-    assert process.stdout.readline() == "up\n"
+    process = started(shm, "wait")
     assert page(shm) == (ProcessState.READY, process.pid, 9)
     process.send_signal(number)
     code, _, _ = finish(process)
@@ -165,18 +171,14 @@ def test_a_stop_signal_ends_the_wait_and_the_actor_exits_with_0(shm: Path, numbe
 
 def test_any_thread_may_be_the_first_to_check_the_stop_flag(shm: Path) -> None:
     """`signal only works in main thread` once ended a compactor that received a stop during a pass."""
-    process = start(shm, "thread")
-    assert process.stdout is not None
-    assert process.stdout.readline() == "up\n"
+    process = started(shm, "thread")
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == ExitCode.OK
 
 
 def test_an_actor_that_still_recovers_exits_at_once_with_0(shm: Path) -> None:
     """A recovery has no time limit and can be repeated from any point."""
-    process = start(shm, "recover")
-    assert process.stdout is not None
-    assert process.stdout.readline() == "up\n"
+    process = started(shm, "recover")
     process.send_signal(signal.SIGTERM)
     assert (finish(process)[0], page(shm)[0]) == (ExitCode.OK, ProcessState.STOPPED)
 
@@ -200,9 +202,7 @@ def test_an_expendable_actor_dies_with_its_supervisor(shm: Path) -> None:
 
 
 def test_hangup_and_quit_do_not_end_an_actor(shm: Path) -> None:
-    process = start(shm, "wait")
-    assert process.stdout is not None
-    assert process.stdout.readline() == "up\n"
+    process = started(shm, "wait")
     process.send_signal(signal.SIGHUP)
     process.send_signal(signal.SIGQUIT)
     process.send_signal(signal.SIGTERM)

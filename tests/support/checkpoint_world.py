@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from ringlog.testing.checkpoints import WorldShardRequests, checkpoint, checkpoint_all, workplace
+from ringlog.testing.disk import Halted
 from ringlog.testing.shard_world import DATA, World
 from ringlog.verify.directory import verify_directory
 from ringlog.verify.findings import DAMAGE
@@ -52,3 +56,16 @@ def findings(world: World, root: Path) -> list[str]:
         real.write_bytes(data)
     found = verify_directory(str(root), jobs=1).findings
     return [f"{each.path}: {each.what}" for each in found if each.severity == DAMAGE]
+
+
+def checkpoint_dies(world: World, kind: type) -> None:
+    """Let the compactor die in a checkpoint, before it sends a message of this kind."""
+    asking = WorldShardRequests(world)
+
+    def die(message: Any) -> None:
+        if isinstance(message, kind):
+            raise Halted
+
+    asking.before = die
+    with pytest.raises(Halted):
+        checkpoint(world, asking=asking)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import zmq
 
 import ringlog
@@ -74,3 +76,15 @@ def feed_of(running: TestEngine, number: int, topic: str, after: int = 0) -> m.F
     finally:
         shards.close()
     return m.Feed(number, topic, info.topic_id, info.shard, info.slot, after)
+
+
+def link_fixture() -> Any:
+    """Make a fixture with a connection to the scheduler of `running`."""
+
+    @pytest.fixture
+    def link(running: TestEngine) -> Iterator[Link]:
+        made = Link(running)
+        yield made
+        made.close()
+
+    return link

@@ -185,17 +185,6 @@ def read_file(disk: Any, path: str) -> bytes:
         disk.close(fd)
 
 
-def overwrite(disk: Any, path: str, data: bytes) -> None:
-    """Replace a file durably by one with these bytes, to simulate damage."""
-    if disk.exists(path):
-        disk.unlink(path)
-    fd = disk.create(path)
-    disk.write_at(fd, [data], 0)
-    disk.sync_file(fd)
-    disk.close(fd)
-    disk.sync_dir(path.rpartition("/")[0])
-
-
 def stored_frames(disk: Any, data_dir: str, stem: str) -> list[tuple[int, Any]]:
     """Return (offset, FrameView) of every frame of a data part, fully verified."""
     header = read_data_header(disk, data_dir, stem)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from random import Random
 from typing import Any
 
+import pytest
+
+from ringlog.actors.wal_shard.recovery import replay
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
 
@@ -35,3 +39,25 @@ def restart(world: World, how: str = "kill") -> None:
     else:
         (world.kill if how == "kill" else world.stop)()
     world.start()
+
+
+def end_somehow(world: World, rng: Random, *, has_power: bool, shards: Sequence[int] = ()) -> None:
+    """Kill, stop, or lose power. Then start the engine, possibly with another of these numbers of shards."""
+    if not has_power:
+        world.power_loss(seed=rng.randrange(1 << 30))
+    elif rng.random() < 0.5:
+        world.kill()
+    else:
+        world.stop()
+    world.start(rng.choice(shards) if shards else 0)
+
+
+def forget_changes(monkeypatch: pytest.MonkeyPatch, op: int) -> None:
+    """Let the replay of shards ignore changes of leases of this kind."""
+    real = replay.replay_change
+
+    def forgetful(topic: Any, change: Any) -> None:
+        if change.op != op:
+            real(topic, change)
+
+    monkeypatch.setattr(replay, "replay_change", forgetful)

@@ -19,6 +19,7 @@ from ringlog.tier.local import LocalStore
 from ringlog.tier.objects import SINGLE_PUT_BYTES_MAX, ObjectStore
 from ringlog.tier.open_store import open_store
 from ringlog.tier.store import ColdMissing, SegmentStore, digest_of, object_pieces, verify_object
+from tests.support.disk_files import create_file
 from tests.support.machine import free_port
 
 PACK = "packs/pack-0001000000000001"
@@ -133,11 +134,7 @@ def local(disk) -> LocalStore:
 
 def prepared(data: bytes = b"d" * 10_000) -> SimulatedDisk:
     disk = SimulatedDisk("/data", "/cold")
-    fd = disk.create("/data/source")
-    disk.write_at(fd, [data], 0)
-    disk.sync_file(fd)
-    disk.close(fd)
-    disk.sync_dir("/data")
+    create_file(disk, "/data/source", data)
     return disk
 
 
@@ -270,11 +267,7 @@ def test_a_copy_of_a_dead_predecessor_is_synced_before_it_counts():
     for calls in range(1, 12):
         disk = SimulatedDisk("/data", "/cold")
         make_dirs(disk, "/data", "packs")
-        fd = disk.create(f"/data/{PACK}.data")
-        disk.write_at(fd, [b"cold bytes"], 0)
-        disk.sync_file(fd)
-        disk.close(fd)
-        disk.sync_dir("/data/packs")
+        create_file(disk, f"/data/{PACK}.data", b"cold bytes")
         dying = FaultyDisk(disk, DiskFault("any", calls, "halt"))
         with contextlib.suppress(Halted):
             SegmentCopies(dying, "/data", LocalStore(dying, "/cold")).upload_part(f"{PACK}.data")

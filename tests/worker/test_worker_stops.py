@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -47,11 +48,17 @@ def test_jobs_that_exceed_the_stop_timeout_are_returned_at_once(workers: Workers
     assert events(log)["job interrupted"] == 1
 
 
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_stops_at_once(workers: Workers, queue: Queue, second: signal.Signals) -> None:
-    queue.put(b"wait for ever")
+def waiting(workers: Workers, queue: Queue, job: bytes) -> subprocess.Popen[str]:
+    """Start a worker, and wait until it waits in this job."""
+    queue.put(job)
     started = workers.start("program:do", queue.topic, "-c", "1", "--payload", "text")
     soon(lambda: workers.noted("wait"))
+    return started
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_stops_at_once(workers: Workers, queue: Queue, second: signal.Signals) -> None:
+    started = waiting(workers, queue, b"wait for ever")
     started.send_signal(signal.SIGTERM)
     # Pending signals of one kind are merged, so the first must be handled before the second is sent.
     soon(lambda: not _is_pending(started.pid, signal.SIGTERM))
@@ -65,9 +72,7 @@ def test_a_second_signal_stops_at_once(workers: Workers, queue: Queue, second: s
 
 def test_a_hangup_stops_the_worker_gracefully(workers: Workers, queue: Queue) -> None:
     """Otherwise SIGHUP would kill the worker and cut off its jobs."""
-    queue.put(b"wait go")
-    started = workers.start("program:do", queue.topic, "-c", "1", "--payload", "text")
-    soon(lambda: workers.noted("wait"))
+    started = waiting(workers, queue, b"wait go")
     started.send_signal(signal.SIGHUP)
     soon(lambda: not _is_pending(started.pid, signal.SIGHUP))
     (workers.directory / "go").touch()
@@ -77,9 +82,7 @@ def test_a_hangup_stops_the_worker_gracefully(workers: Workers, queue: Queue) ->
 
 def test_two_signals_at_once_are_one_request(workers: Workers, queue: Queue) -> None:
     """`timeout` and wrapper scripts signal twice. The second signal must not cut off jobs."""
-    queue.put(b"wait go")
-    started = workers.start("program:do", queue.topic, "-c", "1", "--payload", "text")
-    soon(lambda: workers.noted("wait"))
+    started = waiting(workers, queue, b"wait go")
     started.send_signal(signal.SIGTERM)
     soon(lambda: not _is_pending(started.pid, signal.SIGTERM))
     started.send_signal(signal.SIGINT)

@@ -70,7 +70,7 @@ class LogWorld:
         self.is_transport_known = True
         self.data_dir = self.shm_dir = root
         self.generation = 0
-        self._written = self._numbers = 0
+        self._written = self._numbers = self._sealed_to = 0
         self._files: list[LogFile] = []
         self._extents: list[Extent] = []
         self._mark = (0, 0)
@@ -145,7 +145,8 @@ class LogWorld:
             return
         self.publish()
         self.roll()
-        after = max((extent.last_seq for extent in self.sealed), default=0)
+        # The last records of a segment may be deleted ones, which it does not contain.
+        after, self._sealed_to = self._sealed_to, self.head_seq
         self._write_segment(self._extents, after, compression)
         if trims:
             self._extents.clear()

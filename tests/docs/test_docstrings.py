@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 CHECKED = (
     "ringlog/aio", "ringlog/client", "ringlog/errors.py", "ringlog/payload.py", "ringlog/spark",

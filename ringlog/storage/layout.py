@@ -39,8 +39,8 @@ group_bytes   bytes of the commit batch, the mark included
 flags         1 = MARK_COPIED: this file contains, before this mark, synced copies of all frames of earlier
               files that were in doubt; 2 = MARK_ORDERLY: last mark of an orderly stop
 settled       only with MARK_COPIED: pairs [file, stop], the valid end of each earlier file with frames in
-              doubt, for topics of this shard; optionally followed by the numbers of those files that were
-              cut at damage
+              doubt, and of streams of another shard count that ended in order, for topics of this shard;
+              optionally followed by the numbers of those files that were cut at damage
 
 A shard whose log is idle writes a mark without further frames. If no file of an incarnation has a
 MARK_COPIED, its recovery did not finish. Its files then only copy frames of earlier files, and recovery

@@ -12,11 +12,11 @@ The core then writes the frames in doubt again, into the first file of this inca
 anything else. Only `clean_up` changes the log, afterwards.
 
 An incarnation that finished its recovery writes a MARK_COPIED. The mark lists the files with frames in doubt,
-and the new end of each. It is valid only for the topics that its shard owned under its shard count. After a
-change of the shard count, several shards copy from one old file, each the frames of its own topics, and any
-of them may crash before it finishes. An incarnation without this mark never served a request. All its frames
-are copies of frames in earlier files, so recovery skips its files.
-"""
+and the new end of each. It also lists the streams of another shard count that ended in order, because their
+own marks of that may not be durable. It is valid only for the topics that its shard owned under its shard
+count. After a change of the shard count, several shards copy from one old file, each the frames of its own
+topics, and any of them may crash before it finishes. An incarnation without this mark never served a request.
+All its frames are copies of frames in earlier files, so recovery skips its files."""
 
 from __future__ import annotations
 

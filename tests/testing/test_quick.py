@@ -33,7 +33,9 @@ def test_nothing(): ...
 def test_only_tests_that_start_no_process_pass(tmp_path):
     (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
     (tmp_path / "test_it.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "--quick", "-p", "no:cacheprovider", str(tmp_path)]
+    # Without the summary: it repeats the messages, cut to the width of the terminal unless CI is set.
+    options = ["-q", "-r", "N", "--quick", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
     assert "3 failed, 1 passed, 3 deselected" in done.stdout, done.stdout
     assert done.stdout.count("Failed: `make quick` runs no test that starts a process") == 3

@@ -9,7 +9,7 @@ import ctypes
 import sys
 import threading
 import time
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_TIMERSLACK = 29
@@ -42,7 +42,7 @@ class SystemClock:
     def now_us(self) -> int:
         return time.time_ns() // 1000
 
-    monotonic_ns = staticmethod(time.monotonic_ns)
+    monotonic_ns: ClassVar[staticmethod[[], int]] = staticmethod(time.monotonic_ns)
     """Without a Python wrapper, because a call reads it several times."""
 
     def sleep_ns(self, nanoseconds: int) -> None:

@@ -208,61 +208,81 @@ class Refused(RinglogError):
 class InvalidRequest(Refused):
     """An argument is malformed, out of range or not allowed here. `detail` names the field and the limit."""
 
-    code, status, http = "invalid_request", Status.INVALID_REQUEST, 400
+    code: ClassVar[str] = "invalid_request"
+    status: ClassVar[Status] = Status.INVALID_REQUEST
+    http: ClassVar[int] = 400
 
 
 class BatchTooLarge(Refused):
     """One write has more records than the limit."""
 
-    code, status, http = "batch_too_large", Status.BATCH_TOO_LARGE, 400
+    code: ClassVar[str] = "batch_too_large"
+    status: ClassVar[Status] = Status.BATCH_TOO_LARGE
+    http: ClassVar[int] = 400
 
 
 class RecordTooLarge(Refused):
     """One record exceeds the limit on records, or can never fit the topic's cap."""
 
-    code, status, http = "record_too_large", Status.RECORD_TOO_LARGE, 400
+    code: ClassVar[str] = "record_too_large"
+    status: ClassVar[Status] = Status.RECORD_TOO_LARGE
+    http: ClassVar[int] = 400
 
 
 class Unauthorized(Refused):
     """The connection has no known key."""
 
-    code, status, http = "unauthorized", Status.UNAUTHORIZED, 401
+    code: ClassVar[str] = "unauthorized"
+    status: ClassVar[Status] = Status.UNAUTHORIZED
+    http: ClassVar[int] = 401
 
 
 class Forbidden(Refused):
     """The key does not permit this operation, or not on this topic."""
 
-    code, status, http = "forbidden", Status.FORBIDDEN, 403
+    code: ClassVar[str] = "forbidden"
+    status: ClassVar[Status] = Status.FORBIDDEN
+    http: ClassVar[int] = 403
 
 
 class TopicNotFound(Refused):
     """The topic does not exist."""
 
-    code, status, http = "topic_not_found", Status.TOPIC_NOT_FOUND, 404
+    code: ClassVar[str] = "topic_not_found"
+    status: ClassVar[Status] = Status.TOPIC_NOT_FOUND
+    http: ClassVar[int] = 404
 
 
 class RouterNotFound(Refused):
     """The router does not exist."""
 
-    code, status, http = "router_not_found", Status.ROUTER_NOT_FOUND, 404
+    code: ClassVar[str] = "router_not_found"
+    status: ClassVar[Status] = Status.ROUTER_NOT_FOUND
+    http: ClassVar[int] = 404
 
 
 class RouterCycle(Refused):
     """The router would close a cycle. `detail["cycle"]` lists its topics."""
 
-    code, status, http = "router_cycle", Status.ROUTER_CYCLE, 409
+    code: ClassVar[str] = "router_cycle"
+    status: ClassVar[Status] = Status.ROUTER_CYCLE
+    http: ClassVar[int] = 409
 
 
 class NotAQueue(Refused):
     """A queue operation names a topic of type `log`."""
 
-    code, status, http = "not_a_queue", Status.NOT_A_QUEUE, 409
+    code: ClassVar[str] = "not_a_queue"
+    status: ClassVar[Status] = Status.NOT_A_QUEUE
+    http: ClassVar[int] = 409
 
 
 class GroupNotFound(Refused):
     """The topic has no such consumer group."""
 
-    code, status, http = "group_not_found", Status.GROUP_NOT_FOUND, 404
+    code: ClassVar[str] = "group_not_found"
+    status: ClassVar[Status] = Status.GROUP_NOT_FOUND
+    http: ClassVar[int] = 404
 
 
 class GroupIncompatible(Refused):
@@ -271,7 +291,9 @@ class GroupIncompatible(Refused):
     `detail["differences"]` maps each differing setting to (existing, requested).
     """
 
-    code, status, http = "group_incompatible", Status.GROUP_INCOMPATIBLE, 409
+    code: ClassVar[str] = "group_incompatible"
+    status: ClassVar[Status] = Status.GROUP_INCOMPATIBLE
+    http: ClassVar[int] = 409
 
 
 class ProducerFenced(Refused):
@@ -280,7 +302,9 @@ class ProducerFenced(Refused):
     `outcome` is `unknown` for a frame that may have been stored before the takeover.
     """
 
-    code, status, http = "producer_fenced", Status.PRODUCER_FENCED, 409
+    code: ClassVar[str] = "producer_fenced"
+    status: ClassVar[Status] = Status.PRODUCER_FENCED
+    http: ClassVar[int] = 409
 
 
 class TopicIncompatible(Refused):
@@ -289,51 +313,67 @@ class TopicIncompatible(Refused):
     `detail["differences"]` maps each differing setting to (existing, requested).
     """
 
-    code, status, http = "topic_exists_incompatible", Status.TOPIC_EXISTS_INCOMPATIBLE, 409
+    code: ClassVar[str] = "topic_exists_incompatible"
+    status: ClassVar[Status] = Status.TOPIC_EXISTS_INCOMPATIBLE
+    http: ClassVar[int] = 409
 
 
 class TopicNotEmpty(Refused):
     """A delete with `if_empty` found records."""
 
-    code, status, http = "topic_not_empty", Status.TOPIC_NOT_EMPTY, 409
+    code: ClassVar[str] = "topic_not_empty"
+    status: ClassVar[Status] = Status.TOPIC_NOT_EMPTY
+    http: ClassVar[int] = 409
 
 
 class StaleEpoch(Refused):
     """The frame or cursor belongs to an earlier epoch: the topic was deleted and created again."""
 
-    code, status, http = "stale_epoch", Status.STALE_EPOCH, 409
+    code: ClassVar[str] = "stale_epoch"
+    status: ClassVar[Status] = Status.STALE_EPOCH
+    http: ClassVar[int] = 409
 
 
 class PayloadTooLarge(Refused):
     """The whole request exceeds the size limit."""
 
-    code, status, http = "payload_too_large", Status.PAYLOAD_TOO_LARGE, 413
+    code: ClassVar[str] = "payload_too_large"
+    status: ClassVar[Status] = Status.PAYLOAD_TOO_LARGE
+    http: ClassVar[int] = 413
 
 
 class TopicFull(Refused):
     """The topic is at its cap and has `discard = "reject"`."""
 
-    code, status, http = "topic_full", Status.TOPIC_FULL, 422
+    code: ClassVar[str] = "topic_full"
+    status: ClassVar[Status] = Status.TOPIC_FULL
+    http: ClassVar[int] = 422
 
 
 class Throttled(Refused):
     """A limit is reached, or the engine is under pressure. Retry after `detail["retry_after_ms"]`."""
 
-    code, status, http = "throttled", Status.THROTTLED, 429
+    code: ClassVar[str] = "throttled"
+    status: ClassVar[Status] = Status.THROTTLED
+    http: ClassVar[int] = 429
     retriable = True
 
 
 class Internal(Refused):
     """The engine failed. `detail["reason"]` names the operation."""
 
-    code, status, http = "internal", Status.INTERNAL, 500
+    code: ClassVar[str] = "internal"
+    status: ClassVar[Status] = Status.INTERNAL
+    http: ClassVar[int] = 500
     retriable = True
 
 
 class NotReady(Refused):
     """The shard recovers or restarts. With `reason` `shard_failed` the supervisor has given it up."""
 
-    code, status, http = "not_ready", Status.NOT_READY, 503
+    code: ClassVar[str] = "not_ready"
+    status: ClassVar[Status] = Status.NOT_READY
+    http: ClassVar[int] = 503
     retriable = True
 
 
@@ -359,14 +399,18 @@ class ColdUnavailable(NotReady):
 class ShuttingDown(Refused):
     """The engine stops and accepts no new work."""
 
-    code, status, http = "shutting_down", Status.SHUTTING_DOWN, 503
+    code: ClassVar[str] = "shutting_down"
+    status: ClassVar[Status] = Status.SHUTTING_DOWN
+    http: ClassVar[int] = 503
     retriable = True
 
 
 class CorruptFrame(Refused):
     """A frame failed its checksum or has an invalid structure on arrival."""
 
-    code, status, http = "corrupt_frame", Status.CORRUPT_FRAME, 400
+    code: ClassVar[str] = "corrupt_frame"
+    status: ClassVar[Status] = Status.CORRUPT_FRAME
+    http: ClassVar[int] = 400
 
 
 class StorageReadOnly(Refused):
@@ -375,7 +419,9 @@ class StorageReadOnly(Refused):
     `outcome` is `unknown` for a frame that an earlier incarnation of the shard may have written.
     """
 
-    code, status, http = "storage_read_only", Status.STORAGE_READ_ONLY, 503
+    code: ClassVar[str] = "storage_read_only"
+    status: ClassVar[Status] = Status.STORAGE_READ_ONLY
+    http: ClassVar[int] = 503
     retriable = True
 
 
@@ -387,7 +433,9 @@ class TopicHalted(Refused):
     current start.
     """
 
-    code, status, http = "topic_halted", Status.TOPIC_HALTED, 503
+    code: ClassVar[str] = "topic_halted"
+    status: ClassVar[Status] = Status.TOPIC_HALTED
+    http: ClassVar[int] = 503
     TEXT: ClassVar[str] = (
         "the topic is halted because a file with its records is missing or unreadable: put the file back and"
         " restart the engine, or give up its records with `ringlog repair --write` or with one start under"

@@ -76,12 +76,12 @@ class Governor:
     """Pressure and step of one process or engine. `busy` and `latency_ns` are its moving averages."""
 
     def __init__(self) -> None:
-        self.pressure = 0.0
-        self.own = 0.0
+        self.pressure: float = 0.0
+        self.own: float = 0.0
         """Pressure without the shards' pressures."""
-        self.step = PressureStep.FREE
-        self.busy = 0.0
-        self.latency_ns = 0.0
+        self.step: PressureStep = PressureStep.FREE
+        self.busy: float = 0.0
+        self.latency_ns: float = 0.0
         self._high_samples = 0
 
     def observe(self, sample: PressureSample) -> None:

@@ -6,11 +6,11 @@ from ringlog.errors import KernelMissing
 
 try:
     import ringlog._kernel as kernel
-except ImportError as e:
+except ImportError as _error:
     raise KernelMissing(
         "ringlog's compiled kernel is missing: reinstall ringlog from a wheel for this platform, "
         "or from source with a C compiler",
-        reason=str(e),
-    ) from e
+        reason=str(_error),
+    ) from _error
 
 __all__ = ["kernel"]

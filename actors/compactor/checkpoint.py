@@ -59,7 +59,7 @@ from ringlog.storage.disk import Disk
 from ringlog.storage.layout import META_DIR
 from ringlog.storage.snapshot import Snapshot
 
-log = logging.getLogger("ringlog.compactor")
+log: logging.Logger = logging.getLogger("ringlog.compactor")
 
 PASS_BYTES = 64 * MIB
 """Log in memory at one time. A pass ends after the buffer that reaches this size."""

@@ -27,7 +27,7 @@ class PassExecutor:
     """Threads that run passes, one at a time. Raises RuntimeError if a thread cannot be started."""
 
     def __init__(self) -> None:
-        self.is_abandoned = False
+        self.is_abandoned: bool = False
         """A pass did not end in time, and its thread is still running."""
         self._lowered = ThreadPoolExecutor(1, "pass", initializer=hardening.set_background_priority)
         self._fair = ThreadPoolExecutor(1, "fair-pass")

@@ -38,7 +38,7 @@ class AppendCollector:
 
     def __init__(self) -> None:
         self.buffers: list[Any] = []
-        self.bytes = 0
+        self.bytes: int = 0
         """Bytes of the kept buffers."""
         self.deleted_topics: set[int] = set()
         """Ids of the topics with delete frames in the log."""
@@ -75,8 +75,8 @@ class AppendTable:
         counts = [len(batch) for batch in batches]
         self.firsts: I64 = np.cumsum([0, *counts])
         """Number of the first frame of each source, and the total; shape (sources + 1,)."""
-        self.topic_ids = self._column(layout.W_TOPIC)
-        self.bases = self._column(layout.W_BASE_SEQ)
+        self.topic_ids: U64 = self._column(layout.W_TOPIC)
+        self.bases: U64 = self._column(layout.W_BASE_SEQ)
         self._counts_epochs = self._column(layout.W_COUNT_EPOCH)
         self._heads = self._column(layout.W_HEAD)
 

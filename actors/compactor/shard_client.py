@@ -38,7 +38,8 @@ class CompactorShardClient:
     """Requests to one shard. Every method raises the errors of link.shard_requests.Requester.ask."""
 
     def __init__(self, requester: CheckpointRequester, shard: int) -> None:
-        self._requester, self.number = requester, shard
+        self._requester = requester
+        self.number: int = shard
 
     def fetch_plan(self, *, roll: bool = False) -> m.CheckpointPlan:
         """Request the log files to absorb and the registered segments."""

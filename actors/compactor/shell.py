@@ -66,7 +66,7 @@ from ringlog.storage.disk import Disk
 from ringlog.storage.layout import META_DIR, WAL_DIR, parse_shard_dir, parse_wal_name
 from ringlog.storage.real_disk import RealDisk
 
-log = logging.getLogger("ringlog.compactor")
+log: logging.Logger = logging.getLogger("ringlog.compactor")
 
 REQUESTS_PER_TURN = 16
 NUMBERS_SHIFT = 24
@@ -97,7 +97,7 @@ class CompactorShell:
         self._board = Board.open(boot.shm_dir, writable=True)
         self._slot = self._board.process(boot.slot)
         self._router = ActorControlSocket(socket_of(boot.shm_dir, boot.name), boot, self._slot)
-        self.core = Compactor(
+        self.core: Compactor = Compactor(
             boot.shards, file_bytes=settings.wal.file_bytes, age_ms=settings.storage.segment_age_ms,
             now_ns=self._clock.monotonic_ns(),
         )  # fmt: skip

@@ -18,7 +18,7 @@ class AppendAdmission:
     def __init__(self) -> None:
         self.refusing_shards: frozenset[int] = frozenset()
         """Shards whose governor refuses new writes."""
-        self.refused_appends = 0
+        self.refused_appends: int = 0
         """Number of appends that were refused for pressure."""
         self._in_flight: dict[int, tuple[int, int]] = {}
 

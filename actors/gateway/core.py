@@ -116,8 +116,8 @@ class GatewayCore:
             ),
         )
         self._disconnected: set[GatewayRequest] = set()
-        self.answered = 0
-        self.refused = 0
+        self.answered: int = 0
+        self.refused: int = 0
 
     @property
     def requests_held(self) -> int:

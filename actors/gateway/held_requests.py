@@ -24,7 +24,7 @@ class HeldRequests:
         self._per_client: dict[bytes, list[int]] = {}
         """Number of requests and bytes by client."""
         self._per_key: dict[str, int] = {}
-        self.bytes = 0
+        self.bytes: int = 0
 
     def __len__(self) -> int:
         return len(self._held)

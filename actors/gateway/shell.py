@@ -56,7 +56,7 @@ from ringlog.link.timers import Timers
 from ringlog.logs import log_event
 from ringlog.signals import StopFlag
 
-log = logging.getLogger("ringlog.gateway")
+log: logging.Logger = logging.getLogger("ringlog.gateway")
 
 REQUESTS_PER_TURN = 256
 REQUEST_TIMEOUT_NS = 10_000_000_000
@@ -104,10 +104,10 @@ class GatewayShell:
             boot.engine_id, __version__, PROTOCOL, boot.shards, boot.incarnation,
             ring_bytes // RING_FRAME_FRACTION, bounds.max_body_bytes, bounds.max_limit,
         )  # fmt: skip
-        self.core = GatewayCore(identity, self._key_source.keys.curve)
-        self.sockets = GatewaySockets(boot, listeners, lambda: self._key_source.keys.curve)
+        self.core: GatewayCore = GatewayCore(identity, self._key_source.keys.curve)
+        self.sockets: GatewaySockets = GatewaySockets(boot, listeners, lambda: self._key_source.keys.curve)
         delivery = Delivery(self)
-        self.links = self._links = LocalLinks(
+        self.links: LocalLinks = LocalLinks(
             boot.shm_dir, client_id=boot.name, clock=self._clock, timers=self._timers, fds=self._fds,
             listener=delivery,
         )  # fmt: skip
@@ -117,8 +117,8 @@ class GatewayShell:
         ))  # fmt: skip
         self._silence_poll_ns = 0
         self._events: list[Any] = []
-        self._reads = StoredReads(boot, self._links)
-        self._watches = TopicWatches(self._links, self._clock, self._reads.marks, self._emit)
+        self._reads = StoredReads(boot, self.links)
+        self._watches = TopicWatches(self.links, self._clock, self._reads.marks, self._emit)
         self.exit_code: ExitCode | None = None
         self._heartbeat = Heartbeat(self._slot)
         self._drain_deadline_ns: int | None = None
@@ -146,7 +146,7 @@ class GatewayShell:
     def on_start(self, stop: StopFlag) -> None:
         """Connect to the engine, register descriptors, and log that the gateway is ready."""
         boot = self._boot
-        self._links.join_engine(
+        self.links.join_engine(
             EngineInfo(
                 boot.engine_id, f"{boot.boot_incarnation}", boot.shm_dir, boot.data_dir, boot.shards,
                 schedulers=self._schedulers,
@@ -178,7 +178,7 @@ class GatewayShell:
             log_event(log, logging.WARNING, "drain timed out, requests dropped", held=self.core.requests_held)
             self.exit_code = ExitCode.OK
         fired = self._timers.fire(now_ns)
-        self._links.pump()
+        self.links.pump()
         self.sockets.zap.serve()
         self._poll_keys(now_ns)
         self._poll_pressure(now_ns)
@@ -219,7 +219,7 @@ class GatewayShell:
     def on_close(self) -> None:
         """Close files, connections and sockets."""
         self._reads.close()
-        self._links.close()
+        self.links.close()
         self.sockets.close()
         self._fds.epoll.close()
 
@@ -241,8 +241,8 @@ class GatewayShell:
         """
         if work:
             return
-        if not self._links.arm() or self._events or self.sockets.has_input:
-            self._links.disarm()
+        if not self.links.arm() or self._events or self.sockets.has_input:
+            self.links.disarm()
             return
         # The descriptors are edge-triggered: only this check finds input that arrived since the last pass.
         wait_ms = BACKLOG_WAIT_MS if self.sockets.has_backlog else HEARTBEAT_INTERVAL_MS
@@ -251,9 +251,9 @@ class GatewayShell:
             if due_ns is not None:
                 wait_ms = min(wait_ms, max((due_ns - now_ns) // 1_000_000 + 1, 0))
         ready = self._fds.epoll.poll(wait_ms / 1000)
-        self._links.disarm()
+        self.links.disarm()
         for fd, _ in ready:
-            self._links.on_readable(fd)
+            self.links.on_readable(fd)
 
     def _beat(self) -> None:
         now_ns = self._clock.monotonic_ns()
@@ -314,7 +314,7 @@ class GatewayShell:
             if effect.shard == ev.SCHEDULER:
                 self._scheduler().request(effect.message, deadline_ns).when_done(answered)
                 return
-            pending = self._links.request(
+            pending = self.links.request(
                 effect.shard, effect.message, deadline_ns, effect.attachment, is_patient=not is_append
             )
         except RinglogError as e:
@@ -323,9 +323,9 @@ class GatewayShell:
         pending.when_done(answered)
 
     def _scheduler(self) -> Peer:
-        if not self._links.schedulers:
+        if not self.links.schedulers:
             raise InvalidRequest("this engine runs no routers: delivery.schedulers is 0, expected >= 1")
-        return self._links.scheduler(0)
+        return self.links.scheduler(0)
 
     def _push(self, effect: ev.PushFrames) -> None:
         deadline_ns = self._clock.monotonic_ns() + APPEND_TIMEOUT_NS
@@ -337,7 +337,7 @@ class GatewayShell:
         run = RingPush(effect.topic, effect.data, effect.offsets, deadline_ns, done)
         timer = self._timers.call_at(deadline_ns, run.give_up)
         try:
-            self._links.submit(effect.shard, run)
+            self.links.submit(effect.shard, run)
         except RinglogError as e:
             run.is_abandoned = True
             done(b"", e)
@@ -355,7 +355,7 @@ class GatewayShell:
             self._events.append(ev.ColdReadCompleted(effect.ticket, data, error))
 
         deadline_ns = self._clock.monotonic_ns() + REQUEST_TIMEOUT_NS
-        self._links.ask_relocator(effect.wanted, deadline_ns).when_done(answered)
+        self.links.ask_relocator(effect.wanted, deadline_ns).when_done(answered)
 
     def _emit(self, event: Any) -> None:
         self._events.append(event)

@@ -40,7 +40,7 @@ class GatewaySockets:
     def __init__(self, boot: ActorBoot, listeners: Listeners, read_keys: Callable[[], KeyRing]) -> None:
         """Bind all sockets, or none. Raises StartRefused."""
         self._context: zmq.Context[Any] = zmq.Context()
-        self.zap = ZapHandler(self._context, read_keys)
+        self.zap: ZapHandler = ZapHandler(self._context, read_keys)
         self.frontends: list[ZmqFrontend] = []
         bindings: list[tuple[str, bytes, str, CurveKey | None]] = [
             (f"ipc://{boot.gateway_socket}", b"i", IPC_DOMAIN, None)

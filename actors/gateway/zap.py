@@ -53,11 +53,11 @@ class ZapHandler:
     """Replies to ZAP requests on its socket. The gateway's loop polls `socket`."""
 
     def __init__(self, context: zmq.Context[Any], keys: Callable[[], KeyRing]) -> None:
-        self.socket = context.socket(zmq.ROUTER)
+        self.socket: Any = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind(ZAP_ENDPOINT)
         self._keys = keys
-        self.refused = 0
+        self.refused: int = 0
 
     def serve(self) -> None:
         """Reply to all waiting requests."""

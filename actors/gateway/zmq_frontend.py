@@ -36,7 +36,7 @@ from ringlog.limits import (
 from ringlog.link.curve import CurveKey
 from ringlog.runtime.listener import AcceptGuard, Listener
 
-log = logging.getLogger("ringlog.gateway")
+log: logging.Logger = logging.getLogger("ringlog.gateway")
 
 LIBZMQ_MIN = (4, 3, 5)
 HEARTBEAT_MS = 2_000
@@ -111,8 +111,8 @@ class ZmqFrontend:
         self._outboxes: dict[bytes, deque[list[Any]]] = {}
         self._outbox_bytes: dict[bytes, int] = {}
         self._strikes: dict[bytes, int] = {}
-        self.malformed = 0
-        self.undelivered = 0
+        self.malformed: int = 0
+        self.undelivered: int = 0
 
     @property
     def endpoint(self) -> str:

@@ -34,7 +34,7 @@ from ringlog.board.layout import ProcessField
 from ringlog.errors import Internal, RinglogError, Unauthorized
 from ringlog.logs import log_event
 
-log = logging.getLogger("ringlog.http_gateway")
+log: logging.Logger = logging.getLogger("ringlog.http_gateway")
 
 _JSON = ("content-type", "application/json")
 _REQUEST_ID_CHARS_MAX = 128
@@ -55,7 +55,8 @@ class Application:
     def __init__(
         self, gateway: Gateway, routes: RouteTable, find_key: Callable[[str], Principal | None]
     ) -> None:
-        self.gateway, self.routes = gateway, routes
+        self.gateway: Gateway = gateway
+        self.routes: RouteTable = routes
         self._find_key = find_key
         self._hosts = HostCheck(admits_all=gateway.settings.auth.allow_insecure)
 

@@ -36,7 +36,9 @@ class HttpError(Refused):
         **detail: Any,
     ) -> None:
         super().__init__(message, **detail)
-        self.http_status, self.http_code, self.headers = status, code, headers
+        self.http_status: int = status
+        self.http_code: str = code
+        self.headers: tuple[tuple[str, str], ...] = headers
 
 
 def status_and_code(error: RinglogError) -> tuple[int, str]:

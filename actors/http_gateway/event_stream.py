@@ -31,9 +31,9 @@ class WatchStream(Subscriptions):
         super().__init__(request.gateway, is_strong=session.is_strong)
         self._session = session
         self._is_single = len(session.subs) == 1
-        self.events = EventStream(request.scope, request.protocol)
+        self.events: EventStream = EventStream(request.scope, request.protocol)
         self.events.gone.add_done_callback(lambda _: self.wake.set())
-        self.is_superseded = False
+        self.is_superseded: bool = False
 
     @property
     def has_room(self) -> bool:

@@ -76,17 +76,20 @@ class Subscriber:
     def __init__(
         self, topic: str, cursor: Cursor, projection: Projection, limit: int, max_bytes: int
     ) -> None:
-        self.topic, self.projection = topic, projection
-        self.epoch, self.seq = cursor.epoch, cursor.seq
-        self.limit, self.max_bytes = limit, max_bytes
+        self.topic: str = topic
+        self.projection: Projection = projection
+        self.epoch: int = cursor.epoch
+        self.seq: int = cursor.seq
+        self.limit: int = limit
+        self.max_bytes: int = max_bytes
         self.outlet: Outlet | None = None
         self.feed: Feed | None = None
-        self.head_seq = 0
-        self.is_live = False
+        self.head_seq: int = 0
+        self.is_live: bool = False
         """Whether the feed delivers to it. Otherwise its stream reads from storage."""
-        self.is_new = True
+        self.is_new: bool = True
         """Whether nothing was read since the connection began."""
-        self.was_behind = True
+        self.was_behind: bool = True
         """Whether a backlog exists that was not announced as read."""
 
     def leave(self) -> None:
@@ -103,7 +106,8 @@ class FanOutPage:
     __slots__ = ("_bodies", "after", "cache", "page")
 
     def __init__(self, page: Page, after: int) -> None:
-        self.page, self.after = page, after
+        self.page: Page[bytes | None] = page
+        self.after: int = after
         self._bodies: dict[object, bytes] = {}
         self.cache: dict[object, object] = {}
         """For outlets: frames made of the bodies."""
@@ -141,8 +145,10 @@ class Feed:
     """The shared reader of one topic."""
 
     def __init__(self, fan_out: FanOut, topic: str, info: TopicInfo, seq: int) -> None:
-        self._fan_out, self.topic, self.info = fan_out, topic, info
-        self.seq = seq
+        self._fan_out = fan_out
+        self.topic: str = topic
+        self.info: TopicInfo = info
+        self.seq: int = seq
         self.subscribers: set[Subscriber] = set()
         self._source = LocalSource(fan_out.session, topic, is_following=True)
         self._source.keep_topic_alive(info.epoch)
@@ -150,7 +156,7 @@ class Feed:
         self._sequence = -2
         self._is_reading = self._is_again = False
         self._retry: asyncio.TimerHandle | None = None
-        self.is_closed = False
+        self.is_closed: bool = False
 
     def add(self, sub: Subscriber) -> bool:
         """Deliver to a subscriber from now on. False if it must read more records before."""

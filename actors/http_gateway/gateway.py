@@ -41,7 +41,7 @@ class Gateway:
         self.board = board
         self.slot = slot
         self.clock: Clock = SystemClock()
-        self.loop = asyncio.get_event_loop_policy().get_event_loop()
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_event_loop_policy().get_event_loop()
         self.is_draining = False
         self.streams: set[asyncio.Task[Any]] = set()
         """Tasks of open streams. At a stop each is cancelled, and sends its final frame."""
@@ -56,8 +56,8 @@ class Gateway:
         self._supervisor = board.process(SUPERVISOR_SLOT)
         self._shards = [board.process(shard_slot(shard)) for shard in range(settings.wal.shards)]
         self._is_serving = False
-        self.engine_status = EngineStatusReader(self.clock)
-        self.topic_metrics = TopicMetricsReader(self.clock)
+        self.engine_status: EngineStatusReader = EngineStatusReader(self.clock)
+        self.topic_metrics: TopicMetricsReader = TopicMetricsReader(self.clock)
         self.lanes: WriteLanes
         self.watches: WatchSessions
         self.workers: Workers

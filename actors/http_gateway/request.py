@@ -114,8 +114,13 @@ class Request:
         self, gateway: Gateway, scope: Scope, protocol: HttpProtocol, route: Route, params: tuple[str, ...],
         principal: Principal, request_id: str,
     ) -> None:  # fmt: skip
-        self.gateway, self.scope, self.protocol = gateway, scope, protocol
-        self.route, self.params, self.principal, self.request_id = route, params, principal, request_id
+        self.gateway: Gateway = gateway
+        self.scope: Scope = scope
+        self.protocol: HttpProtocol = protocol
+        self.route: Route = route
+        self.params: tuple[str, ...] = params
+        self.principal: Principal = principal
+        self.request_id: str = request_id
         self._query: dict[str, str] | None = None
         self._holds_slot = True
 

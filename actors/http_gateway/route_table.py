@@ -49,7 +49,7 @@ class RouteTable:
     """Finds the route of a request."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        self.routes = tuple(routes)
+        self.routes: tuple[Route, ...] = tuple(routes)
         self._methods: dict[tuple[str, ...], dict[str, Route]] = {}
         """By path, in parts: route by method."""
         patterns: dict[int, dict[tuple[bool, ...], None]] = {}

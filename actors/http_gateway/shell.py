@@ -44,7 +44,7 @@ from ringlog.link.keys_file import follow_keys
 from ringlog.logs import log_event
 from ringlog.signals import StopFlag
 
-log = logging.getLogger("ringlog.http_gateway")
+log: logging.Logger = logging.getLogger("ringlog.http_gateway")
 
 _POLL_S = 0.05
 _BEAT_S = HEARTBEAT_INTERVAL_MS / 4_000
@@ -65,12 +65,12 @@ class HttpGatewayShell:
         client = connect(
             f"ringlog://{boot.run_dir}", client_id=boot.name, timeout_ms=HTTP_REQUEST_MS_MAX, transport="ring"
         )
-        self.gateway = Gateway(settings, client, board, slot)
+        self.gateway: Gateway = Gateway(settings, client, board, slot)
         self._keys = follow_keys(settings.auth.keys_file, os.environ.get(API_KEYS, ""))
         self.gateway.lanes = WriteLanes(self.gateway)
         self.gateway.watches = WatchSessions(self.gateway)
         self.gateway.workers = Workers()
-        self.application = Application(self.gateway, RouteTable(ROUTES), self._find_key)
+        self.application: Application = Application(self.gateway, RouteTable(ROUTES), self._find_key)
         self._server: Any = None
         self._serving: asyncio.Task[None] | None = None
         self._stop: StopFlag | None = None

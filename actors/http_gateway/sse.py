@@ -86,7 +86,7 @@ class EventStream:
         self.gone: asyncio.Future[None] = asyncio.ensure_future(protocol.client_disconnect())
         """Done when the client has gone."""
         self._last_write_s = _now_s()
-        self.is_ended = False
+        self.is_ended: bool = False
         self.write(b"retry: 2000\n\n" + heartbeat())
 
     # -- writing --------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ class Subscriptions(ABC):
     def __init__(self, gateway: Gateway, *, is_strong: bool = False) -> None:
         self.gateway = gateway
         self.subs: dict[str, Subscriber] = {}
-        self.wake = asyncio.Event()
+        self.wake: asyncio.Event = asyncio.Event()
         """Set when `turn` has something to do, and by the connection."""
         self._behind: deque[Subscriber] = deque()
         self._sources: dict[str, LocalSource] = {}

@@ -44,7 +44,9 @@ def _field(row: Setting) -> tuple[str, Any, Any]:
     return row.name, (described | None) if takes_null else described, row.default
 
 
-TopicConfigBody = msgspec.defstruct("TopicConfigBody", [_field(row) for row in TOPIC_SETTINGS.values()])
+TopicConfigBody: type[msgspec.Struct] = msgspec.defstruct(
+    "TopicConfigBody", [_field(row) for row in TOPIC_SETTINGS.values()]
+)
 TopicConfigBody.__doc__ = "Settings of a topic. Those that are left out have their defaults."
 
 

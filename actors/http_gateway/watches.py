@@ -64,11 +64,11 @@ class WatchSession:
     """One watch: its subscribers, whose positions outlive connections."""
 
     def __init__(self, principal: Principal, body: WatchBody, subs: dict[str, Subscriber]) -> None:
-        self.wid = "wid_" + secrets.token_urlsafe(_ID_BYTES)
+        self.wid: str = "wid_" + secrets.token_urlsafe(_ID_BYTES)
         self.principal = principal
         self.subs = subs
-        self.heartbeat_s = min(max(body.heartbeat_ms, _HEARTBEAT_MS_MIN), _HEARTBEAT_MS_MAX) / 1_000
-        self.is_strong = body.consistency == "strong"
+        self.heartbeat_s: float = min(max(body.heartbeat_ms, _HEARTBEAT_MS_MIN), _HEARTBEAT_MS_MAX) / 1_000
+        self.is_strong: bool = body.consistency == "strong"
         self.stream: WatchStream | None = None
         self.used_ms = 0
 
@@ -78,7 +78,7 @@ class WatchSessions:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self.fan_out = FanOut(gateway)
+        self.fan_out: FanOut = FanOut(gateway)
         self._sessions: dict[str, WatchSession] = {}
         self._idle: OrderedDict[str, WatchSession] = OrderedDict()
         """Sessions without a stream. The one that was not used for longest comes first."""

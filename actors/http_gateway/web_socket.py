@@ -94,7 +94,7 @@ class WebSocket(Subscriptions):
         self._is_sending = False
         self._sent = asyncio.Event()
         self._stall: asyncio.TimerHandle | None = None
-        self.is_ended = False
+        self.is_ended: bool = False
         self._bytes_max = gateway.settings.limits.max_body_bytes
 
     # -- sending --------------------------------------------------------------------------------------

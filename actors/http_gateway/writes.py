@@ -173,7 +173,7 @@ class WriteLanes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._lanes: OrderedDict[tuple[str, bool], _Lane] = OrderedDict()
-        self.bytes = 0
+        self.bytes: int = 0
         """Bytes of all frames that are not settled."""
 
     async def publish(self, principal: Principal, topic: str, write: DecodedWrite) -> WriteReply:

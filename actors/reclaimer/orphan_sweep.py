@@ -25,7 +25,7 @@ from ringlog.storage.disk import Disk
 from ringlog.storage.layout import TMP_SUFFIX
 from ringlog.tier.copies import SegmentCopies
 
-log = logging.getLogger("ringlog.reclaimer")
+log: logging.Logger = logging.getLogger("ringlog.reclaimer")
 SWEEP_NS = 60 * 1_000_000_000
 ORPHANS_PER_ROUND = 64
 
@@ -51,7 +51,7 @@ class OrphanSweep:
         self._shards, self._indexes, self._clock = shards, indexes, clock
         self._quarantined, self._want_checkpoint = quarantined, want_checkpoint
         self._submit_cold_job = submit_cold_job
-        self.orphans = OrphanFiles()
+        self.orphans: OrphanFiles = OrphanFiles()
         self._swept_ns = -(1 << 62)
         self._removing: set[str] = set()
         self._cold_done: deque[str] = deque()

@@ -17,7 +17,7 @@ class ByteRateLimiter:
 
     def __init__(self, bytes_per_s: int, clock: Clock, is_stopping: Callable[[], bool]) -> None:
         self.bytes_per_s = bytes_per_s
-        self.total_bytes = 0
+        self.total_bytes: int = 0
         self._clock, self._is_stopping = clock, is_stopping
         self._due_ns = 0
 

@@ -41,7 +41,7 @@ from ringlog.logs import log_event
 from ringlog.storage.disk import Disk
 from ringlog.tier.copies import SegmentCopies
 
-log = logging.getLogger("ringlog.reclaimer")
+log: logging.Logger = logging.getLogger("ringlog.reclaimer")
 FULL_ROUND_NS = 60 * 1_000_000_000
 """Minimum interval of liveness queries while there is no new snapshot or segment, in ns."""
 
@@ -90,7 +90,7 @@ class Reclaimer:
             disk, data_dir, copies, self._shards, self._indexes, clock, quarantined=quarantined,
             want_checkpoint=want_checkpoint, submit_cold_job=submit_cold_job,
         )  # fmt: skip
-        self.counts = ReclaimCounters()
+        self.counts: ReclaimCounters = ReclaimCounters()
         self._assessed_state: tuple[dict[int, int], set[tuple[int, int]]] | None = None
         self._assessed_ns = 0
 

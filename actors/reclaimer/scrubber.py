@@ -27,7 +27,7 @@ from ringlog.storage.layout import META_DIR
 from ringlog.storage.snapshot import decode_snapshot, parse_snapshot_name
 from ringlog.tier.copies import LOCAL_INDEX, SegmentCopies
 
-log = logging.getLogger("ringlog.reclaimer")
+log: logging.Logger = logging.getLogger("ringlog.reclaimer")
 T = TypeVar("T")
 
 
@@ -59,7 +59,7 @@ class Scrubber:
         """
         self._disk, self._data_dir, self._copies = disk, data_dir, copies
         self._rate_limiter, self._is_current = rate_limiter, is_current
-        self.counts = ScrubCounters()
+        self.counts: ScrubCounters = ScrubCounters()
         self.quarantined: set[int] = set()
 
     def list_snapshots(self) -> list[tuple[str, int]]:

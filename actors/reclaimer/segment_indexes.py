@@ -15,7 +15,7 @@ from ringlog.logs import log_event
 from ringlog.segment.segment import Segment
 from ringlog.storage.disk import Disk
 
-log = logging.getLogger("ringlog.reclaimer")
+log: logging.Logger = logging.getLogger("ringlog.reclaimer")
 
 
 class SegmentIndexes:

@@ -18,7 +18,7 @@ from ringlog.logs import log_event
 from ringlog.placement import shards_of
 from ringlog.types import Codec
 
-log = logging.getLogger("ringlog.reclaimer")
+log: logging.Logger = logging.getLogger("ringlog.reclaimer")
 LIVE_TOPICS_PER_ASK = 1_024
 """Topics per request. A shard replies in about 1 ms, and the bitmaps fit into one envelope."""
 

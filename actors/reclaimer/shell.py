@@ -47,7 +47,7 @@ from ringlog.storage.real_disk import RealDisk
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.open_store import open_store
 
-log = logging.getLogger("ringlog.reclaimer")
+log: logging.Logger = logging.getLogger("ringlog.reclaimer")
 REQUESTS_PER_TURN = 64
 SCRUB_REQUESTS_MAX = 16
 COLD_JOBS_MAX = 256
@@ -83,7 +83,7 @@ class ReclaimerShell:
         self._manual_limiter = ByteRateLimiter(storage.reclaim_bytes_per_s, self._clock, stopping)
         self._is_manual = False
         copies = SegmentCopies(self._disk, boot.data_dir, store, self._limit_scrub)
-        self.scrubber = Scrubber(
+        self.scrubber: Scrubber = Scrubber(
             self._disk, boot.data_dir, copies, rate_limiter=self._limit_scrub, is_current=self._is_current
         )
         self._passes = 0
@@ -99,7 +99,7 @@ class ReclaimerShell:
             CREATOR_RECLAIMER, [(CREATOR_RECLAIMER << CREATOR_SHIFT) | boot.incarnation << 20]
         )
         rewriter = Rewriter(self._disk, boot.data_dir, storage, numbers, reclaim_limiter)
-        self.reclaimer = Reclaimer(
+        self.reclaimer: Reclaimer = Reclaimer(
             self._disk, boot.data_dir, storage, copies=SegmentCopies(self._disk, boot.data_dir, store),
             rewriter=rewriter, shards=boot.shards, engine_id=bytes.fromhex(boot.engine_id),
             ask=lambda shard, message, attachment=None: self._ask("rounds", shard, message, attachment),

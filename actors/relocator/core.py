@@ -82,7 +82,7 @@ class BlockCache:
     """LRU cache of blocks of COLD_BLOCK_BYTES by (path, index), limited in bytes."""
 
     def __init__(self, bytes_max: int) -> None:
-        self.bytes = 0
+        self.bytes: int = 0
         self._bytes_max = bytes_max
         self._blocks: OrderedDict[_Key, bytes] = OrderedDict()
 
@@ -133,8 +133,10 @@ class ColdReads:
     """Requests of clients for cold bytes. Tick events carry the time."""
 
     def __init__(self, cache_bytes: int, timeout_ns: int) -> None:
-        self.cache = BlockCache(cache_bytes)
-        self.hits = self.requested = self.failed = 0
+        self.cache: BlockCache = BlockCache(cache_bytes)
+        self.hits: int = 0
+        self.requested: int = 0
+        self.failed: int = 0
         self._timeout_ns = timeout_ns
         self._open: dict[int, _OpenFetch] = {}
         self._by_range: dict[tuple[str, int, int], int] = {}

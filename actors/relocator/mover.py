@@ -30,7 +30,7 @@ from ringlog.logs import log_event
 from ringlog.segment.layout import DATA, DEL, IDX
 from ringlog.tier.copies import SegmentCopies
 
-log = logging.getLogger("ringlog.relocator")
+log: logging.Logger = logging.getLogger("ringlog.relocator")
 M = TypeVar("M", bound=m.Message)
 
 
@@ -74,8 +74,8 @@ class Mover:
         self._copies, self._cold, self._shards = copies, cold, shards
         self._ask, self._clock = ask, clock
         self._is_stopping, self._on_change = is_stopping, on_change
-        self.backoff = MoveBackoff(cold.interval_s, jitter)
-        self.counts = MoveCounters()
+        self.backoff: MoveBackoff = MoveBackoff(cold.interval_s, jitter)
+        self.counts: MoveCounters = MoveCounters()
         self._dropped: set[int] = set()
         """Numbers of cold segments that are known to have no hot data part."""
         self._marks: dict[int, str] = {}

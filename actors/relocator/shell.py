@@ -44,7 +44,7 @@ from ringlog.tier.open_store import open_store
 from ringlog.tier.ownership import claim_store
 from ringlog.tier.store import SegmentStore
 
-log = logging.getLogger("ringlog.relocator")
+log: logging.Logger = logging.getLogger("ringlog.relocator")
 REQUESTS_PER_TURN = 256
 REQUEST_TIMEOUT_S = 10.0
 STOP_S = 2.0
@@ -77,11 +77,11 @@ class RelocatorShell:
         self._slot = Board.open(boot.shm_dir, writable=True).process(boot.slot)
         self._bell = EventBell()
         self._stopping = threading.Event()
-        self.core = ColdReads(settings.cold.cache_bytes, round(settings.cold.timeout_s * 1e9))
+        self.core: ColdReads = ColdReads(settings.cold.cache_bytes, round(settings.cold.timeout_s * 1e9))
         self._changed_parts: list[str] = []
         self._router = ActorControlSocket(socket_of(boot.shm_dir, boot.name), boot, self._slot)
         self._fetchers = ThreadPool("fetch", COLD_READ_THREADS, COLD_READS_QUEUED_MAX, self._bell.ring)
-        self.mover = Mover(
+        self.mover: Mover = Mover(
             SegmentCopies(disk, boot.data_dir, self._store), settings.cold, shards=boot.shards, ask=self._ask,
             clock=self._clock, jitter=random.random, is_stopping=self._stopping.is_set,
             on_change=self._changed_parts.append,

@@ -69,13 +69,13 @@ class Scheduler:
 
     def __init__(self, number: int, incarnation: int, shards: int) -> None:
         self.number = number
-        self.shards = [FollowedShard(n) for n in range(shards)]
+        self.shards: list[FollowedShard] = [FollowedShard(n) for n in range(shards)]
         self._tick_ns = 0
         self._effects: list[Any] = []
-        self.grants = GrantDispatcher(self.shards, self._effects)
+        self.grants: GrantDispatcher = GrantDispatcher(self.shards, self._effects)
         self._priorities = PriorityChanges()
         self._progress = TopicProgress(self.shards, self.grants, self._priorities, self._effects)
-        self.subscriptions = LinkSubscriptions(
+        self.subscriptions: LinkSubscriptions = LinkSubscriptions(
             number, incarnation, self.shards, self.grants, self._priorities, self._effects
         )
         self._names_changed = False

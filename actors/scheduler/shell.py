@@ -54,7 +54,7 @@ from ringlog.signals import StopFlag
 from ringlog.spin_wait import SPIN_REPLY_NS, SPIN_WORDS_MAX, SpinPolicy, spin_wait
 from ringlog.types import Durability
 
-log = logging.getLogger("ringlog.scheduler")
+log: logging.Logger = logging.getLogger("ringlog.scheduler")
 
 REQUESTS_PER_TURN = 256
 SOCKET_POLL_TURNS = 8
@@ -94,7 +94,7 @@ class SchedulerShell:
         self._boot = boot
         self._clock = clock or SystemClock()
         number = int(boot.name.rpartition("-")[2])
-        self.core = Scheduler(number, boot.incarnation, boot.shards)
+        self.core: Scheduler = Scheduler(number, boot.incarnation, boot.shards)
         self._board = Board.open(boot.shm_dir, writable=True)
         self._slot = self._board.process(boot.slot)
         self._pages = [self._board.process(shard_slot(shard)) for shard in range(boot.shards)]
@@ -123,7 +123,7 @@ class SchedulerShell:
             self._board, number, boot.shards, schedulers, self._clock.monotonic_ns(), is_reacting=is_governed
         )
         self._poll = select.poll()
-        self.forwarder = Forwarder(
+        self.forwarder: Forwarder = Forwarder(
             boot, number, schedulers=schedulers, routers_max=routers_max, clock=self._clock,
             fds=_PollSet(self._poll), reply=self._router.send, record_bytes=record_bytes,
         )  # fmt: skip

@@ -67,6 +67,7 @@ from ringlog.actors.wal_shard.recovery.log_file_table import LogFileTable
 from ringlog.actors.wal_shard.requests.read_only_mode import ReadOnlyMode
 from ringlog.actors.wal_shard.requests.socket_requests import Requests
 from ringlog.actors.wal_shard.retention.checkpoint import ShardCheckpoint
+from ringlog.actors.wal_shard.retention.removal import Removals
 from ringlog.actors.wal_shard.retention.volatile_files import TopicsInFile, VolatileFileTable
 from ringlog.actors.wal_shard.shard_state import ShardIdentity, ShardState
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
@@ -107,29 +108,33 @@ class ShardCore:
         """
         settings = settings or Settings()
         self.identity = identity
-        self.state = ShardState(identity.time_base_us)
-        self.directory = TopicDirectory(identity.shard, identity.shards)
-        self.log_files = LogFileTable()
-        self.log = LogPosition()
+        self.state: ShardState = ShardState(identity.time_base_us)
+        self.directory: TopicDirectory = TopicDirectory(identity.shard, identity.shards)
+        self.log_files: LogFileTable = LogFileTable()
+        self.log: LogPosition = LogPosition()
         admission = Admission(settings.limits)
         topics_of_volatile: dict[int, TopicsInFile] = {}
-        self.volatile_files = VolatileFileTable(self.directory, self.log_files, topics_of_volatile)
-        self.checkpoint = ShardCheckpoint(
+        self.volatile_files: VolatileFileTable = VolatileFileTable(
+            self.directory, self.log_files, topics_of_volatile
+        )
+        self.checkpoint: ShardCheckpoint = ShardCheckpoint(
             identity.shard, identity.shards, identity.incarnation, self.directory, self.log_files, self.log,
             topics_of_volatile,
         )  # fmt: skip
-        self.requests = Requests(
+        self.requests: Requests = Requests(
             identity, self.directory, admission, self.log_files, self.checkpoint, self.volatile_files,
             publish_topic_count,
         )  # fmt: skip
-        self.removals = self.requests.removals
-        self.log_sync = LogSync(self.state, self.log, self.volatile_files, settings.flush_interval_ms)
-        self.log_roll = LogRoll(self.state, self.log, self.log_files, self.log_sync, self.directory)
-        self.intake = BatchIntake(
+        self.removals: Removals = self.requests.removals
+        self.log_sync: LogSync = LogSync(
+            self.state, self.log, self.volatile_files, settings.flush_interval_ms
+        )
+        self.log_roll: LogRoll = LogRoll(self.state, self.log, self.log_files, self.log_sync, self.directory)
+        self.intake: BatchIntake = BatchIntake(
             self.state, self.log, self.log_roll, self.requests, admission, self.directory,
             self.volatile_files, on_request,
         )  # fmt: skip
-        self.committer = BatchCommitter(
+        self.committer: BatchCommitter = BatchCommitter(
             self.state, self.log, self.log_sync, self.log_roll, self.requests, admission, self.checkpoint,
             self.volatile_files,
         )  # fmt: skip

@@ -36,8 +36,11 @@ class FramesArrived:
             batch: the checked frames in `buffer`.
             end_position: position to which the ring's tail may move when all these frames are settled.
         """
-        self.source, self.position, self.buffer = source, position, buffer
-        self.batch, self.end_position = batch, end_position
+        self.source: int = source
+        self.position: int = position
+        self.buffer: bytearray = buffer
+        self.batch: FrameBatch = batch
+        self.end_position: int = end_position
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,10 @@ class WriteBatch:
 
         `is_synced` is True if a Sync follows directly, so that write-back can start early.
         """
-        self.buffers, self.offset, self.length, self.is_synced = buffers, offset, length, is_synced
+        self.buffers: list[Any] = buffers
+        self.offset: int = offset
+        self.length: int = length
+        self.is_synced: bool = is_synced
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +234,8 @@ class PublishTopics:
 
         `news` is empty for recovered records, because schedulers rescan all topics after a recovery.
         """
-        self.topics, self.news = topics, news
+        self.topics: list[ShardTopic] = topics
+        self.news: Sequence[News] = news
 
 
 class PublishMarks:
@@ -237,8 +244,11 @@ class PublishMarks:
     __slots__ = ("durable", "file_id", "published", "volatile", "volatile_file")
 
     def __init__(self, file_id: int, published: int, durable: int, volatile_file: int, volatile: int) -> None:
-        self.file_id, self.published, self.durable = file_id, published, durable
-        self.volatile_file, self.volatile = volatile_file, volatile
+        self.file_id: int = file_id
+        self.published: int = published
+        self.durable: int = durable
+        self.volatile_file: int = volatile_file
+        self.volatile: int = volatile
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +266,9 @@ class Settle:
     __slots__ = ("entries", "new_tail", "source")
 
     def __init__(self, source: int, entries: SettleEntries, new_tail: int) -> None:
-        self.source, self.entries, self.new_tail = source, entries, new_tail
+        self.source: int = source
+        self.entries: SettleEntries = entries
+        self.new_tail: int = new_tail
 
 
 class BatchCommitted:
@@ -265,5 +277,8 @@ class BatchCommitted:
     __slots__ = ("bytes", "duplicates", "frames", "records", "refused")
 
     def __init__(self, frames: int, records: int, bytes: int, refused: int, repeats: int) -> None:
-        self.frames, self.records, self.bytes = frames, records, bytes
-        self.refused, self.duplicates = refused, repeats
+        self.frames: int = frames
+        self.records: int = records
+        self.bytes: int = bytes
+        self.refused: int = refused
+        self.duplicates: int = repeats

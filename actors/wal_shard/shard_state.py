@@ -29,15 +29,15 @@ class ShardState:
 
     def __init__(self, time_base_us: int) -> None:
         self.phase = ShardPhase.RECOVERING
-        self.awaited = AwaitedCompletion.NOTHING
-        self.batch = CommitBatch()
+        self.awaited: AwaitedCompletion = AwaitedCompletion.NOTHING
+        self.batch: CommitBatch = CommitBatch()
         self.effects: list[Any] = []
         """Effects that the shell has to perform, in this order."""
-        self.now_us = 0
+        self.now_us: int = 0
         """Wall-clock time in microseconds."""
-        self.now_ns = 0
+        self.now_ns: int = 0
         """Monotonic time in nanoseconds."""
-        self.lease_clock_us = 0
+        self.lease_clock_us: int = 0
         """Current time on the clock of leases: see Requests.lease_clock_us."""
         self._time_base_us = time_base_us
 

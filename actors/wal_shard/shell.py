@@ -54,7 +54,7 @@ from ringlog.storage.real_disk import RealDisk
 from ringlog.storage.record_index import StoredRecordIndex
 from ringlog.storage.wal import FIRST_FILE_BYTES, ShardLogIdentity, WalWriter
 
-log = logging.getLogger("ringlog.shard")
+log: logging.Logger = logging.getLogger("ringlog.shard")
 
 CHECK_EVERY_PASSES = 4_096
 NS_PER_S = 1_000_000_000
@@ -86,7 +86,7 @@ class WalShardShell:
         identity = ShardIdentity(
             boot.engine_id, boot.shard, boot.shards, boot.incarnation, topics_max, boot.time_base_us
         )
-        self.core = ShardCore(
+        self.core: ShardCore = ShardCore(
             identity, settings, publish_topic_count=topic_counts.publish, on_request=_hit_delete_stop_point
         )
         leases = self.core.requests.leases

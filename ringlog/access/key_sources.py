@@ -210,7 +210,7 @@ class KeySource:
         self._must_reload = False
         self._next_poll_ns = 0
         self._state = file.state() if file is not None else None
-        self.keys = self._load()
+        self.keys: Keys = self._load()
 
     @property
     def short_keys(self) -> list[str]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ringlog.aio.lease_client import LeaseClient
     from ringlog.aio.shell import LoopShell
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class ClaimIteration(Generic[V]):

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from ringlog.aio.operations import Operations
     from ringlog.aio.shell import LoopShell
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class LeaseClient(Generic[V]):

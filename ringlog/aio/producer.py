@@ -33,7 +33,7 @@ class Producer(Generic[T]):
     """
 
     def __init__(self, shell: LoopShell, topic: str, options: ProducerOptions, client: object) -> None:
-        self.topic = check_str(topic, "topic")
+        self.topic: str = check_str(topic, "topic")
         self._shell = shell
         self._client = client
         """Reference that keeps the client alive while this producer is in use."""

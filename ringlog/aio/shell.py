@@ -118,8 +118,9 @@ class LoopShell:
         self._timer: asyncio.TimerHandle | None = None
         self._is_scheduled = False
         self._finalizer: weakref.finalize[..., LoopShell] | None = None
-        self.is_closed = False
-        self.checked_lock = self.lock = nullcontext()
+        self.is_closed: bool = False
+        self.lock: nullcontext[None] = nullcontext()
+        self.checked_lock: nullcontext[None] = self.lock
         """Null contexts: a loop has no concurrent callers. (The threaded shell has a lock here.)"""
 
     def __reduce__(self) -> NoReturn:

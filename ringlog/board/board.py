@@ -7,6 +7,7 @@ All other processes of the engine map the board read-only.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from ringlog.board import layout, seqlock
@@ -47,9 +48,9 @@ class ProcessSlot:
     def __init__(self, words: memoryview, slot: int) -> None:
         self.slot = slot
         self._words = words
-        self.get = words.__getitem__
+        self.get: Callable[[int], int] = words.__getitem__
         """get(word) -> int: value of a word, see ProcessField."""
-        self.set = words.__setitem__
+        self.set: Callable[[int, int], None] = words.__setitem__
         """set(word, value): store a word, 0..2**64-1, see ProcessField."""
 
     def add(self, word: int, n: int) -> None:

@@ -11,7 +11,7 @@ class Heartbeat:
 
     def __init__(self, slot: ProcessSlot) -> None:
         self._slot = slot
-        self.passes = 0
+        self.passes: int = 0
         """Number of passes."""
 
     def beat(self, now_ns: int) -> None:

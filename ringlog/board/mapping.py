@@ -30,6 +30,9 @@ class BoardFile:
         require_ordered_stores()
         fd, size = shm.open_file(path, BoardError, writable=writable)
         try:
+            self.shard: int
+            self.slots: int
+            self.chunk: int
             self.shard, self.slots, self.chunk = layout.decode_identity(
                 os.pread(fd, layout.IDENTITY_BYTES, 0), magic, path
             )
@@ -45,7 +48,7 @@ class BoardFile:
         finally:
             os.close(fd)
         self.path = path
-        self.words = memoryview(self._mapping).cast("Q")
+        self.words: memoryview[int] = memoryview(self._mapping).cast("Q")
 
     def close(self) -> None:
         """Unmap when the last view of `words` is released. Idempotent."""

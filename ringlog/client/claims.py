@@ -37,10 +37,11 @@ class JobClaims(Generic[V]):
     def __init__(
         self, client: Operations, shell: ThreadedShell, operations: LeaseOperations, codec: PayloadCodec[V]
     ) -> None:
-        self.client, self._shell = client, shell
+        self.client: Operations = client
+        self._shell = shell
         self._operations = operations
         self.codec = codec
-        self.close_count = 0
+        self.close_count: int = 0
         """Number of calls of `close`. Iterations that began before a call end with it."""
         self.iterations: list[ClaimIteration[V]] = []
         """Open iterations over jobs and batches."""

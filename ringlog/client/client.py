@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ringlog.client.write.explicit_sequence_producer import NumberedProducer
 
 T = TypeVar("T")
-log = logging.getLogger("ringlog.client")
+log: logging.Logger = logging.getLogger("ringlog.client")
 log.addHandler(logging.NullHandler())
 _live: weakref.WeakSet[Client] = weakref.WeakSet()
 _parents: list[Session] = []

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ringlog.client.connection.shell import ThreadedShell
     from ringlog.client.lease_client import LeaseClient
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class ClaimIteration(Generic[V]):

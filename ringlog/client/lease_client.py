@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from ringlog.client.connection.shell import ThreadedShell
     from ringlog.client.operations import Operations
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class LeaseClient(Generic[V]):

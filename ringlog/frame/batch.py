@@ -95,12 +95,12 @@ class ProducerFrameChecks:
     __slots__ = ("_facts", "entries", "follows", "runs")
 
     def __init__(self, entries: U64, facts: I64, follows: Mask | None, runs: list[CheckedFrameRange]) -> None:
-        self.entries = entries
+        self.entries: U64 = entries
         """(n, 8) settle entries (settle_entry.py) with position, topic and producer_seq set."""
         self._facts = facts
-        self.follows = follows
+        self.follows: Mask | None = follows
         """(n,) True if the frame was sent with FLAG_FOLLOWS; None if no frame was."""
-        self.runs = runs
+        self.runs: list[CheckedFrameRange] = runs
 
     @property
     def accounted(self) -> I64:
@@ -154,11 +154,14 @@ class FrameBatch:
         self, offsets: I64, words: U64, stop: int, end: ScanEnd, reason: str = "", totals: I64 | None = None,
         copies: RoutedCopies | None = None,
     ) -> None:  # fmt: skip
-        self.offsets, self.words, self.stop = offsets, words, stop
-        self.end, self.reason = end, reason
+        self.offsets: I64 = offsets
+        self.words: U64 = words
+        self.stop: int = stop
+        self.end: ScanEnd = end
+        self.reason: str = reason
         self._totals = totals
         self.checked: ProducerFrameChecks | None = None
-        self.copies = copies
+        self.copies: RoutedCopies | None = copies
         """Facts of frames that were resolved from routed frames; None if there are none."""
 
     def __len__(self) -> int:

@@ -93,8 +93,8 @@ class FrameView:
         self, header: FrameHeader, body: memoryview, places: BodyLayout, offset: int, start: int, stop: int,
         columns: dict[Column, BytesColumn] | None = None,
     ) -> None:  # fmt: skip
-        self.header = header
-        self.offset = offset
+        self.header: FrameHeader = header
+        self.offset: int = offset
         self._body = body
         self._layout = places
         self._start = start

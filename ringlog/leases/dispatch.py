@@ -35,17 +35,17 @@ class Dispatch(LeaseTable):
 
     def __init__(self, holders: Holders, cursor: int) -> None:
         super().__init__(holders)
-        self.cursor = cursor
+        self.cursor: int = cursor
         """Seqs from here on were never delivered, except for those that it skips."""
-        self.promoted = 0
+        self.promoted: int = 0
         """Number of jobs that were delivered before jobs of a higher level because they had waited too
         long."""
-        self.attributes_loaded_to = 0
+        self.attributes_loaded_to: int = 0
         """Attributes of jobs up to this seq are known."""
-        self.levels = 0
+        self.levels: int = 0
         """Number of priority levels for which the known attributes hold."""
-        self.ready_index = _EMPTY_INDEX
-        self.enqueue_times = EnqueueTimes()
+        self.ready_index: ReadyIndex = _EMPTY_INDEX
+        self.enqueue_times: EnqueueTimes = EnqueueTimes()
         self.wait_histogram: WaitHistogram | None = None
         self.wall_clock_offset_ms = 0
         """Difference of the wall clock, which `not_before` uses, to the time that this class uses."""
@@ -82,7 +82,7 @@ class Dispatch(LeaseTable):
         if self.ready_index.delayed and self.ready_index.release_due(
             self.cursor, now_ms, self.wall_clock_offset_ms
         ):
-            self.version += 1
+            self.count_change()
         super().apply_expirations(now_ms)
 
     def next_due_ms(self) -> int | None:
@@ -205,7 +205,7 @@ class Dispatch(LeaseTable):
         Nothing is delivered until all attributes are loaded again.
         """
         self.levels, self.attributes_loaded_to = levels, 0
-        self.version += 1
+        self.count_change()
         if self.has_ready_index:
             self.ready_index.invalidate_priorities(self.cursor)
 
@@ -214,7 +214,7 @@ class Dispatch(LeaseTable):
     ) -> None:
         """Add the `not_before` times and priorities of the records up to `attributes_to`."""
         self.attributes_loaded_to = attributes_to
-        self.version += 1
+        self.count_change()
         if not self.has_ready_index:
             if not len(attributes.seqs):
                 return

@@ -163,7 +163,8 @@ class ConsumerGroup(GroupState):
     ) -> LeaseChange | None:  # fmt: skip
         exhausted_spans: list[int] = []
         if self.newly_exhausted:
-            exhausted_spans, self.newly_exhausted = flatten_spans(self.newly_exhausted), []
+            exhausted_spans = flatten_spans(self.newly_exhausted)
+            self.newly_exhausted.clear()
         if not found and not exhausted_spans:
             return None
         rows: list[int] = []
@@ -320,7 +321,7 @@ class ConsumerGroup(GroupState):
         committed, cursor = max(committed, self.committed), max(cursor, self.cursor)
         if (committed, cursor) == (self.committed, self.cursor):
             return None
-        self.cursor = max(cursor, committed + 1)
+        self.cursor: int = max(cursor, committed + 1)
         return self._change(Op.COMMITTED, now_ms, self.reader, 0, [committed], 0)
 
     def remove(self, now_ms: int) -> LeaseChange:
@@ -341,7 +342,7 @@ class ConsumerGroup(GroupState):
 
     def set_dead_lettering(self, has_mover: bool) -> None:
         """Named group: set whether a scheduler moves its dead letters."""
-        self.has_dead_letters = has_mover and bool(self.config.dead_letter)
+        self.has_dead_letters: bool = has_mover and bool(self.config.dead_letter)
         for row in self.runs.rows():
             if self.runs.state[row] == EXHAUSTED or self.becomes_exhausted(row, self.runs.state[row]):
                 self.apply_event(row, EXHAUST if self.has_dead_letters else RESTORE)

@@ -52,35 +52,37 @@ class GroupState(Dispatch):
         cursor: int = 1,
         tokens: LeaseTokens | None = None,
     ) -> None:
-        self.is_default_group = not config.name
+        self.is_default_group: bool = not config.name
         super().__init__(Holders(keeps_idle=not self.is_default_group), cursor)
         self.delivered_ahead: BitMap64 | None = None
         """Named group: positions from `lowest_undelivered` on that were delivered before lower ones. It has
         no deleted positions."""
         self.number = number
         self.config = config
-        self.tokens = tokens or LeaseTokens(0)
+        self.tokens: LeaseTokens = tokens or LeaseTokens(0)
         """Source of the tokens of new leases. A replayed group receives its shard's in `finish_recovery`."""
-        self.is_logged = not self.is_default_group
+        self.is_logged: bool = not self.is_default_group
         """Its changes are in the log."""
-        self.last_change_number = 0
+        self.last_change_number: int = 0
         """Number of its last change."""
-        self.at_ms = 0
+        self.at_ms: int = 0
         """Time of the last change; it never decreases."""
-        self.recent_calls = RecentCalls()
-        self.committed = cursor - 1
+        self.recent_calls: RecentCalls = RecentCalls()
+        self.committed: int = cursor - 1
         """STREAM: every record up to here is processed."""
-        self.reader_token = 0
+        self.reader_token: int = 0
         """STREAM: token of the current reader, which fences earlier ones; 0 = there is no reader."""
-        self.reader = ""
-        self.dead_lettered = 0
+        self.reader: str = ""
+        self.dead_lettered: int = 0
         """Own group: number of jobs that were moved to the dead-letter topic."""
         if self.is_default_group:
             self.create_ready_index()
         else:
-            self.pending_limit = config.pending_max or GROUP_PENDING_MAX
-            self.deliveries_max = config.deliveries_max
-            self.backoff = RedeliveryBackoff(config.backoff_ms, max(config.backoff_max_ms, config.backoff_ms))
+            self.pending_limit: int = config.pending_max or GROUP_PENDING_MAX
+            self.deliveries_max: int = config.deliveries_max
+            self.backoff: RedeliveryBackoff = RedeliveryBackoff(
+                config.backoff_ms, max(config.backoff_max_ms, config.backoff_ms)
+            )
             self.has_dead_letters = False
 
     # -- state ---------------------------------------------------------------------------------------
@@ -154,7 +156,7 @@ class GroupState(Dispatch):
             self.reader, self.reader_token = change.node, change.rows[0]
         elif op == Op.COMMITTED:
             self.committed = max(self.committed, change.rows[0])
-            self.cursor = max(self.cursor, self.committed + 1)
+            self.cursor: int = max(self.cursor, self.committed + 1)
         elif op == Op.DEAD_LETTERED:
             self.dead_lettered = change.rows[0]
         if self.delivered_ahead is not None:

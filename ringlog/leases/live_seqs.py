@@ -23,7 +23,10 @@ class LiveSeqs:
         self, front: int, head: int, dead: BitMap64 | None = None, lost: Sequence[tuple[int, int]] = ()
     ) -> None:
         """`lost` has inclusive ranges, ascending."""
-        self.front, self.head, self.dead, self.lost = front, head, dead, lost
+        self.front: int = front
+        self.head: int = head
+        self.dead: BitMap64 | None = dead
+        self.lost: Sequence[tuple[int, int]] = lost
 
 
 def bitmap_of(seqs: NDArray[np.int64]) -> BitMap64:

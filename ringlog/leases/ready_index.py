@@ -43,10 +43,10 @@ class ReadyIndex:
     """The jobs of one queue that the cursor does not find."""
 
     def __init__(self) -> None:
-        self.delayed = BitMap64()
+        self.delayed: BitMap64 = BitMap64()
         self.levels: dict[int, BitMap64] = {}
         """Ready jobs by level; with level 0 only those that the cursor has passed."""
-        self.skipped_by_cursor = BitMap64()
+        self.skipped_by_cursor: BitMap64 = BitMap64()
         """Seqs at or above the cursor that it does not deliver: these jobs, and jobs that were delivered
         ahead of it."""
         self._later: dict[int, BitMap64] = {}

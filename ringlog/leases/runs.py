@@ -48,23 +48,23 @@ class LeaseRuns:
     """The table of runs. Columns may be read directly; only the methods change rows."""
 
     def __init__(self) -> None:
-        self.first = array("Q")
-        self.stop = array("Q")
+        self.first: array[int] = array("Q")
+        self.stop: array[int] = array("Q")
         """Exclusive end."""
-        self.at = array("Q")
+        self.at: array[int] = array("Q")
         """LEASED, GONE: deadline in milliseconds, inclusive. DELAYED: time at which it is ready."""
-        self.token = array("Q")
+        self.token: array[int] = array("Q")
         """Token of the first job; the others follow."""
-        self.holder = array("I")
-        self.process_number = array("I")
+        self.holder: array[int] = array("I")
+        self.process_number: array[int] = array("I")
         """For a leased run: number of the process that claimed it; 0 = no process is observed."""
-        self.deliveries = array("I")
-        self.begun = array("Q")
-        self.given = array("Q")
+        self.deliveries: array[int] = array("I")
+        self.begun: array[int] = array("Q")
+        self.given: array[int] = array("Q")
         """Times of the first and of the last delivery of its seqs, in milliseconds. An extension counts as a
         delivery here, because it shows that the holder is alive."""
-        self.state = bytearray()
-        self.jobs = 0
+        self.state: bytearray = bytearray()
+        self.jobs: int = 0
         """Number of seqs in all runs."""
         self._free: list[int] = []
         self._blocks: dict[int, tuple[array[int], array[int]]] = {}

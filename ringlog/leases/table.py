@@ -48,26 +48,26 @@ class LeaseTable:
     """The leases of one queue or consumer group, and the records that were returned."""
 
     def __init__(self, holders: Holders) -> None:
-        self.runs = LeaseRuns()
+        self.runs: LeaseRuns = LeaseRuns()
         self.holders = holders
-        self.failures = Failures()
+        self.failures: Failures = Failures()
         """Reasons of nacks and rejections, until the records are done."""
         self.backoff = NO_BACKOFF
         """Delay of records whose lease expired."""
-        self.processes = LeaseProcesses(self.runs)
+        self.processes: LeaseProcesses = LeaseProcesses(self.runs)
         self.newly_exhausted: list[Span] = []
         """Spans that claims exhausted since the list was last emptied."""
         self.has_dead_letters = True
         """Exhausted records wait for their move. If false, they count as returned."""
         self.deliveries_max = 0
         """Highest number of deliveries, tested whenever a record is returned; 0 = not tested then."""
-        self.version = 0
+        self.version: int = 0
         """Grows with every change of a run. Derived data is valid while it stays the same."""
-        self.counts_by_state = [0] * len(STATES)
+        self.counts_by_state: list[int] = [0] * len(STATES)
         """Number of seqs by state."""
         self._runs_of = [0] * len(STATES)
         """Number of runs by state."""
-        self.run_order = RunOrder(self.runs, self._runs_of)
+        self.run_order: RunOrder = RunOrder(self.runs, self._runs_of)
 
     @property
     def leased(self) -> int:
@@ -185,6 +185,10 @@ class LeaseTable:
         if state == LEASED:
             self.holders.add(runs.holder[row], size)
         self.run_order.add(row, state)
+
+    def count_change(self) -> None:
+        """Tell holders of `version` that the table changed."""
+        self.version += 1
 
     def _count(self, state: int, runs: int, size: int) -> None:
         self.version += 1

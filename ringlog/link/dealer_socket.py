@@ -53,7 +53,7 @@ class DealerSocket:
         if endpoint.startswith("tcp"):
             self._monitor = socket.get_monitor_socket(_MONITOR_EVENTS)
         socket.connect(endpoint)
-        self.fd = int(socket.getsockopt(zmq.FD))
+        self.fd: int = int(socket.getsockopt(zmq.FD))
 
     def events(self) -> int:
         """Return what can be done now: zmq.POLLIN, zmq.POLLOUT. Consumes the wake-up of the descriptor."""

@@ -67,7 +67,7 @@ class Delivery:
         self._subscriptions: dict[int, ClientSubscription] = {}
         self._numbers = 0
         self._alive: Timer | None = None
-        self.returns = GrantReturns(host, return_delay_ns)
+        self.returns: GrantReturns = GrantReturns(host, return_delay_ns)
         self._relocation = FeedRelocation(host, self._resubscribe_steps)
 
     # -- calls of a watch -------------------------------------------------------------------------------

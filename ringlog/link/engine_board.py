@@ -19,9 +19,9 @@ class EngineBoard:
     """Board and topic tables of the engine that is in use. A new start of the engine has new ones."""
 
     def __init__(self) -> None:
-        self.shm_dir = ""
+        self.shm_dir: str = ""
         """Shared-memory directory of the engine; "" before the first engine was found."""
-        self.open_error = ""
+        self.open_error: str = ""
         """Why the board cannot be opened; "" = it is open, or does not exist yet."""
         self._board: Board | None = None
         self._tables: dict[int, TopicTable] = {}

@@ -25,8 +25,8 @@ class EngineWatch:
     ) -> None:  # fmt: skip
         """`on_mismatch` is called at each poll at which the engine has another protocol version."""
         self.engine: EngineInfo | None = None
-        self.starts_seen = 0
-        self.read_error = ""
+        self.starts_seen: int = 0
+        self.read_error: str = ""
         """Reason why the last poll could not use the run directory; "" = it could."""
         self._run_dir = run_dir
         self._clock, self._timers, self._on_engine = clock, timers, on_engine

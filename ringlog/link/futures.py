@@ -23,7 +23,7 @@ class Pending(Generic[T]):
     __slots__ = ("_callbacks", "_error", "_value", "is_done")
 
     def __init__(self) -> None:
-        self.is_done = False
+        self.is_done: bool = False
         self._value: T | None = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Pending[T]], None]] | None = None

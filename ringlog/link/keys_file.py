@@ -11,7 +11,7 @@ from ringlog.errors import ConfigError
 from ringlog.link.curve import read_private_text
 from ringlog.logs import log_event
 
-log = logging.getLogger("ringlog.keys")
+log: logging.Logger = logging.getLogger("ringlog.keys")
 
 KEYS_FILE_BYTES_MAX = 16 << 20
 

@@ -82,7 +82,7 @@ class LocalLinks:
         self._watch = EngineWatch(
             run_dir, clock=clock, timers=timers, on_engine=self._switch_engine, on_mismatch=self._mismatched
         )
-        self.board = EngineBoard()
+        self.board: EngineBoard = EngineBoard()
         self._links: list[ShardLink] = []
         self._scheduler_links = SchedulerLinks(
             context=self._context, clock=clock, timers=timers, fds=fds, board=self.board, listener=listener

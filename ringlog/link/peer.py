@@ -84,18 +84,18 @@ class Peer:
 
         `on_push` is called with each unsolicited message."""
         self.name = name
-        self.is_up = False
-        self.is_refused = False
+        self.is_up: bool = False
+        self.is_refused: bool = False
         """The other side did not admit the key of the last connection attempt."""
-        self.unreachable_reason = ""
+        self.unreachable_reason: str = ""
         """Why the Peer does not try to connect at present; "" = it tries."""
-        self.last_heard_ns = 0
-        self.connections = 0
-        self.resent = 0
-        self.fd = -1
+        self.last_heard_ns: int = 0
+        self.connections: int = 0
+        self.resent: int = 0
+        self.fd: int = -1
         self.fast_path: FastPath | None = None
         """Used for requests with `by_fast_path`."""
-        self.fast_path_requests = 0
+        self.fast_path_requests: int = 0
         """Number of requests that were sent through it and have no reply."""
         self._context, self._timers, self._clock, self._fds = context, timers, clock, fds
         self._curve = curve

@@ -49,18 +49,19 @@ class PendingRequest(Pending[PeerReply]):
     ) -> None:  # fmt: skip
         self.is_done = False
         self._value = self._error = self._callbacks = None
-        self.peer, self.corr = peer, corr
-        self.kind = kind
-        self.data = data
-        self.attachment = attachment
-        self.is_patient = is_patient
-        self.by_fast_path = by_fast_path
-        self.deadline_ns = deadline_ns
+        self.peer: Peer = peer
+        self.corr: int = corr
+        self.kind: str = kind
+        self.data: bytes = data
+        self.attachment: Any = attachment
+        self.is_patient: bool = is_patient
+        self.by_fast_path: bool = by_fast_path
+        self.deadline_ns: int = deadline_ns
         self.on_refused: Callable[[RinglogError], bool] | None = None
         """Called with a refusal. If it returns True, it settles this request later."""
-        self.is_on_fast_path = False
-        self.was_sent = False
-        self.is_repeat = False
+        self.is_on_fast_path: bool = False
+        self.was_sent: bool = False
+        self.is_repeat: bool = False
         """The request was also sent over a connection that ended, and its outcome there is unknown."""
         self.timer: Timer | None = None
         self.retry: Timer | None = None

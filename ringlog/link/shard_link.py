@@ -26,16 +26,16 @@ class ShardLink:
         fds: FdSet, on_displaced: Callable[[OutboundFrames], None] | None,
     ) -> None:  # fmt: skip
         """`on_displaced` gets frames that the last ring did not settle; None = they are submitted again."""
-        self.calls = CallLink(shard, clock=clock, fds=fds)
-        self.control = Peer(
+        self.calls: CallLink = CallLink(shard, clock=clock, fds=fds)
+        self.control: Peer = Peer(
             f"shard {shard}", context=context, timers=timers, clock=clock, fds=fds,
             on_change=self._control_changed,
         )  # fmt: skip
-        self.channel = RingChannel(
+        self.channel: RingChannel = RingChannel(
             client_id, clock=clock, timers=timers, fds=fds, control=self.control,
             on_displaced=on_displaced or self._submit_again,
         )  # fmt: skip
-        self.publication = PublicationWatch(client_id, clock=clock, timers=timers, fds=fds)
+        self.publication: PublicationWatch = PublicationWatch(client_id, clock=clock, timers=timers, fds=fds)
 
     def _control_changed(self, control: Peer) -> None:
         if not control.is_up:

@@ -15,7 +15,7 @@ class Timer:
 
     def __init__(self, owner: Timers, when_ns: int, callback: Callable[[], None]) -> None:
         self._owner = owner
-        self.when_ns = when_ns
+        self.when_ns: int = when_ns
         self._callback: Callable[[], None] | None = callback
 
     @property

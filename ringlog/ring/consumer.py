@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ringlog import stop_points
 from ringlog.errors import RingError
-from ringlog.ring.layout import SETTLE_WORDS, RingConsumerState, RingWord
+from ringlog.ring.layout import SETTLE_WORDS, RingConsumerState, RingIdentity, RingWord
 from ringlog.ring.region import RingMemory, open_ring, require_engine
 
 _LEN_BYTES = 4
@@ -26,9 +26,9 @@ class RingConsumer:
     """The consumer's end. `capacity` is in bytes. Positions are the number of bytes ever written."""
 
     def __init__(self, memory: RingMemory, path: str = "") -> None:
-        self.identity = memory.identity
+        self.identity: RingIdentity = memory.identity
         self.path = path
-        self.capacity = self.identity.capacity
+        self.capacity: int = self.identity.capacity
         self._memory = memory
         self._tail = memory.load(RingWord.TAIL)
         self._settle_head = memory.load(RingWord.SETTLE_HEAD)

@@ -23,6 +23,7 @@ from ringlog.ring.layout import (
     PAD_WORD,
     SETTLE_WORDS,
     RingConsumerState,
+    RingIdentity,
     RingProducerState,
     RingWord,
 )
@@ -37,11 +38,11 @@ class RingProducer:
     """The producer's end. `capacity` and `frame_bytes_max` are in bytes, `settle_entries` in frames."""
 
     def __init__(self, memory: RingMemory, lock_fd: int = -1, path: str = "") -> None:
-        self.identity = memory.identity
+        self.identity: RingIdentity = memory.identity
         self.path = path
-        self.capacity = self.identity.capacity
-        self.settle_entries = self.identity.settle_entries
-        self.frame_bytes_max = self.capacity // RING_FRAME_FRACTION
+        self.capacity: int = self.identity.capacity
+        self.settle_entries: int = self.identity.settle_entries
+        self.frame_bytes_max: int = self.capacity // RING_FRAME_FRACTION
         self._memory = memory
         self._lock_fd = lock_fd
         self._is_closed = False

@@ -20,7 +20,7 @@ import zmq
 from ringlog.limits import DESCRIPTORS_CHECK_MS, DESCRIPTORS_RESERVED
 from ringlog.logs import log_event
 
-log = logging.getLogger("ringlog.runtime")
+log: logging.Logger = logging.getLogger("ringlog.runtime")
 
 _NS_PER_MS = 1_000_000
 _IPC = "ipc://"
@@ -54,9 +54,9 @@ class Listener:
     def __init__(self, socket: zmq.Socket[Any], endpoint: str) -> None:
         """Bind; raises zmq.ZMQError."""
         socket.bind(endpoint)
-        self.endpoint = cast(bytes, socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+        self.endpoint: str = cast(bytes, socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         """The bound endpoint, with the port that the system chose."""
-        self.is_paused = False
+        self.is_paused: bool = False
         self._path = self.endpoint[len(_IPC) :] if self.endpoint.startswith(_IPC) else ""
 
     def pause(self) -> None:

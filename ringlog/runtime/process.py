@@ -38,7 +38,7 @@ from ringlog.limits import ORPHAN_DRAIN_S
 from ringlog.runtime.duty_cycle import Actor, run_duty_cycle
 from ringlog.signals import StopFlag
 
-log = logging.getLogger("ringlog.process")
+log: logging.Logger = logging.getLogger("ringlog.process")
 
 _STORY_CHARS_MAX = 400
 _REASON_CHARS_MAX = 2_000

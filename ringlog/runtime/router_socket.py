@@ -20,7 +20,7 @@ from ringlog.envelope.refusal import error_reply
 from ringlog.limits import ENVELOPE_PARTS_MAX, HANDSHAKE_MS, MESSAGE_BYTES_MAX, SOCKET_HWM
 from ringlog.runtime.listener import AcceptGuard, Listener
 
-log = logging.getLogger("ringlog.runtime")
+log: logging.Logger = logging.getLogger("ringlog.runtime")
 
 
 _POLLIN = int(zmq.POLLIN)
@@ -44,8 +44,8 @@ class RouterSocket:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._guard = AcceptGuard([Listener(self._socket, endpoint)])
-        self.malformed = 0
-        self.undelivered = 0
+        self.malformed: int = 0
+        self.undelivered: int = 0
         self._is_quiet = False
         """No message waits, unless the descriptor became readable since."""
 

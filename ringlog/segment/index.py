@@ -58,7 +58,7 @@ class IndexBuilder:
         self._blocks: list[bytes] = []
         self._columns_bytes = 0
         self._topic_start = 0
-        self.records = 0
+        self.records: int = 0
 
     @property
     def topics(self) -> int:

@@ -68,12 +68,12 @@ class Segment:
         """(topics,) TOPIC_DTYPE, ascending topic_id."""
         self.entries = entries
         """(frames,) ENTRY_DTYPE, grouped by topic."""
-        self.ref = SegmentRef(
+        self.ref: SegmentRef = SegmentRef(
             number=header.number, stem=stem, salt=header.salt, data_bytes=header.data_bytes,
             records=header.records, frames=header.frames, topics=header.topics,
             created_us=header.created_us,
         )  # fmt: skip
-        self.bad_marks = 0
+        self.bad_marks: int = 0
         """Number of bytes read from the `.del` part that are neither 0x00 nor 0xD5."""
         self._first_topic = int(topics["topic_id"][0])
         self._last_seqs: I64 = entries["base_seq"] + entries["count"] - 1

@@ -11,7 +11,7 @@ from ringlog.spark.options import EARLIEST, LATEST, SourceOptions, bound_of, cur
 from ringlog.spark.plan import Bounds
 from ringlog.spark.slice_reader import DELETED, data_loss
 
-log = logging.getLogger("ringlog.spark")
+log: logging.Logger = logging.getLogger("ringlog.spark")
 
 
 def resolve_bounds(catalog: Catalog, options: SourceOptions) -> list[Bounds]:

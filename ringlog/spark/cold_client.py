@@ -173,7 +173,7 @@ class ColdConnection:
         """Root of the segment indexes; empty for a bucket."""
         self.cold_dir = directory
         """Empty for a bucket: its bytes are read with `cold_read`."""
-        self.log_map = LogMap()
+        self.log_map: LogMap = LogMap()
         """Always empty: there is no log."""
 
     def resolve(self, topic: str) -> Pending[Located]:
@@ -259,14 +259,14 @@ class ColdClient:
         disk = RealDisk()
         store = open_store(ColdConfig(url=cold) if is_bucket else ColdConfig(dir=cold), disk)
         assert store is not None, "one of both was given"
-        self.disk = cast("Disk", StoreDisk(store)) if is_bucket else disk
+        self.disk: Disk | RealDisk = cast("Disk", StoreDisk(store)) if is_bucket else disk
         root = "" if is_bucket else cold
         self._meta: tuple[Disk, str] = (disk, snapshots) if snapshots else (self.disk, root)
         self._seen = self._names()
-        self.log_id = _owner(store, cold)
+        self.log_id: str = _owner(store, cold)
         self._topics = _topics_of(_layers(*self._meta, cold), store, self.disk, root)
-        self.connection = ColdConnection(self._topics, store, root)
-        self.topics = _Topics([_TopicName(name) for name in self._topics])
+        self.connection: ColdConnection = ColdConnection(self._topics, store, root)
+        self.topics: _Topics = _Topics([_TopicName(name) for name in self._topics])
 
     def is_current(self) -> bool:
         """Return whether the snapshots on the store are still the ones that were read."""

@@ -51,7 +51,7 @@ CLEAN_EVERY = 16
 """A commit removes leftover files when its batch number is a multiple of this."""
 _LATER = (Throttled, NotReady, ShuttingDown)
 assert FRAMES_IN_FLIGHT * 4 < DEDUP_FRAMES_PER_PRODUCER, "the engine knows every frame that may be sent again"
-log = logging.getLogger("ringlog.spark")
+log: logging.Logger = logging.getLogger("ringlog.spark")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from ringlog import environment
 from ringlog.spark.spark_home import cache_of
 
-log = logging.getLogger("ringlog.spark")
+log: logging.Logger = logging.getLogger("ringlog.spark")
 
 SOURCES = Path(__file__).parent / "jvm"
 SERVICE = "META-INF/services/org.apache.spark.sql.sources.DataSourceRegister"

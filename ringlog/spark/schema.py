@@ -79,7 +79,7 @@ KAFKA_COLUMNS = (
     ColumnSpec("timestampType", IntegerType(), "zero", None, False),
     ColumnSpec("headers", HEADERS_TYPE, "headers", Column.HEADERS),
 )
-COLUMNS = {"ringlog": RINGLOG_COLUMNS, "kafka": KAFKA_COLUMNS}
+COLUMNS: dict[str, tuple[ColumnSpec, ...]] = {"ringlog": RINGLOG_COLUMNS, "kafka": KAFKA_COLUMNS}
 
 
 def columns_of(options: SourceOptions) -> tuple[ColumnSpec, ...]:

@@ -43,7 +43,7 @@ STAGING_NAME = "spark"
 QUERY_PROPERTY = "sql.streaming.queryId"
 _remote: dict[str, Client] = {}
 _lock = threading.Lock()
-log = logging.getLogger("ringlog.spark")
+log: logging.Logger = logging.getLogger("ringlog.spark")
 
 
 class SparkTaskIdentity(NamedTuple):
@@ -181,9 +181,9 @@ class BatchWriter(_StagingWriter, DataSourceArrowWriter):
         place: Callable[[], SparkTaskIdentity] = task_identity,
     ) -> None:
         super().__init__(options, schema, overwrite, place=place)
-        self.batch = 0
+        self.batch: int = 0
         if options.txn_app_id is None:
-            self.key = WriterKey(f"write/{random.getrandbits(128):032x}", is_one_time=True)
+            self.key: WriterKey = WriterKey(f"write/{random.getrandbits(128):032x}", is_one_time=True)
         else:
             self.key = txn_key(options.txn_app_id, options.topic)
             self.batch = options.txn_version or 0

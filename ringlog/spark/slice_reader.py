@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-log = logging.getLogger("ringlog.spark")
+log: logging.Logger = logging.getLogger("ringlog.spark")
 OnGap = Callable[[GapRow], None]
 DELETED, CORRUPT = "deleted", "corrupt"
 WINDOW_BYTES_MIN = 64 * KIB

@@ -54,7 +54,7 @@ from ringlog.topic.tombstone import RECREATED, RESTART_LOSS
 if TYPE_CHECKING:
     import pyarrow as pa
 
-log = logging.getLogger("ringlog.spark")
+log: logging.Logger = logging.getLogger("ringlog.spark")
 
 UNLIMITED_ROWS = 1 << 62
 """Read limit of a query without one.

@@ -79,8 +79,8 @@ class LocatedRecords:
 
     def __init__(self, located: LocatedFacts) -> None:
         self.located = located
-        self.extents = located.extents
-        self.deleted = BitMap64.deserialize(located.deleted) if located.deleted else None
+        self.extents: Any = located.extents
+        self.deleted: BitMap64 | None = BitMap64.deserialize(located.deleted) if located.deleted else None
         """Seqs that were removed one by one; None if there are none."""
         self._segment_last_seqs = [extent.last_seq for extent in located.extents if extent.segment]
         """Last seqs of the segments, which come first in the extents and in ascending order."""

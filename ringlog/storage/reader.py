@@ -115,9 +115,9 @@ class TopicReader:
                 frames of all topics.
             windows_per_call: Windows without a frame of the topic after which next_run returns.
         """
-        self.cursor = cursor
+        self.cursor: int = cursor
         """Last seq that was returned, or skipped because it is below the retained records."""
-        self.records = LocatedRecords(located)
+        self.records: LocatedRecords = LocatedRecords(located)
         """The Located that this reader uses."""
         self._files = ExtentFiles(disk, located.topic, data_dir, shm_dir, cold_dir, is_mapped=is_mapped)
         self._segment_cache = segment_cache

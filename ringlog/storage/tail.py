@@ -70,7 +70,7 @@ class TailTags:
     """Tag of each record as an integer code. Tags are sorted, so that a prefix is a contiguous range."""
 
     def __init__(self) -> None:
-        self.codes = GrowableArray(np.uint32)
+        self.codes: GrowableArray[np.uint32] = GrowableArray(np.uint32)
         self._code_of: dict[bytes, int] = {b"": 0}
         self._sorted: list[bytes] = []
         self._sorted_codes: list[int] = []
@@ -139,9 +139,9 @@ class TopicTail:
     def __init__(self, topic_id: int, epoch: int, after: int, *, with_tags: bool) -> None:
         self._topic_id = topic_id
         self._epoch = epoch
-        self.after = after
+        self.after: int = after
         """Seqs up to this one are skipped: they are in segments, or deleted."""
-        self.last_seq = after
+        self.last_seq: int = after
         """Last seq that was read or added."""
         self._seqs = GrowableArray(np.uint64)
         self._sizes = GrowableArray(np.int64)
@@ -149,7 +149,7 @@ class TopicTail:
         self._expires: GrowableArray[np.int64] | None = None
         self._not_before: GrowableArray[np.int64] | None = None
         self._priorities: GrowableArray[np.uint8] | None = None
-        self.tags = TailTags() if with_tags else None
+        self.tags: TailTags | None = TailTags() if with_tags else None
         self._offsets: dict[int, int] = {}
 
     def __len__(self) -> int:

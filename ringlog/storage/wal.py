@@ -64,10 +64,10 @@ class WalWriter:
         self._register = LogRegister(disk, identity.data_dir, identity.shard)
         self._syncing = threading.Lock()
         self._fd = -1
-        self.path = ""
-        self.file_id = 0
-        self.offset = 0
-        self.capacity = 0
+        self.path: str = ""
+        self.file_id: int = 0
+        self.offset: int = 0
+        self.capacity: int = 0
 
     def prepare(self, at_least: int, *, fill: bool = True) -> PreparedFile:
         """Create the next file. May run in another thread during appends. Raises DiskError.

@@ -86,7 +86,7 @@ class ChildProcess:
         self.pid = pid
         self._process = process
         # Only the supervisor reaps its children, so the pid still belongs to this child.
-        self.pidfd = os.pidfd_open(pid)
+        self.pidfd: int = os.pidfd_open(pid)
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal. Does nothing if the child is dead already."""

@@ -31,7 +31,7 @@ from ringlog.supervision.restart import ChildExit, DeathHistory, GiveUp, Restart
 from ringlog.supervision.starvation import STARVED_FACTOR, CpuStarvation, sample_cpu
 from ringlog.supervision.tree import ChildSpec, Tree
 
-log = logging.getLogger("ringlog.supervision")
+log: logging.Logger = logging.getLogger("ringlog.supervision")
 
 READY = "ready"
 DOWN = "down"
@@ -115,7 +115,9 @@ class Children:
 
         `liveness_fd` is the descriptor of the liveness lock (run_dir.open_liveness_lock).
         """
-        self.states = tuple(ChildState(spec, board.process(spec.slot)) for spec in tree)
+        self.states: tuple[ChildState, ...] = tuple(
+            ChildState(spec, board.process(spec.slot)) for spec in tree
+        )
         self._numbers = numbers
         self._make_boot = make_boot
         self._environ = environ

@@ -12,7 +12,7 @@ from ringlog.supervision.children import Children, ChildState
 from ringlog.supervision.restart import NS_PER_S
 from ringlog.supervision.tree import BACKGROUND, LOW_PRIORITY
 
-log = logging.getLogger("ringlog.supervision")
+log: logging.Logger = logging.getLogger("ringlog.supervision")
 
 
 class EngineDrain:

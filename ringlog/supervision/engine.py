@@ -78,7 +78,7 @@ from ringlog.supervision.tree import (
     build_tree,
 )
 
-log = logging.getLogger("ringlog.supervision")
+log: logging.Logger = logging.getLogger("ringlog.supervision")
 
 TICK_MS = HEARTBEAT_INTERVAL_MS
 STARTING_TICK_MS = 20
@@ -164,7 +164,7 @@ class Engine:
     ) -> None:
         """Create all parts. No process is started before `run`."""
         self.config = config
-        self.phase = EnginePhase.STARTING
+        self.phase: EnginePhase = EnginePhase.STARTING
         self._resources, self._context, self._signals, self._clock = resources, context, signals, clock
         self._on_ready = on_ready
         self._started_ns = clock.monotonic_ns()

@@ -37,7 +37,7 @@ from ringlog.supervision.identity import EngineIdentity
 from ringlog.supervision.rings import first_ring_file_bytes
 from ringlog.supervision.tree import Tree
 
-log = logging.getLogger("ringlog.supervision")
+log: logging.Logger = logging.getLogger("ringlog.supervision")
 
 ORPHAN_GRACE_S = 5.0
 CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv")
@@ -56,24 +56,24 @@ class EngineResources:
     ) -> None:
         """Acquire everything. On StartRefused nothing stays locked and no shared memory is left."""
         self._disk = disk
-        self.run_dir = config.run.dir
-        self.start_id = random_hex(8)
+        self.run_dir: str = config.run.dir
+        self.start_id: str = random_hex(8)
         with contextlib.ExitStack() as undo:
             refuse_root(config)
-            self.data_dir = os.path.realpath(config.data.dir)
+            self.data_dir: str = os.path.realpath(config.data.dir)
             run_dir.make_private_dir(disk, self.data_dir, "data directory")
             self._lock = _take_lock(disk, self.data_dir)
             undo.callback(disk.unlock, self._lock)
             run_dir.make_private_dir(disk, self.run_dir, "run directory")
             _require_disk_space(config, self.data_dir)
-            self.identity = EngineIdentity(disk, self.data_dir)
+            self.identity: EngineIdentity = EngineIdentity(disk, self.data_dir)
             published = self._clear_predecessor(config, clock, is_cancelled)
             run_dir.require_shm_space(needed_shm_bytes(config))
-            self.boot_incarnation = 0
-            self.shm_dir = run_dir.make_shm_dir(lambda path: self._begin(path, 1 + len(tree.children)))
+            self.boot_incarnation: int = 0
+            self.shm_dir: str = run_dir.make_shm_dir(lambda path: self._begin(path, 1 + len(tree.children)))
             undo.callback(run_dir.remove_shm_dir, self.shm_dir)
-            self.board = Board.create(self.shm_dir)
-            self.liveness_fd = run_dir.open_liveness_lock(self.shm_dir)
+            self.board: Board = Board.create(self.shm_dir)
+            self.liveness_fd: int = run_dir.open_liveness_lock(self.shm_dir)
             undo.callback(os.close, self.liveness_fd)
             self._restore_published_marks(published, tree)
             for spec in (*tree.of_kind(WAL_SHARD), *tree.of_kind(SCHEDULER)):

@@ -30,7 +30,7 @@ from ringlog.runtime.forkserver import fork_forkserver
 from ringlog.supervision.child_process import CHILD_OOM_SCORE, ChildProcess, source_checkout, spawn_process
 from ringlog.supervision.restart import NS_PER_S
 
-log = logging.getLogger("ringlog.supervision")
+log: logging.Logger = logging.getLogger("ringlog.supervision")
 
 FORK_S = 2.0
 """A fork takes milliseconds. After this time (s) without a reply the supervisor kills the fork server."""
@@ -49,7 +49,7 @@ class ForkServer:
         self._liveness_fd, self._data_dir = -1, ""
         self._socket: socket.socket | None = None
         self._child: ChildProcess | None = None
-        self.is_ready = False
+        self.is_ready: bool = False
         self._pause_s = PAUSE_S
         self._ready_by_ns = 0
         self._start_at_ns: int | None = None

@@ -40,8 +40,8 @@ class EngineIdentity:
             self._refuse_orphaned_wal(data_dir)
             known = EngineFile(engine_id=random_hex(16), next_incarnation=1)
         self._refuse_used_numbers(data_dir, known)
-        self.engine_id = known.engine_id
-        self.previous_shm_dir = known.shm_dir
+        self.engine_id: str = known.engine_id
+        self.previous_shm_dir: str = known.shm_dir
         self._shm_dir = known.shm_dir
         self._next = self._durable_to = known.next_incarnation
 

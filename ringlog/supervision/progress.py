@@ -30,7 +30,7 @@ class ChildProgress:
     def __init__(self, now_ns: int) -> None:
         self._facts: ProgressFacts = ()
         self._looked_ns = now_ns
-        self.stalled_ns = 0
+        self.stalled_ns: int = 0
         """Time (ns) for which the facts have not changed."""
 
     def observe(self, facts: ProgressFacts, now_ns: int) -> None:

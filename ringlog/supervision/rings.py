@@ -52,7 +52,7 @@ from ringlog.ring.region import (
 from ringlog.supervision.restart import NS_PER_S
 from ringlog.supervision.sockets import ShardControlLink
 
-log = logging.getLogger("ringlog.supervision")
+log: logging.Logger = logging.getLogger("ringlog.supervision")
 
 CLIENT_ID_BYTES_MAX = 256
 RETRY_AFTER_MS = 1_000

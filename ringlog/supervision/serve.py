@@ -25,7 +25,7 @@ from ringlog.supervision.engine import run_engine
 from ringlog.supervision.forkserver import ForkServer
 from ringlog.supervision.tree import build_tree
 
-log = logging.getLogger("ringlog.supervision")
+log: logging.Logger = logging.getLogger("ringlog.supervision")
 
 EXIT_REFUSED = 1
 EXIT_USAGE = 2

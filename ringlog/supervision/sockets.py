@@ -18,7 +18,7 @@ from ringlog.limits import ENVELOPE_BYTES_MAX, ENVELOPE_PARTS_MAX, HANDSHAKE_MS,
 from ringlog.logs import log_event
 from ringlog.runtime.listener import AcceptGuard, Listener
 
-log = logging.getLogger("ringlog.supervision")
+log: logging.Logger = logging.getLogger("ringlog.supervision")
 
 RECEIVE_MAX = 256
 """Messages that one pass of the loop takes from one socket. More would delay the supervision of children."""
@@ -39,7 +39,7 @@ class SupervisorControlSocket:
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
-        self.socket = context.socket(zmq.ROUTER)
+        self.socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
         _set_limits(self.socket)
         # A reply to a client that has disconnected must fail. By default ROUTER drops it silently.
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -85,7 +85,7 @@ class ShardControlLink:
     """Connection to one incarnation of one shard."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
-        self.socket = context.socket(zmq.DEALER)
+        self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
         _set_limits(self.socket)
         self.socket.connect(endpoint)
         self._corr = 0

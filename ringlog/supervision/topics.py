@@ -13,7 +13,7 @@ from ringlog.errors import Status
 from ringlog.logs import log_event
 from ringlog.supervision.sockets import ShardControlLink
 
-log = logging.getLogger("ringlog.supervision")
+log: logging.Logger = logging.getLogger("ringlog.supervision")
 
 
 class ConfiguredTopics:

@@ -65,14 +65,17 @@ class FakeDeliveryHost:
     """Implements link.protocol.DeliveryHost, and the links that it needs."""
 
     def __init__(self, schedulers: int = 1, return_delay_ns: int = RETURN_DELAY_NS) -> None:
-        self.clock, self.timers = ManualClock(), Timers()
+        self.clock: ManualClock = ManualClock()
+        self.timers: Timers = Timers()
         self.expected: list[int] = []
         self.shard_requests: list[tuple[int, Any, Pending[PeerReply]]] = []
         """Requests to shards; the test resolves them."""
-        self.fake_schedulers = [FakeScheduler() for _ in range(schedulers)]
+        self.fake_schedulers: list[FakeScheduler] = [FakeScheduler() for _ in range(schedulers)]
         self.links: Any = self
-        self.schedulers, self.shards, self.transport = schedulers, 4, "ring"
-        self.delivery = Delivery(self, return_delay_ns)
+        self.schedulers: int = schedulers
+        self.shards: int = 4
+        self.transport: str = "ring"
+        self.delivery: Delivery = Delivery(self, return_delay_ns)
 
     def scheduler(self, number: int) -> FakeScheduler:
         """Return one of the fake schedulers."""

@@ -69,9 +69,9 @@ class FaultyDisk(WrappedDisk):
         for fault in plan:
             if fault.kind in {"short", "stuck"} and fault.op != "write":
                 raise UsageError("only writes can be short or stuck", fault=fault)
-        self.plan = list(plan)
+        self.plan: list[DiskFault] = list(plan)
         self.calls: Counter[OpClass] = Counter()
-        self.halted = False
+        self.halted: bool = False
         self._poisoned: set[int] = set()
 
     def _due(self, op: OpClass, *, changes: bool = True) -> DiskFault | None:

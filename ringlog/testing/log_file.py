@@ -86,12 +86,13 @@ class LogFile:
         prefix: str = "",
     ) -> None:
         self.disk = disk
-        self.path = wal_name(incarnation, n)
-        self.file_id = pack_file(incarnation, n)
+        self.path: str = wal_name(incarnation, n)
+        self.file_id: int = pack_file(incarnation, n)
         self.salt = salt
-        self.start = self.stop = WAL_HEADER_BYTES
+        self.start = WAL_HEADER_BYTES
+        self.stop: int = WAL_HEADER_BYTES
         self._prefix = prefix
-        self.fd = disk.create(os.path.join(root, self.path))
+        self.fd: int = disk.create(os.path.join(root, self.path))
         header = WalHeader(
             0, 1, n, incarnation, salt, b"b" * 16, b"e" * 16, TS_US, file_bytes, 0, 0, 0, 0
         )  # fmt: skip

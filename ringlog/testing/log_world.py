@@ -48,28 +48,33 @@ class LogWorld:
 
     def __init__(self, root: str, topic: str = "t") -> None:
         self.topic = topic
-        self.topic_id = 5
-        self.epoch = 1
-        self.head_seq = 0
-        self.earliest_seq = 1
-        self.cap_floor = self.ttl_floor = self.trim_floor = 1
+        self.topic_id: int = 5
+        self.epoch: int = 1
+        self.head_seq: int = 0
+        self.earliest_seq: int = 1
+        self.cap_floor: int = 1
+        self.ttl_floor: int = 1
+        self.trim_floor: int = 1
         self.lost: list[int] = []
-        self.deleted = BitMap64()
-        self.version = self.due_us = self.ttl_us = 0
+        self.deleted: BitMap64 = BitMap64()
+        self.version: int = 0
+        self.due_us = 0
+        self.ttl_us = 0
         self.sealed: list[Extent] = []
         """Extents of this topic in segments, in ascending order."""
         self.cold_dir = ""
         self.cold_reads: list[ColdRead] = []
-        self.exists = True
+        self.exists: bool = True
         self.config: dict[str, Any] = {}
-        self.locates = 0
-        self.clock = ManualClock()
-        self.disk = RealDisk()
-        self.log_map = LogMap()
+        self.locates: int = 0
+        self.clock: ManualClock = ManualClock()
+        self.disk: RealDisk = RealDisk()
+        self.log_map: LogMap = LogMap()
         self.transport: Literal["ring", "ipc", "tcp"] = "ring"
         self.is_transport_known = True
-        self.data_dir = self.shm_dir = root
-        self.generation = 0
+        self.data_dir = root
+        self.shm_dir: str = root
+        self.generation: int = 0
         self._written = self._numbers = self._sealed_to = 0
         self._files: list[LogFile] = []
         self._extents: list[Extent] = []

@@ -62,10 +62,10 @@ class TestEngine:
     """Timeout of a start in seconds."""
 
     def __init__(self, root: Path, settings: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-        self.data_dir = str(root / "data")
-        self.run_dir = str(root / "data" / "run")
-        self.url = f"ringlog://{self.run_dir}"
-        self.log_path = root / "engine.log"
+        self.data_dir: str = str(root / "data")
+        self.run_dir: str = str(root / "data" / "run")
+        self.url: str = f"ringlog://{self.run_dir}"
+        self.log_path: Path = root / "engine.log"
         self._settings = dict(settings)
         self._environ = package_environ(environ)
         self._process: subprocess.Popen[bytes] | None = None

@@ -85,7 +85,7 @@ class FakeShards:
         """Topic id -> (epoch, earliest_seq, deleted)."""
         self.missing: list[m.SegmentRef] = []
         """Segments that every shard reports as listed but missing."""
-        self.snapshots = dict.fromkeys(range(shards), 1)
+        self.snapshots: dict[int, int] = dict.fromkeys(range(shards), 1)
         self.down: set[int] = set()
         self.refuses: set[int] = set()
         self.asked: list[tuple[int, m.Message]] = []

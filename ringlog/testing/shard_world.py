@@ -117,17 +117,17 @@ class ShardRun:
         self.world = world
         self.shard = shard
         self.incarnation = incarnation
-        self.disk = world.disk_of(incarnation) if world.disk_of else world.disk
+        self.disk: Disk = world.disk_of(incarnation) if world.disk_of else world.disk
         if not world.time_base_us:
             world.time_base_us = world.clock.now_us() - world.clock.monotonic_ns() // 1_000
         identity = ShardIdentity(
             ENGINE_ID.hex(), shard, world.shards, incarnation, world.topics_max, world.time_base_us
         )
-        self.core = ShardCore(identity, world.settings)
-        self.directory = ""
-        self.found = RecoveryResult()
+        self.core: ShardCore = ShardCore(identity, world.settings)
+        self.directory: str = ""
+        self.found: RecoveryResult = RecoveryResult()
         self.volatile: dict[int, bytearray] = {}
-        self.writer = WalWriter(
+        self.writer: WalWriter = WalWriter(
             self.disk,
             ShardLogIdentity(
                 DATA,

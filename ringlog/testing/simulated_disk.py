@@ -62,8 +62,8 @@ class SimulatedDisk:
     def __init__(self, *directories: str) -> None:
         self.ignore_syncs = False
         self.late_by = 0
-        self.fail_syncs = 0
-        self.changes = 0
+        self.fail_syncs: int = 0
+        self.changes: int = 0
         self._root = DirectoryNode()
         self._handles: dict[int, _Handle] = {}
         self._next_fd = 1 << 20  # far above real descriptors, so that a mix-up fails at once

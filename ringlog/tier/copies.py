@@ -45,7 +45,9 @@ class SegmentCopies:
         self, disk: Disk, data_dir: str, store: SegmentStore | None, progress: Progress = no_progress
     ) -> None:
         """`progress` is called with the number of bytes of each read. It may sleep, to limit the rate."""
-        self.disk, self.data_dir, self.store = disk, data_dir, store
+        self.disk: Disk = disk
+        self.data_dir: str = data_dir
+        self.store: SegmentStore | None = store
         self._progress = progress
 
     def path(self, name: str) -> str:

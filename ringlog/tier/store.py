@@ -100,7 +100,7 @@ class Digest:
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_128()
-        self.bytes = 0
+        self.bytes: int = 0
 
     def add(self, piece: bytes) -> bytes:
         """Add one piece and return it."""

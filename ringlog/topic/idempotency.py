@@ -43,7 +43,7 @@ class IdempotencyKeys:
         """Heap of (last millisecond, digest) of entries with their own window; some may be removed
         already."""
         self._newest_us = 0
-        self.forgotten_early = 0
+        self.forgotten_early: int = 0
         """Number of entries that were removed before the end of their window, for lack of space."""
 
     def __len__(self) -> int:

@@ -73,8 +73,8 @@ class TopicPriority:
     __slots__ = ("base", "consumed_ms", "is_auto")
 
     def __init__(self, base: int = 0, *, is_auto: bool = True) -> None:
-        self.base = base
-        self.is_auto = is_auto
+        self.base: int = base
+        self.is_auto: bool = is_auto
         self.consumed_ms: int | None = None
         """Time of the last consumption, on any clock that does not go back."""
 

@@ -20,7 +20,7 @@ class Reservation:
     __slots__ = ("_last_us", "_step", "reserved")
 
     def __init__(self) -> None:
-        self.reserved = 0
+        self.reserved: int = 0
         """Highest seq that may have been acked; 0 = none."""
         self._step = HEAD_RESERVATION_MIN
         self._last_us = 0

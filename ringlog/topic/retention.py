@@ -86,16 +86,21 @@ class Removal:
         self, *, cap_floor: int = 0, ttl_floor: int = 0, delete_floor: int = 0, seqs: BitMap64 | None = None,
         records: int = 0, bytes: int = 0,
     ) -> None:  # fmt: skip
-        self.cap_floor, self.ttl_floor, self.delete_floor = cap_floor, ttl_floor, delete_floor
-        self.seqs = BitMap64() if seqs is None else seqs
+        self.cap_floor: int = cap_floor
+        self.ttl_floor: int = ttl_floor
+        self.delete_floor: int = delete_floor
+        self.seqs: BitMap64 = BitMap64() if seqs is None else seqs
         """Live seqs that are removed one by one, in addition to the floors."""
-        self.records, self.bytes = records, bytes
+        self.records: int = records
+        self.bytes: int = bytes
         """Live records that leave, by floors and one by one."""
-        self.floor_records = self.floor_bytes = 0
+        self.floor_records: int = 0
+        self.floor_bytes: int = 0
         """Those of them that leave by a floor of involuntary loss."""
-        self.due_us = self.own_due_us = 0
+        self.due_us: int = 0
+        self.own_due_us: int = 0
         """Time at which the next record expires, including own expiries; 0 = never. Set by `retain` only."""
-        self.is_retained = False
+        self.is_retained: bool = False
         """A group keeps records that would have been removed otherwise. Set by `retain` only."""
         self.shares: list[tuple[int, int, int]] = []
         """The part of the removal in each volatile file: (file, records, bytes); see `attribute_to_files`."""

@@ -36,7 +36,7 @@ from ringlog.worker.settlement import NOT_BEGUN, settlement_of_exit, settlement_
 from ringlog.worker.settler import RETRY_S, Settler
 from ringlog.worker.target import CannotImport
 
-log = logging.getLogger("ringlog.worker")
+log: logging.Logger = logging.getLogger("ringlog.worker")
 
 
 class Worker:

@@ -44,7 +44,7 @@ class WorkerProcess:
         self._ended: asyncio.Future[int] = self._loop.create_future()
         self._cause: KillReason | None = None
         self._has_announced_exit = False
-        self.jobs = 0
+        self.jobs: int = 0
         """Number of jobs that were given to the process."""
         self._loop.add_reader(pidfd, self._on_end)
 

@@ -21,7 +21,7 @@ from ringlog.errors import InvalidRequest, LeaseLost, RinglogError
 from ringlog.limits import JOBS_PER_REQUEST_MAX
 from ringlog.worker.settlement import CUT_OFF, DONE, FAILED, JobSettlement, WorkerBackoff
 
-log = logging.getLogger("ringlog.worker")
+log: logging.Logger = logging.getLogger("ringlog.worker")
 
 RETRY_S = 0.25
 """Pause (s) before a request is retried after a retriable error."""
@@ -43,10 +43,10 @@ class Settler:
         self._changed = asyncio.Event()
         self._all_settled = asyncio.Event()
         self._all_settled.set()
-        self.unsettled = 0
+        self.unsettled: int = 0
         """Jobs with an outcome that the engine has not confirmed yet."""
         self.counts: Counter[str] = Counter()
-        self.task = asyncio.create_task(self._run())
+        self.task: asyncio.Task[None] = asyncio.create_task(self._run())
         """Ends on cancellation, or with an error of the engine that is not retriable."""
 
     def settle(self, job: Job, settlement: JobSettlement, pid: int) -> None:

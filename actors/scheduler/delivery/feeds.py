@@ -74,17 +74,21 @@ class SchedulerTopic:
     def __init__(
         self, shard: int, slot: int, topic_id: int, *, is_strong: bool, priority: TopicPriority
     ) -> None:
-        self.shard, self.slot, self.topic_id, self.is_strong = shard, slot, topic_id, is_strong
-        self.priority = priority
+        self.shard: int = shard
+        self.slot: int = slot
+        self.topic_id: int = topic_id
+        self.is_strong: bool = is_strong
+        self.priority: TopicPriority = priority
         """Priority of the topic, shared by the eventual and the strong object."""
-        self.epoch = 0
+        self.epoch: int = 0
         """0 = no published state was read yet."""
-        self.readable_until = 0
-        self.offered_ns = self.offered_until = 0
+        self.readable_until: int = 0
+        self.offered_ns: int = 0
+        self.offered_until: int = 0
         """When, in ns, and up to which seq the readers were last woken up. Set only under pressure."""
-        self.seen_ms = 0
+        self.seen_ms: int = 0
         """When its slot was last read or scheduled to be read, in ms."""
-        self.is_lost = False
+        self.is_lost: bool = False
         """Its slot no longer contains this topic. All its feeds got or get a recheck grant."""
         self.hints: deque[SchedulerReadHint] = deque(maxlen=HINTS_PER_TOPIC)
         self.feeds: dict[SchedulerFeed, None] = {}
@@ -118,16 +122,19 @@ class SchedulerFeed:
     def __init__(
         self, subscription: SchedulerSubscription, number: int, topic: SchedulerTopic, after: int
     ) -> None:
-        self.subscription, self.number, self.topic = subscription, number, topic
-        self.after = after
-        self.state = FeedGrantState.IDLE
-        self.lagging_since_ms = 0
+        self.subscription: SchedulerSubscription = subscription
+        self.number: int = number
+        self.topic: SchedulerTopic = topic
+        self.after: int = after
+        self.state: FeedGrantState = FeedGrantState.IDLE
+        self.lagging_since_ms: int = 0
         """When the feed began to lag, for the grant that it waits for or has."""
-        self.needs_recheck = False
+        self.needs_recheck: bool = False
         """The topic was deleted, recreated or given up: a recheck grant is due at any position."""
-        self.behind_since_ms = -1
+        self.behind_since_ms: int = -1
         """Start of the current backlog, over several grants; -1 = none when the current grant was given."""
-        self.catch_up_seq = self.catch_up_ms = 0
+        self.catch_up_seq: int = 0
+        self.catch_up_ms: int = 0
         """End of the topic and time at that moment. At this seq the reader's backlog is no older than
         this."""
 
@@ -158,10 +165,13 @@ class SchedulerSubscription:
     __slots__ = ("credit", "feeds", "free", "is_strong", "link", "names", "number", "ready")
 
     def __init__(self, link: Link, number: int, credit: int, *, is_strong: bool) -> None:
-        self.link, self.number, self.credit, self.is_strong = link, number, credit, is_strong
-        self.free = credit
+        self.link: Link = link
+        self.number: int = number
+        self.credit: int = credit
+        self.is_strong: bool = is_strong
+        self.free: int = credit
         """Credit left. It is negative if the client lowered the credit below the outstanding grants."""
-        self.names = False
+        self.names: bool = False
         self.feeds: dict[int, SchedulerFeed] = {}
         self.ready: ReadySet[SchedulerFeed] | None = None
         """None while no feed waits, which saves the memory of idle subscriptions."""
@@ -183,14 +193,14 @@ class Link:
     )  # fmt: skip
 
     def __init__(self, id: bytes) -> None:
-        self.id = id
-        self.sheds_below = shed_bands(is_router=id == ROUTERS)
+        self.id: bytes = id
+        self.sheds_below: int = shed_bands(is_router=id == ROUTERS)
         """While the governor sheds, bands below this one get no grants."""
-        self.last_heard_ms = 0
+        self.last_heard_ms: int = 0
         self.subscriptions: dict[int, SchedulerSubscription] = {}
-        self.is_blocked = False
+        self.is_blocked: bool = False
         """The last message could not be delivered. Retried at the next aging tick."""
-        self.names = 0
+        self.names: int = 0
         """Number of subscriptions that are notified of created and deleted topics."""
         self.waiting: dict[SchedulerSubscription, None] = {}
         """Subscriptions with a feed in the ready set."""

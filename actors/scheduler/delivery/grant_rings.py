@@ -16,7 +16,7 @@ from ringlog.limits import GRANT_RINGS_MAX
 from ringlog.link.channel.grant_ring import GrantWriter, grants_prefix, remove_stale_grant_rings
 from ringlog.logs import log_event
 
-log = logging.getLogger("ringlog.scheduler")
+log: logging.Logger = logging.getLogger("ringlog.scheduler")
 
 
 class GrantRings:

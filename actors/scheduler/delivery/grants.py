@@ -47,13 +47,13 @@ class GrantDispatcher:
     def __init__(self, shards: Sequence[FollowedShard], effects: list[Any]) -> None:
         self._shards, self._effects = shards, effects
         self.now_ms = self.now_ns = 0
-        self.ready_count = 0
+        self.ready_count: int = 0
         """Number of feeds in all ready sets."""
-        self.granted_count = 0
+        self.granted_count: int = 0
         """Number of grants sent since the start, without grants that could not be delivered."""
-        self.ready_by_band = [0] * BANDS
+        self.ready_by_band: list[int] = [0] * BANDS
         """Number of feeds in all ready sets by band, lowest band first."""
-        self.coalesced_ns = 0
+        self.coalesced_ns: int = 0
         """Total time in ns by which wake-ups were delayed."""
         self.is_shedding = False
         """The lowest band gets no grants, for routers also the second lowest (governor.shed_bands)."""

@@ -30,7 +30,7 @@ from ringlog.governor import Governor, PressureSample, PressureStep, coalesce_ns
 from ringlog.limits import BANDS, GOVERNOR_SAMPLE_MS, LAG_ANNOUNCED_MS
 from ringlog.logs import log_event
 
-log = logging.getLogger("ringlog.scheduler")
+log: logging.Logger = logging.getLogger("ringlog.scheduler")
 
 _SAMPLE_NS = GOVERNOR_SAMPLE_MS * 1_000_000
 _LAG_SAMPLE_NS = 1_000_000_000
@@ -47,7 +47,7 @@ class SchedulerLoadMonitor:
         self._is_first, self._is_reacting = number == 0, is_reacting
         self._own = Governor()
         self._engine_governor = Governor()
-        self.idle_ns = 0
+        self.idle_ns: int = 0
         """Idle time in ns since the last sample. The shell adds to it when it sleeps."""
         self._sampled_ns, self._due_ns = now_ns, now_ns + _SAMPLE_NS
         self._lag_ns = 0

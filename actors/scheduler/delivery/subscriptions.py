@@ -47,8 +47,8 @@ class LinkSubscriptions:
         self._shards, self._grants, self._priorities, self._effects = shards, grants, priorities, effects
         self.links: dict[bytes, Link] = {}
         """In the order of the last message received; the link that has been silent for longest is first."""
-        self.feed_count = 0
-        self.count = 0
+        self.feed_count: int = 0
+        self.count: int = 0
         """Number of subscriptions."""
         self.name_watchers: dict[bytes, None] = {}
         """Links that are notified of created and deleted topics."""

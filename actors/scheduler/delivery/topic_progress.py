@@ -37,7 +37,7 @@ class TopicProgress:
         effects: list[Any],
     ) -> None:  # fmt: skip
         self._shards, self._grants, self._priorities, self._effects = shards, grants, priorities, effects
-        self.slot_read_failed = False
+        self.slot_read_failed: bool = False
         """True if a slot could not be read. Slots are read again from the next aging tick on."""
 
     def read_due_slots(self, shard: FollowedShard) -> None:

@@ -48,7 +48,7 @@ from ringlog.logs import log_event
 from ringlog.placement import home_shard
 from ringlog.types import SESSION_BIT, Durability
 
-log = logging.getLogger("ringlog.scheduler")
+log: logging.Logger = logging.getLogger("ringlog.scheduler")
 
 PAUSE_S_MIN = 0.25
 
@@ -63,7 +63,7 @@ class DeadLetters:
         self._record_bytes = record_bytes
         self._links, self._connection, self._clock = links, connection, clock
         self._is_closed = False
-        self.moved = 0
+        self.moved: int = 0
 
     def begin(self, shards: int) -> None:
         """Start to watch these shards."""

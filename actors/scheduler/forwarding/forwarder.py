@@ -57,7 +57,7 @@ from ringlog.placement import scheduler_of, shard_of
 from ringlog.topic.routers import check_router_facts
 from ringlog.topic.tombstone import RECREATED
 
-log = logging.getLogger("ringlog.scheduler")
+log: logging.Logger = logging.getLogger("ringlog.scheduler")
 
 ROUTER_REQUESTS = (
     m.RouterCreate, m.RouterGet, m.RouterList, m.RouterDelete, m.RouterTell, m.LettersRedrive, m.RoutesSettle,
@@ -75,21 +75,25 @@ class Forwarder:
         reply: Callable[[bytes, m.Message, int], object], record_bytes: int = RECORD_BYTES_DEFAULT,
     ) -> None:  # fmt: skip
         self._boot, self._number, self._schedulers = boot, number, schedulers
-        self.clock, self._reply, self._fds = clock, reply, fds
+        self.clock: Clock = clock
+        self._reply = reply
+        self._fds = fds
         self._context: zmq.Context[Any] = zmq.Context()
         self._peers: dict[int, Peer] = {}
-        self.timers = Timers()
-        self.links = LocalLinks(boot.shm_dir, client_id=boot.name, clock=clock, timers=self.timers, fds=fds)
-        self.connection = EngineConnection(self.links, clock, self.timers)
-        self.forwarding = ForwardingCore(boot.shards)
+        self.timers: Timers = Timers()
+        self.links: LocalLinks = LocalLinks(
+            boot.shm_dir, client_id=boot.name, clock=clock, timers=self.timers, fds=fds
+        )
+        self.connection: EngineConnection = EngineConnection(self.links, clock, self.timers)
+        self.forwarding: ForwardingCore = ForwardingCore(boot.shards)
         self._sources = SourceReaders(self.connection, clock)
         self._dead_letters = DeadLetters(self.links, self.connection, clock, record_bytes)
         self._redriver = DeadLetterRedriver(self.links, self.connection, clock, record_bytes)
-        self.router_admin = RouterAdmin(self, boot.incarnation, routers_max)
+        self.router_admin: RouterAdmin = RouterAdmin(self, boot.incarnation, routers_max)
         self._catch_up = RouterCatchUp(self)
         self._source_locations: dict[SourceFlowKey, m.TopicInfo] = {}
         self._source_keep_alive = SourceKeepAlive(self.connection, self.forwarding.flows.__contains__)
-        self.is_loaded = False
+        self.is_loaded: bool = False
         self._events: list[Any] = []
         self._feeds: dict[int, SourceFlowKey] = {}
         self._feed_of: dict[SourceFlowKey, int] = {}

@@ -180,9 +180,9 @@ class ForwardingCore:
         self._shards = shards
         self.flows: dict[SourceFlowKey, SourceFlow] = {}
         self.effects: list[Effect] = []
-        self.parts_in_flight = 0
+        self.parts_in_flight: int = 0
         """Number of forward requests in flight."""
-        self.passes = 0
+        self.passes: int = 0
         self._flow_of: dict[int, SourceFlowKey] = {}
         self._routers_by_dest: dict[int, set[int]] = {}
         """Numbers of active routers by destination topic id. A destination has only one source."""

@@ -45,7 +45,7 @@ class RouterAdmin:
 
     def __init__(self, host: RouterAdminHost, incarnation: int, routers_max: int) -> None:
         self._host = host
-        self.catalog = RouterCatalog(routers_max)
+        self.catalog: RouterCatalog = RouterCatalog(routers_max)
         self._next_number = incarnation << _NUMBER_SHIFT
         self._is_known = False
         self._waiting: deque[tuple[m.Message, Pending[m.Message]]] = deque()

@@ -51,7 +51,7 @@ class EngineConnection:
         `log_map` is the map of an earlier connection of this process.
         """
         self._links, self._clock, self._timers, self._topic_id = links, clock, timers, topic_id
-        self.log_map = log_map or LogMap()
+        self.log_map: LogMap = log_map or LogMap()
         """Known places of topics in the log, shared by the connections of this process."""
 
     def for_topic(self, topic_id: int) -> EngineConnection:

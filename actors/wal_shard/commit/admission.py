@@ -68,7 +68,10 @@ class AdmittedRange:
     __slots__ = ("is_volatile", "start", "stop", "topic")
 
     def __init__(self, topic: ShardTopic, start: int, stop: int, is_volatile: bool) -> None:
-        self.topic, self.start, self.stop, self.is_volatile = topic, start, stop, is_volatile
+        self.topic: ShardTopic = topic
+        self.start: int = start
+        self.stop: int = stop
+        self.is_volatile: bool = is_volatile
 
 
 class FrameIntake:
@@ -92,12 +95,18 @@ class FrameIntake:
         self, buffer: bytearray, batch: FrameBatch, entries: SettleEntries, stretches: list[AdmittedRange],
         checked: ProducerFrameChecks | None = None,
     ) -> None:  # fmt: skip
-        self.buffer, self.batch, self.entries = buffer, batch, entries
-        self.admitted_ranges, self.checked = stretches, checked
+        self.buffer: bytearray = buffer
+        self.batch: FrameBatch = batch
+        self.entries: SettleEntries = entries
+        self.admitted_ranges: list[AdmittedRange] = stretches
+        self.checked: ProducerFrameChecks | None = checked
         self.runs: list[CheckedFrameRange] = checked.runs if checked is not None else []
         """All rows, in order, with the faults that the checks of the single frames found."""
-        self.records = self.frames = self.refused = self.duplicates = 0
-        self.needs_sync = False
+        self.records: int = 0
+        self.frames: int = 0
+        self.refused: int = 0
+        self.duplicates: int = 0
+        self.needs_sync: bool = False
 
 
 @dataclass(frozen=True, slots=True)

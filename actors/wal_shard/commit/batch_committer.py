@@ -37,7 +37,7 @@ class BatchCommitter:
         self._checkpoint, self._volatile_files = checkpoint, volatile_files
         self.copied_files: CopiedFiles = ([], [])
         """Content of the MARK_COPIED mark about earlier files."""
-        self.has_final_mark = False
+        self.has_final_mark: bool = False
         """True if the last write was the mark of an orderly stop."""
 
     def begin(self) -> None:

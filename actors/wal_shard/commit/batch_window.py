@@ -22,10 +22,10 @@ class BatchWindow:
     """Decides when to drain the rings. `window_ns` is 0 without pressure; the shell then need not ask."""
 
     def __init__(self) -> None:
-        self.window_ns = 0
-        self.waited_ns = 0
+        self.window_ns: int = 0
+        self.waited_ns: int = 0
         """Total time in nanoseconds for which frames waited in the rings because of the window."""
-        self.last_wait_ns = 0
+        self.last_wait_ns: int = 0
         """Time in nanoseconds for which the frames that were released last had waited."""
         self._taken_ns = 0
         self._rings = 0

@@ -76,7 +76,8 @@ class ControlPart:
     __slots__ = ("frame", "topic")
 
     def __init__(self, frame: bytearray, topic: ShardTopic | None = None) -> None:
-        self.frame, self.topic = frame, topic
+        self.frame: bytearray = frame
+        self.topic: ShardTopic | None = topic
 
 
 class RoutedCopy(NamedTuple):
@@ -130,12 +131,16 @@ class CommitBatch:
 
     def __init__(self) -> None:
         self.parts: list[FrameIntake | ControlPart | RoutedPart] = []
-        self.bytes = self.volatile_bytes = 0
+        self.bytes: int = 0
+        self.volatile_bytes: int = 0
         """Bytes of WAL frames, without the mark, and bytes of frames for the volatile log."""
-        self.needs_sync = False
+        self.needs_sync: bool = False
         self.dirty_topics: dict[int, ShardTopic] = {}
-        self.frames = self.records = self.refused = self.duplicates = 0
-        self.has_removals = False
+        self.frames: int = 0
+        self.records: int = 0
+        self.refused: int = 0
+        self.duplicates: int = 0
+        self.has_removals: bool = False
         """True if the batch removes records from a topic."""
         self.news: list[News] = []
         """Rows of the frames laid out so far, in file order."""

@@ -63,11 +63,11 @@ class Contents:
 
     def __init__(self) -> None:
         self.payloads: list[bytes] = []
-        self.stamps = b""
+        self.stamps: bytes = b""
         """Commit times of the payloads: 8 bytes each, microseconds since 1970, little-endian."""
-        self.data = b""
-        self.frames = 0
-        self.size = 0
+        self.data: bytes = b""
+        self.frames: int = 0
+        self.size: int = 0
         self._last: tuple[FrameBlock | None, int] = None, 0
         """The block that frames were last added from, and the row after the last one.
         No frame is added twice."""
@@ -97,9 +97,11 @@ class PayloadBlock:
     def __init__(
         self, first: int, stop: int, payloads: list[bytes], stamps: bytes, sizes: I64 | None
     ) -> None:
-        self.first, self.stop = first, stop
-        self.payloads, self.stamps = payloads, stamps
-        self.sizes = sizes
+        self.first: int = first
+        self.stop: int = stop
+        self.payloads: list[bytes] = payloads
+        self.stamps: bytes = stamps
+        self.sizes: I64 | None = sizes
         """(n,) accounted bytes of each job.
         None if there is one job, which is accounted with its payload size."""
 
@@ -124,11 +126,12 @@ class FrameBlock:
         self, bases: Sequence[int], stop: int, data: bytes | bytearray, offsets: Sequence[int],
         totals: Sequence[int], sizes: I64 | None,
     ) -> None:  # fmt: skip
-        self.first, self.stop = bases[0], stop
+        self.first: int = bases[0]
+        self.stop: int = stop
         self._bases = bases
         """Seq of the first job of each frame."""
         self._data, self._offsets, self._totals = data, offsets, totals
-        self.sizes = sizes
+        self.sizes: I64 | None = sizes
         """(n,) accounted bytes of each job. None if unknown: compressed frames do not contain the sizes."""
 
     def add_to(self, first: int, stop: int, contents: Contents) -> None:
@@ -205,7 +208,7 @@ class HotTail:
 
     def __init__(self, bytes_max: int = HOT_TAIL_BYTES) -> None:
         self._bytes_max = bytes_max
-        self.bytes = 0
+        self.bytes: int = 0
         self._tails: dict[int, _TopicTail] = {}
         self._order: OrderedDict[int, _TopicTail] = OrderedDict()
         """All entries by their number, oldest first."""

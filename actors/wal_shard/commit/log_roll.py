@@ -30,18 +30,18 @@ class LogRoll:
     ) -> None:  # fmt: skip
         self._state, self._log, self._log_files, self._log_sync = state, log, log_files, log_sync
         self._directory = directory
-        self.ready_capacity = 0
+        self.ready_capacity: int = 0
         """Size of the file that is prepared; 0 if there is none."""
         self._is_preparing = False
-        self.failure = ""
+        self.failure: str = ""
         """Why the next file could not be created; "" if it could."""
-        self.retry_at_ns = 0
+        self.retry_at_ns: int = 0
         self._wanted_bytes = 0
         self._opened_ns = 0
         self._files_opened = 0
-        self.prev = (0, 0, 0, False)
+        self.prev: tuple[int, int, int, bool] = (0, 0, 0, False)
         """(file, stop, seal, orderly) of the previous file."""
-        self.has_records = False
+        self.has_records: bool = False
         """True if the current file contains records that a checkpoint could absorb."""
 
     # -- the next file --------------------------------------------------------------------------------

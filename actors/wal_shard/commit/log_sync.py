@@ -18,7 +18,7 @@ class LogSync:
     ) -> None:
         self._state, self._log, self._volatile_files = state, log, volatile_files
         self._interval_ns = flush_interval_ms * 1_000_000
-        self.unsynced = 0
+        self.unsynced: int = 0
         """Bytes that were written after the durable position."""
         self.flush_at_ns: int | None = None
         """Monotonic time of the next background sync."""

@@ -37,7 +37,7 @@ class SchedulerNotifier:
             for n in range(schedulers)
         ]
         self._writer: NewsWriter | None = None
-        self.has_unrung_news = False
+        self.has_unrung_news: bool = False
         """True if news were written after the last ring of the bells."""
         self._drained_ns = 0
         """Monotonic time at which frames were drained whose news are not written yet. 0 if there are none."""

@@ -24,7 +24,7 @@ class Flusher:
 
     def __init__(self, writer: WalWriter) -> None:
         self._writer = writer
-        self.bell = EventBell()
+        self.bell: EventBell = EventBell()
         self._requests: queue.SimpleQueue[Flush | None] = queue.SimpleQueue()
         self._results: deque[Flushed | DiskError | InvariantViolation] = deque()
         self._thread = threading.Thread(target=self._run, name="wal-flusher", daemon=True)

@@ -24,10 +24,11 @@ from ringlog.envelope.boot import ActorBoot
 from ringlog.errors import DiskError, InvariantViolation
 from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.logs import log_event
+from ringlog.ring.doorbell import EventBell
 from ringlog.storage.layout import WAL_FLAG_PREV_ORDERLY
 from ringlog.storage.wal import PreparedFile, WalWriter
 
-log = logging.getLogger("ringlog.shard")
+log: logging.Logger = logging.getLogger("ringlog.shard")
 
 
 class LogIO:
@@ -44,7 +45,9 @@ class LogIO:
         self._flusher = Flusher(writer)
         self._prepared: PreparedFile | None = None
         self._syncs_ns: list[int] = []
-        self.bells = {bell.fileno(): bell for bell in (self._preparer.bell, self._flusher.bell)}
+        self.bells: dict[int, EventBell] = {
+            bell.fileno(): bell for bell in (self._preparer.bell, self._flusher.bell)
+        }
         """Bells of the helper threads by file descriptor. They wake the shard when a result is ready."""
         self.effect_handlers: dict[type, Callable[[Any], Any]] = {
             ev.WriteBatch: self._write_group,

@@ -20,7 +20,7 @@ class Preparer:
 
     def __init__(self, writer: WalWriter) -> None:
         self._writer = writer
-        self.bell = EventBell()
+        self.bell: EventBell = EventBell()
         self.failure: DiskError | None = None
         """Error of the request that `finish` waited for, or None."""
         self._requests: queue.SimpleQueue[tuple[int, bool] | None] = queue.SimpleQueue()

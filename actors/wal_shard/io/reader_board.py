@@ -58,7 +58,7 @@ class ReaderBoard:
         self._scheduler_notifier = scheduler_notifier
         self._durable_shown = 0, 0
         """The durable mark (file, offset) that was last written to the board."""
-        self.has_published = False
+        self.has_published: bool = False
         """True if anything was published since the shell last woke the clients that wait for it."""
 
     # -- topics ---------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from ringlog.logs import log_event
 from ringlog.ring.doorbell import BellRinger
 from ringlog.ring.ring import RingConsumer, WakeupFlags
 
-log = logging.getLogger("ringlog.shard")
+log: logging.Logger = logging.getLogger("ringlog.shard")
 
 FULL_SHARE = 15 / 16
 """A ring counts as full from this fill ratio on, because the next frame and its padding may not fit."""

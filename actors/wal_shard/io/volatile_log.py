@@ -30,7 +30,7 @@ class VolatileLog:
         self._files: deque[tuple[int, str, int]] = deque()
         self._next_n = 0
         self._fd = -1
-        self.path = ""
+        self.path: str = ""
 
     def sweep(self) -> None:
         """Delete the volatile files of earlier incarnations of this shard."""

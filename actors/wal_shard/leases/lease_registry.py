@@ -72,14 +72,15 @@ class LeaseRegistry:
     def __init__(self, incarnation: int, directory: TopicDirectory) -> None:
         self.directory = directory
         self._own_tokens = LeaseTokens(incarnation)
-        self.tokens = LeaseTokens(incarnation)
+        self.tokens: LeaseTokens = LeaseTokens(incarnation)
         """Lease tokens of named groups.
         They use the upper half of the numbers and queues the lower half, so no token is issued twice (Q3)."""
         self.tokens.allocate(NUMBER_MAX // 2)
         self._own: dict[int, ConsumerGroup] = {}
         self._topic_of: dict[int, ShardTopic] = {}
         """Topics by the number of their named groups."""
-        self.queue_metrics, self.group_metrics = QueueMetrics(), GroupMetrics()
+        self.queue_metrics: QueueMetrics = QueueMetrics()
+        self.group_metrics: GroupMetrics = GroupMetrics()
         self.has_dead_letter_mover = False
         """True if a scheduler moves exhausted records to dead-letter topics.
         Without one, they are redelivered forever."""

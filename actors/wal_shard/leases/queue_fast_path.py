@@ -83,7 +83,7 @@ class QueueFastPath:
     def __init__(self, leases: ShardLeases) -> None:
         self._leases = leases
         self._acked: dict[int, _AckBatch] = {}
-        self.bytes = 0
+        self.bytes: int = 0
         """Upper bound of the log bytes of the collected acks.
         The caller reserves space for one more request."""
 

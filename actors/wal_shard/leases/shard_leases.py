@@ -48,26 +48,27 @@ class ShardLeases:
     """The leases of one shard, and the handlers of requests about them."""
 
     def __init__(self, incarnation: int, directory: TopicDirectory, removals: Removals) -> None:
-        self.registry = LeaseRegistry(incarnation, directory)
+        self.registry: LeaseRegistry = LeaseRegistry(incarnation, directory)
         self.removals = removals
-        self.replies = ReplyCache()
-        self.waiting_claims = WaitingClaims()
+        self.replies: ReplyCache = ReplyCache()
+        self.waiting_claims: WaitingClaims = WaitingClaims()
         """Waiting claims, by `key_of` their group."""
-        self.recent_records, self.sizes = HotTail(), JobSizes()
-        self.delivery_attributes = DeliveryAttributeLoader(
+        self.recent_records: HotTail = HotTail()
+        self.sizes: JobSizes = JobSizes()
+        self.delivery_attributes: DeliveryAttributeLoader = DeliveryAttributeLoader(
             self.registry, removals, self.waiting_claims, self.sizes
         )
-        self.deletes = JobDeletes(incarnation, self)
-        self.fast_path = QueueFastPath(self)
-        self.exhausted_total = 0
+        self.deletes: JobDeletes = JobDeletes(incarnation, self)
+        self.fast_path: QueueFastPath = QueueFastPath(self)
+        self.exhausted_total: int = 0
         """Number of records exhausted by claims and rejects in this incarnation.
         The scheduler that moves dead letters checks whether it has grown. Exhausted records of groups are
         also found by the metrics samples."""
         removals.removed.subscribe(self.registry.apply_removal)
-        self.wall_us = 0
+        self.wall_us: int = 0
         """Current wall-clock time in microseconds.
         Commit times and expiry times of records use this clock."""
-        self.claims = ClaimRequests(self)
+        self.claims: ClaimRequests = ClaimRequests(self)
         self.handlers: dict[
             type[m.Message], Callable[[Any, ControlReceived, CommitBatch, int], m.Message | None]
         ] = {

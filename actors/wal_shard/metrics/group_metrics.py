@@ -39,8 +39,10 @@ class GroupMetrics:
         self._left = 0
         """Number of groups that are still to be sampled in this round."""
         self._oldest_ms = self._last_oldest_ms = 0
-        self.lag = self.pending = self.members = 0
-        self.exhausted_total = 0
+        self.lag: int = 0
+        self.pending: int = 0
+        self.members: int = 0
+        self.exhausted_total: int = 0
         """Grows when a sample finds newly exhausted records of groups."""
         self._with_dead_letters: dict[int, None] = {}
         """Numbers of groups that have a dead-letter topic."""

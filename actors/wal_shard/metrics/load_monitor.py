@@ -24,12 +24,12 @@ class ShardLoadMonitor:
         self._page = page
         self._is_reacting = is_reacting
         self._governor = Governor()
-        self.window = BatchWindow()
-        self.due_ns = now_ns + _SAMPLE_NS
+        self.window: BatchWindow = BatchWindow()
+        self.due_ns: int = now_ns + _SAMPLE_NS
         """Monotonic time of the next sample."""
-        self.idle_ns = 0
+        self.idle_ns: int = 0
         """Idle time in nanoseconds since the last sample. The shell adds to it when it sleeps or spins."""
-        self.is_refusing = False
+        self.is_refusing: bool = False
         """True at the highest step of the governor: new writes are refused if the intake is full."""
         self._sampled_ns = now_ns
         self._sync_ns = page.get(ProcessField.SYNC_NS)

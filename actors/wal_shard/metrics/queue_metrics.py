@@ -38,7 +38,9 @@ class QueueMetrics:
         self._known: dict[int, _QueueSample] = {}
         self._round: deque[int] = deque()
         """Topic ids in sampling order. May contain deleted topics."""
-        self.ready = self.in_flight = self.delayed = 0
+        self.ready: int = 0
+        self.in_flight: int = 0
+        self.delayed: int = 0
         self.outcomes: Counter[str] = Counter()
         """Number of jobs by outcome, since the counts were last published."""
 

@@ -44,7 +44,7 @@ from ringlog.topic.row import decode_row
 from ringlog.topic.segment_catalog import MissingSegment, SegmentCatalog, owned_by
 from ringlog.topic.state import ShardTopic
 
-log = logging.getLogger("ringlog.shard")
+log: logging.Logger = logging.getLogger("ringlog.shard")
 
 Mask = NDArray[np.bool_]
 Owner = tuple[int, int]

@@ -12,7 +12,7 @@ from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.logs import log_event
 from ringlog.storage.recovery import FileScan, WalScanChunk, WalTailState
 
-log = logging.getLogger("ringlog.shard")
+log: logging.Logger = logging.getLogger("ringlog.shard")
 
 
 class FileEnds:

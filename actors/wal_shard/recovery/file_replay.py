@@ -29,7 +29,7 @@ from ringlog.storage.recovery import (
     last_nonzero_byte,
 )
 
-log = logging.getLogger("ringlog.shard")
+log: logging.Logger = logging.getLogger("ringlog.shard")
 
 
 class FileReplay:

@@ -27,7 +27,7 @@ from ringlog.storage.layout import (
 )
 from ringlog.storage.recovery import ChainMark, ReadBytes, SkippedAppend, holds_marks
 
-log = logging.getLogger("ringlog.shard")
+log: logging.Logger = logging.getLogger("ringlog.shard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +136,10 @@ class LogFiles:
     def __init__(
         self, disk: Disk, data_dir: str, start: StartFacts, base: Baseline, found: RecoveryResult
     ) -> None:
-        self.disk, self.data_dir = disk, data_dir
-        self.start, self.base = start, base
+        self.disk: Disk = disk
+        self.data_dir: str = data_dir
+        self.start: StartFacts = start
+        self.base: Baseline = base
         self._shard, self._shards = start.shard, start.shards
         self.siblings: list[ScannedFile] = []
         """First files of earlier incarnations of the other shards under the current shard count."""

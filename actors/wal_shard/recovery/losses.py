@@ -33,7 +33,7 @@ class ReplayLosses:
         """True with `wal.corruption = truncate`: damage is cut off and reported, and the start continues."""
         self.has_damage = False
         """True if an earlier file was cut at damage. Later gaps are then expected and reported as losses."""
-        self.has_skipped = False
+        self.has_skipped: bool = False
         """True if `is_lenient` accepted a gap in a log without visible damage.
         The file is then recorded as damaged, so that later starts accept the gap too."""
         self.gaps: list[tuple[str, int, int]] = []

@@ -47,7 +47,7 @@ from ringlog.storage.layout import COLD_OWNER, META_DIR
 from ringlog.storage.recovery import copied_frames
 from ringlog.topic.segment_catalog import MissingSegment
 
-log = logging.getLogger("ringlog.shard")
+log: logging.Logger = logging.getLogger("ringlog.shard")
 
 Progress = Callable[[int, int], None]
 """Called with (bytes replayed, total bytes)."""
@@ -68,7 +68,7 @@ class Recovery:
         self._start, self._shard, self._shards = start, start.shard, start.shards
         self._progress = progress
         self._total = 1
-        self.found = RecoveryResult()
+        self.found: RecoveryResult = RecoveryResult()
         self._base = Baseline(start.shard, start.shards)
         self._missing: list[MissingSegment] = []
         self._old: dict[int, str] = {}

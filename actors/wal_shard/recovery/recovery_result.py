@@ -12,7 +12,7 @@ from ringlog.storage.disk import Disk, replace_file
 from ringlog.storage.layout import QUARANTINE_DIR
 from ringlog.topic.directory import Halt
 
-log = logging.getLogger("ringlog.shard")
+log: logging.Logger = logging.getLogger("ringlog.shard")
 
 
 @dataclass(slots=True)

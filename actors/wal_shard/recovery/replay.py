@@ -73,11 +73,13 @@ class Replay:
         self.directory = directory
         self.touched_topics: set[int] = set()
         """Ids of topics that the log changes after the snapshot."""
-        self.records = 0
-        self.losses = ReplayLosses(directory, self.touched_topics, is_lenient=is_lenient)
-        self.reservations = OpenReservations(self.touched_topics)
-        self.topics = ReplayedTopics(identity, directory, self.losses, self.reservations, self.touched_topics)
-        self.held = HeldRecords(directory, segments, self.losses)
+        self.records: int = 0
+        self.losses: ReplayLosses = ReplayLosses(directory, self.touched_topics, is_lenient=is_lenient)
+        self.reservations: OpenReservations = OpenReservations(self.touched_topics)
+        self.topics: ReplayedTopics = ReplayedTopics(
+            identity, directory, self.losses, self.reservations, self.touched_topics
+        )
+        self.held: HeldRecords = HeldRecords(directory, segments, self.losses)
         self._identity = identity
         self._key: PendingKey | None = None
         """The key frame that was applied last, if its append has not followed yet."""

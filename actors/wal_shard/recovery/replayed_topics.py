@@ -51,7 +51,8 @@ class ReplayedTopics:
         self, identity: ShardIdentity, directory: TopicDirectory, losses: ReplayLosses,
         reservations: OpenReservations, touched_topics: set[int],
     ) -> None:  # fmt: skip
-        self.identity, self.directory = identity, directory
+        self.identity: ShardIdentity = identity
+        self.directory: TopicDirectory = directory
         self._losses, self._reservations, self._touched = losses, reservations, touched_topics
         self.is_known: Callable[[int], bool] = lambda topic_id: False
         """Returns True if the topic's governing snapshot knew it. Without a row it was deleted then."""

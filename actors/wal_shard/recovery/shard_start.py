@@ -30,7 +30,7 @@ from ringlog.logs import log_event
 from ringlog.storage.disk import Disk
 from ringlog.storage.layout import LOCK_NAME, META_DIR
 
-log = logging.getLogger("ringlog.shard")
+log: logging.Logger = logging.getLogger("ringlog.shard")
 
 LOCK_TRIES = 600
 LOCK_WAIT_S = 0.05

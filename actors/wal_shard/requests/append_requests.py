@@ -41,7 +41,7 @@ class AppendRequests:
         self.disk_missing_bytes = 0
         """Bytes that must become free on a full device.
         Until then records are refused, but deletes are accepted."""
-        self.refused_for_pressure = 0
+        self.refused_for_pressure: int = 0
         """Number of appends that were refused because of pressure."""
         self.handlers: dict[
             type[m.Message], Callable[[Any, ControlReceived, CommitBatch, int], m.Message]

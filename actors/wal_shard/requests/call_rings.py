@@ -23,7 +23,7 @@ from ringlog.limits import CALL_RING_OPEN_TIMEOUT_S, CALL_RING_POLL_MS, CALL_RIN
 from ringlog.link.channel.call_ring import CallServer, calls_prefix, remove_stale_call_rings
 from ringlog.logs import log_event
 
-log = logging.getLogger("ringlog.shard")
+log: logging.Logger = logging.getLogger("ringlog.shard")
 
 
 class _ClientCallRing:

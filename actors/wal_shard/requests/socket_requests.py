@@ -66,18 +66,20 @@ class Requests:
         self.read_only: ReadOnlyMode | None = None
         self.is_overloaded = False
         """True if the governor refuses new records and the queue of requests is full."""
-        self.locations = RecordLocations(identity.shard, directory, log_files, checkpoint.segments)
-        self.removals = Removals(
+        self.locations: RecordLocations = RecordLocations(
+            identity.shard, directory, log_files, checkpoint.segments
+        )
+        self.removals: Removals = Removals(
             identity.incarnation, directory, self.locations.all_extents, ephemerals.files_of
         )
-        self.routing = ShardRouters(directory, admission, self._invalidate_readers)
-        self.leases = ShardLeases(identity.incarnation, directory, self.removals)
-        self.idle_topic_expiry = IdleTopicExpiry(directory, self.leases)
-        self.topics = TopicRequests(
+        self.routing: ShardRouters = ShardRouters(directory, admission, self._invalidate_readers)
+        self.leases: ShardLeases = ShardLeases(identity.incarnation, directory, self.removals)
+        self.idle_topic_expiry: IdleTopicExpiry = IdleTopicExpiry(directory, self.leases)
+        self.topics: TopicRequests = TopicRequests(
             identity, directory, self.removals, self.routing, self.leases, self.idle_topic_expiry,
             publish_topic_count,
         )  # fmt: skip
-        self.appends = AppendRequests(directory, admission, self.topics)
+        self.appends: AppendRequests = AppendRequests(directory, admission, self.topics)
         self._handlers: dict[type[m.Message], Handler] = {
             m.Hello: self._hello,
             m.RecordsDelete: self.removals.delete,

@@ -64,10 +64,10 @@ class ShardCheckpoint:
         self._log_files = log_files
         self._log = log
         self._volatile_files = volatile
-        self.segments = SegmentCatalog()
+        self.segments: SegmentCatalog = SegmentCatalog()
         self.changed: set[int] = set()
         """Ids of topics that changed since the rows of the last finished checkpoint were captured."""
-        self.number = 0
+        self.number: int = 0
         """Number of the last known snapshot; 0 if there is none."""
         self._has_base = False
         """True if that snapshot is this shard's own. A checkpoint then contains only changed topics."""

@@ -61,15 +61,17 @@ class Removals:
         `volatile_files` returns the files of an ephemeral topic in the form of StorageQuery.files.
         """
         self._volatile_files = volatile_files
-        self.removed = Observers[ShardTopic, Removal, bool]()
+        self.removed: Observers[(ShardTopic, Removal, bool)] = Observers[ShardTopic, Removal, bool]()
         """Notified of every removal, with True if a client requested it."""
-        self.query_results = Observers[StorageQuery, RecordQueryResult | CorruptData]()
+        self.query_results: Observers[(StorageQuery, RecordQueryResult | CorruptData)] = Observers[
+            StorageQuery, RecordQueryResult | CorruptData
+        ]()
         """Notified of the results of `record_queries`."""
         self._left: dict[tuple[int, int], tuple[int, int]] = {}
         """(volatile file, topic_id) -> (records, bytes) removed by deletes, caps and expiry."""
         self._base = incarnation << _INCARNATION_SHIFT
         self._directory = directory
-        self.schedule = RetentionSchedule(directory)
+        self.schedule: RetentionSchedule = RetentionSchedule(directory)
         self._extents = extents
         self._asked: list[StorageQuery] = []
         self._delete: Removal | CorruptData | None = None

@@ -41,7 +41,7 @@ class VolatileFileTable:
     def __init__(
         self, directory: TopicDirectory, log_files: LogFileTable, topics_of: dict[int, TopicsInFile]
     ) -> None:
-        self.log = LogPosition()
+        self.log: LogPosition = LogPosition()
         self._directory = directory
         self._log_files = log_files
         self._topics_of = topics_of

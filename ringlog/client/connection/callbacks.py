@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-log = logging.getLogger("ringlog.client")
+log: logging.Logger = logging.getLogger("ringlog.client")
 
 
 class Callbacks:

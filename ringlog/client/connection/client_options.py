@@ -24,9 +24,9 @@ class ClientOptions:
         self, url: str | None, client_id: str | None, key: str | None, timeout_ms: int | None, transport: str
     ) -> None:
         self.address: Address = parse_url(url)
-        self.client_id = None if client_id is None else check_str(client_id, "client_id")
-        self.secret_key = "" if self.address.is_local else _secret_key(key)
-        self.timeout_ms = _timeout_ms(timeout_ms)
+        self.client_id: str | None = None if client_id is None else check_str(client_id, "client_id")
+        self.secret_key: str = "" if self.address.is_local else _secret_key(key)
+        self.timeout_ms: int = _timeout_ms(timeout_ms)
         self.transport: Transport | Literal["auto"] = _transport(self.address, transport)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ringlog.client.connection.leadership import Leadership
     from ringlog.client.connection.shell import ThreadedShell
 
-log = logging.getLogger("ringlog.client")
+log: logging.Logger = logging.getLogger("ringlog.client")
 BACKGROUND_POLL_S = 0.002
 """Longest delay, in seconds, until a ticket resolves for which no thread waits."""
 BACKGROUND_IDLE_GRACE_S = 0.05

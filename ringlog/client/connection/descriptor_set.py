@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from ringlog.descriptors import SOCKET_DESCRIPTORS, can_open_descriptors, descriptor_limit_message
 from ringlog.errors import NotConnected
-from ringlog.link.poll import READABLE, new_bell, new_poll
+from ringlog.link.poll import READABLE, Poll, new_bell, new_poll
 
 _EVENTS_PER_POLL = 64
 
@@ -25,7 +25,7 @@ class Descriptors:
     def __init__(self) -> None:
         if not can_open_descriptors(SOCKET_DESCRIPTORS):
             raise NotConnected(descriptor_limit_message())
-        self.epoll = new_poll()
+        self.epoll: Poll = new_poll()
         self._bell = new_bell()
         self._is_ours = True
         self._is_ending = False

@@ -20,7 +20,7 @@ from ringlog.client.connection.exit_hooks import warn_unsettled
 from ringlog.client.connection.shell import ThreadedShell
 from ringlog.client.write.producer_core import ProducerCore
 
-log = logging.getLogger("ringlog.client")
+log: logging.Logger = logging.getLogger("ringlog.client")
 DROPPED_CLOSE_S = 10.0
 """Longest time in seconds that the records of a dropped client may take to settle."""
 

@@ -28,22 +28,22 @@ class Leadership:
 
     def __init__(self, shell: ThreadedShell, clock: Clock) -> None:
         self._shell, self._clock = shell, clock
-        self.daemon = DaemonThread(shell, self, clock)
+        self.daemon: DaemonThread = DaemonThread(shell, self, clock)
 
     def begin(self) -> None:
         """Begin without threads, in a new shell or in a forked child."""
         self.leader: object | None = None
         self._spin_policy = SpinPolicy()
-        self.wakes_ns = 0
+        self.wakes_ns: int = 0
         """Time at which the sleeping leader wakes up; 0 = it is awake."""
         self.followers: dict[int, threading.Lock] = {}
         self._followed = memoryview(array("Q", [0]))
         """Counter of followers. Each follower has its own number. A spinning leader polls the counter to
         notice a new follower."""
         self._is_green = are_green()
-        self.leads = 0
+        self.leads: int = 0
         """Number of times that a thread started to lead."""
-        self.sleepers = 0
+        self.sleepers: int = 0
         """Number of threads that sleep on the descriptors."""
         self.daemon.begin()
 

@@ -66,7 +66,7 @@ from ringlog.link.timers import Timers
 from ringlog.logs import log_event
 from ringlog.storage.log_map import LogMap
 
-log = logging.getLogger("ringlog.client")
+log: logging.Logger = logging.getLogger("ringlog.client")
 
 EVENTS_MAX = 256
 BACKUP_S = 0.1
@@ -92,7 +92,7 @@ class Session:
         self.client_id = client_id
         self.timeout_ms = timeout_ms
         self.clock: Clock = clock or SystemClock()
-        self.timers = Timers()
+        self.timers: Timers = Timers()
         self.streams: set[Stream] = set()
         self.producer_cores: set[Any] = set()
         """Open producers (ProducerCore)."""
@@ -101,12 +101,12 @@ class Session:
         them."""
         self.events: deque[ClientEvent] = deque(maxlen=EVENTS_MAX)
         self.retries = 0
-        self.log_map = LogMap()
+        self.log_map: LogMap = LogMap()
         """Cache of the positions of topics in the log, shared by the client's readers."""
-        self.delivery = Delivery(self, RETURN_DELAY_BUSY_NS)
-        self.topics = TopicCache(self)
-        self.schedulers = SchedulerRequests(self)
-        self.topic_keep_alive = TopicKeepAlive(self)
+        self.delivery: Delivery = Delivery(self, RETURN_DELAY_BUSY_NS)
+        self.topics: TopicCache = TopicCache(self)
+        self.schedulers: SchedulerRequests = SchedulerRequests(self)
+        self.topic_keep_alive: TopicKeepAlive = TopicKeepAlive(self)
         self._state = ClientState.CONNECTING
         self._state_since_us = self.clock.now_us()
         self._is_closed = False
@@ -123,7 +123,7 @@ class Session:
             )  # fmt: skip
         else:
             self.links = self._gateway_links()
-        self.is_transport_known = transport != "auto"
+        self.is_transport_known: bool = transport != "auto"
         """True once the transport is final: with `auto`, after the first connection to an engine."""
 
     def _gateway_links(self) -> GatewayLinks:

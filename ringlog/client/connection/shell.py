@@ -28,7 +28,7 @@ from ringlog.link.peer_request import PeerReply
 from ringlog.link.subscription import ClientSubscription
 
 T = TypeVar("T")
-log = logging.getLogger("ringlog.client")
+log: logging.Logger = logging.getLogger("ringlog.client")
 INTERRUPTED_CLOSE_S = 1.0
 """Longest time in seconds that `close` waits for the sockets of an interrupted session."""
 CANCELLED: tuple[type[BaseException], ...] = ()
@@ -61,7 +61,7 @@ class ThreadedShell:
     def __init__(self, make_session: Callable[[FdSet], Session]) -> None:
         self._make_session = make_session
         self._clock: Clock = SystemClock()
-        self.leadership = Leadership(self, self._clock)
+        self.leadership: Leadership = Leadership(self, self._clock)
         self._begin()
 
     def __reduce__(self) -> NoReturn:
@@ -73,10 +73,11 @@ class ThreadedShell:
 
     def _begin(self) -> None:
         self._get_ident: Callable[[], int] = threading.get_ident
-        self.lock = threading.RLock()  # Never taken twice. An RLock reports whether this thread owns it.
-        self.descriptors = Descriptors()
-        self.session = self._make_session(self.descriptors)
-        self.callbacks = Callbacks()
+        # Never taken twice. An RLock reports whether this thread owns it.
+        self.lock: threading.RLock = threading.RLock()
+        self.descriptors: Descriptors = Descriptors()
+        self.session: Session = self._make_session(self.descriptors)
+        self.callbacks: Callbacks = Callbacks()
         self._is_closed = False
         self.interrupted_by: str = ""
         """Name of the exception that interrupted the session; "" = none. See `mark_interrupted`."""

@@ -23,7 +23,7 @@ class TopicCache:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self.generation = 0
+        self.generation: int = 0
         """Start of the engine from which the cached topics are."""
         self._topics: dict[str, TopicInfo] = {}
         self._resolving: dict[tuple[str, bool], Pending[TopicInfo]] = {}

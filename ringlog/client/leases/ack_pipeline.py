@@ -21,7 +21,7 @@ from ringlog.link.futures import Pending, Steps, run_steps
 from ringlog.link.peer import MS
 from ringlog.link.timers import Timer
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 LINGER_MS = 10
 """Longest time in milliseconds that a finished batch waits for the other batches of its claim, or a job for

@@ -10,7 +10,7 @@ import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, ClassVar, Generic, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,14 +49,16 @@ class ClaimResult:
 
     def __init__(self, runs: Sequence[GrantedRun], deadline_ms: int, lease_ms: int, until_ns: int) -> None:
         self._runs = runs
-        self.deadline_ms, self.lease_ms, self.until_ns = deadline_ms, lease_ms, until_ns
-        self.ready = 0
+        self.deadline_ms: int = deadline_ms
+        self.lease_ms: int = lease_ms
+        self.until_ns: int = until_ns
+        self.ready: int = 0
         """Number of ready jobs that remained in the queue."""
         self.batches: list[ClaimedRecords] = []
         """Source of the records until they are created."""
         self._records: list[Record] = []
         self._deliveries: list[int] = []
-        self.is_over = False
+        self.is_over: bool = False
         self._skipped: frozenset[int] = frozenset()
         self.leases: list[Lease] | None = None
         """Single leases, once they are created. Each then has its own state."""
@@ -297,7 +299,7 @@ class Jobs(Sequence[J], Generic[J]):
     __slots__ = ("_jobs", "_make", "claimed")
 
     def __init__(self, claimed: ClaimResult, make: Callable[[Record, Lease, int], J]) -> None:
-        self.claimed = claimed
+        self.claimed: ClaimResult = claimed
         self._make = make
         self._jobs: list[J] | None = None
 
@@ -334,7 +336,7 @@ class Jobs(Sequence[J], Generic[J]):
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, list | Jobs) and self._all() == list(other))
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None]  # type: ignore[assignment]  # Python sets None, because of __eq__.
 
     def __repr__(self) -> str:
         return repr(self._all())

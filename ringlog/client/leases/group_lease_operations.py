@@ -85,10 +85,11 @@ class GroupLeaseOperations(LeaseOperations):
         for setting, value in without_effect.items():
             if value and mode != "queue":
                 raise UsageError(f"{setting} has no effect on a group in mode {mode}")
-        self.name, self.mode = name, mode
-        self.tags = parse_match(tags, "tags").text if tags is not None else ""
-        self.group = f"{name}@{self.tags}" if self.tags else name
-        self.filters = Filters(tag=tag_filter(tags))
+        self.name: str = name
+        self.mode: str = mode
+        self.tags: str = parse_match(tags, "tags").text if tags is not None else ""
+        self.group: str = f"{name}@{self.tags}" if self.tags else name
+        self.filters: Filters = Filters(tag=tag_filter(tags))
         self._start = start
         named = {
             "max_in_flight": max_in_flight, "member_max_in_flight": member_max_in_flight,
@@ -286,11 +287,11 @@ class GroupStreamReader:
         self._ahead = ReadAhead()
         self._token = 0
         self._cursor = Cursor(0, 0)
-        self.delivered = 0
+        self.delivered: int = 0
         """Highest seq up to which the program received every record."""
-        self.processed = 0
+        self.processed: int = 0
         """Highest seq up to which the program requested the following record."""
-        self.committed = 0
+        self.committed: int = 0
         self._committed_ns = 0
 
     def take_over(self, connection: QueueConnection) -> Steps[None]:

@@ -21,7 +21,7 @@ REASON_CHARS_MAX = 1_024
 _NOT_DECODED: Final = object()
 OnError = Callable[[Any, Exception], object] | Literal["log"]
 """Function that receives a failed job and its error, or "log"."""
-log = logging.getLogger("ringlog.client")
+log: logging.Logger = logging.getLogger("ringlog.client")
 
 
 def backoff_ms(deliveries: int, base_ms: int = BACKOFF_MS, most_ms: int = BACKOFF_MS_MAX) -> int:
@@ -142,10 +142,10 @@ class JobFacts(Generic[V]):
         self._forks = _forks[0]
         self._codec = codec
         self._value: Any = _NOT_DECODED
-        self.topic = topic
-        self.record = record
-        self.lease = lease
-        self.deliveries = deliveries
+        self.topic: str = topic
+        self.record: Record[bytes | None] = record
+        self.lease: Lease = lease
+        self.deliveries: int = deliveries
         """Number of this delivery of the job, from 1."""
 
     @property
@@ -251,7 +251,7 @@ class InFlightLimit:
 
     def __init__(self, most: int) -> None:
         self.limit = most
-        self.in_flight = 0
+        self.in_flight: int = 0
         self._waits: list[Pending[None]] = []
 
     def acquire_all(self, jobs: Iterable[JobFacts[Any]]) -> None:

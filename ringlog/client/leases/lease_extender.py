@@ -35,16 +35,16 @@ class Lease:
     __slots__ = ("deadline_ms", "is_lost", "is_over", "lease_ms", "on_lost", "seq", "token", "until_ns")
 
     def __init__(self, seq: int, token: int, deadline_ms: int, lease_ms: int, until_ns: int) -> None:
-        self.seq = seq
-        self.token = token
-        self.deadline_ms = deadline_ms
+        self.seq: int = seq
+        self.token: int = token
+        self.deadline_ms: int = deadline_ms
         """End of the lease on the engine's clock, in milliseconds."""
-        self.lease_ms = lease_ms
-        self.until_ns = until_ns
+        self.lease_ms: int = lease_ms
+        self.until_ns: int = until_ns
         """End of the lease on this process's monotonic clock, as an estimate."""
-        self.is_over = False
+        self.is_over: bool = False
         """True after the job was acked, returned or lost. The lease is not extended any more."""
-        self.is_lost = False
+        self.is_lost: bool = False
         self.on_lost: Callable[[], None] | None = None
 
     @property

@@ -95,9 +95,9 @@ class ClaimHandle:
 
     def __init__(self, *, by_number: bool = False) -> None:
         self._is_cancelled = False
-        self.call = 0
+        self.call: int = 0
         """Number of the last request of this claim; 0 = none was sent."""
-        self.by_number = by_number
+        self.by_number: bool = by_number
         """Claim the lowest seqs, whatever their priority."""
 
     def cancel(self) -> None:

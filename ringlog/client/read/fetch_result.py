@@ -99,8 +99,9 @@ class CachedFrames:
     def clear(self) -> None:
         """Drop all frames."""
         self.runs: list[FrameRun] = []
-        self.start = self.stop = -1
-        self.epoch = 0
+        self.start: int = -1
+        self.stop: int = -1
+        self.epoch: int = 0
 
     def store(self, runs: list[FrameRun], start: int, stop: int, epoch: int) -> None:
         """Replace the frames."""

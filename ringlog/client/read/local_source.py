@@ -65,8 +65,10 @@ class LocalSource:
         self._topic = topic
         self._clock = clock or SystemClock()
         self._disk: Disk = disk or RealDisk()
-        self.location = TopicLocation(connection, topic, clock=self._clock, is_following=is_following)
-        self.files = LocatedFiles(
+        self.location: TopicLocation = TopicLocation(
+            connection, topic, clock=self._clock, is_following=is_following
+        )
+        self.files: LocatedFiles = LocatedFiles(
             connection, self.location, self._disk, is_mapped=is_mapped, checks_bodies=checks_bodies
         )
         self._record_index: StoredRecordIndex | None = None

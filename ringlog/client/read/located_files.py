@@ -31,8 +31,8 @@ class LocatedFiles:
         self._connection, self._location, self._disk = connection, location, disk
         self._is_mapped, self._checks_bodies = is_mapped, checks_bodies
         self.reader: TopicReader | None = None
-        self.cached = CachedFrames()
-        self.cold_reads = 0
+        self.cached: CachedFrames = CachedFrames()
+        self.cold_reads: int = 0
         """Reads of cold segments by the relocator."""
         self._segment_cache: SegmentCache | None = None
         self._pending_advance: LocationHint | None = None

@@ -252,17 +252,17 @@ class Page(Generic[V]):
         self, topic: str, pieces: Sequence[RecordBatch], cursor: Cursor, *, tombstone: Tombstone | None,
         head_seq: int, earliest_seq: int, version: int = 0, codec: PayloadCodec[Any] = RAW,
     ) -> None:  # fmt: skip
-        self.topic = topic
-        self.batches = tuple(pieces)
-        self.cursor = cursor
+        self.topic: str = topic
+        self.batches: tuple[RecordBatch, ...] = tuple(pieces)
+        self.cursor: Cursor = cursor
         """Last examined position. Continue reading after it."""
-        self.tombstone = tombstone
-        self.head_seq = head_seq
-        self.earliest_seq = earliest_seq
-        self.epoch = cursor.epoch
-        self.version = version
+        self.tombstone: Tombstone | None = tombstone
+        self.head_seq: int = head_seq
+        self.earliest_seq: int = earliest_seq
+        self.epoch: int = cursor.epoch
+        self.version: int = version
         """Version of the topic when the first records were read. It grows with every removal."""
-        self.caught_up = cursor.seq == head_seq
+        self.caught_up: bool = cursor.seq == head_seq
         self._codec = codec
         self._records: list[Record[V]] | None = None
 

@@ -27,11 +27,11 @@ class ReadAhead:
     """Read-ahead of one iterator: the number of records to read, and which of them may still be returned."""
 
     def __init__(self) -> None:
-        self.limit = READ_AHEAD_RECORDS_MAX
+        self.limit: int = READ_AHEAD_RECORDS_MAX
         """Number of records per read. Small if earlier read-ahead became stale."""
-        self.is_stale = False
+        self.is_stale: bool = False
         """True if the rest of the page was not returned. Continue after `seq`."""
-        self.seq = 0
+        self.seq: int = 0
         """If stale: seq of the last returned record, or the seq before the page's first."""
 
     def records(self, page: Page[V], source: Source) -> Iterator[Record[V]]:
@@ -69,8 +69,11 @@ class LocalRecordCheck:
         self._generation, self._version = generation, version
         self._due_us = self._ttl_us = 0
         location = None if located is None else connection.sequence_word(located)
+        self.words: memoryview[int]
+        self.at: int
         self.words, self.at = location or (NO_WORD, 0)
-        self.seen = self._sequence = _NEVER
+        self.seen: int = _NEVER
+        self._sequence = _NEVER
 
     def __call__(self, record: Record[Any]) -> bool:
         """Return True if the record still exists."""
@@ -113,7 +116,9 @@ class RemoteRecordCheck:
     """Expires after READ_AHEAD_MS. The iterator then asks the gateway whether its records are still
     current."""
 
-    words, at, seen = NO_WORD, 0, _NEVER
+    words: memoryview[int] = NO_WORD
+    at: int = 0
+    seen: int = _NEVER
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -42,8 +42,8 @@ class TailBatch:
         (ascending)."""
         self.topic = topic
         self.epoch = epoch
-        self.first_seq = max(run.first_seq, after + 1)
-        self.last_seq = min(run.last_seq, until)
+        self.first_seq: int = max(run.first_seq, after + 1)
+        self.last_seq: int = min(run.last_seq, until)
         self._run = run.frames_after(after)
         low, high = np.searchsorted(hidden, [self.first_seq, self.last_seq + 1])
         self._hidden = hidden[low:high]

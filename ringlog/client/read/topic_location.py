@@ -35,12 +35,12 @@ class TopicLocation:
         self._keep_alive: KeepAliveHandle | None = None
         self.located: Located | None = None
         self.located_for: Cursor | None = None
-        self.after = 0
+        self.after: int = 0
         """`located` contains the location of every record after this seq."""
-        self.wants_all = False
+        self.wants_all: bool = False
         """True if the reader moves back and forth: the next location must cover the whole topic."""
         self._located_us = 0
-        self.generation = -1
+        self.generation: int = -1
         """Start of the engine that described the location."""
 
     @property

@@ -33,9 +33,9 @@ class KeepAliveHandle:
     __slots__ = ("__weakref__", "epoch", "is_over")
 
     def __init__(self, epoch: int = 0) -> None:
-        self.epoch = epoch
+        self.epoch: int = epoch
         """Epoch of the life; 0 = any."""
-        self.is_over = False
+        self.is_over: bool = False
 
     def end(self) -> None:
         """End the use."""

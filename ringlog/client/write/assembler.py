@@ -19,7 +19,7 @@ class Assembler:
         self.columns: dict[str, list[Any]] = {}
         self.ids: dict[int, bytes] = {}
         """Digests of dedup ids, by row."""
-        self.bytes = 0
+        self.bytes: int = 0
         """Bytes of the payloads, plus an estimate of the fields."""
 
     def add(self, payload: bytes | None, values: dict[str, Any] | None = None) -> int:

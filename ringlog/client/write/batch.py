@@ -65,20 +65,20 @@ class Batch(Pending[Appended]):
 
     def __init__(self, stream: Stream) -> None:
         super().__init__()
-        self.stream = stream
-        self.records = 0
-        self.frames = 1
-        self.missing = 1
+        self.stream: Stream = stream
+        self.records: int = 0
+        self.frames: int = 1
+        self.missing: int = 1
         """Number of frames that are not settled."""
-        self.bytes = 0
+        self.bytes: int = 0
         """Bytes of the frames, which count towards the producer's limit."""
-        self.epoch = 0
-        self.commit_ts = 0
-        self.deduped = False
-        self.failed_frames = 0
-        self.frame_records = 1
+        self.epoch: int = 0
+        self.commit_ts: int = 0
+        self.deduped: bool = False
+        self.failed_frames: int = 0
+        self.frame_records: int = 1
         self.first_error: RinglogError | None = None
-        self.is_gathered = False
+        self.is_gathered: bool = False
         """True if a producer collected the records: they share a frame by chance, and each record has its own
         result."""
         self.errors: dict[int, RinglogError] | None = None
@@ -233,12 +233,12 @@ class Shipment(OutboundFrames):
         order: int = 0,
     ) -> None:
         super().__init__(batch.stream.topic, buffer, offsets, deadline_ns)
-        self.batch = batch
-        self.rows = rows
-        self.is_stamped = False
+        self.batch: Batch = batch
+        self.rows: NDArray[Any] | None = rows
+        self.is_stamped: bool = False
         self.timer: Timer | None = None
-        self.attempts = attempts
-        self.order = order
+        self.attempts: int = attempts
+        self.order: int = order
         """Number of the stream's shipment with which these frames were first sent."""
         self.refusal: RinglogError | None = None
         """Error because of which the frames wait to be resent."""
@@ -288,7 +288,7 @@ class Shipment(OutboundFrames):
     def abandon(self) -> None:
         """Free the bytes: no caller waits for the result any more."""
         self.is_abandoned = True
-        self.buffer = bytearray()
+        self.free_bytes()
         if self.timer is not None:
             self.timer.cancel()
 

@@ -38,7 +38,7 @@ class NumberedShipment(Shipment):
 
     def __init__(self, batch: Batch, frame: bytearray, deadline_ns: int, number: int) -> None:
         super().__init__(batch, frame, np.array([0, len(frame)], dtype=np.int64), deadline_ns)
-        self.number = number
+        self.number: int = number
 
     def stamp(
         self, *, topic_id: int, epoch: int, producer_id: int, first_producer_seq: int, follows: bool = False
@@ -71,12 +71,7 @@ class NumberedStream(Stream):
 
     def ship_numbered(self, batch: Batch, frame: bytearray, number: int) -> None:
         """Send the only frame of a new batch."""
-        batch.bytes = len(frame)
-        self.pending_records += batch.records
-        self.pending_bytes += batch.bytes
-        self.frames_sent += 1
-        self.bytes_sent += batch.bytes
-        deadline = self._host.clock.monotonic_ns() + self._timeout_ns
+        deadline = self._count_sent(batch, len(frame), 1)
         self._enqueue(NumberedShipment(batch, frame, deadline, number))
 
     def handle_refused(

@@ -51,7 +51,7 @@ class ProducerCore:
 
     def __init__(self, session: Session, topic: Any, options: ProducerOptions) -> None:
         self.session = session
-        self.topic = check_str(topic, "topic")
+        self.topic: str = check_str(topic, "topic")
         self.options = options
         self._durability = options.durability or Durability.EPHEMERAL  # No more than the topic's own class.
         self._header = append_header_template(

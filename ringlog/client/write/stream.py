@@ -84,8 +84,10 @@ class Stream:
         self.create = create
         self.durability = durability
         self.disable_backpressure = disable_backpressure
-        self.producer_id = producer_id if producer_id is not None else random.getrandbits(63) | SESSION_BIT
-        self.next_seq = 1
+        self.producer_id: int = (
+            producer_id if producer_id is not None else random.getrandbits(63) | SESSION_BIT
+        )
+        self.next_seq: int = 1
         self._owner = random.getrandbits(63) | 1
         """Identity of this process in claims of the producer's name."""
         self._claim = 0
@@ -93,15 +95,20 @@ class Stream:
         """Set after a later claim of the name by another process. The stream sends no further frame."""
         self.resumed: ProducerStateReply | None = None
         """State that the shard had of this producer at its claim; named producers only."""
-        self.pending_records = self.pending_bytes = 0
-        self.records_acked = self.records_failed = self.records_deduped = 0
-        self.frames_sent = self.bytes_sent = self.retries = 0
+        self.pending_records: int = 0
+        self.pending_bytes: int = 0
+        self.records_acked: int = 0
+        self.records_failed: int = 0
+        self.records_deduped: int = 0
+        self.frames_sent: int = 0
+        self.bytes_sent: int = 0
+        self.retries: int = 0
         self.on_batch_done: Callable[[Batch, RinglogError | None], None] | None = None
         self.on_split: Callable[[Any], tuple[bytearray, NDArray[np.int64]]] | None = None
         """Makes a frame for each record of one frame: (frames, their offsets)."""
         self._host = host
         self._timeout_ns = (timeout_ms or host.timeout_ms) * MS
-        self.effective_durability = durability or Durability.DISK
+        self.effective_durability: Durability = durability or Durability.DISK
         """Durability class of an ack of this stream's frames."""
         self._info: TopicInfo | None = None
         self._generation = -1
@@ -129,12 +136,7 @@ class Stream:
 
     def send_parts(self, batch: Batch, parts: Sequence[tuple[bytearray, NDArray[np.int64]]]) -> None:
         """Send the frames of a new batch, given as buffers with offsets, in this order."""
-        batch.bytes = sum(len(buffer) for buffer, _ in parts)
-        self.pending_records += batch.records
-        self.pending_bytes += batch.bytes
-        self.frames_sent += batch.frames
-        self.bytes_sent += batch.bytes
-        deadline = self._host.clock.monotonic_ns() + self._timeout_ns
+        deadline = self._count_sent(batch, sum(len(buffer) for buffer, _ in parts), batch.frames)
         start_row = 0
         for buffer, offsets in parts:
             count = len(offsets) - 1
@@ -144,14 +146,19 @@ class Stream:
 
     def send_rows(self, batch: Batch, frames: Sequence[bytearray], rows: Sequence[int]) -> None:
         """Send those frames of a split batch that belong to these records."""
-        batch.bytes = sum(map(len, frames))
-        self.pending_records += batch.records
-        self.pending_bytes += batch.bytes
-        self.frames_sent += len(rows)
-        self.bytes_sent += batch.bytes
-        deadline = self._host.clock.monotonic_ns() + self._timeout_ns
+        deadline = self._count_sent(batch, sum(map(len, frames)), len(rows))
         if rows:
             self._enqueue(Shipment(batch, *joined(frames), deadline, np.array(rows)))
+
+    def _count_sent(self, batch: Batch, size: int, frames: int) -> int:
+        """Count a new batch of `size` bytes, and return its deadline in ns."""
+        batch.bytes = size
+        self.pending_records += batch.records
+        self.pending_bytes += size
+        self.frames_sent += frames
+        self.bytes_sent += size
+        deadline: int = self._host.clock.monotonic_ns() + self._timeout_ns
+        return deadline
 
     def fail_batch(self, batch: Batch, error: RinglogError) -> None:
         """Fail a new batch that could not be encoded."""

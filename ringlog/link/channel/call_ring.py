@@ -151,7 +151,7 @@ class CallServer:
     def __init__(self, dir: str, name: str, shard: int) -> None:
         """Create the ring `name` and its bell. Raises BoardError without space, RingError without a bell."""
         self.name = name
-        self.path = os.path.join(dir, name)
+        self.path: str = os.path.join(dir, name)
         identity = layout.encode_identity(layout.CALLS_MAGIC, shard, _ROWS, 0)
         make_board_file(self.path, layout.PAGE_BYTES + _ROWS * layout.CALLS_ROW_BYTES, identity)
         try:

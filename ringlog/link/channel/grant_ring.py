@@ -33,7 +33,7 @@ class GrantWriter:
     def __init__(self, dir: str, name: str, scheduler: int) -> None:
         """Create the ring `name` and its bell. Raises BoardError without space, RingError without a bell."""
         self.name = name
-        self.path = os.path.join(dir, name)
+        self.path: str = os.path.join(dir, name)
         identity = layout.encode_identity(layout.GRANTS_MAGIC, scheduler, GRANT_RING_ROWS, 0)
         make_board_file(self.path, layout.PAGE_BYTES + GRANT_RING_ROWS * ROW_BYTES, identity)
         try:

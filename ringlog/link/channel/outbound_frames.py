@@ -43,21 +43,21 @@ class OutboundFrames:
     )
 
     def __init__(self, topic: str, buffer: bytearray | memoryview, offsets: I64, deadline_ns: int) -> None:
-        self.topic = topic
-        self.buffer = buffer
-        self.offsets = offsets
-        self.count = len(offsets) - 1
-        self.frame_bytes = 0
+        self.topic: str = topic
+        self.buffer: bytearray | memoryview[int] = buffer
+        self.offsets: I64 = offsets
+        self.count: int = len(offsets) - 1
+        self.frame_bytes: int = 0
         """Size of every frame, if several frames of one size were stamped; else 0."""
-        self.deadline_ns = deadline_ns
+        self.deadline_ns: int = deadline_ns
         """Time at which the run is given up. The owner observes it and sets `is_abandoned`."""
-        self.pushed = 0
+        self.pushed: int = 0
         """Number of frames that were pushed into a ring or sent. The engine may have received them."""
-        self.was_rewound = False
+        self.was_rewound: bool = False
         """Frames of the run were in a ring that is lost. The engine may have applied them all the same."""
-        self.settled = 0
+        self.settled: int = 0
         """Number of frames with a settle entry; these are the first ones."""
-        self.is_abandoned = False
+        self.is_abandoned: bool = False
         """The owner does not wait any more: frames that were not pushed must not be pushed."""
 
     def on_entries(self, first: int, entries: SettleEntries) -> None:
@@ -97,6 +97,10 @@ class OutboundFrames:
         self.was_rewound |= count > 0
         self.pushed = self.settled
         return count
+
+    def free_bytes(self) -> None:
+        """Free the bytes of the frames, which nobody sends again."""
+        self.buffer = bytearray()
 
     def size_of(self, row: int) -> int:
         """Return the size of one frame in bytes."""
@@ -158,7 +162,7 @@ class InFlight:
     def __init__(self) -> None:
         self._stretches: deque[tuple[OutboundFrames, range | I64]] = deque()
         self._matched = 0  # Number of frames of the first entry of `_stretches` that are settled.
-        self.frames = 0
+        self.frames: int = 0
 
     def add(self, run: OutboundFrames, positions: Any) -> None:
         """Add the next frames of `run`, which are at these positions, after all others."""

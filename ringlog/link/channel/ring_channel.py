@@ -50,7 +50,7 @@ from ringlog.ring.doorbell import BellListener, BellRinger
 from ringlog.ring.layout import WakeupFlags
 from ringlog.ring.producer import RingProducer
 
-log = logging.getLogger("ringlog.client")
+log: logging.Logger = logging.getLogger("ringlog.client")
 
 OPEN_REQUEST_NS = 2_000 * MS
 OPEN_RETRY_NS = 100 * MS
@@ -82,9 +82,11 @@ class ClientRing:
     """A ring of this client, the bell that wakes the client, and the bell that wakes the shard."""
 
     def __init__(self, location: RingLocation, opened: RingOpened, fds: FdSet) -> None:
-        self.name = opened.ring
+        self.name: str = opened.ring
         self._location, self._fds = location, fds
-        self.producer = RingProducer.attach(f"{location.shm_dir}/{opened.ring}", engine_id=location.engine_id)
+        self.producer: RingProducer = RingProducer.attach(
+            f"{location.shm_dir}/{opened.ring}", engine_id=location.engine_id
+        )
         try:
             self._bell = BellListener(f"{location.shm_dir}/{opened.bell}")
         except BaseException:
@@ -92,7 +94,7 @@ class ClientRing:
             raise
         self._shard_bell = BellRinger(shard_bell(location.shm_dir, location.shard))
         self._wakeup_bits = 0
-        self.is_urgent = False
+        self.is_urgent: bool = False
         """Its frames must not wait for frames of other clients."""
         fds.watch(self._bell.fileno())
 
@@ -162,7 +164,7 @@ class RingChannel:
         self._is_sending_message = False
         self._last_oldest: tuple[OutboundFrames, int] | None = None
         self._close_count = 0
-        self.frames_resent = 0
+        self.frames_resent: int = 0
 
     # -- calls of the owner ----------------------------------------------------------------------------
 

@@ -117,7 +117,7 @@ class Archive:
     """An archive directory. Every method may raise DiskError."""
 
     def __init__(self, directory: str, disk: Disk | None = None) -> None:
-        self.directory = os.path.abspath(directory)
+        self.directory: str = os.path.abspath(directory)
         self.disk: Disk = disk or RealDisk()
         self._state = os.path.join(self.directory, STATE_DIR)
 

@@ -44,8 +44,8 @@ class JobStateFile:
                 "name must have 1 to 128 characters of A-Z a-z 0-9 . _ -, the first a letter or a digit",
                 found=name,
             )
-        self.name = name or secrets.token_hex(8)
-        self.app_id = f"ringlog-{job}-{self.name}"
+        self.name: str = name or secrets.token_hex(8)
+        self.app_id: str = f"ringlog-{job}-{self.name}"
         """txnAppId of the job's writes."""
         self._disk = disk or RealDisk()
         self._directory = os.path.join(data_dir, JOBS_DIR)

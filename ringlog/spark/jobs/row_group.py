@@ -38,7 +38,8 @@ class RowGroup:
         self._chunks: list[dict[Column, Any]] = []
         self._seqs: list[Any] = []
         self._stamps: list[Any] = []
-        self.rows = self._bytes = 0
+        self.rows: int = 0
+        self._bytes = 0
 
     @property
     def is_full(self) -> bool:

@@ -58,7 +58,8 @@ $(STAMP): pyproject.toml constraints.txt setup.py native/kernel.c
 	test -x $(PY) || "$(PYTHON)" -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev]" -c constraints.txt
 	# Beside the others: its fork of docstring_parser has the name of the one that the command line needs.
-	$(PY) -m pip install --quiet --disable-pip-version-check --upgrade --target $(VENV)/lint pydoclint==0.12.0
+	$(PY) -m pip install --quiet --disable-pip-version-check --upgrade --target $(VENV)/lint \
+	  pydoclint==0.12.0 basedpyright==1.40.2
 	@touch $@
 
 # Where Python stores no bytecode, each process of each engine would compile everything: half of its start.
@@ -151,7 +152,7 @@ check: $(STAMP)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(PY) -m pytest -q tests/test_architecture.py tests/test_house_rules.py tests/test_names.py tests/test_prose.py \
-	  tests/test_unasync.py tests/docs/test_docstrings.py
+	  tests/test_unasync.py tests/test_public_types.py tests/docs/test_docstrings.py
 
 # Warnings are errors: a link that leads nowhere, a page that is in no table of contents.
 # Pages are read anew: a page that a build before has read shows its warnings no more.

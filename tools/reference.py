@@ -271,8 +271,8 @@ def _made(kind: Any) -> Any:
 
 
 def _http_metrics() -> Table:
-    from ringlog.actors.http_gateway.health import GATEWAY_METRICS, SHARD_METRICS
-    from ringlog.actors.http_gateway.topic_metrics import OF_QUEUES, OF_TOPICS, TRUNCATED
+    from ringlog.actors.http_gateway.admin.health import GATEWAY_METRICS, SHARD_METRICS
+    from ringlog.actors.http_gateway.admin.topic_metrics import OF_QUEUES, OF_TOPICS, TRUNCATED
 
     rows = []
     of_topics = [("gauge", name, text, ("topic",)) for name, text, _ in (*OF_TOPICS, *OF_QUEUES)]
@@ -293,7 +293,7 @@ def _http_metrics() -> Table:
 
 
 def _http_routes() -> Table:
-    from ringlog.actors.http_gateway.documents import shown_path
+    from ringlog.actors.http_gateway.api.documents import shown_path
     from ringlog.actors.http_gateway.routes import ROUTES
 
     rows = [(f"`{route.method} {shown_path(route)}`", _scopes_of(route), route.summary) for route in ROUTES]
@@ -310,7 +310,7 @@ def _scopes_of(route: Any) -> str:
 
 
 def _http_fields() -> Table:
-    from ringlog.actors.http_gateway.documents import openapi, shown_path
+    from ringlog.actors.http_gateway.api.documents import openapi, shown_path
     from ringlog.actors.http_gateway.routes import ROUTES
 
     document = openapi(ROUTES)

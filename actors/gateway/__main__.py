@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ringlog import config
+from ringlog.actors.gateway.front_end.sockets import Listeners
 from ringlog.actors.gateway.shell import GatewayShell
-from ringlog.actors.gateway.sockets import Listeners
 from ringlog.envelope.boot import ActorBoot
 from ringlog.runtime.process import main
 

@@ -30,17 +30,17 @@ from typing import Any
 from ringlog.access.key_ring import LOCAL_ID, KeyRing
 from ringlog.access.keys import OWNER, authorise
 from ringlog.actors.gateway import events as ev
-from ringlog.actors.gateway.append_admission import AppendAdmission, Flow
-from ringlog.actors.gateway.appends import AppendFlows
-from ringlog.actors.gateway.feed_requests import FeedFlows
 from ringlog.actors.gateway.flows import AcquireAppendLane, FlowContext, GatewayRequest, ResolveTopic
-from ringlog.actors.gateway.group_requests import GroupFlows
-from ringlog.actors.gateway.held_requests import HeldRequests
-from ringlog.actors.gateway.jobs import JobFlows
-from ringlog.actors.gateway.reads import ReadFlows
+from ringlog.actors.gateway.front_end.held_requests import HeldRequests
+from ringlog.actors.gateway.reads.feed_requests import FeedFlows
+from ringlog.actors.gateway.reads.reads import ReadFlows
 from ringlog.actors.gateway.replies import error_reply
-from ringlog.actors.gateway.router_requests import RouterRequestFlows
-from ringlog.actors.gateway.topic_requests import TopicRequestFlows, TopicResolver
+from ringlog.actors.gateway.requests.append_admission import AppendAdmission, Flow
+from ringlog.actors.gateway.requests.appends import AppendFlows
+from ringlog.actors.gateway.requests.group_requests import GroupFlows
+from ringlog.actors.gateway.requests.jobs import JobFlows
+from ringlog.actors.gateway.requests.router_requests import RouterRequestFlows
+from ringlog.actors.gateway.requests.topic_requests import TopicRequestFlows, TopicResolver
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import ExitCode, Internal, InvalidRequest, Refused, RinglogError, ShuttingDown

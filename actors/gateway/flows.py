@@ -10,7 +10,7 @@ from typing import Any
 
 from ringlog.access.keys import Principal
 from ringlog.actors.gateway import events as ev
-from ringlog.actors.gateway.append_admission import Flow
+from ringlog.actors.gateway.requests.append_admission import Flow
 from ringlog.envelope import messages as m
 from ringlog.errors import ShuttingDown
 

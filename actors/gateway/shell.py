@@ -18,13 +18,13 @@ from msgspec import structs
 from ringlog import __version__
 from ringlog.actors.gateway import events as ev
 from ringlog.actors.gateway.core import GatewayCore, GatewayIdentity
+from ringlog.actors.gateway.front_end.sockets import GatewaySockets, Listeners
+from ringlog.actors.gateway.front_end.zmq_frontend import require_libzmq
+from ringlog.actors.gateway.reads.stored_reads import StoredReads
+from ringlog.actors.gateway.reads.subscription_relay import SILENCE_NS, SubscriptionRelay
+from ringlog.actors.gateway.reads.topic_watches import TopicWatches
 from ringlog.actors.gateway.replies import error_reply
-from ringlog.actors.gateway.ring_push import RingPush
-from ringlog.actors.gateway.sockets import GatewaySockets, Listeners
-from ringlog.actors.gateway.stored_reads import StoredReads
-from ringlog.actors.gateway.subscription_relay import SILENCE_NS, SubscriptionRelay
-from ringlog.actors.gateway.topic_watches import TopicWatches
-from ringlog.actors.gateway.zmq_frontend import require_libzmq
+from ringlog.actors.gateway.requests.ring_push import RingPush
 from ringlog.board import pressure
 from ringlog.board.board import Board
 from ringlog.board.heartbeat import Heartbeat

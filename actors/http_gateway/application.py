@@ -17,19 +17,24 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from ringlog.access.keys import ANYONE, Principal
-from ringlog.actors.http_gateway import body_compression
-from ringlog.actors.http_gateway.error_replies import HttpError, error_body, error_headers, status_and_code
-from ringlog.actors.http_gateway.gateway import Gateway
-from ringlog.actors.http_gateway.host_check import HostCheck, require_host
-from ringlog.actors.http_gateway.request import (
+from ringlog.actors.http_gateway.api import body_compression
+from ringlog.actors.http_gateway.api.error_replies import (
+    HttpError,
+    error_body,
+    error_headers,
+    status_and_code,
+)
+from ringlog.actors.http_gateway.api.host_check import HostCheck, require_host
+from ringlog.actors.http_gateway.api.request import (
     HttpProtocol,
     Request,
     Response,
     Scope,
     authorization_of,
 )
-from ringlog.actors.http_gateway.route_table import Route, RouteTable
-from ringlog.actors.http_gateway.web_socket import serve_web_socket
+from ringlog.actors.http_gateway.api.route_table import Route, RouteTable
+from ringlog.actors.http_gateway.gateway import Gateway
+from ringlog.actors.http_gateway.streams.web_socket import serve_web_socket
 from ringlog.board.layout import ProcessField
 from ringlog.errors import Internal, RinglogError, Unauthorized
 from ringlog.logs import log_event

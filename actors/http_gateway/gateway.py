@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ringlog.access.keys import Principal
-from ringlog.actors.http_gateway.engine_status import EngineStatusReader
-from ringlog.actors.http_gateway.error_replies import HttpError
-from ringlog.actors.http_gateway.topic_metrics import TopicMetricsReader
+from ringlog.actors.http_gateway.admin.engine_status import EngineStatusReader
+from ringlog.actors.http_gateway.admin.topic_metrics import TopicMetricsReader
+from ringlog.actors.http_gateway.api.error_replies import HttpError
 from ringlog.aio import Client
 from ringlog.board.board import Board, ProcessSlot
 from ringlog.board.layout import ProcessField, ProcessState
@@ -22,9 +22,9 @@ from ringlog.errors import NotReady, RinglogError, ShuttingDown, Throttled
 from ringlog.types import Durability
 
 if TYPE_CHECKING:
-    from ringlog.actors.http_gateway.watches import WatchSessions
-    from ringlog.actors.http_gateway.workers import Workers
-    from ringlog.actors.http_gateway.writes import WriteLanes
+    from ringlog.actors.http_gateway.leases.workers import Workers
+    from ringlog.actors.http_gateway.records.writes import WriteLanes
+    from ringlog.actors.http_gateway.streams.watches import WatchSessions
 
 RETRY_AFTER_MS = 1_000
 _PER_MILLE = 1_000

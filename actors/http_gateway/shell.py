@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from ringlog.access.keys import Principal
+from ringlog.actors.http_gateway.api.route_table import RouteTable
 from ringlog.actors.http_gateway.application import Application
 from ringlog.actors.http_gateway.gateway import Gateway
-from ringlog.actors.http_gateway.route_table import RouteTable
+from ringlog.actors.http_gateway.leases.workers import Workers
+from ringlog.actors.http_gateway.records.writes import WriteLanes
 from ringlog.actors.http_gateway.routes import ROUTES
-from ringlog.actors.http_gateway.watches import WatchSessions
-from ringlog.actors.http_gateway.workers import Workers
-from ringlog.actors.http_gateway.writes import WriteLanes
+from ringlog.actors.http_gateway.streams.watches import WatchSessions
 from ringlog.aio import connect
 from ringlog.board.board import Board
 from ringlog.board.heartbeat import Heartbeat

@@ -9,7 +9,7 @@ from chaos.fuzz.scratch import own_directory
 from ringlog.access.key_ring import KeyRing, key_id
 from ringlog.access.keys import Principal
 from ringlog.access.permissions import SCOPES
-from ringlog.actors.gateway.zap import TCP_DOMAIN, answer
+from ringlog.actors.gateway.front_end.zap import TCP_DOMAIN, answer
 from ringlog.errors import ConfigError, UsageError
 from ringlog.link.address import parse_url, read_engine_file
 from ringlog.link.curve import read_key_file

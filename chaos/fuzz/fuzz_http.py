@@ -8,12 +8,12 @@ import msgspec
 
 from ringlog.access.key_ring import BearerKeys
 from ringlog.access.key_sources import parse_api_keys
-from ringlog.actors.http_gateway.host_check import HostCheck, require_host
-from ringlog.actors.http_gateway.request import check_structure, decode
-from ringlog.actors.http_gateway.route_table import RouteTable
+from ringlog.actors.http_gateway.admin.topics import decode_cursor
+from ringlog.actors.http_gateway.api.host_check import HostCheck, require_host
+from ringlog.actors.http_gateway.api.request import check_structure, decode
+from ringlog.actors.http_gateway.api.route_table import RouteTable
+from ringlog.actors.http_gateway.records.writes import decode_write
 from ringlog.actors.http_gateway.routes import ROUTES
-from ringlog.actors.http_gateway.topics import decode_cursor
-from ringlog.actors.http_gateway.writes import decode_write
 from ringlog.client.watches.events import decode_cursors
 from ringlog.errors import RinglogError
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import xxhash
 
-from ringlog.actors.gateway.append_validation import SentFrames
+from ringlog.actors.gateway.requests.append_validation import SentFrames
 from ringlog.errors import Refused, RingError, Status
 from ringlog.frame.settle_entry import WORDS, entry_error
 from ringlog.ring import layout

@@ -12,7 +12,7 @@ from chaos.world.tasks import NS, Process, Signal
 from ringlog.access.key_ring import LOCAL_ID, KeyRing
 from ringlog.actors.gateway import events as ev
 from ringlog.actors.gateway.core import GatewayCore, GatewayIdentity
-from ringlog.actors.gateway.frame_reader import read_files
+from ringlog.actors.gateway.reads.frame_reader import read_files
 from ringlog.contract import Reply, Tick
 from ringlog.errors import NotReady, RequestTimeout, RinglogError
 from ringlog.storage.extents import LogHighWatermark

@@ -13,7 +13,7 @@ from chaos.world.clients import Client
 from chaos.world.engine import Engine
 from chaos.world.model import Model
 from ringlog.actors.gateway import events as gateway_events
-from ringlog.actors.gateway.frame_reader import read_files
+from ringlog.actors.gateway.reads.frame_reader import read_files
 from ringlog.actors.gateway.replies import plan_for_read, read_reply
 from ringlog.client.read.fetch_result import FetchResult
 from ringlog.client.read.remote_source import decode_received_frames, hidden_numbers

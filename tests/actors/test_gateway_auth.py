@@ -5,7 +5,7 @@ from zmq.utils import z85
 from ringlog.access.key_ring import KeyRing, key_id
 from ringlog.access.keys import Principal
 from ringlog.access.permissions import SCOPES
-from ringlog.actors.gateway.zap import answer
+from ringlog.actors.gateway.front_end.zap import answer
 from ringlog.link.curve import new_key
 
 ANNE, BERT = new_key(), new_key()

@@ -8,10 +8,10 @@ from ringlog.access.key_ring import LOCAL_ID, KeyRing
 from ringlog.access.keys import Principal
 from ringlog.access.permissions import SCOPES
 from ringlog.actors.gateway import events as ev
-from ringlog.actors.gateway import held_requests
-from ringlog.actors.gateway.append_validation import check_frames
 from ringlog.actors.gateway.core import GatewayCore, GatewayIdentity
+from ringlog.actors.gateway.front_end import held_requests
 from ringlog.actors.gateway.replies import error_reply
+from ringlog.actors.gateway.requests.append_validation import check_frames
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import (

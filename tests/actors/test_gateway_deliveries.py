@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringlog.actors.gateway.subscription_relay import SubscriptionRelay
+from ringlog.actors.gateway.reads.subscription_relay import SubscriptionRelay
 from ringlog.envelope import messages as m
 from ringlog.errors import Throttled
 from ringlog.limits import LINK_SILENCE_MS, SUBSCRIPTIONS_PER_LINK_MAX

@@ -6,7 +6,7 @@ import numpy as np
 from pyroaring import BitMap64
 
 from ringlog.actors.gateway.events import ReadFiles
-from ringlog.actors.gateway.frame_reader import _ReadReplyBuilder
+from ringlog.actors.gateway.reads.frame_reader import _ReadReplyBuilder
 from ringlog.client.read.fetch_result import FetchResult
 from ringlog.client.read.remote_source import decode_received_frames
 from ringlog.envelope import messages as m

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ringlog.actors.gateway.append_admission import AppendAdmission, Flow
+from ringlog.actors.gateway.requests.append_admission import AppendAdmission, Flow
 from ringlog.envelope import messages as m
 from ringlog.errors import Throttled
 from ringlog.limits import INTAKE_BYTES_MAX, INTAKE_REQUESTS_MAX, PRESSURE_RETRY_MS

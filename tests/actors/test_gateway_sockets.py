@@ -9,8 +9,8 @@ import pytest
 import zmq
 
 from ringlog.access.key_sources import KEYS_POLL_NS
+from ringlog.actors.gateway.front_end.sockets import Listeners
 from ringlog.actors.gateway.shell import GatewayShell
-from ringlog.actors.gateway.sockets import Listeners
 from ringlog.board.board import Board
 from ringlog.config import LimitsConfig
 from ringlog.envelope import messages as m
@@ -257,7 +257,7 @@ def test_a_peer_without_a_handshake_is_disconnected(house):
 
 def test_a_client_that_does_not_read_fills_only_its_own_bounded_buffer(house, monkeypatch):
     """Replies beyond the buffer are dropped (RF-93). Another client receives every reply meanwhile."""
-    monkeypatch.setattr("ringlog.actors.gateway.zmq_frontend.GATEWAY_OUTBOX_BYTES_MAX", 50_000)
+    monkeypatch.setattr("ringlog.actors.gateway.front_end.zmq_frontend.GATEWAY_OUTBOX_BYTES_MAX", 50_000)
     router = house.shell.sockets.frontends[1]
     slow = house.peer(house.ipc, RCVHWM=1, SNDHWM=0, RCVBUF=4096)
     good = house.peer(house.ipc)

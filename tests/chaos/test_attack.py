@@ -22,7 +22,7 @@ ROOT = Path(chaos.__file__).parent.parent
 HOLES = {
     # Mutant 35: every client that knows the server's public key is accepted.
     "RF-105": """
-        from ringlog.actors.gateway import zap
+        from ringlog.actors.gateway.front_end import zap
         from ringlog.access.key_ring import KeyRing
         answered = zap.answer
         zap.answer = lambda parts, keys: answered(parts, KeyRing(admits_all=True))
@@ -53,7 +53,7 @@ HOLES = {
     # Mutant 39: a payload appears in a log line.
     "RF-113": """
         import logging, sys
-        from ringlog.actors.gateway import appends
+        from ringlog.actors.gateway.requests import appends
         before = appends.check_frames
         def check_frames(message, data, bytes_max):
             print("got", bytes(data), file=sys.stderr, flush=True)

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from ringlog.actors.http_gateway.body_compression import accepts_gzip
+from ringlog.actors.http_gateway.api.body_compression import accepts_gzip
 from ringlog.limits import HTTP_GZIP_BYTES_MIN, HTTP_GZIP_INLINE_BYTES_MAX
 from tests.support.http_client import HttpClient
 

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from ringlog.actors.http_gateway.channel_messages import CHANNELS
-from ringlog.actors.http_gateway.documents import QUERIES, asyncapi, documented, openapi, shown_path
-from ringlog.actors.http_gateway.route_table import Route
+from ringlog.actors.http_gateway.api.channel_messages import CHANNELS
+from ringlog.actors.http_gateway.api.documents import QUERIES, asyncapi, documented, openapi, shown_path
+from ringlog.actors.http_gateway.api.route_table import Route
 from ringlog.actors.http_gateway.routes import ROUTES
 
 Call = Callable[..., Any]

@@ -11,9 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import ringlog
 import ringlog.testing
+from ringlog.actors.http_gateway.admin.health import ShardHealth, as_json, as_text, not_ready_reason
+from ringlog.actors.http_gateway.admin.topic_metrics import select
 from ringlog.actors.http_gateway.gateway import commit_times
-from ringlog.actors.http_gateway.health import ShardHealth, as_json, as_text, not_ready_reason
-from ringlog.actors.http_gateway.topic_metrics import select
 from ringlog.board.board import Board
 from ringlog.board.layout import ProcessField, ProcessState
 from ringlog.client.requests.topic_requests import TopicSummary

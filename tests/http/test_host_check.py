@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringlog.actors.http_gateway.host_check import HostCheck, is_loopback, require_host
+from ringlog.actors.http_gateway.api.host_check import HostCheck, is_loopback, require_host
 from ringlog.errors import Forbidden, InvalidRequest
 
 LOOPBACK = [

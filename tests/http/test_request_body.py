@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from ringlog.access.keys import ANYONE
-from ringlog.actors.http_gateway.error_replies import HttpError
+from ringlog.actors.http_gateway.api.error_replies import HttpError
+from ringlog.actors.http_gateway.api.request import Request
 from ringlog.actors.http_gateway.gateway import Gateway
-from ringlog.actors.http_gateway.request import Request
 from ringlog.clock import SystemClock
 from ringlog.config import Config
 from ringlog.limits import HTTP_BODY_S_MAX

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ringlog.actors.http_gateway.topics import (
+from ringlog.actors.http_gateway.admin.topics import (
     config_echo,
     decode_cursor,
     effective_priority,

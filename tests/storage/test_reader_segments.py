@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from ringlog.actors.gateway.events import ReadFiles
-from ringlog.actors.gateway.frame_reader import read_files
+from ringlog.actors.gateway.reads.frame_reader import read_files
 from ringlog.client.read.local_source import LocalSource
 from ringlog.client.read.pages import Cursor
 from ringlog.client.read.paging import read, read_page

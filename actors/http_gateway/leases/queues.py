@@ -1,0 +1,134 @@
+"""Routes of queues: claim, settle and inspect jobs, and dead letters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ringlog.actors.http_gateway.api.request import Request, Response
+from ringlog.actors.http_gateway.api.route_table import Route
+from ringlog.actors.http_gateway.leases import claims, jobs
+from ringlog.actors.http_gateway.leases.claims import ClaimBody
+from ringlog.actors.http_gateway.leases.job_json import record_fields
+from ringlog.actors.http_gateway.leases.jobs import (
+    ExtendBody,
+    NackBody,
+    RedriveBody,
+    RejectBody,
+    SettleBody,
+    ask,
+)
+from ringlog.actors.http_gateway.leases.workers import new_operations
+from ringlog.envelope import messages as m
+from ringlog.limits import LIST_PAGE_MAX
+
+_PATH = "/v0/topics/{}"
+_NODE = "http"
+"""Node of the messages by which rights are checked. The rights do not depend on it."""
+
+
+async def claim(request: Request) -> Response:
+    """Lease jobs of a queue to a node."""
+    return await claims.claim(request, request.topic)
+
+
+async def ack(request: Request) -> Response:
+    """Delete jobs that are done."""
+    return await jobs.ack(request, request.topic)
+
+
+async def nack(request: Request) -> Response:
+    """Return jobs to the queue."""
+    return await jobs.nack(request, request.topic)
+
+
+async def extend(request: Request) -> Response:
+    """Hold jobs longer."""
+    return await jobs.extend(request, request.topic)
+
+
+async def reject(request: Request) -> Response:
+    """Move jobs to the dead-letter topic of the queue."""
+    return await jobs.reject(request, request.topic)
+
+
+async def pending(request: Request) -> Response:
+    """List delivered jobs that are not acked."""
+    return await jobs.pending(request, request.topic)
+
+
+async def stats(request: Request) -> Response:
+    """Count the jobs of a queue by their state."""
+    found: m.LeaseStatsReply = await ask(request.gateway, m.LeaseStats(request.topic))
+    body: dict[str, Any] = {
+        "topic": request.topic, "ready": found.ready, "in_flight": found.in_flight, "delayed": found.delayed,
+        "dead_lettered": found.dead_lettered, "waiting": found.waiting, "wait_p99_ms": found.wait_p99_ms,
+        "promoted": found.promoted,
+    }  # fmt: skip
+    if found.oldest_ready_ms >= 0:
+        body["oldest_ready_ms"] = found.oldest_ready_ms
+    return Response(200, body)
+
+
+async def peek(request: Request) -> Response:
+    """Return the first jobs of a queue, leased or not, without a lease."""
+    client = request.gateway.client
+    queue = client.queue(request.topic, node=_NODE)
+    limit = min(max(request.query_int("limit", 1), 1), LIST_PAGE_MAX)
+    found = await queue.peek(limit)
+    rows = [msgspec.Raw(b'{"$seq":%d,%b}' % (record.seq, record_fields(record))) for record in found]
+    return Response(200, {"topic": request.topic, "jobs": rows, "count": len(rows)})
+
+
+async def purge(request: Request) -> Response:
+    """Delete all jobs of a queue."""
+    await request.body(may_be_empty=True)
+    found = await request.gateway.client.queue(request.topic, node=_NODE).purge()
+    return Response(
+        200, {"topic": request.topic, "deleted": found.deleted, "earliest_seq": found.earliest_seq}
+    )
+
+
+async def redrive(request: Request) -> Response:
+    """Move dead letters of a queue back to it."""
+    body = await request.json(RedriveBody, may_be_empty=True)
+    worker = request.gateway.client.queue(request.topic, node=_NODE)
+    operations = new_operations(request.topic, _NODE)
+    return await jobs.redrive(request, worker, operations, body.seqs, body.limit)
+
+
+def _claims(topic: str) -> m.Message:
+    return m.Claim(topic, _NODE)
+
+
+def _route(
+    method: str, name: str, handler: Any, access: Any, summary: str, body: type[Any] | None = None
+) -> Route:
+    return Route(method, f"{_PATH}/{name}", handler, access, summary, body=body, params=("topic",))
+
+
+ROUTES: tuple[Route, ...] = (
+    _route("POST", "claim", claim, _claims, "Lease jobs of a queue to a node", ClaimBody),
+    _route(
+        "POST", "ack", ack, lambda topic: m.Ack(topic, _NODE, b""), "Delete jobs that are done", SettleBody
+    ),
+    _route(
+        "POST", "nack", nack, lambda topic: m.Nack(topic, _NODE, b""), "Return jobs to their queue", NackBody
+    ),
+    _route(
+        "POST", "extend", extend, lambda topic: m.Extend(topic, _NODE, b""), "Hold jobs longer", ExtendBody
+    ),
+    _route(
+        "POST", "reject", reject, lambda topic: m.Reject(topic, _NODE, b""),
+        "Move jobs to the dead-letter topic", RejectBody,
+    ),
+    _route("GET", "pending", pending, m.ListPending, "List delivered jobs that are not acked"),
+    _route("GET", "stats", stats, m.LeaseStats, "Count the jobs of a queue by state"),
+    _route("GET", "peek", peek, lambda topic: m.Read(topic, 0), "Show the first jobs of a queue"),
+    _route("POST", "purge", purge, m.RecordsDelete, "Delete all jobs of a queue"),
+    _route(
+        "POST", "redrive", redrive, lambda topic: m.LettersRedrive(topic, b""),
+        "Move dead letters back to their queue", RedriveBody,
+    ),
+)  # fmt: skip

@@ -242,5 +242,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v0/ready", ready, None, "Report whether the engine serves requests", is_probe=True),
     Route("GET", "/readyz", ready, None, "Report whether the engine serves requests", is_probe=True),
     # Served during recovery as probes are. The handler itself asks for a key with scope `read`.
-    Route("GET", "/v0/metrics", metrics, lambda: _READ, "Return metrics", is_probe=True),
+    Route(
+        "GET", "/v0/metrics", metrics, lambda: _READ, "Return metrics", is_probe=True, reply_type="text/plain"
+    ),
 )

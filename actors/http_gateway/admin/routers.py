@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from ringlog.access.engine_facts import covers_router, require_router, visible_prefixes, without_hidden_names
 from ringlog.access.keys import Principal
-from ringlog.actors.http_gateway.admin.topics import decode_cursor, encode_cursor, page_size
+from ringlog.actors.http_gateway.admin.topics import PAGE_QUERY, decode_cursor, encode_cursor, page_size
 from ringlog.actors.http_gateway.api.request import Request, Response
 from ringlog.actors.http_gateway.api.route_table import Route
 from ringlog.client.connection.session import Session
@@ -128,11 +128,12 @@ def _create_access(router: str) -> m.Message:
 
 
 _ROUTER = ("router",)
+_LIST_QUERY = {"source": "Only routers from this topic.", "dest": "Only routers to this topic.", **PAGE_QUERY}
 ROUTES: tuple[Route, ...] = (
-    Route("GET", "/v0/routers", list_routers, m.RouterList, "List routers"),
+    Route("GET", "/v0/routers", list_routers, m.RouterList, "List routers", query=_LIST_QUERY),
     Route(
         "PUT", "/v0/routers/{}", put_router, _create_access, "Create or change a router", body=RouterBody,
-        params=_ROUTER,
+        params=_ROUTER, statuses=(201,),
     ),
     Route("GET", "/v0/routers/{}", show_router, m.RouterGet, "Return a router", params=_ROUTER),
     Route("DELETE", "/v0/routers/{}", delete_router, m.RouterDelete, "Delete a router", params=_ROUTER),

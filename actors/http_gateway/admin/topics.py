@@ -236,14 +236,26 @@ def decode_cursor(cursor: str) -> str:
 
 
 _TOPIC = ("topic",)
+PAGE_QUERY = {
+    "prefix": "Only names that begin with this text.",
+    "page_size": "Most rows of a page, 1 to 1,000; default 100.",
+    "cursor": "`next_cursor` of the page before.",
+}
+"""Query parameters of lists that are given in pages."""
 ROUTES: tuple[Route, ...] = (
-    Route("GET", "/v0/topics", list_topics, m.TopicList, "List topics"),
+    Route("GET", "/v0/topics", list_topics, m.TopicList, "List topics", query=PAGE_QUERY),
     Route(
         "PUT", "/v0/topics/{}", put_topic, m.TopicPut, "Create or configure a topic", body=TopicConfigBody,
-        params=_TOPIC,
+        params=_TOPIC, statuses=(201,),
     ),
-    Route("GET", "/v0/topics/{}", topic_state, m.TopicState, "Return the state of a topic", params=_TOPIC),
-    Route("DELETE", "/v0/topics/{}", delete_topic, m.TopicDelete, "Delete a topic", params=_TOPIC),
+    Route(
+        "GET", "/v0/topics/{}", topic_state, m.TopicState, "Return the state of a topic", params=_TOPIC,
+        query={"touch": "false: do not count as a consumption of the topic."},
+    ),
+    Route(
+        "DELETE", "/v0/topics/{}", delete_topic, m.TopicDelete, "Delete a topic", params=_TOPIC,
+        query={"if_empty": "true: refuse to delete a topic that has records."},
+    ),
     Route(
         "POST", "/v0/topics/{}/delete", delete_records, m.RecordsDelete, "Delete records of a topic",
         body=RecordsDeleteBody, params=_TOPIC,

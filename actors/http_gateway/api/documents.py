@@ -8,69 +8,21 @@ from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import NODEFAULT, Meta, Raw
+from msgspec import NODEFAULT, Raw
 
 from ringlog import __version__, errors
 from ringlog.access.keys import ANYONE
 from ringlog.actors.http_gateway.api.channel_messages import CHANNELS, Channel
 from ringlog.actors.http_gateway.api.request import Request, Response
-from ringlog.actors.http_gateway.api.route_table import NAME, Route
-from ringlog.actors.http_gateway.records.cloud_events import BATCH, EVENT
-from ringlog.limits import TAG_BYTES_MAX
+from ringlog.actors.http_gateway.api.route_table import JSON, NAME, Route
 
 _SCHEMAS = "#/components/schemas/{name}"
-_JSON = "application/json"
 _EVENTS = "text/event-stream"
-_CONTENT = {"GET /v0/metrics": "text/plain"}
-"""Content type of the routes that answer neither JSON nor events."""
 _HTTP_ONLY = {
     401: ("unauthorized",), 404: ("not_found",), 405: ("method_not_allowed",), 406: ("not_acceptable",),
     408: ("request_timeout",), 415: ("unsupported_media_type",),
 }  # fmt: skip
 """Codes of refusals that only HTTP has, by status."""
-_CREATING = {"PUT /v0/topics/{}", "POST /v0/topics/{}", "PUT /v0/routers/{}", "PUT /v0/topics/{}/groups/{}"}
-"""Routes that answer 201 when they have created something."""
-
-_PAGES = {
-    "prefix": "Only names that begin with this text.",
-    "page_size": "Most rows of a page, 1 to 1,000; default 100.",
-    "cursor": "`next_cursor` of the page before.",
-}
-QUERIES: Mapping[str, Mapping[str, str]] = {
-    "GET /v0/topics": _PAGES,
-    "GET /v0/topics/{}": {"touch": "false: do not count as a consumption of the topic."},
-    "DELETE /v0/topics/{}": {"if_empty": "true: refuse to delete a topic that has records."},
-    "POST /v0/topics/{}": {"return_seqs": "false: leave `seqs` out of the reply."},
-    "GET /v0/routers": {
-        "source": "Only routers from this topic.", "dest": "Only routers to this topic.", **_PAGES,
-    },
-    "GET /v0/topics/{}/work": {
-        "node": "Name of the worker.", "max": "Most jobs in its hands.", "token": "Key, for browsers.",
-    },
-    "GET /v0/watch/{}": {"token": "Key, for browsers."},
-}  # fmt: skip
-"""Query parameters of routes by name, each with its meaning."""
-
-
-class CloudEvent(msgspec.Struct):
-    """An event of CloudEvents 1.0. It may have further members, its extensions."""
-
-    id: Annotated[str, Meta(min_length=1)]
-    source: Annotated[str, Meta(min_length=1)]
-    type: Annotated[str, Meta(min_length=1, max_length=TAG_BYTES_MAX)]
-    specversion: Literal["1.0"]
-    time: Annotated[str, Meta(description="RFC 3339, with a time zone.")] | None = None
-    subject: str | None = None
-    dataschema: str | None = None
-    datacontenttype: str | None = None
-    data: Any = None
-    data_base64: Annotated[str, Meta(description="Data that is no text.")] | None = None
-
-
-_EVENT_SCHEMA = {"$ref": _SCHEMAS.format(name=CloudEvent.__name__)}
-_EVENTS_SCHEMA = {"type": "array", "items": _EVENT_SCHEMA, "minItems": 1}
-_TAKES_EVENTS = "POST /v0/topics/{}"
-_GIVES_EVENTS = "POST /v0/topics/{}/diff"
 
 
 class Error(msgspec.Struct):
@@ -103,6 +55,7 @@ def openapi(routes: Iterable[Route], *, has_keys: bool = True) -> dict[str, Any]
         entry = paths.setdefault(path, {"parameters": parameters} if parameters else {})
         entry[route.method.lower()] = _operation(route, path)
     bodies = [_body_of(route) for route in found if route.body is not None]
+    others = [kind for route in found for kind in (*route.takes.values(), *route.gives.values())]
     return {
         "openapi": "3.1.0",
         "info": {"title": "ringlog", "version": __version__},
@@ -110,7 +63,7 @@ def openapi(routes: Iterable[Route], *, has_keys: bool = True) -> dict[str, Any]
         "security": [{"bearer": []}] if has_keys else [],
         "paths": paths,
         "components": {
-            "schemas": schemas([*bodies, CloudEvent, ErrorBody]),
+            "schemas": schemas([*bodies, *others, ErrorBody]),
             "responses": {f"Error{status}": _error_response(status) for status in sorted(codes_by_status())},
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
@@ -126,55 +79,54 @@ def _operation(route: Route, path: str) -> dict[str, Any]:
     }
     if route.is_probe and route.access is None:
         found["security"] = [{}]
-    queries = QUERIES.get(route.name, {})
-    if queries:
+    if route.query:
         found["parameters"] = [
             {"name": name, "in": "query", "description": text, "schema": {"type": "string"}}
-            for name, text in queries.items()
+            for name, text in route.query.items()
         ]
     if route.body is not None:
         schema = {"$ref": _SCHEMAS.format(name=_body_of(route).__name__)}
-        content: dict[str, Any] = {_JSON: {"schema": schema}}
-        if route.name == _TAKES_EVENTS:
-            content |= {EVENT: {"schema": _EVENT_SCHEMA}, BATCH: {"schema": _EVENTS_SCHEMA}}
+        content = {JSON: {"schema": schema}} | _contents(route.takes)
         found["requestBody"] = {"content": content, "required": _is_required(route.body)}
     return found
 
 
 def _responses(route: Route) -> dict[str, Any]:
-    kind = _EVENTS if route.is_stream else _CONTENT.get(route.name, _JSON)
-    content: dict[str, Any] = {kind: {"schema": {"type": "object"}} if kind == _JSON else {}}
-    if route.name == _GIVES_EVENTS:
-        content[BATCH] = {"schema": {"type": "array", "items": _EVENT_SCHEMA}}
+    kind = _EVENTS if route.is_stream else route.reply_type
+    content = {kind: {"schema": {"type": "object"}} if kind == JSON else {}} | _contents(route.gives)
     found: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
-    if route.name in _CREATING:
+    if 201 in route.statuses:
         found["201"] = {"description": "Created.", "content": content}
     for status in _error_statuses(route):
         found[str(status)] = {"$ref": f"#/components/responses/Error{status}"}
     return found
 
 
+def _contents(kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schemas of contents by content type."""
+    return {
+        name: {"schema": msgspec.json.schema_components([kind], ref_template=_SCHEMAS)[0][0]}
+        for name, kind in kinds.items()
+    }
+
+
 def _error_statuses(route: Route) -> list[int]:
-    found = {401, 500, 503}
+    found = {401, 500, 503, *(status for status in route.statuses if status >= 400)}
     if not route.is_probe:
         found |= {400, 403, 429}
     if route.params:
         found |= {404, 409}
-    if route.name == "POST /v0/watch":
-        found.add(404)
     if route.body is not None:
         found |= {408, 413, 415}
     if route.is_stream:
         found.add(406)
-    if route.name == "POST /v0/topics/{}":
-        found.add(422)
     return sorted(found)
 
 
 def _error_response(status: int) -> dict[str, Any]:
     codes = ", ".join(codes_by_status()[status])
     schema = {"$ref": _SCHEMAS.format(name=ErrorBody.__name__)}
-    return {"description": f"Code: {codes}.", "content": {_JSON: {"schema": schema}}}
+    return {"description": f"Code: {codes}.", "content": {JSON: {"schema": schema}}}
 
 
 @cache
@@ -283,7 +235,7 @@ def asyncapi(channels: Iterable[Channel]) -> dict[str, Any]:
                 kinds.append(kind)
                 key = f"{channel.name}.{name}"
                 payload = {"$ref": _SCHEMAS.format(name=kind.__name__)}
-                messages[key] = {"name": name, "contentType": _JSON, "payload": payload}
+                messages[key] = {"name": name, "contentType": JSON, "payload": payload}
                 refs[name] = {"$ref": f"#/components/messages/{key}"}
             if group:
                 operations[f"{channel.name}.{action}"] = {
@@ -299,7 +251,7 @@ def asyncapi(channels: Iterable[Channel]) -> dict[str, Any]:
     return {
         "asyncapi": "3.1.0",
         "info": {"title": "ringlog", "version": __version__},
-        "defaultContentType": _JSON,
+        "defaultContentType": JSON,
         "channels": shown,
         "operations": operations,
         "components": {

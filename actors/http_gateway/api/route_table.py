@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ Handler = Callable[[Request], Awaitable[Response | None]]
 Access = Callable[..., Message]
 """From the parts of the path to the message that equals the operation, by which rights are checked."""
 NAME = "{}"
+JSON = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,18 @@ class Route:
     """Whether the response is an event stream. Such a route takes the key as query `token` too."""
     is_probe: bool = False
     """Whether it is served while the engine recovers, and without a key."""
-    params: tuple[str, ...] = field(default=())
+    params: tuple[str, ...] = ()
     """Names of the parts, for the API documents."""
+    query: Mapping[str, str] = field(default_factory=dict)
+    """Query parameters by name, each with its meaning; for the API documents, as is all that follows."""
+    statuses: tuple[int, ...] = ()
+    """Statuses that most routes do not answer with: 201, and those of refusals that only this one has."""
+    reply_type: str = JSON
+    """Content type of its replies."""
+    takes: Mapping[str, Any] = field(default_factory=dict)
+    """Further content types of the request's body, each with the type of what it contains."""
+    gives: Mapping[str, Any] = field(default_factory=dict)
+    """Further content types of the reply, in the same form."""
 
     @property
     def name(self) -> str:

@@ -317,9 +317,9 @@ def _settles(kind: Any) -> Any:
 
 ROUTES: tuple[Route, ...] = (
     Route("GET", _PATH, list_groups, m.GroupList, "List the consumer groups of a topic", params=("topic",)),
-    _route(
-        "PUT", "", put, lambda topic, group: m.GroupOpen(topic, group, 1), "Create or open a consumer group",
-        GroupBody,
+    Route(
+        "PUT", f"{_PATH}/{{}}", put, lambda topic, group: m.GroupOpen(topic, group, 1),
+        "Create or open a consumer group", GroupBody, params=("topic", "group"), statuses=(201,),
     ),
     _route("GET", "", show, m.LeaseStats, "Show a consumer group"),
     _route("DELETE", "", delete, m.GroupDelete, "Delete a consumer group"),

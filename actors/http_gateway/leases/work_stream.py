@@ -218,5 +218,6 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET", "/v0/topics/{}/work", work, lambda topic: m.Claim(topic, "http"),
         "Push jobs of a queue to a node as server-sent events", is_stream=True, params=("topic",),
+        query={"node": "Name of the worker.", "max": "Most jobs it holds.", "token": "Key, for browsers."},
     ),
 )  # fmt: skip

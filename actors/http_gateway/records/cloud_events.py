@@ -13,17 +13,18 @@ import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Annotated, Any, Literal
 from urllib.parse import unquote
 
 import msgspec
 import xxhash
+from msgspec import Meta
 
 from ringlog.actors.http_gateway.api.request import Request, check_structure
 from ringlog.client.read.pages import Record
 from ringlog.client.write.fields import NewRecord
 from ringlog.errors import InvalidRequest
-from ringlog.limits import DEDUP_ID_BYTES_MAX
+from ringlog.limits import DEDUP_ID_BYTES_MAX, TAG_BYTES_MAX
 
 EVENT = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
@@ -35,6 +36,25 @@ _OWN = {"specversion", "type", "time", "datacontenttype", "data", "data_base64"}
 """Members of an event that are not stored as headers."""
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.decode
+
+
+class CloudEvent(msgspec.Struct):
+    """An event of CloudEvents 1.0. It may have further members, its extensions."""
+
+    id: Annotated[str, Meta(min_length=1)]
+    source: Annotated[str, Meta(min_length=1)]
+    type: Annotated[str, Meta(min_length=1, max_length=TAG_BYTES_MAX)]
+    specversion: Literal["1.0"]
+    time: Annotated[str, Meta(description="RFC 3339, with a time zone.")] | None = None
+    subject: str | None = None
+    dataschema: str | None = None
+    datacontenttype: str | None = None
+    data: Any = None
+    data_base64: Annotated[str, Meta(description="Data that is no text.")] | None = None
+
+
+Events = Annotated[list[CloudEvent], Meta(min_length=1)]
+"""A batch of events."""
 
 
 def is_event(request: Request) -> bool:

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from ringlog.actors.http_gateway.api.request import Request, Response
 from ringlog.actors.http_gateway.api.route_table import Route
-from ringlog.actors.http_gateway.records.cloud_events import BATCH, events_json, wants_events
+from ringlog.actors.http_gateway.records.cloud_events import BATCH, CloudEvent, events_json, wants_events
 from ringlog.actors.http_gateway.records.record_json import records_json
 from ringlog.client.read.local_source import LocalSource
 from ringlog.client.read.pages import Cursor, Filters, Page, Tombstone
@@ -165,5 +165,6 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "POST", "/v0/topics/{}/diff", diff, lambda topic: m.Read(topic, 0),
         "Read the records of a topic after a position", body=DiffBody, params=("topic",),
+        gives={BATCH: list[CloudEvent]},
     ),
 )  # fmt: skip

@@ -22,7 +22,14 @@ from ringlog.access.engine_facts import create_forbidden, needs_admin_to_create
 from ringlog.actors.http_gateway.admin.topics import requested_settings
 from ringlog.actors.http_gateway.api.request import Request, Response, check_structure
 from ringlog.actors.http_gateway.api.route_table import Route
-from ringlog.actors.http_gateway.records.cloud_events import is_event, read_events
+from ringlog.actors.http_gateway.records.cloud_events import (
+    BATCH,
+    EVENT,
+    CloudEvent,
+    Events,
+    is_event,
+    read_events,
+)
 from ringlog.client.connection.session import Session
 from ringlog.client.requests.results import Appended, AppendedOnce
 from ringlog.client.write.batch import Batch, joined
@@ -470,5 +477,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "POST", "/v0/topics/{}", write, lambda topic: m.Append(topic, 1),
         "Append records to a topic, and create it if needed", body=WriteBody, params=("topic",),
+        query={"return_seqs": "false: leave `seqs` out of the reply."}, statuses=(201, 422),
+        takes={EVENT: CloudEvent, BATCH: Events},
     ),
 )  # fmt: skip

@@ -163,6 +163,6 @@ def _cursor_of(positions: dict[str, int]) -> str:
 ROUTES: tuple[Route, ...] = (
     Route(
         "GET", "/v0/watch/{}", open_stream, None, "Stream the events of a watch session", is_stream=True,
-        params=("wid",),
+        params=("wid",), query={"token": "Key, for browsers."},
     ),
 )  # fmt: skip

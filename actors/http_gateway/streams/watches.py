@@ -208,5 +208,8 @@ async def _matching(request: Request, prefix: str) -> dict[str, WatchStart]:
 
 
 ROUTES: tuple[Route, ...] = (
-    Route("POST", "/v0/watch", make_watch, None, "Make a watch session over topics", body=WatchBody),
+    Route(
+        "POST", "/v0/watch", make_watch, None, "Make a watch session over topics", body=WatchBody,
+        statuses=(404,),
+    ),
 )  # fmt: skip

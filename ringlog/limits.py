@@ -523,7 +523,7 @@ WORKERS_WATCHED_MAX = 1_024
 """Processes on the host whose death ends their leases and waiting claims at once. Those of others expire."""
 LINKS_MAX = 65_536
 """Processes with claims that a shard can distinguish in one queue or group. Beyond it processes without a
-lease are forgotten."""
+lease are forgotten. If all have leases, those of a further one last until they expire, even if it dies."""
 JITTER_CLAIM_JOBS_MAX = 65_536
 """Jobs that are shared among claims which a queue with `claim_jitter_ms` collected. It is enough for one job
 for each of WAITING_CLAIMS_MAX. Beyond it shares are smaller, and a claim may get none."""

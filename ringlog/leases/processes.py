@@ -24,6 +24,8 @@ class LeaseProcesses:
         if not number:
             if len(self._numbers) >= LINKS_MAX:
                 self.forget_idle()
+                if len(self._numbers) >= LINKS_MAX:
+                    return 0
             self._last_number += 1
             number = self._numbers[process_id] = self._last_number
             self.by_number[number] = process_id

@@ -23,6 +23,7 @@ from bench.http_clients import (
     web_socket,
     wrk,
 )
+from bench.http_floor import FloorHost
 from bench.rows import Row, part_of, progress, row, scaled
 
 ROUNDS = 3
@@ -39,6 +40,7 @@ FILL = 1_000
 WORKERS = 50
 ROOM = 30
 ROOM_EVERY_S = 0.02
+_PASSES_ON = "; against: the same server with an application that only passes on"
 ALONE = ("storage.enabled=false", "http.enabled=true", "http.port=0")
 
 
@@ -178,60 +180,75 @@ def _sse_rows() -> list[Row]:
     """Measure from before each write to the frame in the watcher's process."""
     found = []
     for watchers, writes, percent, reach in ((1, 300, 50, 0.5), (100, 200, 50, 1.5), (1_000, 60, 99, 20.0)):
-        times, count = [], scaled(writes, 10)
+        times: list[float] = []
+        floors: list[float] = []
+        count = scaled(writes, 10)
+        every_s = 0.004 if watchers < 1_000 else 0.1
         for i in range(ROUNDS):
             progress(f"  {watchers} watchers, round {i + 1}/{ROUNDS}")
-            with HttpHost() as host:
-                host.create("t")
-                receivers = Receivers(host.http_url, "t", watchers, expected=watchers * count)
-                every_s = 0.004 if watchers < 1_000 else 0.1
-                for _ in range(count):
-                    host.http.json(
-                        "POST", "/v0/topics/t", {"records": [{"data": {"at": time.monotonic_ns()}}]}
-                    )
-                    time.sleep(every_s)
-                came = receivers.end()
-                if len(came) != watchers * count:
-                    raise RuntimeError(f"{watchers * count - len(came)} deliveries are lost")
-                times.append(float(np.percentile(came, percent)) / 1e6)
+            for make, kept in ((FloorHost, floors), (HttpHost, times)):
+                with make() as host:
+                    came = _watched(host, watchers, count, every_s)
+                kept.append(float(np.percentile(came, percent)) / 1e6)
         note = f"{watchers} watchers in one process, a write every {every_s * 1e3:g} ms or later; none lost"
-        found.append(row(f"http_sse_{watchers}_p{percent}", "ms", times, reach={"max": reach}, note=note))
+        name = f"http_sse_{watchers}_p{percent}"
+        found.append(row(name, "ms", times, floors, reach={"max": reach}, note=note + _PASSES_ON))
     return found
+
+
+def _watched(host: HttpHost | FloorHost, watchers: int, count: int, every_s: float) -> list[int]:
+    """Write `count` records one by one. Return the nanoseconds until each watcher had each of them."""
+    host.create("t")
+    receivers = Receivers(host.http_url, "t", watchers, expected=watchers * count)
+    for _ in range(count):
+        host.http.json("POST", "/v0/topics/t", {"records": [{"data": {"at": time.monotonic_ns()}}]})
+        time.sleep(every_s)
+    came = receivers.end()
+    if len(came) != watchers * count:
+        raise RuntimeError(f"{watchers * count - len(came)} deliveries are lost")
+    return came
 
 
 def _room_rows() -> list[Row]:
     """Measure participants that all publish and all receive, over WebSocket."""
-    seconds = part_of(5.0, 1.0)
-    each = round(seconds / ROOM_EVERY_S)
-    expected = ROOM * ROOM * each
-    p99s, lost = [], []
+    each = round(part_of(5.0, 1.0) / ROOM_EVERY_S)
+    p99s: list[float] = []
+    floors: list[float] = []
+    lost: list[float] = []
     for _ in range(ROUNDS):
-        with HttpHost() as host:
-            host.create("room", durability="ephemeral")
-            receivers = Receivers(host.http_url, "room", ROOM, is_web_socket=True, expected=expected)
-            speakers = [web_socket(host.http_url) for _ in range(ROOM)]
-            for speaker in speakers:
-                speaker.setblocking(False)
-            begun = time.monotonic()
-            for n in range(each * ROOM):
-                ahead = begun + n * ROOM_EVERY_S / ROOM - time.monotonic()
-                if ahead > 0:
-                    time.sleep(ahead)
-                said = {"op": "publish", "topic": "room", "records": [{"data": {"at": time.monotonic_ns()}}]}
-                speaker = speakers[n % ROOM]
-                speaker.send(text_frame(json.dumps(said).encode()))
-                with contextlib.suppress(BlockingIOError):
-                    speaker.recv(1 << 16)
-            came = receivers.end()
-            for speaker in speakers:
-                speaker.close()
-            p99s.append(float(np.percentile(came, 99)) / 1e6)
-            lost.append(float(expected - len(came)))
+        for make, kept in ((FloorHost, floors), (HttpHost, p99s)):
+            with make() as host:
+                came = _in_room(host, each)
+            kept.append(float(np.percentile(came, 99)) / 1e6)
+        lost.append(float(ROOM * ROOM * each - len(came)))
     note = f"{ROOM} participants, each publishes every {ROOM_EVERY_S * 1e3:g} ms, and receives all"
     return [
-        row(f"http_room_{ROOM}_p99", "ms", p99s, reach={"max": 30}, note=note),
+        row(f"http_room_{ROOM}_p99", "ms", p99s, floors, reach={"max": 30}, note=note + _PASSES_ON),
         row(f"http_room_{ROOM}_lost", "deliveries", lost, reach={"max": 0}, note=note),
     ]
+
+
+def _in_room(host: HttpHost | FloorHost, each: int) -> list[int]:
+    """Have each participant publish `each` times. Return the nanoseconds of each delivery."""
+    host.create("room", durability="ephemeral")
+    receivers = Receivers(host.http_url, "room", ROOM, is_web_socket=True, expected=ROOM * ROOM * each)
+    speakers = [web_socket(host.http_url) for _ in range(ROOM)]
+    for speaker in speakers:
+        speaker.setblocking(False)
+    begun = time.monotonic()
+    for n in range(each * ROOM):
+        ahead = begun + n * ROOM_EVERY_S / ROOM - time.monotonic()
+        if ahead > 0:
+            time.sleep(ahead)
+        said = {"op": "publish", "topic": "room", "records": [{"data": {"at": time.monotonic_ns()}}]}
+        speaker = speakers[n % ROOM]
+        speaker.send(text_frame(json.dumps(said).encode()))
+        with contextlib.suppress(BlockingIOError):
+            speaker.recv(1 << 16)
+    came = receivers.end()
+    for speaker in speakers:
+        speaker.close()
+    return came
 
 
 def _jobs_row() -> Row:

@@ -24,7 +24,7 @@ from bench.systems.programs import PeerMissing
 READ_BYTES = 1 << 18
 KEPT_BYTES = 1 << 16
 WAIT_S = 30.0
-STAMP = re.compile(rb'"at":([0-9]+)\}')
+STAMP = re.compile(rb'"at": ?([0-9]+)\}')
 """Time of the writer, in each record."""
 _spawn = multiprocessing.get_context("spawn")
 _PACKAGES = {"wrk": "wrk", "h2load": "nghttp2-client"}

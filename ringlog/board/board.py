@@ -76,7 +76,10 @@ class ProcessSlot:
         must then not use the mark.
         """
         at = layout.WATERMARK_BASE + which * layout.WATERMARK_WORDS
-        file_id, offset, check = seqlock.read(self._words, at, 3, lambda: self._mark_facts(which))
+        words = self._words
+        before, file_id, offset, check = words[at : at + 4].tolist()
+        if before & 1 or words[at] != before:
+            file_id, offset, check = seqlock.read(words, at, 3, lambda: self._mark_facts(which))
         if check != _check(file_id, offset) and (file_id or offset or check):
             raise BoardUnstable("board mark: check word mismatch", **self._mark_facts(which))
         return file_id, offset

@@ -120,9 +120,10 @@ def resolve_copies(
     they are verified here for frames with copies of the topic. Raises FrameInvalid with the offset of an
     invalid routed frame.
     """
-    routed = np.flatnonzero(types_of(batch.words) == FrameType.ROUTED)
-    if not len(routed):
+    is_routed = types_of(batch.words) == FrameType.ROUTED
+    if not is_routed.any():
         return batch
+    routed = np.flatnonzero(is_routed)
     view = memoryview(buffer).cast("B")
     words: list[NDArray[np.uint64]] = []
     offsets: list[NDArray[np.int64]] = []

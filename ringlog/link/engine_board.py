@@ -14,6 +14,9 @@ from ringlog.envelope.messages import Located, TopicInfo
 from ringlog.errors import NotConnected
 from ringlog.link.protocol import ShardWatermarks
 
+_PUBLISHED, _VOLATILE = WatermarkKind.PUBLISHED, WatermarkKind.VOLATILE
+"""Without the lookup in the enumeration, because each read needs them."""
+
 
 class EngineBoard:
     """Board and topic tables of the engine that is in use. A new start of the engine has new ones."""
@@ -101,9 +104,7 @@ class EngineBoard:
         """Read the shard's published marks; (0, 0), nothing is published, if they cannot be read."""
         try:
             process = self.process(shard_slot(shard))
-            return ShardWatermarks(
-                process.watermark(WatermarkKind.PUBLISHED), process.watermark(WatermarkKind.VOLATILE)
-            )
+            return ShardWatermarks(process.watermark(_PUBLISHED), process.watermark(_VOLATILE))
         except (BoardUnstable, BoardError, NotConnected):
             return ShardWatermarks((0, 0), (0, 0))
 

@@ -14,8 +14,7 @@ import numpy as np
 from pyroaring import BitMap64
 
 from ringlog.frame import layout
-from ringlog.frame.batch import FrameBatch
-from ringlog.storage.frame_run import last_seqs
+from ringlog.frame.batch import I64, FrameBatch
 
 VOLATILE_PREFIX = "@"
 TIER_COLD = 2
@@ -98,13 +97,19 @@ class LocatedRecords:
         named = (each.file_id for each in self.extents if each.path == path and not each.segment)
         return next(named, 0)
 
-    def first_hole(self, fresh: FrameBatch, cursor: int) -> int | None:
-        """Return the row of the first frame after a gap that removed and lost records do not explain."""
-        before = np.concatenate(([cursor], last_seqs(fresh)[:-1]))
+    def first_hole(self, fresh: FrameBatch, last: I64, cursor: int) -> int | None:
+        """Return the row of the first frame after a gap that removed and lost records do not explain.
+
+        `last` has the seq of the last record of each frame, and perhaps of frames after them.
+        """
         base = fresh.words[:, layout.W_BASE_SEQ].astype(np.int64)
-        for row in np.flatnonzero(base > before + 1).tolist():
-            if not self._is_accounted(int(before[row]) + 1, int(base[row])):
-                return int(row)
+        if not self._is_accounted(cursor + 1, int(base[0])):
+            return 0
+        if len(base) == 1:
+            return None
+        for row in np.flatnonzero(base[1:] > last[: len(base) - 1] + 1).tolist():
+            if not self._is_accounted(int(last[row]) + 1, int(base[row + 1])):
+                return int(row) + 1
         return None
 
     def accounts_for(self, first: int, last: int) -> bool:

@@ -36,8 +36,12 @@ class FrameRun:
     @property
     def last_seq(self) -> int:
         """Seq of the last record of the last frame."""
-        last = self.batch.words[-1:]
-        return int(last[0, layout.W_BASE_SEQ]) + int(frames.counts_of(last)[0]) - 1
+        last = self.batch.words[-1]
+        return (
+            int(last[layout.W_BASE_SEQ])
+            + (int(last[layout.W_COUNT_EPOCH]) & (1 << layout.EPOCH_SHIFT) - 1)
+            - 1
+        )
 
     def spans(self) -> list[tuple[int, int]]:
         """Return (first seq, last seq) of each frame."""
@@ -57,6 +61,8 @@ class FrameRun:
         The first frame may begin before this range, and may even end before it. The last may end after it.
         The cost depends on the number of frames returned, not on the size of the run.
         """
+        if self.first_seq > after and self.last_seq <= until:
+            return self
         bases = self.batch.words[:, layout.W_BASE_SEQ]
         low, high = np.searchsorted(bases, np.array([after + 1, until], np.uint64), side="right").tolist()
         # The last frame that begins at or before the first wanted record. It may also end before it.

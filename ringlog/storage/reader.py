@@ -397,43 +397,51 @@ class TopicReader:
             self._raise_corrupt(extent, "header does not match its seal or is malformed", at)
         if bad is not None:
             ours = self._stop_before(window, ours, bad)
-        fresh = self._undelivered(ours)
+        fresh, last = self._undelivered(ours)
         if extent.segment:
             hidden = frames.first_true(fresh.words[:, layout.W_BASE_SEQ].astype(np.int64) > head_seq)
         else:
-            hidden = frames.first_true(last_seqs(fresh) > head_seq)
+            hidden = frames.first_true(last > head_seq)
         if hidden == 0:
             self._offset = window.origin + int(fresh.stored_offsets[0])
             return Pause.BEYOND_HEAD
         if hidden is not None:
             fresh = self._stop_before(window, fresh, hidden)
-        return self._deliver(extent, window, fresh)
+        return self._deliver(extent, window, fresh, last)
 
     def _stop_before(self, window: Window, batch: FrameBatch, row: int) -> FrameBatch:
         """Return the frames before `row`, and continue at `row` on the next call."""
         self._offset = window.origin + int(batch.stored_offsets[row])
         return batch.take(slice(0, row))
 
-    def _undelivered(self, ours: FrameBatch) -> FrameBatch:
-        """Return the appends of this epoch with records after the cursor, each only once."""
+    def _undelivered(self, ours: FrameBatch) -> tuple[FrameBatch, frames.I64]:
+        """Return the appends of this epoch with records after the cursor, each only once, and the seq of the
+        last record of each of them."""
         wanted = (frames.types_of(ours.words) == layout.FrameType.APPEND) & (
             frames.epochs_of(ours.words) == self.records.located.epoch
         )
         last = last_seqs(ours)
-        seen = np.maximum.accumulate(np.where(wanted, last, 0))
-        wanted[1:] &= last[1:] > seen[:-1]
+        if len(last) > 1:
+            seen = np.maximum.accumulate(np.where(wanted, last, 0))
+            wanted[1:] &= last[1:] > seen[:-1]
         wanted &= last > self.cursor
         lost = self.records.located.lost
         for range_first, range_last in zip(lost[::2], lost[1::2], strict=True):
             # A range that is reported as lost has no records. Damaged bytes may be all that is left there.
             bases = ours.words[:, layout.W_BASE_SEQ].astype(np.int64)
             wanted &= (bases < range_first) | (last > range_last)
-        return ours if wanted.all() else ours.take(np.flatnonzero(wanted))
+        if wanted.all():
+            return ours, last
+        rows = np.flatnonzero(wanted)
+        return ours.take(rows), last[rows]
 
-    def _deliver(self, extent: ExtentFacts, window: Window, fresh: FrameBatch) -> FrameRun | Pause | None:
+    def _deliver(
+        self, extent: ExtentFacts, window: Window, fresh: FrameBatch, last: frames.I64
+    ) -> FrameRun | Pause | None:
+        """Return these frames as a run, after the last checks. `last` may have more rows than `fresh`."""
         if not len(fresh):
             return None
-        hole = self.records.first_hole(fresh, self.cursor)
+        hole = self.records.first_hole(fresh, last, self.cursor)
         if hole == 0:
             return self._recheck_hole(extent, window, fresh)
         if hole is not None:
@@ -441,13 +449,13 @@ class TopicReader:
         bad = frames.first_bad_body(window.buffer, fresh) if self._checks_bodies else None
         if bad == 0:
             at = window.origin + int(fresh.stored_offsets[0])
-            first, last = int(fresh.words[0, layout.W_BASE_SEQ]), int(last_seqs(fresh)[0])
+            first = int(fresh.words[0, layout.W_BASE_SEQ])
             reason = "body does not match its checksum"
-            self._raise_corrupt(extent, reason, at, seq=first, first_seq=first, last_seq=last)
+            self._raise_corrupt(extent, reason, at, seq=first, first_seq=first, last_seq=int(last[0]))
         if bad is not None:
             fresh = self._stop_before(window, fresh, bad)
         self._gap_rechecked = False
-        self.cursor = int(last_seqs(fresh)[-1])
+        self.cursor = int(last[len(fresh) - 1])
         is_file = extent.segment and not isinstance(self._file, RemoteFile)
         file = self._files.path_of(extent) if is_file else ""
         return FrameRun(window.buffer, fresh, extent.salt, extent.path, window.origin, file)

@@ -27,7 +27,8 @@ from ringlog.frame.view import open_row
 U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
 NO_SEQS: I64 = np.empty(0, dtype=np.int64)
-_EXPIRES_BIT = np.uint64(1 << Column.EXPIRES_AT)
+_EXPIRES_BIT = np.uint64(1 << Column.EXPIRES_AT + layout.COLUMNS_SHIFT)
+"""Bit of the column in the first word of a header."""
 
 
 class FrameRunFacts(Protocol):
@@ -65,8 +66,9 @@ class VisibilityFilter(NamedTuple):
         found: list[I64] = []
         if self.deleted is not None:
             found.append(_members(self.deleted, words))
-        expiring = np.flatnonzero(frames.columns_of(words) & _EXPIRES_BIT)
-        if len(expiring):
+        may_expire = words[:, layout.W_HEAD] & _EXPIRES_BIT
+        if may_expire.any():
+            expiring = np.flatnonzero(may_expire)
             at = _values(run, expiring, Column.EXPIRES_AT)
             found.append(_positions(words[expiring], (at != 0) & (at <= self.now_us)))
         if self.ttl_us:

@@ -138,6 +138,8 @@ class LocatedFiles:
         window = bytes_max if self._is_mapped else min(bytes_max, FIRST_WINDOW_BYTES)
         while records < limit and size < bytes_max:
             before = reader.cursor
+            if before >= stop:
+                return runs, Pause.BEYOND_HEAD
             try:
                 run = reader.next_run(stop, window)
             except CorruptData:

@@ -83,7 +83,12 @@ class _PageBuilder:
         count = min(len(batch), max(self._records_left, 0))
         if not count:
             return 0
-        ends = np.cumsum(batch.sizes()[:count])
+        sizes = batch.sizes()[:count]
+        total = int(sizes.sum())
+        if total <= self._bytes_left:
+            self._bytes_left -= total
+            return count
+        ends = np.cumsum(sizes)
         fits = int(np.searchsorted(ends, self._bytes_left, side="right"))
         if not fits and not self.batches:
             fits = 1

@@ -129,6 +129,11 @@ class Request:
         """First parameter of the path: the topic or the router."""
         return self.params[0]
 
+    @property
+    def group(self) -> str:
+        """Second parameter of the path: the consumer group. "" stands for the queue's own leases."""
+        return self.params[1] if len(self.params) > 1 else ""
+
     def authorise(self, *messages: Message) -> None:
         """Raise Forbidden unless the key may do what each message says. Call it first."""
         if not self.principal.is_unrestricted:

@@ -35,8 +35,9 @@ class ClaimBody(msgspec.Struct):
     order: Literal["priority", "seq"] | None = "priority"
 
 
-async def claim(request: Request, topic: str, group: str = "") -> Response:
+async def claim(request: Request) -> Response:
     """Lease jobs to the node of the body. The rights were checked with the path."""
+    topic, group = request.topic, request.group
     begin_ns = request.gateway.clock.monotonic_ns()
     body = await request.json(ClaimBody)
     operations = request.gateway.workers.find(topic, body.node, group)

@@ -16,7 +16,7 @@ from ringlog.actors.http_gateway.api.request import Request, Response, Whole
 from ringlog.actors.http_gateway.api.route_table import Route
 from ringlog.actors.http_gateway.leases import claims, jobs
 from ringlog.actors.http_gateway.leases.claims import ClaimBody
-from ringlog.actors.http_gateway.leases.jobs import ExtendBody, NackBody, RejectBody, SettleBody, ask
+from ringlog.actors.http_gateway.leases.jobs import NODE, ExtendBody, NackBody, RejectBody, SettleBody, ask
 from ringlog.actors.http_gateway.leases.workers import new_operations, split_group
 from ringlog.client.leases.group_lease_operations import MODES, GroupLeaseOperations
 from ringlog.client.leases.lease_extender import new_call_number
@@ -28,7 +28,6 @@ from ringlog.errors import GroupNotFound, InvalidRequest
 from ringlog.tags import request_form
 
 _PATH = "/v0/topics/{}/groups"
-_NODE = "http"
 _NAMES = {number: name for name, number in MODES.items()}
 _TS_MAX = 253_402_300_799_000
 """Last millisecond of the year 9999."""
@@ -97,7 +96,7 @@ async def put(request: Request) -> Response:
     body = await request.json(GroupBody)
     request.authorise(m.GroupOpen(topic, name, MODES[body.mode], dead_letter=body.dead_letter or ""))
     operations = GroupLeaseOperations(
-        topic, name, body.mode, _NODE, SystemClock(), start=_start(body.start), tags=body.tags,
+        topic, name, body.mode, NODE, SystemClock(), start=_start(body.start), tags=body.tags,
         max_in_flight=body.max_in_flight, member_max_in_flight=body.member_max_in_flight,
         max_deliveries=body.max_deliveries, dead_letter=body.dead_letter, backoff_ms=body.backoff_ms,
         backoff_max_ms=body.backoff_max_ms, release_on_exit=False,
@@ -157,7 +156,7 @@ async def seek(request: Request) -> Response:
         if state.info.mode == MODES["queue"]:
             raise group_forbidden(topic, "move")
     name, tags = split_group(group)
-    operations = GroupLeaseOperations(topic, name, "queue", _NODE, SystemClock(), tags=tags, create=False)
+    operations = GroupLeaseOperations(topic, name, "queue", NODE, SystemClock(), tags=tags, create=False)
     client = request.gateway.client
     cursor = await client.run(operations.seek(client.connection, _start(body.start)))
     return Response(200, {"topic": topic, "group": group, "cursor": cursor})
@@ -174,45 +173,15 @@ async def leave(request: Request) -> Response:
 # -- mode queue --------------------------------------------------------------------------------------------
 
 
-async def claim(request: Request) -> Response:
-    """Lease records of a group to a node."""
-    return await claims.claim(request, *request.params)
-
-
-async def ack(request: Request) -> Response:
-    """Settle records of a group. The topic keeps them."""
-    return await jobs.ack(request, *request.params)
-
-
-async def nack(request: Request) -> Response:
-    """Return records to the group."""
-    return await jobs.nack(request, *request.params)
-
-
-async def extend(request: Request) -> Response:
-    """Hold records longer."""
-    return await jobs.extend(request, *request.params)
-
-
-async def reject(request: Request) -> Response:
-    """Copy records to the dead-letter topic of the group, and settle them."""
-    return await jobs.reject(request, *request.params)
-
-
-async def pending(request: Request) -> Response:
-    """List records that are delivered and not settled."""
-    return await jobs.pending(request, *request.params)
-
-
 async def redrive(request: Request) -> Response:
     """Deliver the records of dead letters again."""
     topic, group = request.params
     body = await request.json(jobs.RedriveBody, may_be_empty=True)
     name, tags = split_group(group)
     worker = request.gateway.client.group(
-        topic, name, mode="queue", node=_NODE, tags=tags, create=False, release_on_exit=False
+        topic, name, mode="queue", node=NODE, tags=tags, create=False, release_on_exit=False
     )
-    operations = new_operations(topic, _NODE, group)
+    operations = new_operations(topic, NODE, group)
     return await jobs.redrive(request, worker, operations, body.seqs, body.limit)
 
 
@@ -307,14 +276,6 @@ def _route(
     return Route(method, path, handler, access, summary, body=body, params=("topic", "group"))
 
 
-def _claims(topic: str, group: str) -> m.Message:
-    return m.Claim(topic, _NODE, group=group)
-
-
-def _settles(kind: Any) -> Any:
-    return lambda topic, group: kind(topic, _NODE, b"", group=group)
-
-
 ROUTES: tuple[Route, ...] = (
     Route("GET", _PATH, list_groups, m.GroupList, "List the consumer groups of a topic", params=("topic",)),
     Route(
@@ -325,19 +286,22 @@ ROUTES: tuple[Route, ...] = (
     _route("DELETE", "", delete, m.GroupDelete, "Delete a consumer group"),
     _route("POST", "seek", seek, lambda topic, group: m.GroupSeek(topic, group, 0), "Move a group", SeekBody),
     _route(
-        "POST", "leave", leave, lambda topic, group: m.GroupLeave(topic, group, _NODE), "Leave a group",
+        "POST", "leave", leave, lambda topic, group: m.GroupLeave(topic, group, NODE), "Leave a group",
         LeaveBody,
     ),
-    _route("POST", "claim", claim, _claims, "Lease records of a group to a node", ClaimBody),
-    _route("POST", "ack", ack, _settles(m.Ack), "Settle records of a group", SettleBody),
-    _route("POST", "nack", nack, _settles(m.Nack), "Return records to a group", NackBody),
-    _route("POST", "extend", extend, _settles(m.Extend), "Hold records of a group longer", ExtendBody),
+    _route("POST", "claim", claims.claim, jobs.claim_access, "Lease records of a group to a node", ClaimBody),
+    _route("POST", "ack", jobs.ack, jobs.settle_access(m.Ack), "Settle records of a group", SettleBody),
+    _route("POST", "nack", jobs.nack, jobs.settle_access(m.Nack), "Return records to a group", NackBody),
     _route(
-        "POST", "reject", reject, _settles(m.Reject), "Move records to the dead letters of a group",
-        RejectBody,
+        "POST", "extend", jobs.extend, jobs.settle_access(m.Extend), "Hold records of a group longer",
+        ExtendBody,
     ),
     _route(
-        "GET", "pending", pending, lambda topic, group: m.ListPending(topic, group=group),
+        "POST", "reject", jobs.reject, jobs.settle_access(m.Reject),
+        "Move records to the dead letters of a group", RejectBody,
+    ),
+    _route(
+        "GET", "pending", jobs.pending, lambda topic, group: m.ListPending(topic, group=group),
         "List delivered records that are not settled",
     ),
     _route(
@@ -345,7 +309,7 @@ ROUTES: tuple[Route, ...] = (
         "Deliver the records of dead letters again", jobs.RedriveBody,
     ),
     _route(
-        "POST", "take", take, lambda topic, group: m.GroupTake(topic, group, _NODE),
+        "POST", "take", take, lambda topic, group: m.GroupTake(topic, group, NODE),
         "Become the reader of a group", TakeBody,
     ),
     _route(

@@ -11,6 +11,7 @@ import numpy as np
 from msgspec import Meta
 
 from ringlog.actors.http_gateway.api.request import Request, Response, Whole
+from ringlog.actors.http_gateway.api.route_table import Access
 from ringlog.actors.http_gateway.leases.claims import clamped_lease
 from ringlog.client.leases.job_facts import short_reason
 from ringlog.client.leases.lease_extender import new_call_number
@@ -30,6 +31,8 @@ from ringlog.link.futures import Steps
 if TYPE_CHECKING:
     from ringlog.actors.http_gateway.gateway import Gateway
 
+NODE = "http"
+"""Node of the gateway itself, and of the requests by which rights are checked: those do not depend on it."""
 Seq = Annotated[int, Meta(ge=0, le=SEQ_MAX)]
 _PAGE_DEFAULT = 100
 _LEASE_PREFIX = "lease_"
@@ -128,12 +131,24 @@ def seqs_in(skipped: bytes) -> list[int]:
     return np.frombuffer(skipped, "<i8").tolist() if skipped else []
 
 
+def claim_access(topic: str, group: str = "") -> m.Message:
+    """Return the request by which the rights of a claim are checked."""
+    return m.Claim(topic, NODE, group=group)
+
+
+def settle_access(kind: type[m.Message]) -> Access:
+    """Return how the rights of a route are checked that settles jobs with messages of this kind."""
+    make: Any = kind
+    return lambda topic, group="": make(topic, NODE, b"", group=group)
+
+
 def _head(topic: str, group: str) -> dict[str, Any]:
     return {"topic": topic, "group": group} if group else {"topic": topic}
 
 
-async def ack(request: Request, topic: str, group: str = "") -> Response:
+async def ack(request: Request) -> Response:
     """Settle jobs: a queue deletes them."""
+    topic, group = request.topic, request.group
     body = await request.json(SettleBody)
     seqs, tokens = entries(body, topic)
     reply: m.AckReply = await ask(
@@ -147,8 +162,9 @@ async def ack(request: Request, topic: str, group: str = "") -> Response:
     )  # fmt: skip
 
 
-async def nack(request: Request, topic: str, group: str = "") -> Response:
+async def nack(request: Request) -> Response:
     """Return jobs to the queue, at once or after a delay."""
+    topic, group = request.topic, request.group
     body = await request.json(NackBody)
     seqs, tokens = entries(body, topic)
     reply: m.NackReply = await ask(
@@ -166,8 +182,9 @@ async def nack(request: Request, topic: str, group: str = "") -> Response:
     )  # fmt: skip
 
 
-async def extend(request: Request, topic: str, group: str = "") -> Response:
+async def extend(request: Request) -> Response:
     """Hold jobs until `lease_ms` from now."""
+    topic, group = request.topic, request.group
     body = await request.json(ExtendBody)
     seqs, tokens = entries(body, topic)
     reply: m.ExtendReply = await ask(
@@ -183,8 +200,9 @@ async def extend(request: Request, topic: str, group: str = "") -> Response:
     )  # fmt: skip
 
 
-async def reject(request: Request, topic: str, group: str = "") -> Response:
+async def reject(request: Request) -> Response:
     """Move jobs to the dead-letter topic."""
+    topic, group = request.topic, request.group
     body = await request.json(RejectBody)
     seqs, tokens = entries(body, topic)
     reply: m.RejectReply = await ask(
@@ -208,8 +226,9 @@ def _settled(request: Request, topic: str, group: str, body: SettleBody, skipped
 # -- inspecting --------------------------------------------------------------------------------------------
 
 
-async def pending(request: Request, topic: str, group: str = "") -> Response:
+async def pending(request: Request) -> Response:
     """List delivered jobs that are not settled, ascending by seq, one page at a time."""
+    topic, group = request.topic, request.group
     size = min(max(request.query_int("page_size", _PAGE_DEFAULT), 1), LIST_PAGE_MAX)
     after = cursor_of(request)
     message = m.ListPending(

@@ -12,6 +12,7 @@ from ringlog.actors.http_gateway.leases import claims, jobs
 from ringlog.actors.http_gateway.leases.claims import ClaimBody
 from ringlog.actors.http_gateway.leases.job_json import record_fields
 from ringlog.actors.http_gateway.leases.jobs import (
+    NODE,
     ExtendBody,
     NackBody,
     RedriveBody,
@@ -24,38 +25,6 @@ from ringlog.envelope import messages as m
 from ringlog.limits import LIST_PAGE_MAX
 
 _PATH = "/v0/topics/{}"
-_NODE = "http"
-"""Node of the messages by which rights are checked. The rights do not depend on it."""
-
-
-async def claim(request: Request) -> Response:
-    """Lease jobs of a queue to a node."""
-    return await claims.claim(request, request.topic)
-
-
-async def ack(request: Request) -> Response:
-    """Delete jobs that are done."""
-    return await jobs.ack(request, request.topic)
-
-
-async def nack(request: Request) -> Response:
-    """Return jobs to the queue."""
-    return await jobs.nack(request, request.topic)
-
-
-async def extend(request: Request) -> Response:
-    """Hold jobs longer."""
-    return await jobs.extend(request, request.topic)
-
-
-async def reject(request: Request) -> Response:
-    """Move jobs to the dead-letter topic of the queue."""
-    return await jobs.reject(request, request.topic)
-
-
-async def pending(request: Request) -> Response:
-    """List delivered jobs that are not acked."""
-    return await jobs.pending(request, request.topic)
 
 
 async def stats(request: Request) -> Response:
@@ -74,7 +43,7 @@ async def stats(request: Request) -> Response:
 async def peek(request: Request) -> Response:
     """Return the first jobs of a queue, leased or not, without a lease."""
     client = request.gateway.client
-    queue = client.queue(request.topic, node=_NODE)
+    queue = client.queue(request.topic, node=NODE)
     limit = min(max(request.query_int("limit", 1), 1), LIST_PAGE_MAX)
     found = await queue.peek(limit)
     rows = [msgspec.Raw(b'{"$seq":%d,%b}' % (record.seq, record_fields(record))) for record in found]
@@ -84,7 +53,7 @@ async def peek(request: Request) -> Response:
 async def purge(request: Request) -> Response:
     """Delete all jobs of a queue."""
     await request.body(may_be_empty=True)
-    found = await request.gateway.client.queue(request.topic, node=_NODE).purge()
+    found = await request.gateway.client.queue(request.topic, node=NODE).purge()
     return Response(
         200, {"topic": request.topic, "deleted": found.deleted, "earliest_seq": found.earliest_seq}
     )
@@ -93,13 +62,9 @@ async def purge(request: Request) -> Response:
 async def redrive(request: Request) -> Response:
     """Move dead letters of a queue back to it."""
     body = await request.json(RedriveBody, may_be_empty=True)
-    worker = request.gateway.client.queue(request.topic, node=_NODE)
-    operations = new_operations(request.topic, _NODE)
+    worker = request.gateway.client.queue(request.topic, node=NODE)
+    operations = new_operations(request.topic, NODE)
     return await jobs.redrive(request, worker, operations, body.seqs, body.limit)
-
-
-def _claims(topic: str) -> m.Message:
-    return m.Claim(topic, _NODE)
 
 
 def _route(
@@ -109,21 +74,15 @@ def _route(
 
 
 ROUTES: tuple[Route, ...] = (
-    _route("POST", "claim", claim, _claims, "Lease jobs of a queue to a node", ClaimBody),
+    _route("POST", "claim", claims.claim, jobs.claim_access, "Lease jobs of a queue to a node", ClaimBody),
+    _route("POST", "ack", jobs.ack, jobs.settle_access(m.Ack), "Delete jobs that are done", SettleBody),
+    _route("POST", "nack", jobs.nack, jobs.settle_access(m.Nack), "Return jobs to their queue", NackBody),
+    _route("POST", "extend", jobs.extend, jobs.settle_access(m.Extend), "Hold jobs longer", ExtendBody),
     _route(
-        "POST", "ack", ack, lambda topic: m.Ack(topic, _NODE, b""), "Delete jobs that are done", SettleBody
-    ),
-    _route(
-        "POST", "nack", nack, lambda topic: m.Nack(topic, _NODE, b""), "Return jobs to their queue", NackBody
-    ),
-    _route(
-        "POST", "extend", extend, lambda topic: m.Extend(topic, _NODE, b""), "Hold jobs longer", ExtendBody
-    ),
-    _route(
-        "POST", "reject", reject, lambda topic: m.Reject(topic, _NODE, b""),
+        "POST", "reject", jobs.reject, jobs.settle_access(m.Reject),
         "Move jobs to the dead-letter topic", RejectBody,
     ),
-    _route("GET", "pending", pending, m.ListPending, "List delivered jobs that are not acked"),
+    _route("GET", "pending", jobs.pending, m.ListPending, "List delivered jobs that are not acked"),
     _route("GET", "stats", stats, m.LeaseStats, "Count the jobs of a queue by state"),
     _route("GET", "peek", peek, lambda topic: m.Read(topic, 0), "Show the first jobs of a queue"),
     _route("POST", "purge", purge, m.RecordsDelete, "Delete all jobs of a queue"),

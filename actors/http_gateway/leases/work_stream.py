@@ -18,7 +18,7 @@ from ringlog.actors.http_gateway.api.request import Request, Response
 from ringlog.actors.http_gateway.api.route_table import Route
 from ringlog.actors.http_gateway.leases.claims import clamped_lease, undo_claim
 from ringlog.actors.http_gateway.leases.job_json import job_rows
-from ringlog.actors.http_gateway.leases.jobs import ask
+from ringlog.actors.http_gateway.leases.jobs import ask, claim_access
 from ringlog.actors.http_gateway.leases.workers import new_operations
 from ringlog.actors.http_gateway.streams.sse import EventStream, StreamEnded, require_event_stream
 from ringlog.client.leases.claim_result import ClaimResult
@@ -216,7 +216,7 @@ class _WorkStream:
 
 ROUTES: tuple[Route, ...] = (
     Route(
-        "GET", "/v0/topics/{}/work", work, lambda topic: m.Claim(topic, "http"),
+        "GET", "/v0/topics/{}/work", work, claim_access,
         "Push jobs of a queue to a node as server-sent events", is_stream=True, params=("topic",),
         query={"node": "Name of the worker.", "max": "Most jobs it holds.", "token": "Key, for browsers."},
     ),

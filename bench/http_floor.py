@@ -20,6 +20,7 @@ from bench.systems.kafka import free_ports
 _JSON = [("content-type", "application/json")]
 _EVENTS = [("content-type", "text/event-stream")]
 _STREAM = b'{"stream_url":"/v0/watch/floor"}'
+_CONNECTIONS_MAX = 20_000
 _TEXT = 2
 """Kind of a text message of a WebSocket, in granian."""
 
@@ -76,7 +77,10 @@ async def _serve(port: int) -> None:
     from granian.constants import Interfaces
     from granian.server.embed import Server
 
-    server = Server(Floor(), address="127.0.0.1", port=port, interface=Interfaces.RSGI, log_enabled=False)
+    server = Server(
+        Floor(), address="127.0.0.1", port=port, interface=Interfaces.RSGI, log_enabled=False,
+        backpressure=_CONNECTIONS_MAX,
+    )  # fmt: skip
     serving = asyncio.ensure_future(server.serve())
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
 

@@ -720,6 +720,8 @@ HTTP_REDRIVE_MAX = 10_000
 """Most dead letters that one redrive over HTTP moves. The client sends the request again for more."""
 FEED_REST_RATIO = 2
 """After each delivery a feed of the HTTP gateway rests for this many times as long as the delivery took."""
+FEED_IDLE_MS = 1_000
+"""Time in ms after which a feed without subscribers that keep up closes its files."""
 WORK_STREAM_HEARTBEAT_MS = 15_000
 """Longest silence in ms of a work stream. Then it sends a comment."""
 WORK_STREAM_CHECK_MS = 1_000

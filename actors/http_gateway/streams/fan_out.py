@@ -22,7 +22,7 @@ from ringlog.client.read.local_source import LocalSource
 from ringlog.client.read.pages import Cursor, Filters, Page
 from ringlog.client.read.paging import read_page
 from ringlog.errors import CorruptData, RinglogError, TopicNotFound
-from ringlog.limits import FEED_REST_RATIO, READ_BYTES_DEFAULT, READ_LIMIT_MAX
+from ringlog.limits import FEED_IDLE_MS, FEED_REST_RATIO, READ_BYTES_DEFAULT, READ_LIMIT_MAX
 from ringlog.link.futures import Pending, Steps, run_steps
 
 if TYPE_CHECKING:
@@ -161,6 +161,7 @@ class Feed:
         self._timer: asyncio.TimerHandle | None = None
         """Ends a rest, or the pause after an error."""
         self._rests_until_ns = 0
+        self._closing: asyncio.TimerHandle | None = None
         self.is_closed: bool = False
 
     def add(self, sub: Subscriber) -> bool:
@@ -169,6 +170,9 @@ class Feed:
             return False
         sub.is_live, sub.feed = True, self
         self.subscribers.add(sub)
+        if self._closing is not None:
+            self._closing.cancel()
+            self._closing = None
         self.poke()
         return True
 
@@ -178,14 +182,17 @@ class Feed:
         return None if found is None or len(found.page) > sub.limit else found
 
     def remove(self, sub: Subscriber) -> None:
-        """Deliver no more to a subscriber. The last one closes the feed."""
+        """Deliver no more to a subscriber. Without subscribers the feed does not read, and closes soon.
+
+        Not at once: they may all have no room for a moment, and continue with its recent pages.
+        """
         self.subscribers.discard(sub)
-        if not self.subscribers:
-            self.close()
+        if not self.subscribers and self._closing is None and not self.is_closed:
+            self._closing = self._fan_out.gateway.loop.call_later(FEED_IDLE_MS / 1_000, self.close)
 
     def poke(self) -> None:
         """Read if the topic has changed since the last read."""
-        if self.is_closed:
+        if self.is_closed or not self.subscribers:
             return
         if self._is_reading:
             self._is_again = True
@@ -308,8 +315,9 @@ class Feed:
         """Release the files."""
         if not self.is_closed:
             self.is_closed = True
-            if self._timer is not None:
-                self._timer.cancel()
+            for timer in (self._timer, self._closing):
+                if timer is not None:
+                    timer.cancel()
             if not self._is_reading:
                 self._source.close()
             self._fan_out.forget(self)

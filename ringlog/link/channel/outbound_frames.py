@@ -99,7 +99,7 @@ class OutboundFrames:
         return count
 
     def free_bytes(self) -> None:
-        """Free the bytes of the frames, which nobody sends again."""
+        """Free the bytes of the frames, which are not sent again."""
         self.buffer = bytearray()
 
     def size_of(self, row: int) -> int:

@@ -1,0 +1,130 @@
+"""Feeds of the HTTP gateway: live delivery to connections, also to those that lag for a moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+
+import pytest
+
+import ringlog.aio
+from ringlog.actors.http_gateway.streams.fan_out import FanOut, FanOutPage, Projection, Subscriber
+from ringlog.client import Cursor
+from ringlog.limits import FEED_REST_RATIO, READ_BYTES_DEFAULT, READ_LIMIT_MAX
+from ringlog.testing import ManualClock
+from ringlog.testing.real_engine import TestEngine
+
+WAIT_S = 20.0
+DELIVERY_S = 0.01
+
+
+class Connection:
+    """An outlet. Each delivery to it takes DELIVERY_S by the clock."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.has_room = True
+        self.pages: list[list[int]] = []
+        self.lags = 0
+        self._clock = clock
+        self.changed = asyncio.Event()
+
+    def deliver(self, sub: Subscriber, delivery: FanOutPage) -> None:
+        sub.seq = delivery.page.cursor.seq
+        self.pages.append([record.seq for record in delivery.page])
+        self._clock.advance(DELIVERY_S)
+        self.changed.set()
+
+    def fell_behind(self, sub: Subscriber) -> None:
+        self.lags += 1
+        self.changed.set()
+
+    def topic_ended(self, sub: Subscriber, reason: str) -> None:
+        raise AssertionError(reason)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a delivery or a lag makes the condition true."""
+        async with asyncio.timeout(WAIT_S):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+
+class Followed:
+    """One topic with one record, which a subscriber has read, and the feed that it has joined."""
+
+    def __init__(self, client: ringlog.aio.Client, topic: str, info: object, epoch: int) -> None:
+        self.clock = ManualClock()
+        gateway = SimpleNamespace(loop=asyncio.get_running_loop(), clock=self.clock, client=client)
+        self.fan_out = FanOut(gateway)  # type: ignore[arg-type]
+        self.connection = Connection(self.clock)
+        self.sub = Subscriber(topic, Cursor(epoch, 1), Projection(), READ_LIMIT_MAX, READ_BYTES_DEFAULT)
+        self.sub.outlet = self.connection
+        self.topic, self.info = topic, info
+        assert self.fan_out.join(self.sub, info)  # type: ignore[arg-type]
+        feed = self.fan_out.feed(topic)
+        assert feed is not None
+        self.feed = feed
+
+
+@pytest.fixture
+async def client(http_engine: TestEngine) -> AsyncIterator[ringlog.aio.Client]:
+    async with ringlog.aio.connect(http_engine.url, wait=WAIT_S) as connected:
+        yield connected
+
+
+@pytest.fixture
+async def followed(client: ringlog.aio.Client, topic: str) -> AsyncIterator[Followed]:
+    appended = await client.append(topic, b"1")
+    info = client.connection.topics.cached(topic)
+    found = Followed(client, topic, info, appended.epoch)
+    yield found
+    found.sub.leave()
+    found.feed.close()
+
+
+async def test_a_feed_stays_open_while_its_only_subscriber_has_no_room(
+    client: ringlog.aio.Client, followed: Followed
+) -> None:
+    connection, sub, feed = followed.connection, followed.sub, followed.feed
+    connection.has_room = False
+    await client.append(followed.topic, b"2")
+    await connection.until(lambda: connection.lags == 1)
+    assert not sub.is_live
+    assert followed.fan_out.feed(followed.topic) is feed
+    found = feed.recent(sub)
+    assert found is not None
+    assert [record.seq for record in found.page] == [2]
+    connection.has_room = True
+    connection.deliver(sub, found)
+    followed.clock.advance(1)
+    assert feed.add(sub), "it is live again, and has read nothing from storage"
+    await client.append(followed.topic, b"3")
+    await connection.until(lambda: connection.pages[-1] == [3])
+
+
+async def test_a_feed_without_subscribers_reads_nothing_and_closes_soon(
+    client: ringlog.aio.Client, followed: Followed
+) -> None:
+    await client.append(followed.topic, b"2")
+    await followed.connection.until(lambda: followed.connection.pages == [[2]])
+    followed.sub.leave()
+    await client.append(followed.topic, b"3")
+    async with asyncio.timeout(WAIT_S):
+        while followed.fan_out.feed(followed.topic) is not None:
+            await asyncio.sleep(0)
+    assert followed.feed.is_closed
+    assert (followed.feed.seq, followed.connection.pages) == (2, [[2]])
+    assert not followed.feed.add(followed.sub)
+
+
+async def test_records_that_come_while_a_feed_rests_are_delivered_together(
+    client: ringlog.aio.Client, followed: Followed
+) -> None:
+    connection, clock = followed.connection, followed.clock
+    await client.append(followed.topic, b"2")
+    await connection.until(lambda: connection.pages == [[2]])
+    await client.append(followed.topic, b"3")
+    await client.append(followed.topic, b"4")
+    clock.advance(DELIVERY_S * FEED_REST_RATIO)
+    await connection.until(lambda: connection.pages == [[2], [3, 4]])

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import ringlog.aio
 from ringlog.actors.http_gateway.streams.fan_out import FanOut, FanOutPage, Projection, Subscriber
 from ringlog.client import Cursor
+from ringlog.errors import CorruptData
 from ringlog.limits import FEED_REST_RATIO, READ_BYTES_DEFAULT, READ_LIMIT_MAX
+from ringlog.link.futures import Pending
 from ringlog.testing import ManualClock
 from ringlog.testing.real_engine import TestEngine
 
@@ -115,6 +118,15 @@ async def test_a_feed_without_subscribers_reads_nothing_and_closes_soon(
             await asyncio.sleep(0)
     assert followed.feed.is_closed
     assert (followed.feed.seq, followed.connection.pages) == (2, [[2]])
+    assert not followed.feed.add(followed.sub)
+
+
+async def test_a_feed_closes_at_once_for_damage_so_that_streams_report_it(followed: Followed) -> None:
+    done: Pending[Any] = Pending()
+    done.fail(CorruptData("stored frames are damaged"))
+    followed.feed._found(done)
+    assert (followed.sub.is_live, followed.connection.lags) == (False, 1)
+    assert followed.fan_out.feed(followed.topic) is None
     assert not followed.feed.add(followed.sub)
 
 

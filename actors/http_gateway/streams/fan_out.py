@@ -241,7 +241,7 @@ class Feed:
                 self._end("deleted")
             elif isinstance(error, RinglogError):
                 if isinstance(error, CorruptData):
-                    self._leave_all()  # Each stream then reads for itself, and reports the error.
+                    self._leave_all()
                 else:
                     self._retry_later()
             else:
@@ -297,10 +297,12 @@ class Feed:
         self._poke_later(_RETRY_S)
 
     def _leave_all(self) -> None:
+        """Close because of damage. Each stream then reads for itself, and reports the error."""
         for sub in tuple(self.subscribers):
             sub.leave()
             if sub.outlet is not None:
                 sub.outlet.fell_behind(sub)
+        self.close()
 
     def _end(self, reason: str) -> None:
         subscribers = tuple(self.subscribers)

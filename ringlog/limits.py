@@ -718,8 +718,6 @@ HTTP_WORKERS_MAX = 1_024
 least recently used pair is dropped, and opened again by its next claim."""
 HTTP_REDRIVE_MAX = 10_000
 """Most dead letters that one redrive over HTTP moves. The client sends the request again for more."""
-FEED_REST_RATIO = 2
-"""After each delivery a feed of the HTTP gateway rests for this many times as long as the delivery took."""
 FEED_IDLE_MS = 1_000
 """Time in ms after which a feed without subscribers that keep up closes its files."""
 WORK_STREAM_HEARTBEAT_MS = 15_000

@@ -13,29 +13,25 @@ import ringlog.aio
 from ringlog.actors.http_gateway.streams.fan_out import FanOut, FanOutPage, Projection, Subscriber
 from ringlog.client import Cursor
 from ringlog.errors import CorruptData
-from ringlog.limits import FEED_REST_RATIO, READ_BYTES_DEFAULT, READ_LIMIT_MAX
+from ringlog.limits import READ_BYTES_DEFAULT, READ_LIMIT_MAX
 from ringlog.link.futures import Pending
-from ringlog.testing import ManualClock
 from ringlog.testing.real_engine import TestEngine
 
 WAIT_S = 20.0
-DELIVERY_S = 0.01
 
 
 class Connection:
-    """An outlet. Each delivery to it takes DELIVERY_S by the clock."""
+    """An outlet that notes what it is given."""
 
-    def __init__(self, clock: ManualClock) -> None:
+    def __init__(self) -> None:
         self.has_room = True
         self.pages: list[list[int]] = []
         self.lags = 0
-        self._clock = clock
         self.changed = asyncio.Event()
 
     def deliver(self, sub: Subscriber, delivery: FanOutPage) -> None:
         sub.seq = delivery.page.cursor.seq
         self.pages.append([record.seq for record in delivery.page])
-        self._clock.advance(DELIVERY_S)
         self.changed.set()
 
     def fell_behind(self, sub: Subscriber) -> None:
@@ -57,10 +53,9 @@ class Followed:
     """One topic with one record, which a subscriber has read, and the feed that it has joined."""
 
     def __init__(self, client: ringlog.aio.Client, topic: str, info: object, epoch: int) -> None:
-        self.clock = ManualClock()
-        gateway = SimpleNamespace(loop=asyncio.get_running_loop(), clock=self.clock, client=client)
+        gateway = SimpleNamespace(loop=asyncio.get_running_loop(), client=client)
         self.fan_out = FanOut(gateway)  # type: ignore[arg-type]
-        self.connection = Connection(self.clock)
+        self.connection = Connection()
         self.sub = Subscriber(topic, Cursor(epoch, 1), Projection(), READ_LIMIT_MAX, READ_BYTES_DEFAULT)
         self.sub.outlet = self.connection
         self.topic, self.info = topic, info
@@ -100,7 +95,6 @@ async def test_a_feed_stays_open_while_its_only_subscriber_has_no_room(
     assert [record.seq for record in found.page] == [2]
     connection.has_room = True
     connection.deliver(sub, found)
-    followed.clock.advance(1)
     assert feed.add(sub), "it is live again, and has read nothing from storage"
     await client.append(followed.topic, b"3")
     await connection.until(lambda: connection.pages[-1] == [3])
@@ -128,15 +122,3 @@ async def test_a_feed_closes_at_once_for_damage_so_that_streams_report_it(follow
     assert (followed.sub.is_live, followed.connection.lags) == (False, 1)
     assert followed.fan_out.feed(followed.topic) is None
     assert not followed.feed.add(followed.sub)
-
-
-async def test_records_that_come_while_a_feed_rests_are_delivered_together(
-    client: ringlog.aio.Client, followed: Followed
-) -> None:
-    connection, clock = followed.connection, followed.clock
-    await client.append(followed.topic, b"2")
-    await connection.until(lambda: connection.pages == [[2]])
-    await client.append(followed.topic, b"3")
-    await client.append(followed.topic, b"4")
-    clock.advance(DELIVERY_S * FEED_REST_RATIO)
-    await connection.until(lambda: connection.pages == [[2], [3, 4]])

@@ -13,8 +13,8 @@ from msgspec import NODEFAULT, Raw
 from ringlog import __version__, errors
 from ringlog.access.keys import ANYONE
 from ringlog.actors.http_gateway.api.channel_messages import CHANNELS, Channel
-from ringlog.actors.http_gateway.api.request import Request, Response
-from ringlog.actors.http_gateway.api.route_table import JSON, NAME, Route
+from ringlog.actors.http_gateway.api.request import JSON, Request, Response
+from ringlog.actors.http_gateway.api.route_table import NAME, Route
 
 _SCHEMAS = "#/components/schemas/{name}"
 _EVENTS = "text/event-stream"

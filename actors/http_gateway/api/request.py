@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Whole = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 """A number in a body."""
-_JSON = "application/json"
+JSON = "application/json"
 _KEY_SEED = secrets.randbits(64)
 _TRUE, _FALSE = {"true", "1"}, {"false", "0"}
 _BODY_NS_MAX = round(HTTP_BODY_S_MAX * 1e9)
@@ -183,7 +183,7 @@ class Request:
     async def body(self, *, may_be_empty: bool = False) -> bytes:
         """Read the body: JSON, not compressed any more, within the bounds. Raises as `json` does."""
         kind = self.header("content-type")
-        is_json = kind == _JSON or kind.split(";", 1)[0].strip().lower() == _JSON
+        is_json = kind == JSON or kind.split(";", 1)[0].strip().lower() == JSON
         if not is_json and not may_be_empty:
             raise _not_json(self.header("content-type"))
         body = await self.raw_body()
@@ -308,4 +308,4 @@ def _require_distinct(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _not_json(found: str) -> HttpError:
-    return HttpError(415, "unsupported_media_type", f"content-type must be {_JSON}, got {found[:80]!r}")
+    return HttpError(415, "unsupported_media_type", f"content-type must be {JSON}, got {found[:80]!r}")

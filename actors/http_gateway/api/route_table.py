@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ringlog.actors.http_gateway.api.error_replies import HttpError
-from ringlog.actors.http_gateway.api.request import Request, Response
+from ringlog.actors.http_gateway.api.request import JSON, Request, Response
 from ringlog.envelope.messages import Message
 from ringlog.limits import HTTP_PATH_CHARS_KEPT, HTTP_PATHS_MAX
 
@@ -16,7 +16,6 @@ Handler = Callable[[Request], Awaitable[Response | None]]
 Access = Callable[..., Message]
 """From the parts of the path to the message that equals the operation, by which rights are checked."""
 NAME = "{}"
-JSON = "application/json"
 
 
 @dataclass(frozen=True, slots=True)

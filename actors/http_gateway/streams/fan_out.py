@@ -3,9 +3,6 @@
 A feed waits for publications of its shard, reads the new records once, and encodes them once for each
 distinct projection. It writes the same bytes to every subscriber at the same position. A subscriber that is
 behind, or whose connection has no room, is left out: its stream reads from storage until it has caught up.
-
-After a delivery a feed rests for a multiple of its time, FEED_REST_RATIO, so that requests are served between
-deliveries to many subscribers. The next delivery then has all that was published meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from ringlog.client.read.local_source import LocalSource
 from ringlog.client.read.pages import Cursor, Filters, Page
 from ringlog.client.read.paging import read_page
 from ringlog.errors import CorruptData, RinglogError, TopicNotFound
-from ringlog.limits import FEED_IDLE_MS, FEED_REST_RATIO, READ_BYTES_DEFAULT, READ_LIMIT_MAX
+from ringlog.limits import FEED_IDLE_MS, READ_BYTES_DEFAULT, READ_LIMIT_MAX
 from ringlog.link.futures import Pending, Steps, run_steps
 
 if TYPE_CHECKING:
@@ -158,9 +155,7 @@ class Feed:
         self._recent: OrderedDict[int, FanOutPage] = OrderedDict()
         self._sequence = -2
         self._is_reading = self._is_again = False
-        self._timer: asyncio.TimerHandle | None = None
-        """Ends a rest, or the pause after an error."""
-        self._rests_until_ns = 0
+        self._retry: asyncio.TimerHandle | None = None
         self._closing: asyncio.TimerHandle | None = None
         self.is_closed: bool = False
 
@@ -197,12 +192,6 @@ class Feed:
         if self._is_reading:
             self._is_again = True
             return
-        if self._timer is not None:
-            return
-        left_ns = self._rests_until_ns - self._fan_out.gateway.clock.monotonic_ns()
-        if left_ns > 0:
-            self._poke_later(left_ns / 1e9)
-            return
         session = self._fan_out.session
         place = (
             self._source.location.located or self.info
@@ -212,15 +201,6 @@ class Feed:
             return
         self._sequence = sequence
         self._read()
-
-    def _poke_later(self, seconds: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._fan_out.gateway.loop.call_later(seconds, self._rested)
-
-    def _rested(self) -> None:
-        self._timer = None
-        self.poke()
 
     def _read(self) -> None:
         self._is_reading, self._is_again = True, False
@@ -263,13 +243,10 @@ class Feed:
                     self._recent.popitem(last=False)
             else:
                 self._recent.clear()
-            clock = self._fan_out.gateway.clock
-            begun_ns = clock.monotonic_ns()
             self._deliver(delivery)
-            ended_ns = clock.monotonic_ns()
-            self._rests_until_ns = ended_ns + FEED_REST_RATIO * (ended_ns - begun_ns)
         if not page.caught_up:
-            self._fan_out.gateway.loop.call_soon(self._read_if_open)
+            self._sequence = -2
+            self._fan_out.gateway.loop.call_soon(self.poke)
         elif self._is_again:
             self.poke()
 
@@ -288,13 +265,9 @@ class Feed:
             else:
                 outlet.deliver(sub, delivery)
 
-    def _read_if_open(self) -> None:
-        if not self.is_closed and not self._is_reading:
-            self._read()
-
     def _retry_later(self) -> None:
         self._sequence = -2
-        self._poke_later(_RETRY_S)
+        self._retry = self._fan_out.gateway.loop.call_later(_RETRY_S, self.poke)
 
     def _leave_all(self) -> None:
         """Close because of damage. Each stream then reads for itself, and reports the error."""
@@ -317,7 +290,7 @@ class Feed:
         """Release the files."""
         if not self.is_closed:
             self.is_closed = True
-            for timer in (self._timer, self._closing):
+            for timer in (self._retry, self._closing):
                 if timer is not None:
                     timer.cancel()
             if not self._is_reading:

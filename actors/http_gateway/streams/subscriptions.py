@@ -156,12 +156,9 @@ class Subscriptions(ABC):
             source = self._sources[topic] = LocalSource(
                 gateway.client.connection, topic, is_settling=sub.is_new
             )
-        # Not beyond the feed: its next page would begin before the subscriber's position.
-        feed = gateway.watches.fan_out.feed(topic)
-        until = feed.seq if feed is not None and feed.info.epoch == sub.epoch and feed.seq > sub.seq else None
         steps: Steps[Page] = read_page(
             source, topic, Cursor(sub.epoch, sub.seq), limit=sub.limit, max_bytes=sub.max_bytes,
-            filters=projection.filters, until=until,
+            filters=projection.filters,
         )  # fmt: skip
         page = await gateway.client._shell.run_reading(steps)
         info: TopicInfo = await gateway.client.run(_resolved(gateway, topic))

@@ -68,7 +68,7 @@ def test_two_classes_with_one_name_are_found():
     assert doubled({"Entry": ["ringlog/tier/a.py", "actors/gateway/b.py"]})
     assert not doubled({"Queue": ["ringlog/aio/queue.py", "ringlog/client/queue.py"]})
     assert doubled({"Queue": ["ringlog/client/queue.py", "ringlog/client/other.py"]})
-    assert not doubled({"Taken": [MESSAGES + "delivery.py", "ringlog/board/row_ring.py"]})
+    assert not doubled({"GrantsReturned": [MESSAGES + "delivery.py", "ringlog/board/row_ring.py"]})
 
 
 # -- modules ----------------------------------------------------------------------------------------------

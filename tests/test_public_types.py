@@ -43,6 +43,7 @@ def findings(package: str, site: Path) -> list[str]:
     ]
 
 
+@pytest.mark.timeout(300)
 def test_the_type_of_every_public_name_is_known(tmp_path: Path) -> None:
     ignored = shutil.ignore_patterns("__pycache__", "*.so")
     shutil.copytree(ROOT / "ringlog", tmp_path / "ringlog", ignore=ignored)

@@ -27,7 +27,7 @@ U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
 
 LIVE_WORDS = 5
-"""Words of a row of LiveReply's attachment: topic_id, epoch, earliest_seq, start and stop in `deleted`."""
+"""Words of a row of LiveRecordsReply: topic_id, epoch, earliest_seq, start and stop in `deleted`."""
 
 COPY_FRAMES = 64
 """If a topic has fewer frames than this per buffer, they are copied into one buffer first."""
@@ -150,21 +150,21 @@ class LiveTopics(NamedTuple):
 
 
 def decode_live(rows: Any, deleted: bytes, codecs: bytes = b"") -> LiveTopics:
-    """Decode a LiveReply with its attachment.
+    """Decode a LiveRecordsReply with its attachment.
 
     Raises CorruptData if ids do not ascend or a range is invalid.
     """
     table = np.frombuffer(rows, dtype="<u8").reshape(-1, LIVE_WORDS)
     ids, epochs, earliest, starts, stops = (np.ascontiguousarray(column) for column in table.T)
     if (ids[1:] <= ids[:-1]).any() or (stops < starts).any() or (stops > len(deleted)).any():
-        raise CorruptData("corrupt LiveReply of a shard", topics=len(ids))
+        raise CorruptData("corrupt LiveRecordsReply of a shard", topics=len(ids))
     found = {
         int(ids[i]): BitMap64.deserialize(deleted[int(starts[i]) : int(stops[i])])
         for i in np.flatnonzero(stops > starts).tolist()
     }
     codes = np.frombuffer(codecs, dtype=np.uint8)
     if len(codes) not in {0, len(ids)} or (codes > max(Codec)).any():
-        raise CorruptData("corrupt LiveReply of a shard", codecs=len(codecs))
+        raise CorruptData("corrupt LiveRecordsReply of a shard", codecs=len(codecs))
     return LiveTopics(
         ids, epochs, earliest, found, {int(ids[i]): Codec(codes[i]) for i in np.flatnonzero(codes).tolist()}
     )

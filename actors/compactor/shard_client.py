@@ -63,13 +63,19 @@ class CompactorShardClient:
         for start in range(0, len(ids), LIVE_TOPICS_MAX):
             requested_ids = ids[start : start + LIVE_TOPICS_MAX]
             answer = self._ask(
-                m.LiveAsk(len(requested_ids)), m.LiveReply, attachment=requested_ids.astype("<u8").tobytes()
+                m.ListLiveRecords(len(requested_ids)),
+                m.LiveRecordsReply,
+                attachment=requested_ids.astype("<u8").tobytes(),
             )
             if len(answer.attachment) != len(requested_ids) * LIVE_WORDS * 8:
-                raise CorruptData("LiveReply of a shard has other topics than requested", shard=self.number)
+                raise CorruptData(
+                    "LiveRecordsReply of a shard has other topics than requested", shard=self.number
+                )
             live = decode_live(answer.attachment, answer.message.deleted, answer.message.codecs)
             if not np.array_equal(live.ids, requested_ids):
-                raise CorruptData("LiveReply of a shard has other topics than requested", shard=self.number)
+                raise CorruptData(
+                    "LiveRecordsReply of a shard has other topics than requested", shard=self.number
+                )
             parts.append(live)
         return merge_live_topics(parts)
 

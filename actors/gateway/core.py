@@ -53,7 +53,8 @@ from ringlog.limits import (
 )
 
 _OF_SCHEDULERS = (
-    m.Subscribe, m.RouterCreate, m.RouterGet, m.RouterList, m.RouterDelete, m.RoutesSettle, m.LettersRedrive,
+    m.Subscribe, m.RouterCreate, m.RouterGet, m.RouterList, m.RouterDelete, m.RoutesSettle,
+    m.RedriveDeadLetters,
 )  # fmt: skip
 """Requests that wait for a reply of a scheduler, not counting the resolution of topic names."""
 
@@ -199,7 +200,7 @@ class GatewayCore:
         try:
             authorise(principal, received.message)
             assert principal is not None
-            if isinstance(received.message, m.Taken):
+            if isinstance(received.message, m.GrantsReturned):
                 self._effects.append(ev.ReturnGrants(received.client, received.attachment))
                 return  # It has no reply and waits for nothing.
             if isinstance(received.message, m.Unsubscribe):
@@ -308,7 +309,7 @@ class GatewayCore:
                 return self._routing.settle_routes(request.message)
             case m.TopicDelete():
                 return self._topics.delete(request)
-            case m.LettersRedrive():
+            case m.RedriveDeadLetters():
                 return self._routing.redrive(request.message, request.principal)
             case m.GroupOpen():
                 return self._groups.open_group(request.message, request.principal)

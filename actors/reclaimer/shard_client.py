@@ -87,7 +87,7 @@ class ReclaimerShardClient:
             own = ids[owners == shard]
             for start in range(0, len(own), LIVE_TOPICS_PER_ASK):
                 part = own[start : start + LIVE_TOPICS_PER_ASK]
-                answer = self._try(shard, m.LiveAsk(len(part)), part.tobytes())
+                answer = self._try(shard, m.ListLiveRecords(len(part)), part.tobytes())
                 if answer is not None:
                     found.update(_decode_liveness(*answer))
         return found
@@ -127,8 +127,8 @@ class ReclaimerShardClient:
             return None
 
 
-def _decode_liveness(reply: m.LiveReply, attachment: Any) -> dict[int, TopicLiveness]:
-    """Decode a LiveReply: topic id -> live state."""
+def _decode_liveness(reply: m.LiveRecordsReply, attachment: Any) -> dict[int, TopicLiveness]:
+    """Decode a LiveRecordsReply: topic id -> live state."""
     rows = np.frombuffer(attachment, dtype="<u8").reshape(-1, 5)
     codecs = reply.codecs or bytes(len(rows))
     return {

@@ -349,7 +349,7 @@ class ReclaimerShell:
 
 _REPLIES: dict[type[m.Message], type[m.Message]] = {
     m.CheckpointOpen: m.CheckpointPlan,
-    m.LiveAsk: m.LiveReply,
+    m.ListLiveRecords: m.LiveRecordsReply,
     m.SegmentsChange: m.SegmentsChanged,
 }
 

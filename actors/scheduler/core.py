@@ -174,13 +174,13 @@ class Scheduler:
             self.subscriptions.links[request.link] = self.subscriptions.links.pop(request.link)
         try:
             match request.message:
-                case m.Taken():
+                case m.GrantsReturned():
                     self.subscriptions.return_grants(request, link)
                 case m.Subscribe():
                     self.subscriptions.subscribe(request, request.message)
                 case m.Unsubscribe():
                     self.subscriptions.unsubscribe(request, request.message, link)
-                case m.ConsumersAsk():
+                case m.ListConsumers():
                     self._effects.append(
                         SendToLink(request.link, self._consumers(request.message), request.corr)
                     )
@@ -191,7 +191,7 @@ class Scheduler:
             error = error_reply(e)
             self._effects.append(SendToLink(request.link, error, request.corr))
 
-    def _consumers(self, message: m.ConsumersAsk) -> m.ConsumersReply:
+    def _consumers(self, message: m.ListConsumers) -> m.ConsumersReply:
         most = min(max(message.most, 0), LAGS_PER_MESSAGE_MAX)
         found = largest_lags(self.subscriptions.links.values(), self.grants.now_ms, most)
         consumers = [m.Consumer(lag.link.hex(), lag.number, lag.lag_ms, *lag[3:]) for lag in found]

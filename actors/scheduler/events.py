@@ -106,7 +106,7 @@ class SlotFactsRead:
 
 @dataclass(slots=True)
 class SendToLink:
-    """Send a message to a link. With Turns (grants): their rows, and the feeds to restore if sending fails.
+    """Send a message to a link. With Grants (grants): their rows, and the feeds to restore if sending fails.
 
     The class is not frozen: creating a frozen object would cost more than the rest of a pass.
     """

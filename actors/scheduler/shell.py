@@ -115,7 +115,7 @@ class SchedulerShell:
         self._latency = self._slot.histogram(HistogramKind.COMMIT)
         self._latency_ns = 0
         self._encoded_grants: dict[int, bytes] = {}
-        """Encoded Turns messages by number of rows: the message depends on nothing else."""
+        """Encoded Grants messages by number of rows: the message depends on nothing else."""
         self.exit_code: ExitCode | None = None
         self._missed = 0
         self._spin_policy = SpinPolicy()
@@ -264,9 +264,9 @@ class SchedulerShell:
         self, events: list[Any], link: bytes, envelope: wire.Envelope, data: bytearray | None
     ) -> None:
         message = envelope.message
-        if isinstance(message, m.OpenTurns):
+        if isinstance(message, m.OpenGrants):
             name = self._rings.open(link) if message.wanted else self._rings.remove(link)
-            self._router.send(link, m.TurnsOpened(name), envelope.corr)
+            self._router.send(link, m.GrantsOpened(name), envelope.corr)
         elif isinstance(message, ROUTER_REQUESTS):
             self.forwarder.handle_request(link, envelope.corr, message)
         else:

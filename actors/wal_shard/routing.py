@@ -82,7 +82,7 @@ class ShardRouters:
         ] = {
             m.RouterPut: self._put,
             m.RouterDrop: self._drop,
-            m.RoutersAsk: self._list,
+            m.ListShardRouters: self._list,
             m.Route: self._route,
         }
 
@@ -145,12 +145,12 @@ class ShardRouters:
         return m.RouterDropped(router.number, True)
 
     def _list(
-        self, message: m.RoutersAsk, event: ControlReceived, batch: CommitBatch, now_us: int
+        self, message: m.ListShardRouters, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
         size = min(max(message.page_size, 1), LIST_PAGE_MAX)
         numbers = sorted([number for number in self._by_number if number > message.after])
         found = [pair for number in numbers[:size] if (pair := self._find(number)) is not None]
-        return m.RoutersReply([facts_of(*pair) for pair in found], len(numbers) > size)
+        return m.ShardRoutersReply([facts_of(*pair) for pair in found], len(numbers) > size)
 
     # -- forward requests -----------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ WAITS = frozenset({"wait_ms", "settle_ms", "within_ms"})
 
 Legal wait times other than 0 are omitted, because an answer may take that long.
 """
-ENDING = frozenset({"EngineStop", "Drain"})
+ENDING = frozenset({"EngineStop"})
 """Messages that stop the engine. The local user may send them, so local sockets never get them here."""
 REMOVING = frozenset({"TopicDelete", "RecordsDelete", "RouterDelete", "RouterDrop", "GroupDelete"})
 STRIKES = 12
@@ -75,7 +75,7 @@ def known(arena: Arena) -> dict[str, Any]:
         "topic_id": log.topic_id, "dest_id": copy.topic_id, "shard": 0, "slot": 0, "group": "g", "node": "w",
         "name": "mine.router", "router": 1, "source": "mine.log", "dest": "mine.copy", "filter": "",
         "flags": 3, "seqs": b"\1" + bytes(7), "tokens": b"", "dead_letter": "mine.dead", "config": {},
-        "frame": -1, "start": 0, "pid": 0, "born": 0, "call": 0, **dict.fromkeys(WAITS, 0),
+        "frame": -1, "start": 0, "pid": 0, "pid_started": 0, "call": 0, **dict.fromkeys(WAITS, 0),
     }  # fmt: skip
 
 

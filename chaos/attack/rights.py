@@ -84,19 +84,19 @@ OPERATIONS = (
     _operation("TopicDelete", "delete"), _operation("RoutesSettle", "read"), _operation("LeaseStats", "read"),
     _operation("ListPending", "read"), _operation("Claim"), _operation("Ack", "write"),
     _operation("Nack", "write"), _operation("Reject", "write"), _operation("Extend", "write"),
-    _operation("LettersRedrive", "write"), _operation("LettersRedrive of a group"),
+    _operation("RedriveDeadLetters", "write"), _operation("RedriveDeadLetters of a group"),
     _operation("GroupOpen", "read"), _operation("GroupOpen with dead letters"),
     _operation("GroupSeek", "read"), _operation("Claim of a group", "read"),
     _operation("Ack of a group", "read"), _operation("Nack of a group", "read"),
     _operation("Reject of a group"), _operation("Extend of a group", "read"),
     _operation("GroupLeave", "read"),
     _operation("ListPending of a group", "read"), _operation("LeaseStats of a group", "read"),
-    _operation("GroupList", "read"),
-    _operation("GroupTake", "read"), _operation("GroupCommit", "read"), _operation("GroupDelete", "delete"),
+    _operation("GroupList", "read"), _operation("GroupTakeOver", "read"),
+    _operation("GroupCommit", "read"), _operation("GroupDelete", "delete"),
     _operation("RouterCreate"), _operation("RouterGet", "read"), _operation("RouterDelete", "delete"),
     _operation("ListExhausted", has_topic=False), _operation("ScrubNow", has_topic=False),
     _operation("Locate"), _operation("RingOpen", has_topic=False),
-    _operation("EngineStop", has_topic=False), _operation("Drain", has_topic=False),
+    _operation("EngineStop", has_topic=False),
     _operation("RingAttach", has_topic=False), _operation("CheckpointOpen", has_topic=False),
     _operation("CheckpointNow", has_topic=False), _operation("ColdRead", has_topic=False),
     _operation("EngineStatus", has_topic=False), _operation("SegmentsChange", has_topic=False),
@@ -127,10 +127,10 @@ def _said(name: str, topic: str) -> list[Any]:
             message = m.KINDS[name](topic)
         case "RoutesSettle":
             message = m.RoutesSettle(topic, 1, 0)
-        case "LettersRedrive of a group":
-            message = m.LettersRedrive(topic, b"", "g")
-        case "LettersRedrive":
-            message = m.LettersRedrive(topic, b"")
+        case "RedriveDeadLetters of a group":
+            message = m.RedriveDeadLetters(topic, b"", "g")
+        case "RedriveDeadLetters":
+            message = m.RedriveDeadLetters(topic, b"")
         case "GroupOpen":
             message = m.GroupOpen(topic, "g", 1)
         case "GroupOpen with dead letters":
@@ -145,7 +145,7 @@ def _said(name: str, topic: str) -> list[Any]:
             message = m.KINDS[name](topic, "g")
         case "ListPending of a group" | "LeaseStats of a group":
             message = m.KINDS[name.partition(" ")[0]](topic, group="g")
-        case "GroupLeave" | "GroupTake":
+        case "GroupLeave" | "GroupTakeOver":
             message = m.KINDS[name](topic, "g", "w")
         case "Claim" | "Claim of a group":
             message = m.Claim(topic, "w", group="" if name == "Claim" else "g")

@@ -126,7 +126,7 @@ def _delete_amid(work: Harness) -> None:
     work.append("d", 2, 2)
 
     def before(message: m.Message) -> None:
-        if isinstance(message, m.LiveAsk) and work.tagged("d").intersection(work.visible("d")):
+        if isinstance(message, m.ListLiveRecords) and work.tagged("d").intersection(work.visible("d")):
             _delete_tag(work)
 
     storage.seal(work.world, before)

@@ -40,7 +40,8 @@ BYTES_PER_S = 1 << 50
 """Rate limit of the reclaimer, so high that it never waits."""
 STORAGE: dict[str, Any] = {"segment_bytes": 64 * KIB, "own_segment_bytes": 64 * KIB}
 _REPLIES: dict[type[m.Message], type[m.Message]] = {
-    m.CheckpointOpen: m.CheckpointPlan, m.LiveAsk: m.LiveReply, m.SegmentsChange: m.SegmentsChanged,
+    m.CheckpointOpen: m.CheckpointPlan, m.ListLiveRecords: m.LiveRecordsReply, m.SegmentsChange:
+    m.SegmentsChanged,
 }  # fmt: skip
 _SALT = 0x9E3779B97F4A7C15
 AsksShards = Callable[..., tuple[Any, Any]]

@@ -109,7 +109,7 @@ PERMISSIONS: dict[tuple[type[m.Message], LeaseOwner | None], PermissionRules] = 
     (m.RecordsDelete, None): _TOPIC_DELETE,
     (m.Subscribe, None): (PermissionRule("feeds", (READ,), _topics_of_feeds),),
     (m.Unsubscribe, None): (PermissionRule("", (READ,)),),
-    (m.Taken, None): (PermissionRule("", (READ,)),),
+    (m.GrantsReturned, None): (PermissionRule("", (READ,)),),
     (m.RouterCreate, None): (PermissionRule("router", (ADMIN,)), PermissionRule("source", (READ,)),
     PermissionRule("dest", (WRITE,))),
     # The two topics of the router are not in the request: engine_facts.py checks them.
@@ -128,8 +128,8 @@ PERMISSIONS: dict[tuple[type[m.Message], LeaseOwner | None], PermissionRules] = 
     (m.Extend, LeaseOwner.OWN): _TOPIC_WRITE,
     (m.ListPending, LeaseOwner.OWN): _TOPIC_READ,
     # The dead-letter topic is not in the request: engine_facts.py checks it for both rows.
-    (m.LettersRedrive, LeaseOwner.OWN): _TOPIC_WRITE,
-    (m.LettersRedrive, LeaseOwner.GROUP): _TOPIC_READ_WRITE,
+    (m.RedriveDeadLetters, LeaseOwner.OWN): _TOPIC_WRITE,
+    (m.RedriveDeadLetters, LeaseOwner.GROUP): _TOPIC_READ_WRITE,
     # If retention waits for groups, this and a seek also need `admin`: engine_facts.py checks that.
     (m.GroupOpen, LeaseOwner.GROUP): (*_TOPIC_READ, PermissionRule("dead_letter", (WRITE,),
     when=_has_dead_letter)),
@@ -145,7 +145,7 @@ PERMISSIONS: dict[tuple[type[m.Message], LeaseOwner | None], PermissionRules] = 
     (m.ListPending, LeaseOwner.GROUP): _TOPIC_READ,
     (m.LeaseStats, LeaseOwner.GROUP): _TOPIC_READ,
     (m.GroupList, LeaseOwner.GROUP): _TOPIC_READ,
-    (m.GroupTake, LeaseOwner.GROUP): _TOPIC_READ,
+    (m.GroupTakeOver, LeaseOwner.GROUP): _TOPIC_READ,
     (m.GroupCommit, LeaseOwner.GROUP): _TOPIC_READ,
     (m.GroupDelete, LeaseOwner.GROUP): _TOPIC_DELETE,
 }  # fmt: skip

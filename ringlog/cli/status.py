@@ -221,7 +221,7 @@ def delivery_facts(found: DeliveryStatus) -> dict[str, Any]:
     return {
         "watching": f"{found.links} links, {found.subscriptions} subscriptions, {found.feeds} feeds",
         "wait for credit": "  ".join(f"B{band} {many}" for band, many in bands),
-        "grants sent": found.turns_told,
+        "grants sent": found.grants_sent,
         "delivery lag": f"{human_seconds(found.lag_s)} at most, latency {found.latency_s * 1000:.1f} ms",
     }
 
@@ -253,7 +253,7 @@ def consumer_row(consumer: Consumer) -> dict[str, Any]:
         "lag": human_seconds(consumer.lag_ms / 1000),
         "feeds": consumer.feeds,
         "waiting": consumer.waiting,
-        "grants held": f"{consumer.told} of {consumer.credit}",
+        "grants held": f"{consumer.granted} of {consumer.credit}",
     }
 
 

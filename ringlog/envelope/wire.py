@@ -23,7 +23,7 @@ __all__ = [
     "version_mismatch_message",
 ]  # fmt: skip
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the messages, and of the frames in them. The envelope and ErrorReply have the same form in every
 version."""
 ERROR_BYTES_MAX = 8_192

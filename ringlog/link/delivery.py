@@ -18,16 +18,16 @@ import numpy as np
 
 from ringlog.envelope.messages import (
     Feed,
+    Grants,
+    GrantsReturned,
     Subscribe,
     Subscribed,
     SubscriptionsLost,
-    Taken,
     TopicInfo,
     TopicsChanged,
-    Turns,
     Unsubscribe,
 )
-from ringlog.envelope.messages.delivery import TURN_WORDS
+from ringlog.envelope.messages.delivery import GRANT_WORDS
 from ringlog.errors import (
     InvalidRequest,
     RequestTimeout,
@@ -171,7 +171,7 @@ class Delivery:
     def scheduler_message(self, number: int, push: PeerReply) -> None:
         """Handle an unsolicited message: grants, changed topic names, or lost subscriptions."""
         message = push.message
-        if isinstance(message, Turns):
+        if isinstance(message, Grants):
             self._accept_grant_message(push.attachment)
         elif isinstance(message, TopicsChanged):
             for subscription in self._subscriptions.values():
@@ -187,9 +187,9 @@ class Delivery:
             subscription.wake()
 
     def _accept_grant_message(self, attachment: Any) -> None:
-        if attachment is None or len(attachment) % (8 * TURN_WORDS):
+        if attachment is None or len(attachment) % (8 * GRANT_WORDS):
             return
-        self._accept_grants(np.frombuffer(attachment, dtype=np.uint64).reshape(-1, TURN_WORDS).tolist())
+        self._accept_grants(np.frombuffer(attachment, dtype=np.uint64).reshape(-1, GRANT_WORDS).tolist())
 
     def scheduler_grants(self, number: int, rows: list[list[int]], *, is_complete: bool) -> None:
         """Accept grants from shared memory.
@@ -352,7 +352,7 @@ class Delivery:
     def _send_keepalive(self) -> None:
         self._alive = None
         for number in {number for each in self._subscriptions.values() for number in each.schedulers}:
-            self._host.links.scheduler(number).send_oneway(Taken(0), b"")
+            self._host.links.scheduler(number).send_oneway(GrantsReturned(0), b"")
         self._schedule_keepalive()
 
     def _now_ns(self) -> int:

@@ -6,8 +6,8 @@ from collections import deque
 
 import numpy as np
 
-from ringlog.envelope.messages import Taken
-from ringlog.envelope.messages.delivery import TAKEN_WORDS
+from ringlog.envelope.messages import GrantsReturned
+from ringlog.envelope.messages.delivery import GRANT_RETURN_WORDS
 from ringlog.link.peer import MS
 from ringlog.link.protocol import DeliveryHost
 from ringlog.link.subscription import ClientSubscription, ReadGrant
@@ -29,7 +29,7 @@ class GrantReturns:
         self._host = host
         self._delay_ns = delay_ns
         self._unsent: dict[int, list[int]] = {}
-        """Words of rows of Taken that were not sent yet, by scheduler."""
+        """Words of rows of GrantsReturned that were not sent yet, by scheduler."""
         self._returned: deque[tuple[ClientSubscription, ReadGrant, int, bool]] = deque()
         """Returned grants that are not processed yet: at most one for each feed. See `add_unlocked`."""
         self._timer: Timer | None = None
@@ -59,7 +59,7 @@ class GrantReturns:
     def collect(self) -> None:
         """Process returned grants, and arrange that they are sent soon."""
         self._apply()
-        if any(len(words) >= RETURNS_PER_MESSAGE_MAX * TAKEN_WORDS for words in self._unsent.values()):
+        if any(len(words) >= RETURNS_PER_MESSAGE_MAX * GRANT_RETURN_WORDS for words in self._unsent.values()):
             self.send()
         elif self._unsent and self._timer is None:
             self._since_ns = now_ns = self._now_ns()
@@ -96,7 +96,7 @@ class GrantReturns:
             rows = np.array(words, dtype=np.uint64)
             peer = self._host.links.scheduler(number)
             peer.send_oneway(
-                Taken(len(words) // TAKEN_WORDS), rows.tobytes()
+                GrantsReturned(len(words) // GRANT_RETURN_WORDS), rows.tobytes()
             )  # If it is lost with the connection, the next Subscribe sends the positions.
 
     def send_open(self) -> None:

@@ -52,7 +52,7 @@ class SchedulerListener(Protocol):
         ...
 
     def scheduler_grants(self, number: int, rows: list[list[int]], *, is_complete: bool) -> None:
-        """Grants arrived through shared memory, rows as in `Turns`. If not `is_complete`, some were lost."""
+        """Grants arrived through shared memory, rows as in `Grants`. If not `is_complete`, some were lost."""
         ...
 
     def schedulers_changed(self, schedulers: int) -> None:

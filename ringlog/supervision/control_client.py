@@ -9,13 +9,13 @@ import zmq
 
 from ringlog.board.processes import SUPERVISOR, scheduler_name, socket_of
 from ringlog.envelope.messages import (
-    ConsumersAsk,
     ConsumersReply,
     EngineStatus,
     EngineStatusReply,
     EngineStop,
     EngineStopping,
     ErrorReply,
+    ListConsumers,
     Message,
 )
 from ringlog.envelope.wire import EnvelopeInvalid, decode, encode
@@ -48,7 +48,7 @@ def fetch_consumers(run_dir: str, number: int, most: int, timeout_s: float = TIM
 
     Raises like `fetch_status`.
     """
-    return _request(run_dir, ConsumersAsk(most), ConsumersReply, timeout_s, scheduler_name(number))
+    return _request(run_dir, ListConsumers(most), ConsumersReply, timeout_s, scheduler_name(number))
 
 
 def _request(

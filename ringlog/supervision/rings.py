@@ -130,7 +130,7 @@ class RingManager:
         ring = self._make(request)
         ring.on_opened = answer
         self._rings[ring.shard][ring.name] = ring
-        ring.pid = self._watch(request.pid, request.born)
+        ring.pid = self._watch(request.pid, request.pid_started)
         self._attach(ring)
 
     def close(self, name: str) -> None:

@@ -49,7 +49,7 @@ def delivery_status(children: Sequence[ChildState], now_ns: int) -> DeliveryStat
         links=sum(page.get(SchedulerField.LINKS) for page in alive),
         subscriptions=sum(page.get(SchedulerField.SUBSCRIPTIONS) for page in alive),
         feeds=sum(page.get(SchedulerField.FEEDS) for page in alive),
-        turns_told=sum(page.get(SchedulerField.GRANTS_SENT) for page in alive),
+        grants_sent=sum(page.get(SchedulerField.GRANTS_SENT) for page in alive),
         latency_s=max((page.get(SchedulerField.LATENCY_NS) for page in alive), default=0) / NS_PER_S,
         lag_s=max((page.get(SchedulerField.LAG_MS) for page in alive), default=0) / 1_000,
     )

@@ -54,7 +54,7 @@ class FakeScheduler:
         rows = [
             row
             for message, data in self.sent_messages
-            if isinstance(message, m.Taken) and data
+            if isinstance(message, m.GrantsReturned) and data
             for row in np.frombuffer(data, dtype=np.uint64).reshape(-1, 4).tolist()
         ]
         self.sent_messages = []
@@ -121,7 +121,7 @@ class FakeDeliveryHost:
         """Deliver grants from a scheduler: rows of (subscription, feed, until), or complete rows."""
         full = [list(row) + [0] * (8 - len(row)) for row in rows]
         data = np.array(full, dtype=np.uint64).tobytes()
-        self.delivery.scheduler_message(scheduler, PeerReply(m.Turns(len(full)), memoryview(data)))
+        self.delivery.scheduler_message(scheduler, PeerReply(m.Grants(len(full)), memoryview(data)))
 
 
 def topic(topic_id: int, shard: int = 0, slot: int = 0) -> m.TopicInfo:

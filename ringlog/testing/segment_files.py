@@ -108,7 +108,7 @@ class FakeShards:
             segments = list(self.refs[shard].values())
             number, missing = self.snapshots[shard], self.missing
             return m.CheckpointPlan(shard, len(self.refs), 1, [], 0, number, segments, missing=missing), b""
-        if isinstance(message, m.LiveAsk):
+        if isinstance(message, m.ListLiveRecords):
             return self._live(attachment)
         if isinstance(message, m.SegmentTier):
             return self._tier(shard, message), b""
@@ -123,7 +123,7 @@ class FakeShards:
             rows += [topic_id, epoch, earliest, len(bitmaps), len(bitmaps) + len(data)]
             bitmaps += data
         words = b"".join(word.to_bytes(8, "little") for word in rows)
-        return m.LiveReply(len(rows) // 5, bitmaps), words
+        return m.LiveRecordsReply(len(rows) // 5, bitmaps), words
 
     def _tier(self, shard: int, message: m.SegmentTier) -> m.SegmentsChanged:
         ref = self.refs[shard].get(message.number)

@@ -27,23 +27,23 @@ from ringlog.topic.config import TopicConfig
 NO_OPERATION = frozenset(
     {
         # Between the engine's processes, or for clients with rings.
-        "RingOpen", "RingClose", "RingAttach", "RingDetach", "OpenTurns", "OpenCalls", "AckAndClaim", "Feed",
-        "EngineStatus", "EngineStop", "Drain", "ConsumersAsk", "CheckpointNow", "ScrubNow", "CheckpointOpen",
-        "LiveAsk", "SegmentsChange", "SegmentTier", "SegmentRef", "CheckpointRows", "CheckpointDone",
-        "ColdRead", "RouterFacts", "RouterPut", "RouterDrop", "RouterTell", "RoutersAsk", "RouteRow", "Route",
-        "ListExhausted", "ConfirmDeadLettered", "Redeliver",
+        "RingOpen", "RingClose", "RingAttach", "RingDetach", "OpenGrants", "OpenCalls", "AckAndClaim", "Feed",
+        "EngineStatus", "EngineStop", "ListConsumers", "CheckpointNow", "ScrubNow", "CheckpointOpen",
+        "ListLiveRecords", "SegmentsChange", "SegmentTier", "SegmentRef", "CheckpointRows", "CheckpointDone",
+        "ColdRead", "RouterFacts", "RouterPut", "RouterDrop", "NotifyRouterChange", "ListShardRouters",
+        "RouteRow", "Route", "ListExhausted", "ConfirmDeadLettered", "Redeliver",
         # Replies of the engine, and messages that it sends without a request.
         "ErrorReply", "Welcome", "Pong", "RingOpened", "RingClosed", "RingAttached", "RingDetached",
         "TopicInfo", "TopicStateReply", "TopicListReply", "TopicDeleted", "Appended", "ProducerStateReply",
         "Located", "ReadReply", "EngineStatusReply", "EngineStopping", "RecordsDeleted", "SeekTimeReply",
-        "CheckpointPlan", "LiveReply", "SegmentsChanged", "CheckpointRowsReply", "CheckpointClosed",
-        "ColdBytes", "CheckpointMade", "ScrubReport", "Subscribed", "Unsubscribed", "Turns",
-        "SubscriptionsLost", "TopicsChanged", "TurnsOpened", "CallsOpened", "ConsumersReply", "RouterInfo",
-        "RouterListReply", "RouterDeleted", "RouterDropped", "RouterTold", "RoutersReply", "RoutesSettled",
-        "RoutedRow", "Routed", "ClaimReply", "AckReply", "NotCombinable", "NackReply", "ExtendReply",
-        "RejectReply", "PendingReply", "LeaseStatsReply", "ExhaustedReply", "ConfirmReply",
-        "LettersRedriven", "GroupInfo", "GroupLeft", "GroupListReply",
-        "GroupTaken", "GroupCommitted", "GroupDeleted", "Redelivered",
+        "CheckpointPlan", "LiveRecordsReply", "SegmentsChanged", "CheckpointRowsReply", "CheckpointClosed",
+        "ColdBytes", "CheckpointMade", "ScrubReport", "Subscribed", "Unsubscribed", "Grants",
+        "SubscriptionsLost", "TopicsChanged", "GrantsOpened", "CallsOpened", "ConsumersReply", "RouterInfo",
+        "RouterListReply", "RouterDeleted", "RouterDropped", "RouterChangeNotified", "ShardRoutersReply",
+        "RoutesSettled", "RoutedRow", "Routed", "ClaimReply", "AckReply", "NotCombinable", "NackReply",
+        "ExtendReply", "RejectReply", "PendingReply", "LeaseStatsReply", "ExhaustedReply", "ConfirmReply",
+        "DeadLettersRedriven", "GroupInfo", "GroupLeft", "GroupListReply", "GroupTakenOver",
+        "GroupCommitted", "GroupDeleted", "Redelivered",
     }
 )  # fmt: skip
 """Maintained by hand: a new message kind is refused until it is added here or gets a row."""

@@ -143,7 +143,7 @@ def test_a_removed_key_is_refused_at_the_next_request(gateway):
 
 def test_messages_between_engine_processes_are_refused(gateway):
     """Even a key with all scopes cannot send them."""
-    for inside in (m.RingOpen("c", 1, 0), m.EngineStop(), m.Drain(), m.RingDetach("r", True)):
+    for inside in (m.RingOpen("c", 1, 0), m.EngineStop(), m.RingDetach("r", True)):
         assert error_of(gateway.ask(inside))[0] is Status.FORBIDDEN
 
 

@@ -42,7 +42,7 @@ class World:
         said, self.said = self.said, []
         found = []
         for to, message, data in said:
-            if to == client and isinstance(message, m.Turns):
+            if to == client and isinstance(message, m.Grants):
                 found += [tuple(row[:3]) for row in np.frombuffer(data, np.uint64).reshape(-1, 8).tolist()]
         return found
 
@@ -62,7 +62,7 @@ def test_grants_carry_the_clients_numbers_and_no_position_hints(world):
     ours = asked.subscription, asked.feeds[0].feed
     world.host.deliver_grants((*ours, 9, 4, 9, 1, 4096, 8192))
     ((client, message, data),) = world.said
-    assert (client, message) == (ALICE, m.Turns(1))
+    assert (client, message) == (ALICE, m.Grants(1))
     assert np.frombuffer(data, np.uint64).tolist() == [70, 700, 9, 0, 0, 0, 0, 0]
     world.take(ALICE, (70, 700, 9))
     assert world.scheduler.returned_grants() == [[*ours, 9, 1]]

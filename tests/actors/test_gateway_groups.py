@@ -76,7 +76,7 @@ def test_a_claim_without_readable_records_is_undone_under_its_call_number(messag
         (m.LeaseStats("t", group="g"), "read"),
         (m.GroupList("t"), "read"),
         (m.GroupSeek("t", "g", 1), "read"),
-        (m.GroupTake("t", "g", "w"), "read"),
+        (m.GroupTakeOver("t", "g", "w"), "read"),
         (m.GroupCommit("t", "g", 1, 0, 1), "read"),
         (m.GroupDelete("t", "g"), "delete"),
     ],

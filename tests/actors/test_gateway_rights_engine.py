@@ -102,7 +102,8 @@ def asked(dealer: zmq.Socket[Any], kind: str, body: list[Any], corr: int) -> m.M
 HOSTILE: dict[str, tuple[str, list[tuple[str, list[Any], str]]]] = {
     "the gateway": ("", [
         ("Subscribe", [-1, [], 1], "subscription"), ("Subscribe", [1 << 40, [], 1], "subscription"),
-        ("Taken", [-1], "turns"), ("Read", ["a.log", -1], "after"), ("SeekTime", ["a.log", 1 << 63], "ts"),
+        ("GrantsReturned", [-1], "grants"), ("Read", ["a.log", -1], "after"),
+        ("SeekTime", ["a.log", 1 << 63], "ts"),
         ("Claim", ["a.log", "w", 1, 0, 0, 0, -1, 0, False, "g"], "pid"),
         ("Unsubscribe", [1, [-1]], "feeds[0]"),
         ("RoutesSettle", ["a.log", -5, 0], "topic_id"), ("TopicList", ["", "", -1], "page_size"),
@@ -116,8 +117,8 @@ HOSTILE: dict[str, tuple[str, list[tuple[str, list[Any], str]]]] = {
     "a scheduler": ("scheduler-00.sock", [
         ("RoutesSettle", ["a.log", -1, 0], "topic_id"), ("Subscribe", [1, [[1, "a.log", -1, 0, 0, 0]], 1],
          "feeds[0].topic_id"),
-        ("RouterTell", [[1, "a.r", "a.log", -1, 1, "b.log", 2, 0, "", 0]], "facts.source_id"),
-        ("RouterTell", [[1, "a.r", "a.log", 1, 1, "b.log", 2, 0, "none", 0]], "filter"),
+        ("NotifyRouterChange", [[1, "a.r", "a.log", -1, 1, "b.log", 2, 0, "", 0]], "facts.source_id"),
+        ("NotifyRouterChange", [[1, "a.r", "a.log", 1, 1, "b.log", 2, 0, "none", 0]], "filter"),
         ("RouterGet", ["r", 1 << 60], "settle_ms"),
     ]),
     "the supervisor": ("supervisor.sock", [

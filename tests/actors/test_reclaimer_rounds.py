@@ -332,7 +332,7 @@ def test_an_empty_topic_directory_stays_while_its_topic_lives_or_its_shard_is_si
     def silent(shard: int, _message: m.Message) -> None:
         raise NotReady("shard is not there", shard=shard)
 
-    world.shards.before[m.LiveAsk] = silent
+    world.shards.before[m.ListLiveRecords] = silent
     for _ in range(3):
         reclaimer.run_round()
         world.snapshots()

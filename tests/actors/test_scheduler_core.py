@@ -408,7 +408,7 @@ def test_an_invalid_message_is_refused_and_changes_nothing(world: World, message
 
 def test_malformed_rows_of_returned_grants_are_refused(world: World) -> None:
     world.subscribe(A, 1, [])
-    world.turn(ev.LinkRequestReceived(A, 0, m.Taken(1), bytearray(7)))
+    world.turn(ev.LinkRequestReceived(A, 0, m.GrantsReturned(1), bytearray(7)))
     assert isinstance(world.links[A].messages[-1], m.ErrorReply)
     world.take(A, (9, 9, 9))
 

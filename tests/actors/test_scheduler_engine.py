@@ -161,15 +161,15 @@ def test_the_board_page_of_a_scheduler_contains_its_metrics() -> None:
 
 
 def opened_ring(running: TestEngine, link: Link) -> GrantReader:
-    link.say(m.OpenTurns())
+    link.say(m.OpenGrants())
     answer, _ = link.hear()
-    assert isinstance(answer, m.TurnsOpened)
+    assert isinstance(answer, m.GrantsOpened)
     assert answer.name
     return GrantReader(running.info.shm_dir, answer.name)
 
 
 def rings_of(running: TestEngine) -> list[str]:
-    return sorted(name for name in os.listdir(running.info.shm_dir) if name.startswith("turns-"))
+    return sorted(name for name in os.listdir(running.info.shm_dir) if name.startswith("grants-"))
 
 
 def test_a_client_on_the_host_gets_its_grants_through_shared_memory(running: TestEngine, link: Link) -> None:
@@ -183,8 +183,8 @@ def test_a_client_on_the_host_gets_its_grants_through_shared_memory(running: Tes
     taken = ring.take_grants()
     assert (taken.rows[:, :3].tolist(), taken.is_complete) == ([[1, 7, 1]], True)
     ring.close()
-    link.say(m.OpenTurns(wanted=False))
-    assert link.hear()[0] == m.TurnsOpened("")
+    link.say(m.OpenGrants(wanted=False))
+    assert link.hear()[0] == m.GrantsOpened("")
     assert set(rings_of(running)) <= others
     link.take((1, 7, 0))
     assert link.turn()[:3] == [1, 7, 1]
@@ -192,11 +192,11 @@ def test_a_client_on_the_host_gets_its_grants_through_shared_memory(running: Tes
 
 def test_a_second_request_for_a_ring_returns_the_same_ring(running: TestEngine, link: Link) -> None:
     """The first reply may arrive too late. Grants must not go into a ring that no client reads."""
-    link.say(m.OpenTurns())
+    link.say(m.OpenGrants())
     first = link.hear()[0]
-    assert isinstance(first, m.TurnsOpened)
+    assert isinstance(first, m.GrantsOpened)
     assert first.name
-    link.say(m.OpenTurns())
+    link.say(m.OpenGrants())
     assert link.hear()[0] == first
 
 

@@ -23,7 +23,7 @@ class Orderly(World):
         self.told: list[bytes] = []
 
     def _perform(self, effect: Any) -> Any:
-        if isinstance(effect, ev.SendToLink) and isinstance(effect.message, m.Turns):
+        if isinstance(effect, ev.SendToLink) and isinstance(effect.message, m.Grants):
             self.told.append(effect.link)
         return super()._perform(effect)
 

@@ -262,10 +262,10 @@ def test_operators_receive_the_consumers_with_the_largest_lag() -> None:
         world.subscribe(link, 1, [(1, topic, 0)])
         publish(world, topic)
         world.wait(100)
-    asked = world.ask(b"operator", m.ConsumersAsk(1))
+    asked = world.ask(b"operator", m.ListConsumers(1))
     assert asked == m.ConsumersReply(0, [m.Consumer(A.hex(), 1, 200, 1, 0, 1, 32)])
-    everybody = world.ask(b"operator", m.ConsumersAsk(LAGS_PER_MESSAGE_MAX * 9))
+    everybody = world.ask(b"operator", m.ListConsumers(LAGS_PER_MESSAGE_MAX * 9))
     assert isinstance(everybody, m.ConsumersReply)
     assert [each.link for each in everybody.consumers] == [A.hex(), B.hex()]
-    assert world.ask(b"operator", m.ConsumersAsk(-1)) == m.ConsumersReply(0, [])
+    assert world.ask(b"operator", m.ListConsumers(-1)) == m.ConsumersReply(0, [])
     assert b"operator" not in world.core.subscriptions.links, "a request must not create a link"

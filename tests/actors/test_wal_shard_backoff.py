@@ -57,7 +57,7 @@ def test_the_backoff_grows_with_each_delivery_and_starts_when_the_lease_ends(wor
     pass_ms(world, 1_499)
     assert claim(world, 9).runs == [], "the backoff must double up to its maximum"
     pass_ms(world, 1)
-    assert list(held(claim(world, 9, pid=7, born=70))) == [3, 4]
+    assert list(held(claim(world, 9, pid=7, pid_started=70))) == [3, 4]
     world.run_of("q").step(ev.WorkerDied(7, 70))
     assert list(held(claim(world, 9))) == [3, 4]
 

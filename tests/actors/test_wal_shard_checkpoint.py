@@ -307,8 +307,8 @@ def test_invalid_checkpoint_messages_are_refused(world):
     assert refused(m.CheckpointRows())
     assert refused(m.CheckpointRows(True, False, [12345]))
     assert refused(m.CheckpointDone(1, []))
-    assert refused(m.LiveAsk(2), bytearray(8))
-    assert refused(m.LiveAsk(70_000), bytearray(560_000))
+    assert refused(m.ListLiveRecords(2), bytearray(8))
+    assert refused(m.ListLiveRecords(70_000), bytearray(560_000))
     assert not world.ask(run, m.SegmentTier(77, 1)).accepted
     assert not world.ask(run, m.SegmentsChange([], [77])).accepted
     ref = m.SegmentRef(5, "packs/pack-0000000000000005", 1, 1, 1, 1, 1)
@@ -365,7 +365,7 @@ def test_a_live_reply_contains_the_deleted_seqs(world):
     world.request(m.RecordsDelete("a", seqs=BitMap64([5, 7]).serialize()))
     world.request(m.RecordsDelete("a", before_seq=3))
     ids = np.array([topic.topic_id, 999], dtype="<u8")
-    reply = world.ask(run, m.LiveAsk(2), bytearray(ids.tobytes()))
+    reply = world.ask(run, m.ListLiveRecords(2), bytearray(ids.tobytes()))
     rows = np.frombuffer(run.attached, dtype="<u8").reshape(2, 5).tolist()
     assert rows[1] == [999, 0, 0, 0, 0]
     topic_id, epoch, earliest, start, stop = rows[0]
@@ -461,7 +461,7 @@ def test_a_checkpoint_succeeds_while_the_disk_has_no_space_for_a_new_file():
     assert run.core.log_roll.failure
     world.append("a", [b"x"])
     ids = np.array([1], dtype="<u8")
-    assert world.ask(run, m.LiveAsk(1), bytearray(ids.tobytes())).topics == 1
+    assert world.ask(run, m.ListLiveRecords(1), bytearray(ids.tobytes())).topics == 1
     assert world.ask(run, m.CheckpointRows(True)).done
 
 

@@ -52,7 +52,7 @@ def test_a_job_is_delivered_up_to_its_maximum_and_is_then_exhausted(world):
     assert found.epoch == world.topic("q").epoch
     assert spent(world, found.topic_id) == m.ExhaustedReply()
     assert world.run_of("q").core.requests.leases.exhausted_total == 2
-    assert world.request(m.LeaseStats("q")).set_aside == 2
+    assert world.request(m.LeaseStats("q")).exhausted == 2
     assert stats(world) == (2, 2, 0), "exhausted jobs count as ready until they are moved"
 
 

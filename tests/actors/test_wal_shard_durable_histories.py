@@ -68,7 +68,7 @@ class History:
 
     def claim(self, call, node, chosen) -> None:
         most = self.rng.randint(1, 4)
-        reply = claim(self.world, most, node, lease_ms=2_000, call=call, pid=ord(node), born=7)
+        reply = claim(self.world, most, node, lease_ms=2_000, call=call, pid=ord(node), pid_started=7)
         for first, count, deliveries, token in reply.runs:
             for n in range(count):
                 assert first + n in self.live
@@ -82,7 +82,7 @@ class History:
         if reply.runs and self.is_on and self.rng.random() < 0.3:
             # The reply was lost with the shard.
             self.end(call, node, chosen, has_power=True)
-            again = claim(self.world, most, node, lease_ms=2_000, call=call, pid=ord(node), born=7)
+            again = claim(self.world, most, node, lease_ms=2_000, call=call, pid=ord(node), pid_started=7)
             assert again.runs == reply.runs
 
     def ack(self, call, node, chosen) -> None:

@@ -284,8 +284,8 @@ def test_leases_move_with_their_topics_when_the_number_of_shards_changes(before,
 def test_jobs_of_a_dead_worker_are_ready_and_stay_ready(world):
     """This also holds if the shard dies between the claim and the death of the worker."""
     make_durable(world, 6)
-    claim(world, 2, pid=7, born=70, lease_ms=60_000)
-    claim(world, 2, node="v", pid=8, born=80, lease_ms=60_000)
+    claim(world, 2, pid=7, pid_started=70, lease_ms=60_000)
+    claim(world, 2, node="v", pid=8, pid_started=80, lease_ms=60_000)
     run = world.run_of("q")
     run.step(ev.WorkerDied(7, 70))
     assert stats(world) == (4, 2, 0)
@@ -388,7 +388,7 @@ def test_switching_on_logs_the_known_state(is_absorbed, monkeypatch):
     settle(world, m.Nack, {1: jobs[1]}, node="n0")
     settle(world, m.Nack, {2: jobs[2]}, node="n1", delay_ms=90_000)
     settle(world, m.Reject, {3: jobs[3]}, node="n2", reason="why")
-    claim(world, 1, "p", lease_ms=60_000, pid=7, born=70)
+    claim(world, 1, "p", lease_ms=60_000, pid=7, pid_started=70)
     delete(world, "q", seqs=[4])
     before = stats(world)
     if is_absorbed:
@@ -430,8 +430,8 @@ def test_a_change_to_a_class_with_a_log_makes_leases_durable(world):
 @pytest.mark.parametrize(
     "wrong",
     [
-        m.Claim("q", "w", call=-1), m.Claim("q", "w", pid=-7, born=1),
-        m.Claim("q", "w", pid=7, born=-1), m.Nack("q", "w", words([1]), call=-1),
+        m.Claim("q", "w", call=-1), m.Claim("q", "w", pid=-7, pid_started=1),
+        m.Claim("q", "w", pid=7, pid_started=-1), m.Nack("q", "w", words([1]), call=-1),
         m.Extend("q", "w", words([1]), call=-1), m.Reject("q", "w", words([1]), call=-1),
     ],
 )  # fmt: skip

@@ -27,8 +27,8 @@ def known(world: World, topic: str) -> dict[str, Any]:
         "topic": topic, "topic_id": topic_id, "dest_id": topic_id, "dest": topic, "source": "t", "name": "r",
         "group": "g", "node": "w", "seqs": SEQS, "tokens": b"", "config": {}, "mode": 1,
         "dead_letter": "dead", "filter": "", "tags": "", "flags": 3, "durability": 0, "frames": 0,
-        "frame": -1, "epoch": 0, "match": "a", "call": 0, "pid": 0, "born": 0, "wait_ms": 0, "after": 0,
-        "cursor": 0, "start": 0, "lost": 0,
+        "frame": -1, "epoch": 0, "match": "a", "call": 0, "pid": 0, "pid_started": 0, "wait_ms": 0, "after":
+        0, "cursor": 0, "start": 0, "lost": 0,
     }  # fmt: skip
 
 
@@ -76,9 +76,9 @@ def test_a_shard_survives_every_field_at_its_extremes(kind: type[m.Message], top
 @pytest.mark.parametrize(
     "message",
     [
-        m.Claim("q", "w", 1, pid=PID_MAX, born=1 << 63),
-        m.Claim("q", "w", 1, pid=1, born=(1 << 64) - 1, call=(1 << 64) - 1),
-        m.Claim("t", "w", 1, call=(1 << 64) - 1, pid=PID_MAX, born=(1 << 64) - 1, group="g"),
+        m.Claim("q", "w", 1, pid=PID_MAX, pid_started=1 << 63),
+        m.Claim("q", "w", 1, pid=1, pid_started=(1 << 64) - 1, call=(1 << 64) - 1),
+        m.Claim("t", "w", 1, call=(1 << 64) - 1, pid=PID_MAX, pid_started=(1 << 64) - 1, group="g"),
         m.Extend("q", "w", SEQS, lease_ms=1 << 43),
         m.GroupSeek("t", "g", SEQ_MAX),
         m.GroupOpen("t", "h", 1, start=SEQ_MAX),

@@ -13,13 +13,13 @@ from tests.support.lease_words import held, words
 from tests.support.shard_worlds import new_world, restart
 
 LEASED, RETURNED = 1, 3
-US = {"pid": 7, "born": 70}
-THEM = {"pid": 8, "born": 80}
+US = {"pid": 7, "pid_started": 70}
+THEM = {"pid": 8, "pid_started": 80}
 
 
-def dies(world: World, *, pid: int, born: int) -> None:
+def dies(world: World, *, pid: int, pid_started: int) -> None:
     run = world.run_of("t")
-    run.step(ev.WorkerDied(pid, born))
+    run.step(ev.WorkerDied(pid, pid_started))
     run.step()
 
 

@@ -78,7 +78,7 @@ def test_a_record_is_delivered_up_to_its_maximum_and_is_then_exhausted(world: Wo
     assert spent(world, found.number) == m.ExhaustedReply()
     assert list(held(claim(world, 9))) == [3, 4], "an exhausted record must not be delivered"
     reply = stand(world)
-    assert (reply.set_aside, reply.in_flight, reply.info.floor) == (2, 2, 0), (
+    assert (reply.exhausted, reply.in_flight, reply.info.floor) == (2, 2, 0), (
         "an exhausted record must stay pending"
     )
     assert pending(world)[1] == (EXHAUSTED, "", 2)
@@ -131,7 +131,7 @@ def test_exhausted_records_survive_their_shard(has_checkpoint: bool) -> None:
         with_mover(world)
         found = spent(world)
         assert found.runs == [(1, 1, 1), (2, 1, 2)]
-        assert stand(world).set_aside == 2
+        assert stand(world).exhausted == 2
         assert found.reasons == {1: "no address", 2: "refused"}
         assert found.failed == {1: (at_ms, 0), 2: (at_ms, 2)}
     assert moved(world, found.number, 1, 2) == 2
@@ -156,12 +156,12 @@ def test_without_a_mover_records_are_delivered_again(world: World) -> None:
     jobs = held(claim(world, 2))
     reject(world, {1: jobs[1]})
     nack(world, {2: jobs[2]})
-    assert stand(world).set_aside == 2
+    assert stand(world).exhausted == 2
     with_mover(world, has_mover=False)
     assert spent(world) == m.ExhaustedReply()
     given = [run[:3] for run in claim(world, 2).runs]
     assert given == [(1, 1, 2), (2, 1, 2)], "both must be delivered, with their count"
-    assert (stand(world).in_flight, stand(world).set_aside) == (2, 0)
+    assert (stand(world).in_flight, stand(world).exhausted) == (2, 0)
     with pytest.raises(InvalidRequest, match="dead-letter topic"):
         reject(world, held(claim(world, 1)))
 
@@ -171,7 +171,7 @@ def test_exhausted_records_that_leave_the_topic_are_not_moved(world: World) -> N
     nack(world, held(claim(world, 3)))
     delete(world, "t", before=3)
     assert spent(world).runs == [(3, 1, 1)]
-    assert stand(world).set_aside == 1
+    assert stand(world).exhausted == 1
     ack(world, held(claim(world, 1)))
     assert stand(world).info.floor == 2
 

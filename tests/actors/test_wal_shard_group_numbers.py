@@ -41,7 +41,7 @@ def test_sums_follow_the_operations_of_members(world: World) -> None:
     assert look(world) == (1, 4, 3, 2)
     world.request(m.GroupOpen("t", "s", STREAM))
     assert look(world) == (2, 10, 3, 2)
-    taken = world.request(m.GroupTake("t", "s", "r"))
+    taken = world.request(m.GroupTakeOver("t", "s", "r"))
     world.request(m.GroupCommit("t", "s", taken.token, 5, 7))
     assert look(world)[:3] == (2, 5, 3)
     world.request(m.GroupDelete("t", "s"))
@@ -89,7 +89,7 @@ def test_a_bounded_number_of_groups_is_sampled_at_once_and_the_oldest_floor_is_k
     for name in "abcd":
         world.request(m.GroupOpen("t", name, STREAM))
     assert [look(world, 0)[1] for _ in range(4)] == [8, 16, 20, 20]
-    taken = world.request(m.GroupTake("t", "a", "r"))
+    taken = world.request(m.GroupTakeOver("t", "a", "r"))
     for turn in range(1, 9):
         world.request(m.GroupCommit("t", "a", taken.token, min(turn, 3), 5))
         look(world, 100 * turn)

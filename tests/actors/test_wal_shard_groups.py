@@ -313,7 +313,7 @@ def test_a_stream_group_is_read_by_one_member_at_a_time(world):
     """The latest member owns the group. A commit of the previous owner has no effect."""
     make(world, 9, STREAM)
     refused(world, m.Claim("t", "w", group="g"), GroupIncompatible)
-    taken = world.request(m.GroupTake("t", "g", "a"))
+    taken = world.request(m.GroupTakeOver("t", "g", "a"))
     assert taken.committed == 0
     reply = world.request(m.GroupCommit("t", "g", taken.token, 4, 7))
     assert (reply.committed, reply.cursor, reply.is_holder) == (4, 7, True)
@@ -323,7 +323,7 @@ def test_a_stream_group_is_read_by_one_member_at_a_time(world):
         "a commit must not move back"
     )
     assert (stand(world).undelivered, stand(world).holder) == (5, "a")
-    other = world.request(m.GroupTake("t", "g", "b"))
+    other = world.request(m.GroupTakeOver("t", "g", "b"))
     assert other.committed == 4
     late = world.request(m.GroupCommit("t", "g", taken.token, 7, 8))
     assert (late.is_holder, late.committed) == (False, 4)
@@ -369,7 +369,7 @@ def test_the_state_of_a_group_outlives_the_shard(how, is_absorbed):
     world = new_world()
     make(world, 9, pending_max=50)
     world.request(m.GroupOpen("t", "s", STREAM))
-    token = world.request(m.GroupTake("t", "s", "r")).token
+    token = world.request(m.GroupTakeOver("t", "s", "r")).token
     world.request(m.GroupCommit("t", "s", token, 3, 6))
     jobs = held(claim(world, 6, lease_ms=60_000))
     ack(world, {2: jobs[2]})

@@ -70,13 +70,13 @@ def test_an_ack_is_one_record_of_the_log_and_answered_after_its_sync():
 def test_jobs_of_a_dead_worker_are_ready_at_once(world):
     """Leases of other processes under the same node name are not affected (Q10)."""
     make(world, 6)
-    mine = claim(world, 2, pid=7, born=70)
-    other = claim(world, 2, pid=7, born=71)
+    mine = claim(world, 2, pid=7, pid_started=70)
+    other = claim(world, 2, pid=7, pid_started=71)
     claim(world, 1)
     run = world.run_of("q")
     run.step(run.request(901, m.Claim("q", "x", 9, wait_ms=20_000)))
     assert list(held(run.replies.pop(901))) == [6]
-    run.step(run.request(902, m.Claim("q", "w", 9, wait_ms=20_000, pid=7, born=70)))
+    run.step(run.request(902, m.Claim("q", "w", 9, wait_ms=20_000, pid=7, pid_started=70)))
     run.step(run.request(903, m.Claim("q", "x", 9, wait_ms=20_000)))
     run.step(ev.WorkerDied(7, 70))
     again = run.replies.pop(903)

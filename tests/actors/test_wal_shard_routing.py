@@ -105,7 +105,7 @@ def test_deleting_a_destination_deletes_its_routers():
     """Routers are deleted with their topic (F3)."""
     world = world_with("d", "e")
     world.request(m.TopicDelete("d"))
-    listed = world.answer("e", m.RoutersAsk())
+    listed = world.answer("e", m.ListShardRouters())
     assert [facts.router for facts in listed.routers] == [2]
     world.put_topic("d", durability="disk")
     assert fates(world.forward([world.row(1, "d", 0, 1, frame=0)], [b"a"])) == [RouterPassOutcome.GONE]

@@ -62,7 +62,7 @@ def test_the_facts_of_a_topic_have_the_words_of_the_page() -> None:
 
 
 def test_the_words_of_news_are_on_the_page() -> None:
-    section = BOARD.split("### News")[1].split("### Turns")[0]
+    section = BOARD.split("### News")[1].split("### Grants")[0]
     for word, name in ((row_ring._CLAIMED, "claimed"), (row_ring._COUNT, "count"), (row_ring._LIFE, "life")):
         assert f"| {word} | {name}: " in section
     for word, name in enumerate(NewsRow._fields):

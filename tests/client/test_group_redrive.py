@@ -38,7 +38,7 @@ def reject(group: Group, most: int = 100) -> None:
     """Reject all records that can be claimed, and wait until they are in the dead-letter topic."""
     for job in group.claim(most):
         group.reject(job, "no use")
-    wait_until(lambda: group.stats().set_aside == 0, MOVED_S, "the records to be moved")
+    wait_until(lambda: group.stats().exhausted == 0, MOVED_S, "the records to be moved")
 
 
 def letters(group: Group) -> list[Record]:

@@ -318,7 +318,7 @@ def test_a_client_sends_keep_alives_while_it_has_a_subscription(host):
     opened(host, (topic(7), 0))
     host.advance(10)
     assert [(message, bytes(data)) for message, data in host.fake_schedulers[0].sent_messages] == [
-        (m.Taken(0), b"")
+        (m.GrantsReturned(0), b"")
     ]
     host.advance(10)
     assert len(host.fake_schedulers[0].sent_messages) == 2
@@ -354,7 +354,7 @@ def test_a_subscription_without_schedulers_fails_with_a_remedy():
 @pytest.mark.parametrize("data", [b"", b"x" * 63, None])
 def test_malformed_grant_rows_are_ignored(host, data):
     subscription, _ = opened(host, (topic(7), 0))
-    host.delivery.scheduler_message(0, PeerReply(m.Turns(1), data))
+    host.delivery.scheduler_message(0, PeerReply(m.Grants(1), data))
     assert not subscription.has_work
 
 
@@ -406,7 +406,7 @@ def test_changes_of_names_are_requested_without_any_feed():
     assert asked.names
     assert subscription.names_changed, "names may have changed while nobody reported it"
     host.advance(10)
-    assert (m.Taken(0), b"") in host.fake_schedulers[0].sent_messages, (
+    assert (m.GrantsReturned(0), b"") in host.fake_schedulers[0].sent_messages, (
         "a word of life, although there is no feed"
     )
     host.delivery.close_subscription(subscription)

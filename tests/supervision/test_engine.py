@@ -415,7 +415,9 @@ def test_a_ring_is_removed_after_its_client_exits(start: Start, tmp_path: Path) 
     info = read_engine_json(engine.run_dir)
     client = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     try:
-        opened = ask(info.shm_dir, RingOpen("test", client.pid, 0, born=process_started_ticks(client.pid)))
+        opened = ask(
+            info.shm_dir, RingOpen("test", client.pid, 0, pid_started=process_started_ticks(client.pid))
+        )
         assert isinstance(opened, RingOpened)
         assert engine.status().rings == 1
         os.kill(engine.shard().pid, signal.SIGKILL)

@@ -101,7 +101,7 @@ class SmallShard:
             deleted += topic.dead.serialize() if topic.dead else b""
             rows.append([topic_id, topic.epoch, topic.earliest_seq, start, len(deleted)])
         assert len(rows) == message.topics
-        return m.LiveReply(len(rows), deleted), np.array(rows, "<u8").tobytes()
+        return m.LiveRecordsReply(len(rows), deleted), np.array(rows, "<u8").tobytes()
 
     def _SegmentsChange(self, message, _):
         if self.refuses:

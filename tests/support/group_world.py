@@ -59,5 +59,5 @@ def stand(world: World, group: str = "g") -> m.LeaseStatsReply:
     """Return the group's statistics. Check the shard's invariants and that the pending count adds up."""
     found = world.request(m.LeaseStats("t", group=group))
     world.run_of("t").core.check()
-    assert found.in_flight + found.delayed + found.returned + found.set_aside == found.info.pending
+    assert found.in_flight + found.delayed + found.returned + found.exhausted == found.info.pending
     return found

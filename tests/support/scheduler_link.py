@@ -45,7 +45,7 @@ class Link:
         self.socket.send_multipart(parts)
 
     def take(self, *rows: tuple[int, int, int]) -> None:
-        self.say(m.Taken(len(rows)), [(*row, 1) for row in rows])
+        self.say(m.GrantsReturned(len(rows)), [(*row, 1) for row in rows])
 
     def hear(self, timeout_ms: int = WAIT_MS) -> tuple[m.Message | None, list[list[int]]]:
         if not self.socket.poll(timeout_ms):

@@ -167,7 +167,7 @@ class World:
             if found is not None:
                 self.feeds[link, subscription, feed] = (found[0], after, found[2])
         words = np.array([(*row, is_consumed) for row in rows], dtype=np.uint64)
-        self.turn(ev.LinkRequestReceived(link, 0, m.Taken(len(rows)), bytearray(words.tobytes())))
+        self.turn(ev.LinkRequestReceived(link, 0, m.GrantsReturned(len(rows)), bytearray(words.tobytes())))
 
     def ask(self, link: bytes, message: m.Message) -> m.Message:
         """Send a request and return its reply."""
@@ -208,7 +208,7 @@ class World:
         if isinstance(effect, ev.ReadSlots):
             return self._look(effect)
         link = self.links.setdefault(effect.link, WorldLink())
-        if isinstance(effect.message, m.Turns):
+        if isinstance(effect.message, m.Grants):
             if link.is_deaf or link.is_gone:
                 return ev.GrantsUnsent(effect, link.is_gone)
             self._judge(effect.link, link, effect)
@@ -231,7 +231,7 @@ class World:
 
     def _judge(self, id: bytes, link: WorldLink, tell: ev.SendToLink) -> None:
         rows = np.frombuffer(tell.rows, dtype=np.uint64).reshape(-1, 8).tolist()
-        assert tell.message == m.Turns(len(rows))
+        assert tell.message == m.Grants(len(rows))
         for row in rows:
             subscription, feed, until, first, last, file_id, offset, stop = row
             known = self.feeds.get((id, subscription, feed))

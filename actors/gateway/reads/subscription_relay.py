@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ringlog.envelope import messages as m
-from ringlog.envelope.messages.delivery import TAKEN_WORDS
+from ringlog.envelope.messages.delivery import GRANT_RETURN_WORDS
 from ringlog.errors import RinglogError, Throttled
 from ringlog.limits import LINK_SILENCE_MS, LINKS_PER_SCHEDULER_MAX, SUBSCRIPTIONS_PER_LINK_MAX
 from ringlog.link.delivery import Delivery
@@ -82,7 +82,7 @@ class SubscriptionRelay:
         )
         if missing:
             rows = [[request.subscription, number, UNBOUNDED, 0, 0, 0, 0, 0] for number in missing]
-            self._send(client, m.Turns(len(rows)), np.array(rows, dtype=np.uint64).tobytes())
+            self._send(client, m.Grants(len(rows)), np.array(rows, dtype=np.uint64).tobytes())
         return added
 
     def unsubscribe(self, client: bytes, number: int, feeds: Sequence[int]) -> None:
@@ -106,9 +106,9 @@ class SubscriptionRelay:
             self._send(client, m.SubscriptionsLost(), None)
             return
         known.heard_ns = now_ns
-        if not attachment or len(attachment) % (8 * TAKEN_WORDS):
+        if not attachment or len(attachment) % (8 * GRANT_RETURN_WORDS):
             return
-        rows = np.frombuffer(attachment, dtype=np.uint64).reshape(-1, TAKEN_WORDS).tolist()
+        rows = np.frombuffer(attachment, dtype=np.uint64).reshape(-1, GRANT_RETURN_WORDS).tolist()
         for number, name, after, is_consumed in rows:
             relayed = known.relayed.get(number)
             feed = relayed.feeds.get(name) if relayed is not None else None
@@ -193,7 +193,7 @@ class SubscriptionRelay:
             relayed.grants[grant.feed] = grant
             rows.append([relayed.number, relayed.names[grant.feed], grant.until, 0, 0, 0, 0, 0])
         if rows:
-            self._send(client, m.Turns(len(rows)), np.array(rows, dtype=np.uint64).tobytes())
+            self._send(client, m.Grants(len(rows)), np.array(rows, dtype=np.uint64).tobytes())
         if subscription.names_changed:
             subscription.names_changed = False
             self._send(client, m.TopicsChanged(), None)

@@ -42,7 +42,7 @@ class JobFlows:
             wait_ms = min(message.wait_ms, CLAIM_SLICE_MS_MAX)
             message = msgspec.structs.replace(message, wait_ms=wait_ms)
         # A remote client may reconnect through another connection, so its process is not monitored.
-        message = msgspec.structs.replace(message, pid=0, born=0)
+        message = msgspec.structs.replace(message, pid=0, pid_started=0)
         claimed, _ = yield from self._ask_owner(message)
         assert isinstance(claimed, m.ClaimReply)
         if not claimed.runs:

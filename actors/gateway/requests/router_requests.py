@@ -66,7 +66,7 @@ class RouterRequestFlows:
         info: m.TopicInfo = yield ResolveTopic(message.topic)
         return (yield self._ask(m.RoutesSettle(info.topic, info.topic_id, message.within_ms))), None
 
-    def redrive(self, message: m.LettersRedrive, principal: Principal) -> Flow:
+    def redrive(self, message: m.RedriveDeadLetters, principal: Principal) -> Flow:
         """Redrive dead letters. They are deleted from the dead-letter topic, so the key must cover it, too.
 
         Raises Forbidden.
@@ -75,7 +75,7 @@ class RouterRequestFlows:
             require_dead_letters(principal, (yield from self._dead_letter_topic(message)))
         return (yield self._ask(message)), None
 
-    def _dead_letter_topic(self, message: m.LettersRedrive) -> Generator[Any, Any, str]:
+    def _dead_letter_topic(self, message: m.RedriveDeadLetters) -> Generator[Any, Any, str]:
         """Return the name of the dead-letter topic of a queue or a group; "" if there is none."""
         if message.group:
             state, _ = yield from self._ask_owner(m.LeaseStats(message.topic, group=message.group))

@@ -117,11 +117,11 @@ async def show(request: Request) -> Response:
     topic, group = request.params
     found: m.LeaseStatsReply = await ask(request.gateway, m.LeaseStats(topic, group=group))
     undelivered, delayed = found.undelivered, found.delayed
-    unsettled = found.in_flight + delayed + found.returned + found.set_aside
+    unsettled = found.in_flight + delayed + found.returned + found.exhausted
     body: dict[str, Any] = {
         **_info(found.info), "head_seq": found.head_seq, "lag": undelivered + unsettled,
         "undelivered": undelivered, "ready": found.ready, "in_flight": found.in_flight, "delayed": delayed,
-        "returned": found.returned, "set_aside": found.set_aside, "waiting": found.waiting,
+        "returned": found.returned, "exhausted": found.exhausted, "waiting": found.waiting,
         "wait_p99_ms": found.wait_p99_ms, "is_holding": found.is_holding,
         "members": [
             {"node": name, "last_seen_ts": seen, "in_flight": held} for name, seen, held in found.members
@@ -194,7 +194,9 @@ async def take(request: Request) -> Response:
     body = await request.json(TakeBody)
     if not body.node:
         raise InvalidRequest("node must not be empty", field="node")
-    found: m.GroupTaken = await ask(request.gateway, m.GroupTake(topic, group, body.node, new_call_number()))
+    found: m.GroupTakenOver = await ask(
+        request.gateway, m.GroupTakeOver(topic, group, body.node, new_call_number())
+    )
     return Response(
         200,
         {"topic": topic, "group": group, "token": f"take_{found.token:016x}", "committed": found.committed,
@@ -305,11 +307,11 @@ ROUTES: tuple[Route, ...] = (
         "List delivered records that are not settled",
     ),
     _route(
-        "POST", "redrive", redrive, lambda topic, group: m.LettersRedrive(topic, b"", group),
+        "POST", "redrive", redrive, lambda topic, group: m.RedriveDeadLetters(topic, b"", group),
         "Deliver the records of dead letters again", jobs.RedriveBody,
     ),
     _route(
-        "POST", "take", take, lambda topic, group: m.GroupTake(topic, group, NODE),
+        "POST", "take", take, lambda topic, group: m.GroupTakeOver(topic, group, NODE),
         "Become the reader of a group", TakeBody,
     ),
     _route(

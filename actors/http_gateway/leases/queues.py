@@ -87,7 +87,7 @@ ROUTES: tuple[Route, ...] = (
     _route("GET", "peek", peek, lambda topic: m.Read(topic, 0), "Show the first jobs of a queue"),
     _route("POST", "purge", purge, m.RecordsDelete, "Delete all jobs of a queue"),
     _route(
-        "POST", "redrive", redrive, lambda topic: m.LettersRedrive(topic, b""),
+        "POST", "redrive", redrive, lambda topic: m.RedriveDeadLetters(topic, b""),
         "Move dead letters back to their queue", RedriveBody,
     ),
 )  # fmt: skip

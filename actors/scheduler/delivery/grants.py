@@ -26,7 +26,7 @@ from ringlog.actors.scheduler.delivery.feeds import (
 from ringlog.actors.scheduler.delivery.ready_set import ReadySet
 from ringlog.actors.scheduler.events import SendToLink
 from ringlog.envelope import messages as m
-from ringlog.envelope.messages.delivery import TURN_WORDS
+from ringlog.envelope.messages.delivery import GRANT_WORDS
 from ringlog.limits import BANDS, GRANTS_PER_MESSAGE_MAX
 from ringlog.topic.priority import band_of
 
@@ -34,8 +34,8 @@ UNTIL_RECHECK = (1 << 63) - 1
 """`until` of a recheck grant. The topic was deleted or recreated, or its shard failed: resolve it again."""
 PRIORITY_REREAD_MS = 1_000
 """A feed that starts to wait causes a new read of its topic's slot, at most once in this time."""
-_ROW = Struct(f"<{TURN_WORDS}Q")
-_ONE_GRANT = m.Turns(1)
+_ROW = Struct(f"<{GRANT_WORDS}Q")
+_ONE_GRANT = m.Grants(1)
 
 
 class GrantDispatcher:
@@ -269,8 +269,8 @@ class GrantDispatcher:
         words = np.array(rows, dtype=np.uint64)
         for first in range(0, len(granted), GRANTS_PER_MESSAGE_MAX):
             feeds = tuple(granted[first : first + GRANTS_PER_MESSAGE_MAX])
-            part = words[first * TURN_WORDS : (first + len(feeds)) * TURN_WORDS]
-            self._effects.append(SendToLink(link.id, m.Turns(len(feeds)), 0, part.tobytes(), feeds))
+            part = words[first * GRANT_WORDS : (first + len(feeds)) * GRANT_WORDS]
+            self._effects.append(SendToLink(link.id, m.Grants(len(feeds)), 0, part.tobytes(), feeds))
 
     def send_message(self, link: Link, message: m.Message, corr: int) -> None:
         """Send a message to a link, after the grants that it was given before."""

@@ -19,7 +19,7 @@ from ringlog.actors.scheduler.delivery.grants import GrantDispatcher
 from ringlog.actors.scheduler.delivery.priority_changes import PriorityChanges
 from ringlog.actors.scheduler.events import LinkRequestReceived, ReadSlots, SendToLink
 from ringlog.envelope import messages as m
-from ringlog.envelope.messages.delivery import TAKEN_WORDS
+from ringlog.envelope.messages.delivery import GRANT_RETURN_WORDS
 from ringlog.errors import InvalidRequest, Throttled
 from ringlog.limits import (
     CREDIT_MAX,
@@ -213,12 +213,13 @@ class LinkSubscriptions:
             self._effects.append(SendToLink(request.link, m.SubscriptionsLost()))
             return
         data = request.attachment or b""
-        if len(data) % (8 * TAKEN_WORDS):
+        if len(data) % (8 * GRANT_RETURN_WORDS):
             raise InvalidRequest(
-                f"attachment of Taken must be a multiple of {8 * TAKEN_WORDS} bytes, got {len(data)}",
+                f"attachment of GrantsReturned must be a multiple of {8 * GRANT_RETURN_WORDS} bytes, "
+                f"got {len(data)}",
                 bytes=len(data),
             )  # fmt: skip
-        rows = np.frombuffer(data, dtype=np.uint64).reshape(-1, TAKEN_WORDS).tolist()
+        rows = np.frombuffer(data, dtype=np.uint64).reshape(-1, GRANT_RETURN_WORDS).tolist()
         now_ms, subscriptions = self._grants.now_ms, link.subscriptions
         touched: dict[SchedulerSubscription, None] = {}
         for number, feed_number, after, is_consumed in rows:

@@ -31,7 +31,7 @@ from ringlog.clock import Clock
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
 from ringlog.envelope.engine_file import EngineInfo
-from ringlog.envelope.messages.delivery import TAKEN_WORDS, TURN_WORDS
+from ringlog.envelope.messages.delivery import GRANT_RETURN_WORDS, GRANT_WORDS
 from ringlog.errors import (
     CorruptData,
     DiskError,
@@ -60,7 +60,8 @@ from ringlog.topic.tombstone import RECREATED
 log: logging.Logger = logging.getLogger("ringlog.scheduler")
 
 ROUTER_REQUESTS = (
-    m.RouterCreate, m.RouterGet, m.RouterList, m.RouterDelete, m.RouterTell, m.LettersRedrive, m.RoutesSettle,
+    m.RouterCreate, m.RouterGet, m.RouterList, m.RouterDelete, m.NotifyRouterChange, m.RedriveDeadLetters,
+    m.RoutesSettle,
 )  # fmt: skip
 LOAD_RETRY_S = 0.25
 _SILENCE_NS = LINK_SILENCE_MS * 1_000_000 // 3
@@ -184,7 +185,7 @@ class Forwarder:
 
     def handle_request(self, link: bytes, corr: int, message: m.Message) -> None:
         """Process a request about routers or dead letters. Most replies follow in a later pass."""
-        if isinstance(message, m.RouterTell):
+        if isinstance(message, m.NotifyRouterChange):
             facts = message.facts
             try:
                 check_router_facts(facts.name, facts.source, facts.dest, facts.flags, facts.filter)
@@ -192,7 +193,7 @@ class Forwarder:
                 self._reply(link, _refusal(e), corr)
                 return
             self.apply_router_change(message)
-            self._reply(link, m.RouterTold(message.facts.router), corr)
+            self._reply(link, m.RouterChangeNotified(message.facts.router), corr)
             return
 
         def done(pending: Pending[m.Message]) -> None:
@@ -209,12 +210,12 @@ class Forwarder:
                 "only scheduler 0 handles this kind of request", kind=type(message).__name__
             )
             self._reply(link, _refusal(refused), corr)
-        elif isinstance(message, m.LettersRedrive):
+        elif isinstance(message, m.RedriveDeadLetters):
             run_steps(self._redriver.redrive(message)).when_done(done)
         else:
             self.router_admin.submit(message).when_done(done)
 
-    def apply_router_change(self, announcement: m.RouterTell) -> None:
+    def apply_router_change(self, announcement: m.NotifyRouterChange) -> None:
         """Apply a created, changed or deleted router if this scheduler runs it."""
         if scheduler_of(announcement.facts.source_id, self._schedulers) != self._number:
             return
@@ -229,7 +230,10 @@ class Forwarder:
         A client that created a router relies on this. A scheduler that starts meanwhile loads its routers
         from the shards. Raises NotReady if the scheduler does not reply.
         """
-        number, announcement = scheduler_of(facts.source_id, self._schedulers), m.RouterTell(facts, is_gone)
+        number, announcement = (
+            scheduler_of(facts.source_id, self._schedulers),
+            m.NotifyRouterChange(facts, is_gone),
+        )
         if number == self._number:
             self.apply_router_change(announcement)
             return
@@ -268,8 +272,8 @@ class Forwarder:
         for shard in range(self._boot.shards):
             after, has_more = 0, True
             while has_more:
-                page: m.RoutersReply = yield from self.connection.ask(
-                    shard, m.RoutersAsk(after, LIST_PAGE_MAX)
+                page: m.ShardRoutersReply = yield from self.connection.ask(
+                    shard, m.ListShardRouters(after, LIST_PAGE_MAX)
                 )
                 found += page.routers
                 has_more = page.more and bool(page.routers)
@@ -288,7 +292,7 @@ class Forwarder:
             for facts in found:
                 # Skip known routers: a later announcement may be newer than this reply.
                 if not self.forwarding.has_router(facts.router):
-                    self.apply_router_change(m.RouterTell(facts))
+                    self.apply_router_change(m.NotifyRouterChange(facts))
             if not self.is_loaded:
                 self.is_loaded = True
                 log_event(
@@ -300,9 +304,9 @@ class Forwarder:
 
     def handle_core_message(self, effect: ev.SendToLink) -> None:
         """Process a message of the scheduler's core: grants, or the loss of a subscription."""
-        if isinstance(effect.message, m.Turns):
+        if isinstance(effect.message, m.Grants):
             for _, feed, until, *_ in (
-                np.frombuffer(effect.rows, dtype=np.uint64).reshape(-1, TURN_WORDS).tolist()
+                np.frombuffer(effect.rows, dtype=np.uint64).reshape(-1, GRANT_WORDS).tolist()
             ):
                 key = self._feeds.get(feed)
                 if key is None:
@@ -344,9 +348,9 @@ class Forwarder:
             self._return_grants([(int(effect.key.is_strong), feed, effect.after, 0)])
 
     def _return_grants(self, rows: list[tuple[int, int, int, int]]) -> None:
-        data = bytearray(np.array(rows, dtype=np.uint64).reshape(-1, TAKEN_WORDS).tobytes())
+        data = bytearray(np.array(rows, dtype=np.uint64).reshape(-1, GRANT_RETURN_WORDS).tobytes())
         self._last_sent_ns = self.clock.monotonic_ns()
-        self._send_to_core(m.Taken(len(rows)), data)
+        self._send_to_core(m.GrantsReturned(len(rows)), data)
 
     def _send_to_core(self, message: m.Message, data: bytearray | None = None) -> None:
         self._events.append(ev.LinkRequestReceived(ROUTERS, 0, message, data))

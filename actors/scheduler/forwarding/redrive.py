@@ -55,7 +55,7 @@ class DeadLetterRedriver:
         self._links, self._connection, self._clock = links, connection, clock
         self._read_at_once = max(DEAD_LETTERS_READ_BYTES // record_bytes, 1)
 
-    def redrive(self, request: m.LettersRedrive) -> Steps[m.Message]:
+    def redrive(self, request: m.RedriveDeadLetters) -> Steps[m.Message]:
         """Redrive the named dead letters, if they exist and are of this queue or this group."""
         seqs = _numbers(request)
         topic = yield from self._topic(request.topic)
@@ -63,7 +63,7 @@ class DeadLetterRedriver:
         try:
             dead = yield from self._topic(target)
         except TopicNotFound:
-            return m.LettersRedriven(topic.topic, 0, 0)
+            return m.DeadLettersRedriven(topic.topic, 0, 0)
         sums = np.zeros(3, np.int64)
         for at in range(0, len(seqs), self._read_at_once):
             letters = yield from self._read_letters(
@@ -79,8 +79,8 @@ class DeadLetterRedriver:
                     continue
                 if not sums[0]:
                     raise refused
-                return m.LettersRedriven(topic.topic, *sums.tolist())
-        return m.LettersRedriven(topic.topic, *sums.tolist())
+                return m.DeadLettersRedriven(topic.topic, *sums.tolist())
+        return m.DeadLettersRedriven(topic.topic, *sums.tolist())
 
     def _read_letters(
         self, topic: m.TopicInfo, dead: m.TopicInfo, seqs: Any, group: str
@@ -217,7 +217,7 @@ def record_columns(
     )
 
 
-def _numbers(request: m.LettersRedrive) -> Any:
+def _numbers(request: m.RedriveDeadLetters) -> Any:
     count, remainder = divmod(len(request.seqs), 8)
     if remainder:
         raise InvalidRequest(

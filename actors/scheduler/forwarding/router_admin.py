@@ -111,7 +111,9 @@ class RouterAdmin:
             yield from self._refresh_catalog()
         known = self.catalog.require(name)
         shard = shard_of(known.dest_id, self._host.links.shards)
-        page: m.RoutersReply = yield from self._host.connection.ask(shard, m.RoutersAsk(known.router - 1, 1))
+        page: m.ShardRoutersReply = yield from self._host.connection.ask(
+            shard, m.ListShardRouters(known.router - 1, 1)
+        )
         if not page.routers or page.routers[0].router != known.router:
             self.catalog.drop(name)
             raise RouterNotFound("no such router", router=name[:256])

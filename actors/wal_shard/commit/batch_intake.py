@@ -160,7 +160,7 @@ class BatchIntake:
         ):
             return Room.LATER  # rows contain only published state, so nothing may be staged (C2)
         data = event.buffer if isinstance(event, FramesArrived) else event.attachment
-        if isinstance(event, ControlReceived) and isinstance(event.message, m.LiveAsk):
+        if isinstance(event, ControlReceived) and isinstance(event.message, m.ListLiveRecords):
             data = None  # ids are not logged; checkpoints must continue on a full disk and free space
         self._admission.is_volatile_closed = False
         if data and (self._directory.ephemeral or isinstance(event, ControlReceived)):

@@ -125,14 +125,14 @@ class ClaimRequests:
                     live, one.node, _max_jobs(one), one.lease_ms or config.lease_ms, now_ms,
                     deliveries_max=limit, order=order._replace(by_number=True) if one.by_number else order,
                     new_max=new_max, min_idle_ms=one.min_idle_ms, call=one.call,
-                    process_id=(one.pid, one.born),
+                    process_id=(one.pid, one.pid_started),
                 )
             ]  # fmt: skip
         else:
             requests = [
                 ClaimRequest(
-                    each.node, _max_jobs(each), each.lease_ms or config.lease_ms, (each.pid, each.born),
-                    each.call, each.by_number,
+                    each.node, _max_jobs(each), each.lease_ms or config.lease_ms, (each.pid,
+                    each.pid_started), each.call, each.by_number,
                 )
                 for each in messages
             ]  # fmt: skip
@@ -156,7 +156,7 @@ class ClaimRequests:
         change = group.steal(
             np.unique(seqs), message.node, message.lease_ms or topic.config.lease_ms,
             now_us // 1_000, min_idle_ms=message.min_idle_ms, call=message.call,
-            process_id=(message.pid, message.born),
+            process_id=(message.pid, message.pid_started),
         )  # fmt: skip
         self._registry.log(topic, group, change, batch)
         return self._leases.remember_reply(group, message.call, claim_reply(topic, group, change))

@@ -59,7 +59,7 @@ class ConsumerGroups:
             m.GroupLeave: self._leave,
             m.GroupList: self._list,
             m.GroupSeek: self._seek,
-            m.GroupTake: self._take,
+            m.GroupTakeOver: self._take,
             m.GroupCommit: self._commit,
             m.GroupDelete: self._delete,
         }
@@ -167,7 +167,7 @@ class ConsumerGroups:
         return info_of(topic, group)
 
     def _take(
-        self, message: m.GroupTake, event: ControlReceived, batch: CommitBatch, now_us: int
+        self, message: m.GroupTakeOver, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> m.Message:
         topic, group = self._registry.find_named(message, Mode.STREAM)
         checked_node(message)
@@ -177,7 +177,7 @@ class ConsumerGroups:
                 message.node, self._registry.tokens.allocate(1), now_us // 1_000, call=message.call
             )
             self._log(topic, group, change, batch)
-        return m.GroupTaken(topic.name, change.rows[0], group.committed, topic.epoch)
+        return m.GroupTakenOver(topic.name, change.rows[0], group.committed, topic.epoch)
 
     def _commit(
         self, message: m.GroupCommit, event: ControlReceived, batch: CommitBatch, now_us: int

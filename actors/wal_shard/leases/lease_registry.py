@@ -50,7 +50,7 @@ from ringlog.topic.state import ShardTopic
 from ringlog.types import Durability
 
 _OF_GROUPS = (
-    m.GroupOpen, m.GroupLeave, m.GroupSeek, m.GroupTake, m.GroupCommit, m.GroupDelete, m.Redeliver,
+    m.GroupOpen, m.GroupLeave, m.GroupSeek, m.GroupTakeOver, m.GroupCommit, m.GroupDelete, m.Redeliver,
 )  # fmt: skip
 """Requests that always write to the log."""
 _DELETES = (m.Ack, m.AckAndClaim)

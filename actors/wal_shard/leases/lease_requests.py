@@ -231,8 +231,8 @@ def check_claim(topic: ShardTopic, message: m.Claim | m.AckAndClaim | m.Steal) -
     """Raise InvalidRequest if the node or a number of a claim is invalid."""
     checked_node(message)
     require_numbers(message)
-    if min(getattr(message, "max", 0), message.pid, message.born) < 0:
-        raise InvalidRequest("max, pid and born must be >= 0", topic=topic.name)
+    if min(getattr(message, "max", 0), message.pid, message.pid_started) < 0:
+        raise InvalidRequest("max, pid and pid_started must be >= 0", topic=topic.name)
 
 
 def skipped_of(matched: LeaseMatch) -> I64:

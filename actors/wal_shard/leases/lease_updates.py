@@ -97,7 +97,7 @@ class LeaseUpdates:
         self._leases.on_capacity_freed(topic, group)
         claim = m.Claim(
             message.topic, message.node, message.max, message.lease_ms, 0, message.call, message.pid,
-            message.born, group=message.group,
+            message.pid_started, group=message.group,
         )  # fmt: skip
         return self._leases.claims.lease(topic, group, claim, now_us, batch) or claim_reply(
             topic, group, None

@@ -133,7 +133,7 @@ class QueueFastPath:
         )
 
     def _is_simple_claim(self, message: m.Claim | m.AckAndClaim) -> bool:
-        if message.call <= 0 or min(message.max, message.pid, message.born) < 0:
+        if message.call <= 0 or min(message.max, message.pid, message.pid_started) < 0:
             return False
         if message.lease_ms and not LEASE_MS_MIN <= message.lease_ms <= LEASE_MS_MAX:
             return False
@@ -148,7 +148,7 @@ class QueueFastPath:
         claimed = queue.claim(
             live_of(topic), message.node, min(max(message.max, 1), CLAIM_JOBS_MAX), lease_ms,
             now_us // 1_000, deliveries_max=leases.registry.max_deliveries_of(topic), process_id=(message.pid,
-            message.born),
+            message.pid_started),
         )  # fmt: skip
         topic.last_read_us = leases.wall_us
         leases.count_exhausted(claimed)

@@ -153,7 +153,7 @@ class WaitingClaims:
 
     def drop_process(self, process_id: tuple[int, int]) -> None:
         """Remove the waiting claims of a process that died. They get no jobs and no reply."""
-        self._drop(lambda claim: (claim.message.pid, claim.message.born) == process_id)
+        self._drop(lambda claim: (claim.message.pid, claim.message.pid_started) == process_id)
 
     def drop_connections(self, connections: Collection[bytes]) -> None:
         """Remove the waiting claims of connections that ended, such as those that a gateway forwarded."""

@@ -20,7 +20,7 @@ from ringlog.frame import layout
 from ringlog.frame.settle_entry import S_COMMIT_TS, S_COUNT_STATUS, S_FIRST_SEQ, STATUS_SHIFT
 
 READ_ONLY_REQUESTS: tuple[type[m.Message], ...] = (
-    m.Hello, m.TopicResolve, m.TopicState, m.TopicList, m.ProducerState, m.Locate, m.RoutersAsk,
+    m.Hello, m.TopicResolve, m.TopicState, m.TopicList, m.ProducerState, m.Locate, m.ListShardRouters,
 )  # fmt: skip
 """Requests that change neither the state of the shard nor the disk."""
 

@@ -65,7 +65,7 @@ class RequestTransport:
                 elif isinstance(message, m.RingDetach):
                     self._detach(client, envelope.corr, message)
                 elif isinstance(message, m.OpenCalls):
-                    name = self._open_calls(client, (message.pid, message.born))
+                    name = self._open_calls(client, (message.pid, message.pid_started))
                     self._socket.send(client, m.CallsOpened(name), envelope.corr)
                 elif isinstance(message, m.Ping):
                     pong = m.Pong(self._boot.incarnation, self._heartbeat.passes)
@@ -112,7 +112,7 @@ class RequestTransport:
     def _watch_claimer(self, message: m.Message) -> None:
         """Monitor the local process that sent a claim, because its leases end with it (Q10)."""
         if isinstance(message, m.Claim | m.AckAndClaim | m.Steal) and message.pid:
-            self._worker_liveness.watch((message.pid, message.born))
+            self._worker_liveness.watch((message.pid, message.pid_started))
 
     # -- rings ----------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ from ringlog.topic.directory import TopicDirectory
 from ringlog.topic.state import ShardTopic
 
 MUTATING_REQUESTS = (
-    m.TopicPut, m.TopicDelete, m.Append, m.RecordsDelete, m.LiveAsk, m.CheckpointRows, m.RouterPut,
+    m.TopicPut, m.TopicDelete, m.Append, m.RecordsDelete, m.ListLiveRecords, m.CheckpointRows, m.RouterPut,
     m.RouterDrop, m.Route,
 )  # fmt: skip
 """Requests that may write to the log. Lease requests are not listed here."""

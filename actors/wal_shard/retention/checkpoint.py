@@ -3,7 +3,7 @@
 Pure. The compactor sends the requests, and the shard replies. A checkpoint has five steps:
 
 1. CheckpointOpen: list the log files that are closed, durable and not absorbed, in order of replay.
-2. LiveAsk: report the deleted records in these files, which need no place in a segment.
+2. ListLiveRecords: report the deleted records in these files, which need no place in a segment.
 3. SegmentsChange: register the new segments. Readers are directed to segments first, and to the log for other
 records. 4. CheckpointRows, in pages: return the state of every topic that changed since the last finished
 checkpoint.
@@ -90,7 +90,7 @@ class ShardCheckpoint:
             type[m.Message], Callable[[Any, ControlReceived, CommitBatch, int], HandlerReply]
         ] = {
             m.CheckpointOpen: self._open,
-            m.LiveAsk: self._live,
+            m.ListLiveRecords: self._live,
             m.SegmentsChange: self._segments,
             m.SegmentTier: self._tier,
             m.CheckpointRows: self._rows,
@@ -138,7 +138,7 @@ class ShardCheckpoint:
         )  # fmt: skip
 
     def _live(
-        self, message: m.LiveAsk, event: ControlReceived, batch: CommitBatch, now_us: int
+        self, message: m.ListLiveRecords, event: ControlReceived, batch: CommitBatch, now_us: int
     ) -> HandlerReply:
         data = event.attachment or b""
         if not 0 <= message.topics <= LIVE_TOPICS_MAX or len(data) != 8 * message.topics:
@@ -162,7 +162,9 @@ class ShardCheckpoint:
         # The compactor leaves these records out forever, so their deletion must be durable before the reply.
         self._await_durable(batch)
         wanted = bytes(codecs) if any(codecs) else b""
-        return m.LiveReply(message.topics, bytes(deleted), wanted), np.array(rows, dtype="<u8").tobytes()
+        return m.LiveRecordsReply(message.topics, bytes(deleted), wanted), np.array(
+            rows, dtype="<u8"
+        ).tobytes()
 
     def _await_durable(self, batch: CommitBatch) -> None:
         """Make the reply wait until everything so far is durable."""

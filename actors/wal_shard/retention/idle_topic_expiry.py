@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _MS_NS = 1_000_000
 USING_REQUESTS: frozenset[type[m.Message]] = frozenset({
     m.TopicPut, m.TopicResolve, m.Append, m.RecordsDelete, m.ProducerState, m.Locate, m.Claim, m.Steal,
-    m.Ack, m.AckAndClaim, m.Nack, m.Extend, m.Reject, m.GroupOpen, m.GroupLeave, m.GroupSeek, m.GroupTake,
+    m.Ack, m.AckAndClaim, m.Nack, m.Extend, m.Reject, m.GroupOpen, m.GroupLeave, m.GroupSeek, m.GroupTakeOver,
     m.GroupCommit, m.GroupDelete, m.Redeliver,
 })  # fmt: skip
 """Requests that count as use of a topic.

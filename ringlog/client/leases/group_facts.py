@@ -84,7 +84,7 @@ class GroupStats:
     """Name of the member that reads the group in mode stream."""
     is_holding: bool
     """True if the topic retains records beyond caps or TTL for this group (`retain_until_acked`)."""
-    set_aside: int = 0
+    exhausted: int = 0
     """Number of exhausted records that are not yet in the dead-letter topic."""
     oldest_ready_ms: int | None = None
     """Age in milliseconds of the oldest record that may be claimed; None = there is none. Only for mode
@@ -97,7 +97,7 @@ class GroupStats:
     @property
     def pending(self) -> int:
         """Number of delivered records that are not acked."""
-        return self.in_flight + self.delayed + self.returned + self.set_aside
+        return self.in_flight + self.delayed + self.returned + self.exhausted
 
     @property
     def lag(self) -> int:
@@ -113,7 +113,7 @@ class PendingEntry:
     first_seq: int
     last_seq: int
     state: str
-    """`leased`, `delayed`, `returned`, or `set aside` (exhausted, and not yet in the dead-letter topic)."""
+    """`leased`, `delayed`, `returned`, or `exhausted` (not yet in the dead-letter topic)."""
     node: str
     """Name of the member that holds the records; "" = none."""
     deliveries: int

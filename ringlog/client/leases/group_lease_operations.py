@@ -44,8 +44,8 @@ from ringlog.envelope.messages import (
     GroupListReply,
     GroupOpen,
     GroupSeek,
-    GroupTake,
-    GroupTaken,
+    GroupTakenOver,
+    GroupTakeOver,
     LeaseStats,
     LeaseStatsReply,
     PendingReply,
@@ -237,7 +237,7 @@ class GroupLeaseOperations(LeaseOperations):
         return GroupStats(
             info.topic, info.group, _NAMES.get(info.mode, ""), info.cursor, info.floor, reply.head_seq,
             reply.undelivered, reply.in_flight, reply.delayed, reply.returned, reply.waiting, members,
-            reply.holder, reply.is_holding, reply.set_aside,
+            reply.holder, reply.is_holding, reply.exhausted,
             None if reply.oldest_ready_ms < 0 else reply.oldest_ready_ms, reply.wait_p99_ms,
         )  # fmt: skip
 
@@ -298,8 +298,8 @@ class GroupStreamReader:
         """Become the reader of the group. The previous reader is fenced: its next commit raises LeaseLost."""
         operations = self._operations
         yield from operations.resolve_topic(connection)
-        take = GroupTake(operations.topic, operations.group, operations.node, new_call_number())
-        reply: GroupTaken = (yield connection.request_jobs(take)).message
+        take = GroupTakeOver(operations.topic, operations.group, operations.node, new_call_number())
+        reply: GroupTakenOver = (yield connection.request_jobs(take)).message
         self._token = reply.token
         self.processed = self.delivered = self.committed = reply.committed
         self._cursor = Cursor(reply.epoch, reply.committed)

@@ -73,7 +73,7 @@ class QueueConnection(Connection, Protocol):
         ...
 
 
-STATES = {1: "leased", 2: "delayed", 3: "returned", 5: "set aside"}
+STATES = {1: "leased", 2: "delayed", 3: "returned", 5: "exhausted"}
 """States of delivered and unacked jobs, by their number in PendingReply."""
 UNCOMBINED_MAX = 256
 """Most claims in a row that are sent without their acks, after requests that could not be combined."""

@@ -17,7 +17,7 @@ from ringlog.client.leases.dead_letters import split_for_move
 from ringlog.client.leases.lease_operations import LeaseOperations
 from ringlog.client.read.pages import Record
 from ringlog.client.requests.validation import check_int_range, check_seq, check_sequence
-from ringlog.envelope.messages import LettersRedrive, LettersRedriven, TopicState
+from ringlog.envelope.messages import DeadLettersRedriven, RedriveDeadLetters, TopicState
 from ringlog.errors import TopicNotFound, UsageError
 from ringlog.limits import DEAD_LETTERS_PER_MOVE
 from ringlog.link.futures import Steps
@@ -104,12 +104,12 @@ class Redrive:
     def move(self, session: Session, letters: Sequence[Record]) -> Steps[None]:
         """Have letters moved. Raises an error if one was refused; letters before it were moved."""
         numbers = np.array([letter.seq for letter in letters], dtype="<u8").tobytes()
-        message = LettersRedrive(self._operations.topic, numbers, self._operations.group)
+        message = RedriveDeadLetters(self._operations.topic, numbers, self._operations.group)
         left = len(letters)
         while left:
             # If a letter is refused after others, the reply counts those. The letter is then the first of the
             # next request and fails it.
-            reply: LettersRedriven = yield session.schedulers.ask(message)
+            reply: DeadLettersRedriven = yield session.schedulers.ask(message)
             self._moved += reply.moved
             self._repeated += reply.repeated
             self._gone += reply.gone

@@ -181,7 +181,7 @@ class PendingJob:
 
     seq: int
     state: str
-    """`leased`, `delayed`, `returned`, or `set aside` (exhausted, and not yet in the dead-letter topic)."""
+    """`leased`, `delayed`, `returned`, or `exhausted` (not yet in the dead-letter topic)."""
     node: str
     """Name of the worker that holds the job; "" = none."""
     until: float

@@ -64,8 +64,8 @@ class ConfirmReply(Message, frozen=True):
     moved: U64
 
 
-class LettersRedrive(Message, frozen=True):
-    """Client to scheduler 0 or gateway: redrive these dead letters of `topic`. Reply: LettersRedriven.
+class RedriveDeadLetters(Message, frozen=True):
+    """Client to scheduler 0 or gateway: redrive these dead letters of `topic`. Reply: DeadLettersRedriven.
 
     `seqs` are seqs in the dead-letter topic, 8 bytes each, little-endian, at most 256. The scheduler appends
     the letters to their queue, or has their consumer group deliver the records again. Then it deletes the
@@ -77,8 +77,8 @@ class LettersRedrive(Message, frozen=True):
     """Key of the consumer group; "" = the letters are of a queue."""
 
 
-class LettersRedriven(Message, frozen=True):
-    """Reply to LettersRedrive, after the copies are durable and the letters deleted.
+class DeadLettersRedriven(Message, frozen=True):
+    """Reply to RedriveDeadLetters, after the copies are durable and the letters deleted.
 
     `moved` letters were redriven; `repeated` of them had been copied before. Letters that do not exist or
     have another origin are not counted."""

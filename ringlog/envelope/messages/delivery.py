@@ -1,6 +1,6 @@
 """Delivery: subscriptions, grants and credit, between clients and schedulers.
 
-A *turn* in the names of these messages is a grant: permission to read one feed up to a position.
+A grant is the permission to read one feed up to a position.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from ringlog.envelope.messages.base import Message
 from ringlog.envelope.messages.ranges import U32, U64, Name, Place, Seq
 
-TURN_WORDS = 8
-"""Number of words of a row of Turns."""
-TAKEN_WORDS = 4
-"""Number of words of a row of Taken."""
+GRANT_WORDS = 8
+"""Number of words of a row of Grants."""
+GRANT_RETURN_WORDS = 4
+"""Number of words of a row of GrantsReturned."""
 
 
 class Feed(Message, frozen=True):
@@ -33,7 +33,7 @@ class Subscribe(Message, frozen=True):
     """Client to scheduler or gateway, gateway to scheduler: request grants for topics. Reply: Subscribed.
 
     One message has at most FEEDS_PER_MESSAGE_MAX feeds. The first message with a number creates the
-    subscription; later messages add feeds to it. The scheduler then sends grants (see Turns) in order of
+    subscription; later messages add feeds to it. The scheduler then sends grants (see Grants) in order of
     priority. At most `credit` grants are unanswered, and at most one for each feed.
     """
 
@@ -55,10 +55,10 @@ class Subscribed(Message, frozen=True):
     incarnation: U64
 
 
-class OpenTurns(Message, frozen=True):
+class OpenGrants(Message, frozen=True):
     """Client on the host to scheduler: send grants of this connection through shared memory.
 
-    Reply: TurnsOpened.
+    Reply: GrantsOpened.
     """
 
     wanted: bool = True
@@ -66,10 +66,10 @@ class OpenTurns(Message, frozen=True):
     dropped."""
 
 
-class TurnsOpened(Message, frozen=True):
-    """Reply to OpenTurns: file name of the grant ring in the shared-memory directory; its bell is next to it.
+class GrantsOpened(Message, frozen=True):
+    """Reply to OpenGrants: file name of the grant ring in the shared-memory directory.
 
-    "" = grants come as messages.
+    Its bell is next to it. "" = grants come as messages.
     """
 
     name: Name = ""
@@ -93,7 +93,7 @@ class Unsubscribed(Message, frozen=True):
     subscription: U32
 
 
-class Turns(Message, frozen=True):
+class Grants(Message, frozen=True):
     """Scheduler or gateway to client, unsolicited, correlation id 0: grants to read these feeds.
 
     The attachment has rows of 8 words: [subscription, feed, until, first_seq, last_seq, file_id, offset,
@@ -101,13 +101,13 @@ class Turns(Message, frozen=True):
     first of these records are, as in a row of the news ring, or zeros. The reader verifies what it reads
     there, as always.
 
-    The client returns each grant with a row of Taken.
+    The client returns each grant with a row of GrantsReturned.
     """
 
-    turns: Seq
+    grants: Seq
 
 
-class Taken(Message, frozen=True):
+class GrantsReturned(Message, frozen=True):
     """Client to scheduler or gateway, gateway to scheduler: return grants. No reply.
 
     The attachment has rows of 4 words: [subscription, feed, after, is_consumed]. A row ends the grant of the
@@ -117,7 +117,7 @@ class Taken(Message, frozen=True):
     If the scheduler does not know the sender, it sends SubscriptionsLost.
     """
 
-    turns: Seq
+    grants: Seq
 
 
 class SubscriptionsLost(Message, frozen=True):

@@ -107,8 +107,8 @@ class GroupSeek(Message, frozen=True):
     cursor: U64
 
 
-class GroupTake(Message, frozen=True):
-    """Client to shard or gateway: `node` becomes the reader of a stream group. Reply: GroupTaken.
+class GroupTakeOver(Message, frozen=True):
+    """Client to shard or gateway: `node` becomes the reader of a stream group. Reply: GroupTakenOver.
 
     It reads from the position after the committed one. A commit of the previous reader has no effect from
     then on."""
@@ -119,8 +119,8 @@ class GroupTake(Message, frozen=True):
     call: U64 = 0
 
 
-class GroupTaken(Message, frozen=True):
-    """Reply to GroupTake; `token` fences the previous reader."""
+class GroupTakenOver(Message, frozen=True):
+    """Reply to GroupTakeOver; `token` fences the previous reader."""
 
     topic: Name
     token: U64

@@ -58,7 +58,7 @@ class RingOpen(Message, frozen=True):
     ring_bytes: Seq = 0
     """0 = the default first size. The ring is smaller if run.ring_bytes or the free shared memory requires
     it."""
-    born: U64 = 0
+    pid_started: U64 = 0
     """Start time of process `pid` (`process_id`), in clock ticks since boot; 0 = the supervisor does not
     watch `pid`."""
 
@@ -135,7 +135,7 @@ class OpenCalls(Message, frozen=True):
     pid: Pid = 0
     """The client's process, and its start time (process_id). When it dies, its waiting claims end.
     0: the shard does not watch it."""
-    born: U64 = 0
+    pid_started: U64 = 0
 
 
 class CallsOpened(Message, frozen=True):

@@ -27,7 +27,7 @@ class Claim(Message, frozen=True):
     pid: Pid = 0
     """The process that claims, and its start time (process_id). When it dies, its records are ready at once.
     0: the leases last until they expire. A gateway passes 0."""
-    born: U64 = 0
+    pid_started: U64 = 0
     by_number: bool = False
     """For a queue with priorities: deliver by ascending seq and ignore priorities."""
     group: Name = ""
@@ -80,7 +80,7 @@ class Steal(Message, frozen=True):
     min_idle_ms: Millis = 0
     call: U64 = 0
     pid: Pid = 0
-    born: U64 = 0
+    pid_started: U64 = 0
     group: Name = ""
 
 
@@ -131,7 +131,7 @@ class AckAndClaim(Message, frozen=True):
     lease_ms: Millis = 0
     call: U64 = 0
     pid: Pid = 0
-    born: U64 = 0
+    pid_started: U64 = 0
     group: Name = ""
 
 
@@ -270,7 +270,7 @@ class LeaseStatsReply(Message, frozen=True):
     """Reply to LeaseStats.
 
     For a queue `ready`, `in_flight` and `delayed` add up to all of its jobs. For a group `in_flight`,
-    `returned` and `set_aside` are pending, and so are those of `delayed` that were delivered before."""
+    `returned` and `exhausted` are pending, and so are those of `delayed` that were delivered before."""
 
     info: GroupInfo
     """For a queue: its own group, whose names are empty."""
@@ -282,7 +282,7 @@ class LeaseStatsReply(Message, frozen=True):
     """Records that wait for their time: they were nacked with a delay, or have a `not_before`."""
     returned: U64
     """Records that were delivered, returned, and are ready again."""
-    set_aside: U64
+    exhausted: U64
     """Exhausted records that wait for their move to the dead-letter topic."""
     undelivered: Seq
     """Records that were never delivered. For a stream group: records after the committed position."""

@@ -122,7 +122,7 @@ class RouterDeleted(Message, frozen=True):
 class RouterFacts(Message, frozen=True):
     """A router as the shard of its destination stores it.
 
-    Reply to RouterPut; part of RoutersReply and RouterTell.
+    Reply to RouterPut; part of ShardRoutersReply and NotifyRouterChange.
     """
 
     router: U64
@@ -163,24 +163,24 @@ class RouterDropped(Message, frozen=True):
     dropped: bool
 
 
-class RouterTell(Message, frozen=True):
+class NotifyRouterChange(Message, frozen=True):
     """Scheduler 0 to the scheduler of the source: a router was created, changed or deleted.
 
-    Reply: RouterTold.
+    Reply: RouterChangeNotified.
     """
 
     facts: RouterFacts
     is_gone: bool = False
 
 
-class RouterTold(Message, frozen=True):
-    """Reply to RouterTell."""
+class RouterChangeNotified(Message, frozen=True):
+    """Reply to NotifyRouterChange."""
 
     router: U64
 
 
-class RoutersAsk(Message, frozen=True):
-    """Scheduler to shard: list the routers whose destination is on this shard. Reply: RoutersReply.
+class ListShardRouters(Message, frozen=True):
+    """Scheduler to shard: list the routers whose destination is on this shard. Reply: ShardRoutersReply.
 
     By number, above `after`.
     """
@@ -189,8 +189,8 @@ class RoutersAsk(Message, frozen=True):
     page_size: U32 = 1_000
 
 
-class RoutersReply(Message, frozen=True):
-    """Reply to RoutersAsk: one page of one shard; `more` = further routers exist."""
+class ShardRoutersReply(Message, frozen=True):
+    """Reply to ListShardRouters: one page of one shard; `more` = further routers exist."""
 
     routers: list[RouterFacts]
     more: bool = False

@@ -60,13 +60,13 @@ class DeliveryStatus(Message, frozen=True):
     links: U64
     subscriptions: U64
     feeds: U64
-    turns_told: U64
+    grants_sent: U64
     latency_s: float
     lag_s: float
     """Lag of the consumer that lags most, over all its grants."""
 
 
-class ConsumersAsk(Message, frozen=True):
+class ListConsumers(Message, frozen=True):
     """Local client to scheduler: list the consumers that lag most, at most `most`. Reply: ConsumersReply."""
 
     most: U32 = 16
@@ -83,13 +83,13 @@ class Consumer(Message, frozen=True):
     feeds: U64
     waiting: U64
     """Number of feeds that wait for credit."""
-    told: U64
+    granted: U64
     """Number of grants that the subscription holds."""
     credit: U32
 
 
 class ConsumersReply(Message, frozen=True):
-    """Reply to ConsumersAsk, the largest lag first."""
+    """Reply to ListConsumers, the largest lag first."""
 
     scheduler: U64
     consumers: list[Consumer]
@@ -155,13 +155,6 @@ class EngineStatusReply(Message, frozen=True):
     """Number of faults that the scrub found since the start."""
     quarantined: U64 = 0
     """Number of segments with a damaged data part."""
-
-
-class Drain(Message, frozen=True):
-    """Supervisor to actor: finish the current work and exit. No reply. SIGTERM has the same effect.
-
-    No component sends or handles this message at present: the supervisor sends SIGTERM.
-    """
 
 
 class EngineStop(Message, frozen=True):

@@ -60,8 +60,8 @@ class CheckpointPlan(Message, frozen=True):
     parts."""
 
 
-class LiveAsk(Message, frozen=True):
-    """Compactor or reclaimer to shard: query the live records of topics. Reply: LiveReply.
+class ListLiveRecords(Message, frozen=True):
+    """Compactor or reclaimer to shard: query the live records of topics. Reply: LiveRecordsReply.
 
     The attachment has their ids, 8 bytes each, at most 65,536.
     """
@@ -69,8 +69,8 @@ class LiveAsk(Message, frozen=True):
     topics: U32
 
 
-class LiveReply(Message, frozen=True):
-    """Reply to LiveAsk, with one attachment: `topics` rows of 5 words.
+class LiveRecordsReply(Message, frozen=True):
+    """Reply to ListLiveRecords, with one attachment: `topics` rows of 5 words.
 
     A row is [topic_id, epoch (0 = deleted), earliest_seq, start and stop of its deleted seqs in
     `deleted`]."""

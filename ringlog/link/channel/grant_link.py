@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ringlog.board.layout import BoardError
 from ringlog.clock import Clock
-from ringlog.envelope.messages import OpenTurns
+from ringlog.envelope.messages import OpenGrants
 from ringlog.errors import ConnectionTrouble, RingError
 from ringlog.link.channel.grant_ring import GrantReader
 from ringlog.link.futures import Pending
@@ -36,7 +36,7 @@ class GrantLink:
     def request_ring(self, peer: Peer, shm_dir: str) -> None:
         """Request a ring, as the first request on a new connection."""
         self.drop_ring()
-        pending = self._ring_request = peer.request(OpenTurns(), self._deadline_ns(), is_patient=False)
+        pending = self._ring_request = peer.request(OpenGrants(), self._deadline_ns(), is_patient=False)
         pending.when_done(lambda done: self._answered(done, peer, shm_dir))
 
     def _answered(self, pending: Pending[PeerReply], peer: Peer, shm_dir: str) -> None:
@@ -72,7 +72,7 @@ class GrantLink:
             elif isinstance(pending.error, ConnectionTrouble) and peer.is_up:
                 self._request_messages(peer)
 
-        pending = peer.request(OpenTurns(wanted=False), self._deadline_ns(), is_patient=False)
+        pending = peer.request(OpenGrants(wanted=False), self._deadline_ns(), is_patient=False)
         pending.when_done(answered)
 
     def _deadline_ns(self) -> int:

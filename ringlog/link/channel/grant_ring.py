@@ -1,7 +1,7 @@
 """Grants of a scheduler to one client on its host, in shared memory instead of messages.
 
 The scheduler creates a ring of rows (row_ring) for each such client, and a named pipe next to it as a bell. A
-row is as in the message Turns. A grant is a hint and a permission, so a reader that was overrun checks all
+row is as in the message Grants. A grant is a hint and a permission, so a reader that was overrun checks all
 its feeds itself. With the default credit no reader is overrun.
 """
 
@@ -24,7 +24,7 @@ BELL = ".bell"
 
 def grants_prefix(scheduler: int) -> str:
     """Return the prefix of the file names of a scheduler's grant rings."""
-    return f"turns-{scheduler:02d}-"
+    return f"grants-{scheduler:02d}-"
 
 
 class GrantWriter:

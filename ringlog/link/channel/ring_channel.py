@@ -263,7 +263,9 @@ class RingChannel:
         if location is None or self._opening is not None or self._retry is not None:
             return
         deadline = self._clock.monotonic_ns() + OPEN_REQUEST_NS
-        request = RingOpen(self._client_id, os.getpid(), location.shard, ring_bytes, born=own_process_id()[1])
+        request = RingOpen(
+            self._client_id, os.getpid(), location.shard, ring_bytes, pid_started=own_process_id()[1]
+        )
         self._opening = opening = location.supervisor.request(request, deadline)
         opening.when_done(lambda done: self._opened(location, done))
 

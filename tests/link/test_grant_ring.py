@@ -20,14 +20,14 @@ def told(taken):
 
 @pytest.fixture
 def writer(shm_dir):
-    made = GrantWriter(str(shm_dir), "turns-00-1-1", 0)
+    made = GrantWriter(str(shm_dir), "grants-00-1-1", 0)
     yield made
     made.close()
 
 
 @pytest.fixture
 def reader(writer, shm_dir):
-    opened = GrantReader(str(shm_dir), "turns-00-1-1")
+    opened = GrantReader(str(shm_dir), "grants-00-1-1")
     yield opened
     opened.close()
 
@@ -38,7 +38,7 @@ def rang(reader):
 
 def test_grants_written_before_the_client_opened_the_ring_are_received(writer, shm_dir):
     writer.write_grants(rows(0, 3))
-    reader = GrantReader(str(shm_dir), "turns-00-1-1")
+    reader = GrantReader(str(shm_dir), "grants-00-1-1")
     taken = reader.take_grants()
     assert (told(taken), taken.is_complete) == ([0, 1, 2], True)
     reader.close()
@@ -77,20 +77,20 @@ def test_a_closed_ring_is_removed_and_its_reader_can_still_read_it(writer, reade
     assert os.listdir(shm_dir) == []
     assert told(reader.take_grants()) == [0, 1]
     with pytest.raises((BoardError, RingError)):
-        GrantReader(str(shm_dir), "turns-00-1-1")
+        GrantReader(str(shm_dir), "grants-00-1-1")
 
 
 def test_a_new_scheduler_removes_only_its_own_stale_rings(shm_dir):
-    left = GrantWriter(str(shm_dir), "turns-00-1-1", 0)
-    others = GrantWriter(str(shm_dir), "turns-01-1-1", 1)
+    left = GrantWriter(str(shm_dir), "grants-00-1-1", 0)
+    others = GrantWriter(str(shm_dir), "grants-01-1-1", 1)
     remove_stale_grant_rings(str(shm_dir), 0)
-    assert sorted(os.listdir(shm_dir)) == ["turns-01-1-1", "turns-01-1-1.bell"]
+    assert sorted(os.listdir(shm_dir)) == ["grants-01-1-1", "grants-01-1-1.bell"]
     left.close()
     others.close()
 
 
 def test_a_ring_needs_a_bell_that_can_be_created(shm_dir):
-    os.mkfifo(shm_dir / "turns-00-1-1.bell")
+    os.mkfifo(shm_dir / "grants-00-1-1.bell")
     with pytest.raises(RingError):
-        GrantWriter(str(shm_dir), "turns-00-1-1", 0)
-    assert not (shm_dir / "turns-00-1-1").exists()
+        GrantWriter(str(shm_dir), "grants-00-1-1", 0)
+    assert not (shm_dir / "grants-00-1-1").exists()

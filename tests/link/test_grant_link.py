@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringlog.envelope.messages import OpenTurns, TurnsOpened
+from ringlog.envelope.messages import GrantsOpened, OpenGrants
 from ringlog.errors import InvalidRequest, NotConnected, RequestTimeout
 from ringlog.link.channel.grant_link import GrantLink
 from ringlog.link.channel.grant_ring import GrantWriter
@@ -62,11 +62,11 @@ def world(shm_dir):
 
 def test_grants_written_before_the_reply_are_received_with_it(world):
     world.link.request_ring(world.peer, world.dir)
-    writer = GrantWriter(world.dir, "turns-02-1-1", 2)
+    writer = GrantWriter(world.dir, "grants-02-1-1", 2)
     writer.write_grants(rows(0, 2))
     ((message, pending),) = world.peer.open
-    assert message == OpenTurns()
-    pending.resolve(PeerReply(TurnsOpened("turns-02-1-1")))
+    assert message == OpenGrants()
+    pending.resolve(PeerReply(GrantsOpened("grants-02-1-1")))
     assert world.heard.said == [(2, [0, 10], True)]
     assert world.fds.fds == {world.link.fd}
     writer.write_grants(rows(2, 3))
@@ -78,7 +78,7 @@ def test_grants_written_before_the_reply_are_received_with_it(world):
 def test_a_timed_out_request_for_a_ring_is_sent_again(world):
     world.link.request_ring(world.peer, world.dir)
     world.peer.open.pop()[1].fail(RequestTimeout("no answer"))
-    assert [message for message, _ in world.peer.open] == [OpenTurns()]
+    assert [message for message, _ in world.peer.open] == [OpenGrants()]
     world.peer.is_up = False
     world.peer.open.pop()[1].fail(NotConnected("gone"))
     assert world.peer.open == [], "the next connection asks for itself"
@@ -89,18 +89,18 @@ def test_a_refused_client_gets_grants_by_message_and_does_not_retry(world):
     world.peer.open.pop()[1].fail(InvalidRequest("no"))
     assert world.peer.open == []
     world.link.request_ring(world.peer, world.dir)
-    world.peer.open.pop()[1].resolve(PeerReply(TurnsOpened("")))
+    world.peer.open.pop()[1].resolve(PeerReply(GrantsOpened("")))
     assert (world.peer.open, world.link.fd, world.heard.said) == ([], -1, [])
 
 
 def test_a_ring_that_cannot_be_opened_is_given_up_and_all_feeds_are_scanned(world):
     world.link.request_ring(world.peer, world.dir)
-    world.peer.open.pop()[1].resolve(PeerReply(TurnsOpened("turns-02-9-9")))
-    assert [message for message, _ in world.peer.open] == [OpenTurns(wanted=False)]
+    world.peer.open.pop()[1].resolve(PeerReply(GrantsOpened("grants-02-9-9")))
+    assert [message for message, _ in world.peer.open] == [OpenGrants(wanted=False)]
     world.peer.open.pop()[1].fail(RequestTimeout("no answer"))
-    assert [message for message, _ in world.peer.open] == [OpenTurns(wanted=False)]
+    assert [message for message, _ in world.peer.open] == [OpenGrants(wanted=False)]
     assert world.heard.said == []
-    world.peer.open.pop()[1].resolve(PeerReply(TurnsOpened("")))
+    world.peer.open.pop()[1].resolve(PeerReply(GrantsOpened("")))
     assert world.heard.said == [(2, [], False)]
 
 
@@ -108,5 +108,5 @@ def test_the_reply_of_an_earlier_connection_is_ignored(world):
     world.link.request_ring(world.peer, world.dir)
     _, pending = world.peer.open.pop()
     world.link.request_ring(world.peer, world.dir)
-    pending.resolve(PeerReply(TurnsOpened("turns-02-1-1")))
+    pending.resolve(PeerReply(GrantsOpened("grants-02-1-1")))
     assert world.link.fd == -1

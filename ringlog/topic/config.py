@@ -109,19 +109,21 @@ class TopicConfig:
         return self.durability is Durability.FSYNC
 
     @classmethod
-    def parse(cls, given: Mapping[str, Any], topic: str = "") -> TopicConfig:
+    def parse(cls, given: Mapping[str, Any], topic: str = "", *, allow_inert: bool = False) -> TopicConfig:
         """Validate and normalize the settings of a request; missing ones get their defaults.
 
         `topic` is the topic's own name, which cannot be the dead-letter topic of a queue. Raises
-        InvalidRequest with `field` and the found value.
+        InvalidRequest with `field` and the found value. With `allow_inert` settings without effect on this
+        type of topic are stored.
         """
-        return cls().merged(given, topic)
+        return cls().merged(given, topic, allow_inert=allow_inert)
 
-    def merged(self, given: Mapping[str, Any], topic: str = "") -> TopicConfig:
+    def merged(self, given: Mapping[str, Any], topic: str = "", *, allow_inert: bool = False) -> TopicConfig:
         """Return this config with only the named settings changed. The validation is that of `parse`."""
         named = check_settings(TOPIC_SETTINGS, _mapping(given))
         config = self._changed(named)
-        require_effect(named, config.type)
+        if not allow_inert:
+            require_effect(named, config.type)
         if topic and config.type == QUEUE and config.dead_letter == topic:
             raise InvalidRequest(
                 f"dead_letter must be another topic than the queue itself, got {topic[:64]!r}",

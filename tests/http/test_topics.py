@@ -80,11 +80,19 @@ def test_a_wrong_value_is_refused(config: dict[str, Any]) -> None:
         requested_settings(config)
 
 
-def test_settings_without_effect_on_a_log_are_accepted() -> None:
-    assert requested_settings({"max_deliveries": 3, "dead_letter": "d", "ttl_ms": 1 << 63}) == {
-        "ttl_ms": 3_153_600_000_000
-    }
-    assert requested_settings({"type": "queue", "max_deliveries": 3})["max_deliveries"] == 3
+def test_settings_without_effect_on_a_log_are_stored(call: Call, topic: str) -> None:
+    given = {"max_deliveries": 3, "dead_letter": "d", "leases_durable": True, "lease_ms": 5_000}
+    put = call("PUT", f"/v0/topics/{topic}", {**given, "ttl_ms": 1 << 63})
+    assert put.body["config"] == {**DEFAULTS, **given, "ttl_ms": 3_153_600_000_000}
+    assert call("GET", f"/v0/topics/{topic}").body["config"] == put.body["config"]
+    assert call("PUT", f"/v0/topics/{topic}", {**given, "ttl_ms": 1 << 63}).status == 200
+    assert call("POST", f"/v0/topics/{topic}/claim", {"node": "n"}).status == 409
+
+
+def test_a_write_stores_settings_without_effect_too(call: Call, topic: str) -> None:
+    body = {"records": [{"data": 1}], "config": {"max_deliveries": 3}}
+    assert call("POST", f"/v0/topics/{topic}", body).status == 201
+    assert call("GET", f"/v0/topics/{topic}").body["config"]["max_deliveries"] == 3
 
 
 def test_a_queue_is_not_its_own_dead_letter_topic(call: Call, topic: str) -> None:

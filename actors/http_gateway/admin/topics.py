@@ -20,7 +20,7 @@ from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest
 from ringlog.limits import LIST_PAGE_DEFAULT, LIST_PAGE_MAX, SEQ_MAX, TOPIC_NAME_BYTES_MAX
 from ringlog.link.futures import Steps
-from ringlog.settings import LOG, QUEUE, TOPIC_SETTINGS, WHOLE, Setting
+from ringlog.settings import QUEUE, TOPIC_SETTINGS, WHOLE, Setting
 from ringlog.topic.priority import TopicPriority
 from ringlog.types import Durability
 
@@ -65,9 +65,8 @@ class RecordsDeleteBody(msgspec.Struct):
 def requested_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a request's `config` in the form of messages.
 
-    Unknown settings are ignored, numbers are reduced or raised to their ranges, and settings that have no
-    effect on the type of the topic are left out after their check. Raises InvalidRequest, which names the
-    setting.
+    Unknown settings are ignored, and numbers are reduced or raised to their ranges. Raises InvalidRequest,
+    which names the setting.
     """
     found: dict[str, Any] = {}
     for name, value in config.items():
@@ -77,10 +76,7 @@ def requested_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         found[name] = (
             row.clamp(value) if name in ECHOED and not _is_negative(row, value) else row.check(value)
         )
-    kind = found.get("type", LOG)
-    return {
-        name: value for name, value in found.items() if TOPIC_SETTINGS[name].topic_type_only in ("", kind)
-    }
+    return found
 
 
 def _is_negative(row: Setting, value: Any) -> bool:
@@ -116,9 +112,9 @@ async def put_topic(request: Request) -> Response:
     """Create a topic, or replace the settings of an existing one."""
     topic = request.topic
     config = requested_settings(await request.json(dict[str, Any], may_be_empty=True))
-    request.authorise(m.TopicPut(topic, config))
+    request.authorise(m.TopicPut(topic, config, allow_inert=True))
     client = request.gateway.client
-    put = await client.run(topic_requests.replace(client.connection, topic, config))
+    put = await client.run(topic_requests.replace(client.connection, topic, config, allow_inert=True))
     body = {"topic": topic, "created": put.created, "epoch": put.epoch, **config_echo(put.config)}
     return Response(201 if put.created else 200, body)
 

@@ -275,7 +275,8 @@ class WriteLanes:
                 raise
         if needs_admin_to_create(principal, m.Append(topic, 1, create=True, config=config)):
             raise create_forbidden(topic)
-        info = await run(session.topics.ask_name_owner(topic, m.TopicPut(topic, config or {}, "create")))
+        put = m.TopicPut(topic, config or {}, "create", allow_inert=True)
+        info = await run(session.topics.ask_name_owner(topic, put))
         session.topics.cache(info)
         return bool(info.created)
 

@@ -71,11 +71,12 @@ class TopicRequests:
         if topic is None:
             if message.mode == "merge":
                 raise TopicNotFound("no such topic", topic=message.topic)
-            return self.topic_info(self.create(message.topic, message.config, batch), created=True)
+            created = self.create(message.topic, message.config, batch, allow_inert=message.allow_inert)
+            return self.topic_info(created, created=True)
         if message.mode in {"merge", "update"}:
-            config = topic.config.merged(message.config, topic.name)
+            config = topic.config.merged(message.config, topic.name, allow_inert=message.allow_inert)
         else:
-            config = TopicConfig.parse(message.config, topic.name)
+            config = TopicConfig.parse(message.config, topic.name, allow_inert=message.allow_inert)
         if message.mode != "create":
             config.require_type_of(topic.config, topic.name)
             if config != topic.config:
@@ -101,10 +102,12 @@ class TopicRequests:
             topic.reservation.settle(topic.next_seq - 1)
             topic.is_reserving = False
 
-    def create(self, name: str, config: dict[str, Any] | None, batch: CommitBatch) -> ShardTopic:
+    def create(
+        self, name: str, config: dict[str, Any] | None, batch: CommitBatch, *, allow_inert: bool = False
+    ) -> ShardTopic:
         """Create a topic and stage its creation."""
         check_topic_name(name)
-        parsed = TopicConfig.parse(config or {}, name)
+        parsed = TopicConfig.parse(config or {}, name, allow_inert=allow_inert)
         if (halt := self._directory.halt_of(name)) is not None:
             raise halt.error()
         self._require_slot()

@@ -162,16 +162,19 @@ def configure(session: Session, topic: str, config: TopicSettings) -> Steps[Topi
     return TopicDescription(topic, info.epoch, False, info.config)
 
 
-def replace(session: Session, topic: str, config: dict[str, Any]) -> Steps[TopicDescription]:
+def replace(
+    session: Session, topic: str, config: dict[str, Any], *, allow_inert: bool = False
+) -> Steps[TopicDescription]:
     """Create a topic, or replace all its settings. Settings that are not named get their defaults.
 
-    `config` has settings as in messages. Raises TopicIncompatible if the topic has another type.
+    `config` has settings as in messages. `allow_inert` stores those that have no effect on the topic's type.
+    Raises TopicIncompatible if the topic has another type.
     """
     topic = check_str(topic, "topic")
     yield session.wait_connected()
     if config.get("type") == QUEUE:
         yield from _check_dead_letter_cycle(session, topic, config)
-    info = yield from session.topics.ask_name_owner(topic, TopicPut(topic, config, "upsert"))
+    info = yield from session.topics.ask_name_owner(topic, TopicPut(topic, config, "upsert", allow_inert))
     return TopicDescription(topic, info.epoch, info.created, info.config)
 
 

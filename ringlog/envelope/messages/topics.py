@@ -20,6 +20,8 @@ class TopicPut(Message, frozen=True):
     """`upsert` replaces the configuration or creates the topic. `create` keeps an existing topic as it is.
     `merge` changes only the named fields; it fails with topic_not_found if there is no such topic. `update`
     is `merge` for an existing topic and `create` otherwise."""
+    allow_inert: bool = False
+    """Store settings that have no effect on topics of this type, instead of refusing them."""
 
 
 class TopicInfo(Message, frozen=True):

@@ -239,6 +239,8 @@ class ArchiveStream(io.RawIOBase):
         """Name after the commit, relative to the archive."""
         self._disk = disk
         self._directory = os.path.dirname(os.path.join(root, file))
+        self._fd = -1
+        """-1: the file could not be created. The interpreter closes the object nevertheless."""
         self._fd = disk.create(os.path.join(root, hidden_name(file)))
         self._at = 0
         self._hash = xxhash.xxh3_64()
@@ -269,7 +271,7 @@ class ArchiveStream(io.RawIOBase):
 
     def close(self) -> None:
         """Close the file."""
-        if not self.closed:
+        if not self.closed and self._fd >= 0:
             self._disk.close(self._fd)
         super().close()
 

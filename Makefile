@@ -16,6 +16,7 @@ OLDER_SPARK := $(VENV)/spark-4.2
 COMPILED := build/compiled/.stamp
 SOURCES := setup.py pyproject.toml supervisor.py $(shell find actors ringlog pyspark_ringlog native -name '*.py' -o -name '*.c' -o -name '*.h')
 WHEEL_PY := build/venv/bin/python
+PYTHONS ?= python3.11 python3.12 python3.13
 RUN_COMPILED := PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR) PYTHONSAFEPATH=1 $(PY)
 # The harness of chaos replaces parts of the sources; engines and client processes are compiled.
 RUN_CHAOS := RINGLOG_TEST_PACKAGE=$(CURDIR)/build/compiled $(PY) -m chaos run
@@ -26,7 +27,7 @@ COMPILED_TESTS := $(wildcard tests/actors/test_wal_shard_*.py tests/actors/test_
   $(addprefix tests/,aio board client frame leases link ring topic)
 INTERRUPTING_TESTS = $(addprefix tests/client/test_,interrupts.py signal_handlers.py dropped.py)
 
-.PHONY: help setup bytecode compiled wheel demo quick test test-wheel test-releases check bench bench-against peers conformance chaos chaos-night chaos-long mutants test-night spark-night docs reference fmt clean
+.PHONY: help setup bytecode compiled wheel demo quick test test-wheel test-releases matrix check bench bench-against peers conformance chaos chaos-night chaos-long mutants test-night spark-night docs reference fmt clean
 .DEFAULT_GOAL := help
 
 help:
@@ -35,6 +36,7 @@ help:
 	@echo "make test              all tests (WORKERS=$(WORKERS))"
 	@echo "make test-wheel        the wheel as installed: its contents, and the tests of its compiled modules"
 	@echo "make wheel             a wheel for an index, in dist/"
+	@echo "make matrix            the quick tests and the wheel with each of PYTHONS ($(PYTHONS))"
 	@echo "make test-releases     this release beside the one before: clients, engines, data; needs the history"
 	@echo "make check             format, lint, types, house rules: under a minute"
 	@echo "make bench AREA=commit measure one area; without AREA list them"
@@ -137,6 +139,13 @@ test-wheel: $(COMPILED)
 # Clients and engines of this release and of the one before, and the data they leave.
 test-releases: $(STAMP)
 	$(PY) -m pytest -q -m releases tests/releases
+
+# With each supported version of Python, in a clone of what is committed.
+matrix:
+	@for python in $(PYTHONS); do \
+	  place=build/matrix/$${python##*/}; rm -rf $$place && git clone --quiet . $$place \
+	  && $(MAKE) -C $$place PYTHON=$$python quick test-wheel || exit 1; \
+	done
 
 # What takes longest: enumerations of states and schedules; and what the harness and its classes are tested with:
 # planted bugs, small runs. `make chaos` runs the classes themselves.

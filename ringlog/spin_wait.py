@@ -55,11 +55,11 @@ class SpinPolicy:
         self._next_ns = now_ns + CONTENTION_SAMPLE_NS
         stalled_us = _stalled_us(self._pressure)
         passed_us = (now_ns - self._measured_ns) / 1_000
-        is_crowded = (
+        is_cpu_contended = (
             bool(self._measured_ns) and stalled_us - self._stalled_us > CPU_CONTENDED_SHARE * passed_us
         )
         self._measured_ns, self._stalled_us = now_ns, stalled_us
-        self._is_wanted = not is_crowded
+        self._is_wanted = not is_cpu_contended
 
 
 def spin_wait(words: list[memoryview], seen: list[int], ns: int) -> bool:

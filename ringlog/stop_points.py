@@ -23,48 +23,48 @@ from collections.abc import Callable
 from ringlog.errors import ConfigError, ExitCode, InvariantViolation
 
 POINTS: dict[str, str] = {
-    "log_after_write": "a group is written to the log and no sync has begun",
-    "log_after_sync": "the sync that covers a group returned and nobody was told",
-    "log_after_publish": "the board shows a group's records and no producer is settled",
+    "log_after_write": "a commit batch is written to the log and no sync has begun",
+    "log_after_sync": "the sync that covers a commit batch has returned, and no reply was sent",
+    "log_after_publish": "the board shows the records of a commit batch, and no producer is settled",
     "log_before_settle": "the next effect is a settlement",
     "settle_before_tail": "settle entries are written and the ring's tail has not moved",
     "rotate_after_sync": "the old WAL file is synced and the new one not in use",
     "rotate_before_header": "the new WAL file has its name and no header",
     "recovery_mid_replay": "recovery applied some frames of the log",
-    "recovery_before_copy": "recovery knows what is in doubt and has copied nothing",
-    "recovery_after_copy": "what was in doubt is copied and synced, and nothing is published",
+    "recovery_before_copy": "recovery knows which records are in doubt and has copied none",
+    "recovery_after_copy": "records in doubt are copied and synced, and nothing is published",
     "board_mid_slot": "some words of a board slot are stored and its sequence is odd",
-    "ring_after_publish": "a producer published a frame and rang no bell",
-    "delete_in_hand": "a request to delete records is looked at and nothing of it is done",
-    "relocate_after_copy": "a segment lies proven in both tiers and no shard was told",
-    "relocate_after_flip": "every shard leads readers to the cold copy and the hot one is still there",
+    "ring_after_publish": "a producer has published a frame and not rung the bell",
+    "delete_in_hand": "a request to delete records is decoded and not applied",
+    "relocate_after_copy": "a verified copy of a segment is in both tiers, and no shard knows it",
+    "relocate_after_flip": "every shard directs readers to the cold copy, and the hot copy still exists",
     "relocate_after_drop": "the hot data part is gone",
-    "reclaim_after_write": "new segments are complete and no shard was told",
-    "reclaim_after_change": "shards know the new segments and the old ones' files are still there",
+    "reclaim_after_write": "new segments are complete, and no shard knows them",
+    "reclaim_after_change": "shards know the new segments, and the files of the old ones still exist",
     "reclaim_mid_unlink": "some parts of a dropped segment are gone",
-    "drain_mid": "an orderly stop has begun and is not done",
-    "compact_mid_read": "a checkpoint has read a part of the log and made no segment of it",
-    "compact_before_register": "segments are durable and their shard does not know them",
-    "compact_after_register": "a shard knows new segments and no snapshot does",
-    "compact_before_snapshot": "all segments are registered, deletions marked, and the snapshot not written",
-    "compact_after_snapshot": "a snapshot is durable and its shard was not told",
-    "compact_before_unlink": "a shard lets go of log files and they still have their names",
-    "route_after_read": "a stretch of a source was read for its routers and no shard was told",
-    "route_after_send": "a shard was sent its part of a pass and has not answered",
-    "route_after_answer": "a shard applied its part of a pass and nobody took note of it",
-    "route_before_put": "the topics of a router are there and its shard does not know of it",
-    "route_after_put": "a router is durable and who asked for it was not told",
-    "dead_letter_after_append": "the copies of spent jobs are durable and their queue has them still",
-    "redrive_after_append": "copies of dead letters are durable in their queue and the letters still there",
-    "sink_after_stage": "a task's staged file is durable and no driver knows of it",
-    "sink_before_plan": "the staged files of a batch are durable and no plan names them",
-    "sink_after_plan": "a plan is durable and none of its frames was sent",
+    "drain_mid": "an orderly stop has begun and is not complete",
+    "compact_mid_read": "a checkpoint has read a part of the log and written no segment of it",
+    "compact_before_register": "segments are durable, and their shard does not know them",
+    "compact_after_register": "a shard knows new segments, and no snapshot contains them",
+    "compact_before_snapshot": "all segments are registered, deletions marked, and no snapshot is written",
+    "compact_after_snapshot": "a snapshot is durable, and its shard does not know it",
+    "compact_before_unlink": "a shard has released log files, and they still exist",
+    "route_after_read": "records of a source were read for its routers, and no shard received them",
+    "route_after_send": "a shard was sent its part of a forwarding pass and has not replied",
+    "route_after_answer": "a shard has applied its part of a pass, and the reply is not processed",
+    "route_before_put": "the topics of a router exist, and its shard does not know the router",
+    "route_after_put": "a router is durable, and no reply was sent",
+    "dead_letter_after_append": "copies of exhausted jobs are durable, and their queue still has the jobs",
+    "redrive_after_append": "copies of dead letters are durable in their queue, and they still exist",
+    "sink_after_stage": "a task's staged file is durable, and the driver does not know it",
+    "sink_before_plan": "the staged files of a batch are durable, and no plan names them",
+    "sink_after_plan": "a plan is durable, and none of its frames was sent",
     "sink_mid_append": "one more frame of a plan is settled, others perhaps not",
-    "sink_before_amend": "frames were refused for good under their numbers and got no new ones",
-    "sink_after_append": "every frame of a plan is settled and it is not marked as done",
-    "sink_after_done": "a plan is marked as done and its files are still there",
-    "sink_in_abort": "an abort has looked at the plan and deleted nothing yet",
-    "supervisor_before_respawn": "an actor's death is known and its successor not started",
+    "sink_before_amend": "frames were refused permanently under their numbers and have no new ones yet",
+    "sink_after_append": "every frame of a plan is settled, and the plan is not marked as done",
+    "sink_after_done": "a plan is marked as done, and its files still exist",
+    "sink_in_abort": "an abort has read the plan and deleted nothing",
+    "supervisor_before_respawn": "an actor's death is known, and its successor is not started",
 }
 """Name of each point -> what holds when it is reached."""
 
@@ -127,8 +127,8 @@ def configure(spec: str) -> None:
 
 def plan_of_incarnation(plan: str, life: int) -> str:
     """Return the spec for incarnation number `life` of a process, from 1; "" if the plan has none for it."""
-    lives = plan.split(";")
-    return lives[life - 1] if life <= len(lives) else ""
+    plans = plan.split(";")
+    return plans[life - 1] if life <= len(plans) else ""
 
 
 def _parse(piece: str) -> tuple[str, int, Action]:

@@ -71,6 +71,59 @@ def test_two_classes_with_one_name_are_found():
     assert not doubled({"GrantsReturned": [MESSAGES + "delivery.py", "ringlog/board/row_ring.py"]})
 
 
+# -- words -------------------------------------------------------------------------------------------------
+
+RETIRED = {
+    "alike": "equal", "crowded": "contended", "doze": "timer", "hurry": "force", "hush": "suppress",
+    "lives": "incarnations", "lone": "single", "portion": "FetchResult", "spent": "exhausted",
+    "stretch": "SeqRange", "ward": "ChildState", "wish": "ClaimRequest",
+}  # fmt: skip
+"""Words that named several things, and the term that each has now."""
+GLOSSARY = ROOT / "docs/reference/glossary.md"
+
+
+def defined_names(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+
+
+def retired_words(name: str) -> list[str]:
+    return [word for word in re.findall(r"[A-Z]?[a-z]+", name) if word.lower() in RETIRED]
+
+
+def test_no_name_has_a_retired_word():
+    found = {
+        f"{relative(file)}: {name}, use {RETIRED[word.lower()]}"
+        for file in product()
+        for name in defined_names(tree_of(file))
+        for word in retired_words(name)
+    }
+    assert not found
+
+
+def test_a_retired_word_is_found():
+    names = list(
+        defined_names(ast.parse("class OneWish:\n    def f(self, lone_frame):\n        self.x_spent = 1"))
+    )
+    assert [word for name in names for word in retired_words(name)] == ["Wish", "lone", "spent"]
+    assert retired_words("forward alone PurgeWards StretchedExactly") == []
+
+
+def test_a_term_of_the_glossary_occurs_once_and_is_not_retired():
+    headings = re.findall(r"^### (.+)$", GLOSSARY.read_text(), re.MULTILINE)
+    terms = [term for heading in headings for term in heading.split(", ")]
+    assert len(terms) > 50, "the page was read"
+    assert sorted(terms) == sorted(set(terms))
+    assert not [term for term in terms if retired_words(term)]
+
+
 # -- modules ----------------------------------------------------------------------------------------------
 
 

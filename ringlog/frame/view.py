@@ -49,8 +49,8 @@ class BytesColumn(NamedTuple):
         if bool((np.diff(self.offsets) == length).all()):
             if length == 0:
                 return [b""] * count
-            alike: list[bytes] = self.data[start:stop].view(f"V{length}").tolist()
-            return alike
+            payloads: list[bytes] = self.data[start:stop].view(f"V{length}").tolist()
+            return payloads
         whole = self.data[start:stop].tobytes()
         bounds = (self.offsets - start).tolist()
         return [whole[a:b] for a, b in pairwise(bounds)]

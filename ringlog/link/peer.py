@@ -261,7 +261,7 @@ class Peer:
         self._check = None
         self.pump()
         now = self._clock.monotonic_ns()
-        if not self.is_up and self._endpoint and now < self._connect_by_ns and self._is_shaking_hands():
+        if not self.is_up and self._endpoint and now < self._connect_by_ns and self._is_in_handshake():
             self._check = self._timers.call_at(now + CONNECT_NS_MAX, self._check_connection)
         elif not self.is_up and self._endpoint:
             self._connect_ns = min(self._connect_ns * 2, CONNECT_NS_MAX)
@@ -276,7 +276,7 @@ class Peer:
         elif self.is_up and self._requests:
             self._watch_for_silence()
 
-    def _is_shaking_hands(self) -> bool:
+    def _is_in_handshake(self) -> bool:
         """Return True while a TCP connection exists whose handshake is not complete."""
         state = self._socket.handshake() if self._socket is not None else ""
         if state in {"ended", "refused"}:

@@ -118,8 +118,8 @@ class Coalescer:
         seqs = [self._pending[-1].last_seq, *(each.last_seq for each in deferred)]
         firsts = [*(each.first_seq for each in deferred), following.first_seq]
         flags = self._flags(self._pending[-1])
-        alike = all(self._flags(each) == flags for each in (*deferred, following))
-        if alike and all(a + 1 == b for a, b in zip(seqs, firsts, strict=True)):
+        has_equal_flags = all(self._flags(each) == flags for each in (*deferred, following))
+        if has_equal_flags and all(a + 1 == b for a, b in zip(seqs, firsts, strict=True)):
             for each in deferred:
                 self.placeholders.append(each.block.seqs[each.start : each.stop])
                 yield from self._fill(each, np.cumsum(each.block.weights()))

@@ -410,6 +410,6 @@ def _read_index(disk: Disk, fd: int, path: str) -> tuple[IndexHeader, Table, Tab
 
 def _check_name(stem: str, header: IndexHeader, topics: Any, path: str) -> None:
     named = parse_stem(stem)
-    lone = (int(topics["topic_id"][0]), int(topics["first_seq"][0]), header.number)
-    if named != (lone if header.topics == 1 else (0, 0, header.number)):
+    single_topic = (int(topics["topic_id"][0]), int(topics["first_seq"][0]), header.number)
+    if named != (single_topic if header.topics == 1 else (0, 0, header.number)):
         raise CorruptData("index part: file name does not match its header", file=path, number=header.number)

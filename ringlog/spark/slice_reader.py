@@ -135,20 +135,20 @@ class _SliceReader:
         """Yield the records of a slice."""
         place = _SlicePosition(wanted.bounds, wanted.bounds.after, wanted.bytes)
         while not place.is_done:
-            portion = self._fetch(place)
-            if portion is None:
+            fetched = self._fetch(place)
+            if fetched is None:
                 continue
-            if portion.epoch != place.bounds.epoch:
-                self._report_loss(place, place.bounds.until, RECREATED, portion)
+            if fetched.epoch != place.bounds.epoch:
+                self._report_loss(place, place.bounds.until, RECREATED, fetched)
                 continue
-            if portion.head_seq < place.bounds.until:
+            if fetched.head_seq < place.bounds.until:
                 # These records were never durable. The restarted shard assigns their seqs to other records.
-                self._report_loss(place, place.bounds.until, RESTART_LOSS, portion)
+                self._report_loss(place, place.bounds.until, RESTART_LOSS, fetched)
                 continue
             before = place.seq
-            if portion.gap is not None:
-                self._report_loss(place, portion.gap.gap_to, portion.gap.reason, portion)
-            yield from self._batches(place, portion)
+            if fetched.gap is not None:
+                self._report_loss(place, fetched.gap.gap_to, fetched.gap.reason, fetched)
+            yield from self._batches(place, fetched)
             self._count_idle_poll(place, before)
 
     def _fetch(self, place: _SlicePosition) -> FetchResult | None:
@@ -156,18 +156,18 @@ class _SliceReader:
         cursor = Cursor(place.bounds.epoch, place.seq)
         steps = self._source.fetch(cursor, limit=_NO_LIMIT, bytes_max=place.window, wait_s=POLL_INTERVAL_S)
         try:
-            portion: FetchResult = self._client.run(steps)
+            fetched: FetchResult = self._client.run(steps)
         except TopicNotFound:
             self._report_loss(place, place.bounds.until, DELETED, None)
             return None
         except CorruptData as e:
             self._skip_damage(place, e)
             return None
-        return portion
+        return fetched
 
-    def _batches(self, place: _SlicePosition, portion: FetchResult) -> Iterator[TailBatch]:
+    def _batches(self, place: _SlicePosition, fetched: FetchResult) -> Iterator[TailBatch]:
         until = place.bounds.until
-        for batch in tail_batches_of(portion, self.topic):
+        for batch in tail_batches_of(fetched, self.topic):
             if batch.first_seq > until:
                 break
             if not self._source.is_current:
@@ -176,17 +176,17 @@ class _SliceReader:
             place.bytes_left -= shown.stored_bytes
             place.seq = shown.last_seq
             yield shown
-        place.seq = max(place.seq, min(portion.examined, until))
+        place.seq = max(place.seq, min(fetched.examined, until))
 
     def _report_loss(
-        self, place: _SlicePosition, last: int, reason: str, portion: FetchResult | None
+        self, place: _SlicePosition, last: int, reason: str, fetched: FetchResult | None
     ) -> None:
         """Raise DataLoss for the lost positions up to `last`, or report the gap and continue after it."""
         bounds = place.bounds
         last = min(last, bounds.until)
         if last <= place.seq:
             return
-        earliest, head = (0, 0) if portion is None else (portion.earliest_seq, portion.head_seq)
+        earliest, head = (0, 0) if fetched is None else (fetched.earliest_seq, fetched.head_seq)
         gap = GapRow(self.topic, bounds.epoch, place.seq + 1, last, reason, earliest, head)
         if self._options.fail_on_data_loss:
             raise data_loss(gap)

@@ -197,5 +197,7 @@ def _config_of(config: TopicConfig) -> bytes:
     """
     plain = config.to_dict()
     del plain["durable"]
-    told = {name: value for name, value in plain.items() if name == "durability" or value != _DEFAULTS[name]}
-    return _encode(told)
+    stored = {
+        name: value for name, value in plain.items() if name == "durability" or value != _DEFAULTS[name]
+    }
+    return _encode(stored)

@@ -276,12 +276,12 @@ def _check_place(report: FileReport, index: DecodedIndex | None) -> None:
     """Check that all parts belong to one segment, and that its name matches their headers."""
     said = report.header.get("number", report.extra["number"])
     name = _STEM.match(report.path)
-    lone = (int(name[1], 16), int(name[2])) if name and name[1] else (0, 0)
+    single_topic = (int(name[1], 16), int(name[2])) if name and name[1] else (0, 0)
     wrong = said != report.extra["number"] or (index is not None and index.number != said)
     if "topic_id" in report.header:  # Only a data part has it. An index has it in its first row.
-        wrong = wrong or (report.header["topic_id"], report.header["first_seq"]) != lone
+        wrong = wrong or (report.header["topic_id"], report.header["first_seq"]) != single_topic
     if index is not None and len(index.topics) == 1:
-        wrong = wrong or (index.topics[0].topic_id, index.topics[0].first_seq) != lone
+        wrong = wrong or (index.topics[0].topic_id, index.topics[0].first_seq) != single_topic
     if wrong:
         report.extra["is_misplaced"] = True
         report.add_damage("has the name of another segment")

@@ -160,10 +160,10 @@ class CommitBatch:
         self.duplicates += intake.duplicates
         totals = intake.batch.total_bytes
         for admitted_range in intake.admitted_ranges:
-            is_lone = admitted_range.stop - admitted_range.start == 1
+            is_single_frame = admitted_range.stop - admitted_range.start == 1
             length = int(
                 totals[admitted_range.start]
-                if is_lone
+                if is_single_frame
                 else totals[admitted_range.start : admitted_range.stop].sum()
             )
             if admitted_range.is_volatile:

@@ -160,16 +160,16 @@ def exhausted_reply(
     The reply contains at most JOBS_PER_REQUEST_MAX seqs, with their failures. For a named group it also
     contains the lease tokens.
     """
-    spent = group.exhausted_runs(JOBS_PER_REQUEST_MAX)
+    exhausted = group.exhausted_runs(JOBS_PER_REQUEST_MAX)
     known = group.failures
-    why = {seq: each for a, b, _ in spent for seq in range(a, b) if (each := known.find(seq))}
-    if not spent:
+    why = {seq: each for a, b, _ in exhausted for seq in range(a, b) if (each := known.find(seq))}
+    if not exhausted:
         return None
     return m.ExhaustedReply(
         topic.name, topic.topic_id, topic.epoch, dead_letter,
-        [(first, stop - first, deliveries) for first, stop, deliveries in spent],
+        [(first, stop - first, deliveries) for first, stop, deliveries in exhausted],
         {seq: each.reason for seq, each in why.items()}, group.config.key, group.number,
-        [] if group.is_default_group else [group.token_of(first) for first, _, _ in spent],
+        [] if group.is_default_group else [group.token_of(first) for first, _, _ in exhausted],
         {seq: (each.at_ms, each.nacks) for seq, each in why.items()}, **facts,
     )  # fmt: skip
 

@@ -147,13 +147,13 @@ class _ParquetFiles:
     def add(self, topic: str, epoch: int, pieces: Sequence[RecordBatch]) -> list[ArchivedFile]:
         """Add records of one epoch of a topic, in ascending order; return the finished files."""
         done: list[ArchivedFile] = []
-        for day, stretch in _by_day([piece for piece in pieces if len(piece)]):
+        for day, batches in _by_day([piece for piece in pieces if len(piece)]):
             key = (topic, epoch, day)
             if self._open is None or self._open.key != key:
                 done += self.finish()
-                stream = self._archive.create(topic, day, epoch, stretch[0].seq_at(0), self._assignment.run)
+                stream = self._archive.create(topic, day, epoch, batches[0].seq_at(0), self._assignment.run)
                 self._open = _ParquetFile(key, stream, self._specs, self._schema, self._assignment.codec)
-            self._open.add(stretch)
+            self._open.add(batches)
         return done
 
     def finish(self) -> list[ArchivedFile]:

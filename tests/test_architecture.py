@@ -110,16 +110,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         *WIRE, "contract", "runtime", "runtime.listener", "storage", "storage.reader", "segment", "topic",
         "link", "client", "spark", "supervision", "verify", "testing", "root",
     },
-    "testing.segment_files": {"base", "frame", "envelope", "segment", "storage.disk", "testing"},
-    # The shard without its process: its core, its recovery and its log writer over a disk of the test.
-    "testing.shard_world": {
-        "base", "frame", "envelope", "contract", "storage", "storage.reader", "storage.record_index", "topic",
-        "testing", "actors.core", "actors.shell",
-    },
-    # The compactor's checkpoint over such shards.
-    "testing.checkpoints": {
-        "base", "envelope", "segment", "testing", "testing.shard_world", "actors.core", "actors.shell",
-    },
     "actors.core": {
         "base", "frame", "envelope", "access", "contract", "topic", "topic.segment_catalog", "leases",
         "segment.layout", "board.layout", *PURE_STORAGE, "root",

@@ -18,10 +18,10 @@ from ringlog.errors import CorruptData, DiskError, RinglogError, TopicHalted
 from ringlog.segment.layout import DATA as DATA_SUFFIX
 from ringlog.segment.layout import parse_stem
 from ringlog.storage.layout import pack_file, parse_wal_name
-from ringlog.testing.checkpoints import checkpoint
 from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.shard_world import DATA, ShardRunEnded, SimulatedBoardMarks, World
 from ringlog.verify.directory import verify_directory
+from tests.support.shard_world import DATA, ShardRunEnded, SimulatedBoardMarks, World
+from tests.support.world_checkpoints import checkpoint
 
 SAME, MORE_SHARDS, FEWER_SHARDS, NO_COLD = "same settings", "more shards", "fewer shards", "no cold tier"
 NEVER_COLD = "never a cold tier"

@@ -20,8 +20,8 @@ from ringlog.envelope.wire import PROTOCOL, encode
 from ringlog.frame import layout
 from ringlog.frame.settle_entry import S_COUNT_STATUS, STATUS_SHIFT, WORDS
 from ringlog.limits import MILLIS_MAX
-from ringlog.testing.extremes import EXTREMES, extreme_bodies, plain_body
 from ringlog.testing.real_engine import wait_until
+from tests.support.extremes import EXTREMES, extreme_bodies, plain_body
 
 EDGES: Mapping[str, Any] = {
     **EXTREMES,

@@ -28,7 +28,7 @@ from chaos.states.images import Image, Tree
 from chaos.states.judge import judge
 from chaos.states.membership import why_illegal
 from ringlog.testing import disk as d
-from ringlog.testing.shard_world import SimulatedBoardMarks
+from tests.support.shard_world import SimulatedBoardMarks
 
 SETTINGS = {"steps": 14, "subsets": 4, "states_per_s": 25, "states_min": 330}
 """`steps`: of one life. `subsets`: states of each epoch besides those at its ends. `states_per_s`: number of

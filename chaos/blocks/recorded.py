@@ -20,7 +20,7 @@ from chaos.rigs.model import Model
 from chaos.states.images import Image
 from ringlog.testing import disk as d
 from ringlog.testing.recording_disk import RecordingDisk
-from ringlog.testing.shard_world import DATA
+from tests.support.shard_world import DATA
 
 FOLDER = "life"
 

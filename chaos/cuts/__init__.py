@@ -23,7 +23,7 @@ from chaos.rigs.judge import verify
 from chaos.rigs.life import Life
 from chaos.rigs.mount import FLAGS, KINDS, RigError, Volume, volume
 from ringlog.errors import RinglogError
-from ringlog.testing.shard_world import ShardRunEnded
+from tests.support.shard_world import ShardRunEnded
 
 BESIDE_SHARE = 0.4
 SETTINGS = {

@@ -1,7 +1,7 @@
 """A shard's core: it answers any sequence of messages, and its successor recovers the same state.
 
 An input selects the requests in order, and the values of their fields. See
-ringlog.testing.message_generator.
+tests.support.message_generator.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from random import Random
 from typing import Any
 
 from ringlog.envelope import messages as m
-from ringlog.testing.message_generator import ByteChoices, MessageGenerator
-from ringlog.testing.shard_world import NoReply, World
 from ringlog.testing.simulated_disk import SimulatedDisk
 from ringlog.topic.row import decode_row, encode_row
 from ringlog.types import Durability
+from tests.support.message_generator import ByteChoices, MessageGenerator
+from tests.support.shard_world import NoReply, World
 
 MAX_LEN = 1_024
 SHARE = 0.4

@@ -26,9 +26,9 @@ from ringlog.storage.recovery import (
     holds_marks,
     scan_trailing_data,
 )
-from ringlog.testing.log_file import sealed_frame
 from ringlog.verify.directory import DECODE_ERRORS
 from ringlog.verify.wal_decoder import verify_wal
+from tests.support.log_file import sealed_frame
 
 MAX_LEN = 2_048
 SHARE = 2.0

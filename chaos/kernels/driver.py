@@ -20,11 +20,11 @@ from typing import Any
 
 from chaos.kernels import load
 from chaos.rigs.hostdisk import HostDisk
-from ringlog.testing.checkpoints import checkpoint
 from ringlog.testing.clock import ManualClock
-from ringlog.testing.shard_world import World
 from ringlog.verify.directory import verify_directory
 from ringlog.verify.findings import DAMAGE
+from tests.support.shard_world import World
+from tests.support.world_checkpoints import checkpoint
 
 ROOT = Path("/mnt/disk/ringlog")
 INCARNATIONS_A_LIFE = 8

@@ -22,8 +22,8 @@ from ringlog.frame import encode_records, frame
 from ringlog.frame.settle_entry import S_FIRST_SEQ, S_PRODUCER_SEQ, S_TOPIC, entry_error
 from ringlog.limits import KIB
 from ringlog.storage.disk import Disk
-from ringlog.testing.shard_world import World
 from ringlog.types import Durability
+from tests.support.shard_world import World
 
 FILE_BYTES = 80 * KIB
 """Size of a log file: hardly more than the space that a shard keeps free in one, so that images are small."""

@@ -10,8 +10,8 @@ from typing import Any
 from ringlog.errors import RinglogError
 from ringlog.storage.disk import Disk
 from ringlog.storage.real_disk import RealDisk
-from ringlog.testing.shard_world import DATA
 from ringlog.testing.wrapped_disk import WrappedDisk
+from tests.support.shard_world import DATA
 
 
 class HostDisk(WrappedDisk):

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from chaos.order import GuaranteeBroken
 from chaos.rigs.model import Model, SentFrame
 from ringlog.envelope import messages as m
-from ringlog.testing.shard_world import World
 from ringlog.verify.directory import Verification, verify_directory
 from ringlog.verify.findings import DAMAGE
+from tests.support.shard_world import World
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,10 @@ from ringlog.envelope import messages as m
 from ringlog.limits import KIB
 from ringlog.segment.layout import CREATOR_RECLAIMER, CREATOR_SHIFT, NumberAllocator
 from ringlog.storage.disk import Disk
-from ringlog.testing.checkpoints import WorldShardRequests, checkpoint
-from ringlog.testing.shard_world import DATA, ENGINE_ID, World
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
+from tests.support.shard_world import DATA, ENGINE_ID, World
+from tests.support.world_checkpoints import WorldShardRequests, checkpoint
 
 COLD = "/cold"
 LIFE_SHIFT = 20

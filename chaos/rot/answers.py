@@ -19,7 +19,7 @@ from ringlog.storage.reader import Pause, TopicReader
 from ringlog.storage.segment_cache import SegmentCache
 from ringlog.testing.clock import ManualClock
 from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.shard_world import DATA, SHM, ShardRunEnded, SimulatedBoardMarks, World
+from tests.support.shard_world import DATA, SHM, ShardRunEnded, SimulatedBoardMarks, World
 
 ROUNDS_MAX = 200
 """Maximum number of steps of a reader over one small topic. More steps mean that it makes no progress."""

@@ -29,10 +29,10 @@ from ringlog.segment.index_rebuild import verify_segment
 from ringlog.segment.layout import CREATOR_RECLAIMER, DATA, NumberAllocator
 from ringlog.testing.clock import ManualClock
 from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.segment_files import ENGINE_ID, FakeShards, make_segment
-from ringlog.testing.shard_world import DATA as DATA_DIR
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
+from tests.support.segment_files import ENGINE_ID, FakeShards, make_segment
+from tests.support.shard_world import DATA as DATA_DIR
 
 TOPIC = 7
 SEGMENTS = 4

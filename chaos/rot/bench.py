@@ -42,12 +42,12 @@ from ringlog.storage.recovery import FileScan, holds_marks
 from ringlog.storage.snapshot import decode_snapshot
 from ringlog.supervision.identity import EngineIdentity
 from ringlog.tags import TagMatch
-from ringlog.testing.shard_world import DATA, SHM
 from ringlog.tier.verify_copy import verify_data_part
 from ringlog.verify.directory import Verification, combine_reports, verify_directory, verify_path
 from ringlog.verify.findings import DAMAGE, FileReport
 from ringlog.verify.log_order import check_wal_order
 from ringlog.verify.snapshot_decoder import snapshots_in_force
+from tests.support.shard_world import DATA, SHM
 
 NO_MARK = LogHighWatermark(1 << 62, 0)
 View = tuple[Any, ...]

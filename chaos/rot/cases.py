@@ -15,7 +15,7 @@ from ringlog.frame import layout
 from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.segment.layout import DATA as DATA_SUFFIX
 from ringlog.segment.layout import DATA_HEADER_BYTES, DEL, DEL_HEADER_BYTES, IDX, TAGS
-from ringlog.testing.shard_world import DATA
+from tests.support.shard_world import DATA
 
 PAGE = 4096
 SECTOR = 512

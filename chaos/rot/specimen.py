@@ -22,13 +22,13 @@ from ringlog.limits import KIB, WAL_HEADER_BYTES
 from ringlog.segment.layout import DATA as DATA_SUFFIX
 from ringlog.storage.layout import COLD_OWNER, META_DIR
 from ringlog.supervision.identity import EngineIdentity
-from ringlog.testing.checkpoints import checkpoint_all
 from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.shard_world import DATA, ENGINE_ID, SimulatedBoardMarks, World
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
 from ringlog.tier.ownership import OWNER_OBJECT as COLD_ENGINE
 from ringlog.tier.ownership import claim_store
+from tests.support.shard_world import DATA, ENGINE_ID, SimulatedBoardMarks, World
+from tests.support.world_checkpoints import checkpoint_all
 
 COLD = "/cold"
 OWNER = f"{DATA}/{META_DIR}/{COLD_OWNER}"

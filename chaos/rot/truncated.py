@@ -10,7 +10,7 @@ from __future__ import annotations
 from chaos.rot.answers import start, topic_of
 from chaos.rot.specimen import TOPICS, Specimen
 from ringlog.errors import CorruptData, RinglogError
-from ringlog.testing.shard_world import World
+from tests.support.shard_world import World
 
 NAMES = (*TOPICS, "gone", "new")
 """Topics of the specimen, a deleted topic, and a new one."""

@@ -18,7 +18,7 @@ from chaos.states.judge import LATER_SALTS, Depth, judge, judge_trap, new_world
 from chaos.states.offline import Offline
 from chaos.states.workload import ALPHABET, DIRECTORIES, Facts, History, Workload
 from ringlog.testing import disk as d
-from ringlog.testing.shard_world import SimulatedBoardMarks
+from tests.support.shard_world import SimulatedBoardMarks
 
 JUDGED_PER_COLLECTION = 200
 Steps = tuple[str, ...]

@@ -27,8 +27,8 @@ from ringlog.errors import RinglogError
 from ringlog.frame.settle_entry import S_FIRST_SEQ, entry_error
 from ringlog.storage.disk import Disk
 from ringlog.testing.disk import PowerLossDamage
-from ringlog.testing.shard_world import ShardRunEnded, SimulatedBoardMarks, World
 from ringlog.testing.simulated_disk import SimulatedDisk
+from tests.support.shard_world import ShardRunEnded, SimulatedBoardMarks, World
 
 AGAIN_MAX = 500_000
 """Maximum number of disks after a first recovery that are remembered."""

@@ -18,11 +18,11 @@ import xxhash
 from chaos.order import GuaranteeBroken
 from chaos.rigs.judge import verify
 from chaos.rigs.storage import COLD
-from ringlog.testing.shard_world import DATA
 from ringlog.testing.simulated_disk import SimulatedDisk
 from ringlog.verify.frame_decoder import VerifyError, decode_frame
 from ringlog.verify.segment_decoder import DATA_HEADER_BYTES, read_data_header
 from ringlog.verify.wal_decoder import WalFrameWalk, read_header
+from tests.support.shard_world import DATA
 
 APPEND = 1
 KEPT_MAX = 20_000

@@ -18,7 +18,7 @@ from chaos.rigs.storage import COLD
 from ringlog.actors.wal_shard import events as ev
 from ringlog.envelope import messages as m
 from ringlog.testing import disk as d
-from ringlog.testing.shard_world import DATA, SimulatedBoardMarks
+from tests.support.shard_world import DATA, SimulatedBoardMarks
 
 DIRECTORIES = (DATA, f"{DATA}/meta", COLD)
 """Directories that exist after the engine's first start."""

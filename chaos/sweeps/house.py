@@ -35,11 +35,11 @@ from ringlog.errors import ColdUnavailable, DiskError, NotReady, Refused, Reques
 from ringlog.frame.settle_entry import S_TOPIC, entry_error
 from ringlog.limits import KIB
 from ringlog.storage.layout import META_DIR
-from ringlog.testing.checkpoints import WorldShardRequests, checkpoint
 from ringlog.testing.disk import FaultyDisk, Monitor, SimulatedDisk
-from ringlog.testing.shard_world import DATA, ShardRunEnded
 from ringlog.tier.copies import SegmentCopies
 from ringlog.types import Durability
+from tests.support.shard_world import DATA, ShardRunEnded
+from tests.support.world_checkpoints import WorldShardRequests, checkpoint
 
 SETTINGS: dict[str, Any] = {
     "segment_bytes": 64 * KIB,

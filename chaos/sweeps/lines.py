@@ -30,7 +30,7 @@ from chaos.sweeps.judge import Known, end_each
 from chaos.sweeps.workloads import BY_NAME, WORKLOADS, Workload
 from ringlog.errors import RinglogError
 from ringlog.testing.disk import FaultyDisk, Halted
-from ringlog.testing.shard_world import NoReply
+from tests.support.shard_world import NoReply
 
 ROOT = Path(__file__).parent.parent.parent
 TRACED = (str(ROOT / "ringlog") + "/",)

@@ -12,7 +12,7 @@ from chaos.sweeps.house import MINUTE_S, FaultyEngine, Image
 from ringlog.segment.layout import DATA as PART
 from ringlog.storage.disk import Disk
 from ringlog.supervision.identity import EngineIdentity
-from ringlog.testing.shard_world import DATA
+from tests.support.shard_world import DATA
 
 BIG = 48 << 10
 """Size (bytes) of a record that leaves no space for a second one in the first log file of a house."""

@@ -18,7 +18,7 @@ from chaos.rigs.judge import KILL_SHARD
 from chaos.rigs.life import Life
 from chaos.rigs.storage import seal
 from ringlog.errors import CorruptData, DiskError, InvariantViolation, Refused, RinglogError
-from ringlog.testing.shard_world import DATA
+from tests.support.shard_world import DATA
 
 WARM_STEPS = 3
 UNSYNCED_TRIES = 8

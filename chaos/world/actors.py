@@ -36,10 +36,10 @@ from ringlog.segment.layout import (
     parse_stem,
 )
 from ringlog.segment.segment import find_segments
-from ringlog.testing.shard_world import DATA, ENGINE_ID
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
 from ringlog.tier.ownership import claim_store
+from tests.support.shard_world import DATA, ENGINE_ID
 
 DAMAGE_WORDS = frozenset({"index not readable", "segments not rewritten"})
 

@@ -42,7 +42,7 @@ from ringlog.supervision.restart import ChildExit, DeathHistory, GiveUp, Restart
 from ringlog.supervision.tree import ChildSpec, build_tree
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.monitor_disk import Monitor
-from ringlog.testing.shard_world import DATA, ENGINE_ID, SimulatedBoardMarks, World
+from tests.support.shard_world import DATA, ENGINE_ID, SimulatedBoardMarks, World
 
 COLD = "/cold"
 BOOT_S = (0.02, 0.2)

@@ -17,7 +17,7 @@ from chaos.world.readers import Reader
 from chaos.world.tasks import NS
 from ringlog.envelope import messages as m
 from ringlog.errors import NotReady, RinglogError, TopicNotFound
-from ringlog.testing.shard_world import DATA
+from tests.support.shard_world import DATA
 
 PAGES_MAX = 400
 TRIES = 40

@@ -16,7 +16,7 @@ from ringlog.actors.gateway.reads.frame_reader import read_files
 from ringlog.contract import Reply, Tick
 from ringlog.errors import NotReady, RequestTimeout, RinglogError
 from ringlog.storage.extents import LogHighWatermark
-from ringlog.testing.shard_world import DATA, ENGINE_ID
+from tests.support.shard_world import DATA, ENGINE_ID
 
 APPEND_NS = 4 * NS
 TURN_S = 0.25

@@ -20,7 +20,7 @@ from ringlog.client.read.remote_source import decode_received_frames, hidden_num
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, NotReady, Refused, RinglogError, TopicNotFound
 from ringlog.storage.extents import LogHighWatermark
-from ringlog.testing.shard_world import DATA
+from tests.support.shard_world import DATA
 
 READ_TRIES = 6
 

@@ -12,8 +12,8 @@ from ringlog.contract import DrainRequested, Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import Refused
 from ringlog.frame.settle_entry import FLAG_DEDUPED, FLAGS_SHIFT, S_COUNT_STATUS, S_TOPIC
-from ringlog.testing.shard_world import ShardRun
 from ringlog.types import Durability
+from tests.support.shard_world import ShardRun
 
 REQUESTS_PER_TURN = 16
 IDLE_S = 1.0

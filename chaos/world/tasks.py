@@ -16,7 +16,7 @@ from typing import Any
 from greenlet import getcurrent, greenlet
 
 from ringlog.testing.disk import FaultyDisk, Halted
-from ringlog.testing.shard_world import SHM
+from tests.support.shard_world import SHM
 
 NS = 1_000_000_000
 EVENTS_MAX = 2_000_000

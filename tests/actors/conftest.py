@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringlog.testing.shard_world import World
+from tests.support.shard_world import World
 from tests.support.shard_worlds import started
 
 

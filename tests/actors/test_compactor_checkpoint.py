@@ -12,9 +12,9 @@ from ringlog.envelope.messages import RecordsDelete
 from ringlog.errors import CorruptData, DiskError, Internal
 from ringlog.storage import snapshot as snapshots
 from ringlog.testing.disk import DiskFault, FaultyDisk, Halted
-from ringlog.testing.shard_world import DATA
 from ringlog.types import Durability
 from tests.support.compactor_shard import SmallShard, checkpoint, new_world
+from tests.support.shard_world import DATA
 from tests.support.shard_worlds import restart
 from tests.support.stops import fails_at
 

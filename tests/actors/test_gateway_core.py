@@ -28,8 +28,8 @@ from ringlog.frame import batch, layout
 from ringlog.frame.settle_entry import WORDS, refused_entry
 from ringlog.limits import GATEWAY_BYTES_PER_CONNECTION_MAX, GATEWAY_REQUESTS_PER_CONNECTION_MAX
 from ringlog.placement import home_shard
-from ringlog.testing.log_file import sealed_frame
 from tests.support.gateway_jobs import only
+from tests.support.log_file import sealed_frame
 
 ALICE, BOB = b"talice", b"tbob"
 KEYS = KeyRing(

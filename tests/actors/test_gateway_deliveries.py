@@ -11,7 +11,7 @@ from ringlog.errors import Throttled
 from ringlog.limits import LINK_SILENCE_MS, SUBSCRIPTIONS_PER_LINK_MAX
 from ringlog.link.peer_request import PeerReply
 from ringlog.link.subscription import UNBOUNDED
-from ringlog.testing.fake_scheduler import FakeDeliveryHost, topic
+from tests.support.fake_scheduler import FakeDeliveryHost, topic
 
 pytestmark = pytest.mark.timeout(30)
 ALICE, BOB = b"talice", b"tbob"

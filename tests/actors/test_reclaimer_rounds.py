@@ -22,10 +22,10 @@ from ringlog.segment.parts import part_names
 from ringlog.segment.segment import Segment
 from ringlog.testing import ManualClock
 from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, SimulatedDisk
-from ringlog.testing.segment_files import ENGINE_ID, FakeShards, make_segment, seqs_of
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
 from tests.support.disk_files import damage_file
+from tests.support.segment_files import ENGINE_ID, FakeShards, make_segment, seqs_of
 
 FIRST = 1 << 48
 SETTINGS = StorageConfig(segment_bytes=64 * KIB, own_segment_bytes=16 * KIB, segment_records=10_000)

@@ -14,9 +14,9 @@ from ringlog.segment.index_rebuild import verify_segment
 from ringlog.segment.layout import DATA, DEL, IDX
 from ringlog.storage.snapshot import Snapshot, write_snapshot
 from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.segment_files import make_segment, mark_deleted
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
+from tests.support.segment_files import make_segment, mark_deleted
 
 NUMBER = 1 << 48
 

@@ -11,11 +11,11 @@ from ringlog.errors import ColdUnavailable
 from ringlog.segment.layout import DATA, DEL, IDX
 from ringlog.testing import ManualClock
 from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, SimulatedDisk
-from ringlog.testing.segment_files import FakeShards, make_segment, mark_deleted
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
 from ringlog.tier.store import digest_of, object_pieces
 from tests.support.disk_files import damage_file
+from tests.support.segment_files import FakeShards, make_segment, mark_deleted
 
 NUMBER = 1 << 48
 TOPIC = 7

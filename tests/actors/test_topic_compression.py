@@ -7,9 +7,9 @@ import pytest
 
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
-from ringlog.testing.shard_world import World
 from ringlog.types import Codec
 from tests.support.checkpoint_world import checkpoint_all
+from tests.support.shard_world import World
 from tests.support.shard_worlds import new_world, restart
 
 PAYLOADS = [b"the same words again and again " * 40 for _ in range(50)]

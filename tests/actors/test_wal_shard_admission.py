@@ -27,11 +27,11 @@ from ringlog.frame.settle_entry import (
 )
 from ringlog.limits import DEDUP_FRAMES_PER_PRODUCER, SEQ_MAX
 from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.log_file import sealed_frame
-from ringlog.testing.shard_world import DATA, World, refusals
 from ringlog.topic.dedup import ProducerTable
 from ringlog.topic.state import ShardTopic
 from ringlog.types import SESSION_BIT, PayloadKind
+from tests.support.log_file import sealed_frame
+from tests.support.shard_world import DATA, World, refusals
 from tests.support.shard_worlds import restart, started
 
 

@@ -7,9 +7,9 @@ import pytest
 from chaos.fuzz.fuzz_shard import recovered
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest
-from ringlog.testing.message_generator import MessageGenerator, SeededChoices
-from ringlog.testing.shard_world import NoReply
 from tests.support.busy_world import WAIT, prepared
+from tests.support.message_generator import MessageGenerator, SeededChoices
+from tests.support.shard_world import NoReply
 
 REQUESTS = 250
 KINDS_AT_ONCE = 12

@@ -9,13 +9,13 @@ import pytest
 from ringlog.actors.wal_shard import events as ev
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest
-from ringlog.testing.shard_world import World
 from tests.support.checkpoint_world import checkpoint_all
 from tests.support.group_world import QUEUE, STREAM, nack, pending
 from tests.support.group_world import claim as claim_of
 from tests.support.group_world import make as make_group
 from tests.support.lease_words import held, numbers, words
 from tests.support.queue_world import claim, make, stats
+from tests.support.shard_world import World
 from tests.support.shard_worlds import new_world, restart
 
 

@@ -15,7 +15,6 @@ from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, DiskError, Internal
 from ringlog.storage.snapshot import load_snapshots
 from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, SimulatedDisk
-from ringlog.testing.shard_world import DATA
 from tests.support.checkpoint_world import (
     WorldShardRequests,
     checkpoint,
@@ -26,6 +25,7 @@ from tests.support.checkpoint_world import (
     wal_files,
 )
 from tests.support.disk_files import create_file, overwrite
+from tests.support.shard_world import DATA
 from tests.support.shard_worlds import new_world, restart
 
 

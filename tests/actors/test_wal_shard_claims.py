@@ -10,9 +10,9 @@ import pytest
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, ProducerFenced, StorageReadOnly, Throttled
 from ringlog.frame.settle_entry import FLAG_DEDUPED, FLAGS_SHIFT, S_COUNT_STATUS, S_FIRST_SEQ, entry_error
-from ringlog.testing.shard_world import World
 from ringlog.types import SESSION_BIT
 from tests.support.checkpoint_world import checkpoint_all
+from tests.support.shard_world import World
 from tests.support.shard_worlds import new_world, restart
 
 NAMED = 77

@@ -9,7 +9,7 @@ import pytest
 
 from ringlog.envelope import messages as m
 from ringlog.frame import encode_records, frame
-from ringlog.testing.shard_world import World
+from tests.support.shard_world import World
 from tests.support.shard_worlds import restart
 
 HOUR_S = 3_600.0

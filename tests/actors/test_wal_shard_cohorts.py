@@ -7,10 +7,10 @@ import pytest
 from ringlog.contract import DrainRequested
 from ringlog.envelope import messages as m
 from ringlog.errors import Status
-from ringlog.testing.shard_world import World
 from tests.support.lease_words import held
 from tests.support.queue_world import ack, claim, make, stats
 from tests.support.removal_world import append
+from tests.support.shard_world import World
 from tests.support.shard_worlds import restart
 
 JITTER_S = 0.1

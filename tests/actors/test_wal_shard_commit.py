@@ -21,8 +21,8 @@ from ringlog.limits import UNSYNCED_BYTES_MAX, WAL_HEADER_BYTES
 from ringlog.storage.layout import MARK_COPIED, MARK_ORDERLY, decode_wal_header
 from ringlog.storage.recovery import FileScan, read_mark
 from ringlog.testing.disk import DiskFault, FaultyDisk, SimulatedDisk
-from ringlog.testing.shard_world import DATA, ShardRun, World, refusals
 from ringlog.types import Durability
+from tests.support.shard_world import DATA, ShardRun, World, refusals
 from tests.support.shard_worlds import restart, started
 
 MIB = 1 << 20

@@ -18,8 +18,8 @@ from ringlog.frame.layout import FrameType
 from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.storage.recovery import FileScan, WalTailState
 from ringlog.testing.disk import DiskFault, FaultyDisk, SimulatedDisk
-from ringlog.testing.shard_world import DATA, World
 from tests.support.disk_files import create_file
+from tests.support.shard_world import DATA, World
 from tests.support.shard_worlds import restart, started
 
 LOG = f"{DATA}/wal/shard-00/wal-1-0.log"
@@ -293,7 +293,7 @@ def test_a_file_of_another_data_directory_is_refused():
     world = World(mounted(files), incarnation=100)
     monkey = bytes(range(16, 32))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ringlog.testing.shard_world.ENGINE_ID", monkey)
+        patch.setattr("tests.support.shard_world.ENGINE_ID", monkey)
         with pytest.raises(CorruptData, match="another data directory") as refused:
             world.start()
     assert refused.value.detail["file"].endswith("wal-1-0.log")

@@ -9,10 +9,10 @@ import pytest
 from ringlog.actors.wal_shard.leases.lease_requests import reason_of
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, TopicNotFound
-from ringlog.testing.shard_world import World
 from tests.support.lease_words import held, words
 from tests.support.queue_world import claim, make, nack, stats
 from tests.support.removal_world import read
+from tests.support.shard_world import World
 from tests.support.shard_worlds import restart, started
 
 

@@ -13,11 +13,11 @@ import pytest
 from ringlog.actors.wal_shard import events as ev
 from ringlog.envelope import messages as m
 from ringlog.leases.change import Op
-from ringlog.testing.shard_world import World
 from tests.support.checkpoint_world import checkpoint_all
 from tests.support.lease_words import held
 from tests.support.queue_world import claim, make_durable, settle, stats
 from tests.support.removal_world import delete
+from tests.support.shard_world import World
 from tests.support.shard_worlds import end_somehow, forget_changes, new_world
 
 STEPS = 60

@@ -13,11 +13,11 @@ from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, Throttled
 from ringlog.leases import group, group_state
 from ringlog.testing.disk import DiskFault, FaultyDisk, SimulatedDisk
-from ringlog.testing.shard_world import DATA, World
 from tests.support.checkpoint_world import checkpoint_all
 from tests.support.lease_words import held, numbers, words
 from tests.support.queue_world import claim, make_durable, settle, stats
 from tests.support.removal_world import append, delete
+from tests.support.shard_world import DATA, World
 from tests.support.shard_worlds import new_world, restart, started
 
 LOGGED = ("fsync", "disk", "memory")

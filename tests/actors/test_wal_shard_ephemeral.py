@@ -15,7 +15,7 @@ from ringlog.envelope.boot import ActorBoot
 from ringlog.errors import Status
 from ringlog.frame import encode_records, frame
 from ringlog.limits import FILL_CHUNK_BYTES, HEAD_RESERVATION_MIN, WAL_HEADER_BYTES
-from ringlog.testing.shard_world import World, refusals
+from tests.support.shard_world import World, refusals
 from tests.support.shard_worlds import started
 
 

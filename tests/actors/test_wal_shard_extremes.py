@@ -11,9 +11,9 @@ from chaos.fuzz.fuzz_shard import recovered
 from ringlog.envelope import messages as m
 from ringlog.envelope.wire import PROTOCOL, MessageInvalid, decode
 from ringlog.limits import PID_MAX, SEQ_MAX
-from ringlog.testing.extremes import extreme_bodies
-from ringlog.testing.shard_world import NoReply, ShardRun, World
 from tests.support.busy_world import WAIT, prepared
+from tests.support.extremes import extreme_bodies
+from tests.support.shard_world import NoReply, ShardRun, World
 
 KINDS = sorted(prepared().run_of("t").core.requests.kinds, key=lambda kind: kind.__name__)
 SEQS = b"\1" + bytes(7)

@@ -6,10 +6,10 @@ import pytest
 
 from ringlog.actors.wal_shard import events as ev
 from ringlog.envelope import messages as m
-from ringlog.testing.shard_world import World
 from tests.support.checkpoint_world import checkpoint_all
 from tests.support.group_world import ack, claim, make, pending
 from tests.support.lease_words import held, words
+from tests.support.shard_world import World
 from tests.support.shard_worlds import new_world, restart
 
 LEASED, RETURNED = 1, 3

@@ -17,11 +17,11 @@ from ringlog.errors import (
     StaleEpoch,
 )
 from ringlog.limits import DELIVERIES_MAX, GROUP_DEAD_LETTERS_PER_MOVE
-from ringlog.testing.shard_world import World
 from tests.support.checkpoint_world import checkpoint_all
 from tests.support.group_world import QUEUE, STREAM, ack, claim, give_again, nack, pending, stand
 from tests.support.lease_words import held, numbers, words
 from tests.support.removal_world import delete
+from tests.support.shard_world import World
 from tests.support.shard_worlds import new_world, restart, started
 
 EXHAUSTED = 5

@@ -9,11 +9,11 @@ import pytest
 
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, Internal, Status
-from ringlog.testing.shard_world import World
 from tests.support.checkpoint_world import checkpoint_all
 from tests.support.group_world import STREAM, ack, claim, give_again, nack
 from tests.support.lease_words import held
 from tests.support.removal_world import append, delete, state
+from tests.support.shard_world import World
 from tests.support.shard_worlds import new_world
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")

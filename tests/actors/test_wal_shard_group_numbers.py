@@ -12,10 +12,10 @@ from ringlog.actors.wal_shard.metrics.group_metrics import GroupMetrics
 from ringlog.envelope import messages as m
 from ringlog.limits import GROUP_MEMBER_SILENT_MS
 from ringlog.testing.real_engine import engine, wait_until
-from ringlog.testing.shard_world import World
 from tests.support.group_world import STREAM, ack, claim, make
 from tests.support.lease_words import held
 from tests.support.removal_world import delete
+from tests.support.shard_world import World
 from tests.support.shard_worlds import restart
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from ringlog.envelope import messages as m
-from ringlog.testing.shard_world import World
 from tests.support.group_world import QUEUE, STREAM, ack, claim, stand
 from tests.support.lease_words import held
 from tests.support.removal_world import read, state
+from tests.support.shard_world import World
 
 
 def make(world: World, records: int, **config: Any) -> None:

@@ -20,11 +20,11 @@ from ringlog.errors import (
     TopicNotFound,
 )
 from ringlog.testing.disk import DiskFault, FaultyDisk, SimulatedDisk
-from ringlog.testing.shard_world import DATA, World
 from tests.support.checkpoint_world import checkpoint_all
 from tests.support.group_world import QUEUE, STREAM, ack, claim, make, nack, pending, stand
 from tests.support.lease_words import held, numbers, words
 from tests.support.removal_world import delete
+from tests.support.shard_world import DATA, World
 from tests.support.shard_worlds import new_world, restart, started
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")

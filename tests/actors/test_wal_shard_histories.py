@@ -9,7 +9,7 @@ import pytest
 from scenarios.story import Story
 
 from ringlog.errors import RinglogError
-from ringlog.testing.shard_world import ShardRunEnded
+from tests.support.shard_world import ShardRunEnded
 
 
 @pytest.mark.slow

@@ -16,8 +16,8 @@ from ringlog.envelope import messages as m
 from ringlog.frame import encode_records, frame
 from ringlog.limits import INLINE_BYTES_MAX
 from ringlog.storage.record_index import StoredRecordIndex
-from ringlog.testing.shard_world import DATA, SHM, World
 from ringlog.topic.state import ShardTopic
+from tests.support.shard_world import DATA, SHM, World
 from tests.support.shard_worlds import started
 
 

@@ -13,7 +13,7 @@ from ringlog.actors.wal_shard.leases.job_sizes import JobSizes
 from ringlog.envelope import messages as m
 from ringlog.frame import encode_records, frame
 from ringlog.limits import INLINE_AHEAD_MIN, INLINE_BYTES_MAX, INLINE_QUEUES_MAX, INLINE_WINDOWS_PER_CLAIM
-from ringlog.testing.shard_world import DATA, SHM, World
+from tests.support.shard_world import DATA, SHM, World
 from tests.support.shard_worlds import started
 
 Run = tuple[int, int, int, int]

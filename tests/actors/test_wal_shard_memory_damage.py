@@ -17,9 +17,9 @@ from ringlog.frame import batch as frames
 from ringlog.frame.layout import W_TOPIC, FrameType
 from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.storage.extents import LogHighWatermark
-from ringlog.testing.shard_world import DATA, World
 from tests.support.checkpoint_world import checkpoint, findings, wal_files
 from tests.support.disk_files import damage_file
+from tests.support.shard_world import DATA, World
 from tests.support.shard_worlds import new_world, restart
 
 

@@ -11,9 +11,9 @@ import pytest
 from ringlog.errors import CorruptData
 from ringlog.storage.log_register import ENTRY_BYTES, read_register
 from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, SimulatedDisk
-from ringlog.testing.shard_world import DATA, World
 from tests.support.checkpoint_world import checkpoint, checkpoint_all, fill, findings, state, wal_files
 from tests.support.disk_files import create_file
+from tests.support.shard_world import DATA, World
 from tests.support.shard_worlds import new_world
 
 REGISTER = f"{DATA}/meta/log-00"

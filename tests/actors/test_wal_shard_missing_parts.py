@@ -12,12 +12,12 @@ from ringlog.errors import Refused, TopicHalted
 from ringlog.segment.layout import DATA as DATA_SUFFIX
 from ringlog.segment.layout import IDX
 from ringlog.storage.disk import disk_error
-from ringlog.testing.shard_world import DATA, ENGINE_ID, World, refusals
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
 from ringlog.tier.ownership import claim_store
 from tests.support.checkpoint_world import checkpoint, fill, state
 from tests.support.disk_files import create_file
+from tests.support.shard_world import DATA, ENGINE_ID, World, refusals
 from tests.support.shard_worlds import new_world
 
 OWN = {"own_segment_bytes": 0}

@@ -29,10 +29,10 @@ from ringlog.link.shard_requests import Requester
 from ringlog.ring.doorbell import BellListener, make_bell
 from ringlog.testing import engine
 from ringlog.testing.real_engine import wait_until
-from ringlog.testing.shard_world import World
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.state import ShardTopic
 from tests.support.engines import engine_fixture
+from tests.support.shard_world import World
 from tests.support.shard_worlds import started
 
 pytestmark = pytest.mark.timeout(120)

@@ -33,7 +33,7 @@ from ringlog.ring.doorbell import BellListener, make_bell
 from ringlog.ring.layout import WakeupFlags
 from ringlog.ring.region import create_ring
 from ringlog.ring.ring import RingProducer
-from ringlog.testing.shard_world import World
+from tests.support.shard_world import World
 from tests.support.shard_worlds import started
 
 MS = 1_000_000

@@ -13,7 +13,7 @@ from ringlog.contract import ControlReceived
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest
 from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.shard_world import ShardRun, World
+from tests.support.shard_world import ShardRun, World
 from tests.support.shard_worlds import restart
 
 FILE_BYTES = 4 << 20

@@ -13,12 +13,12 @@ from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, Internal, Status
 from ringlog.frame import encode_records, frame
 from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.shard_world import DATA, World
 from tests.support.checkpoint_world import checkpoint_all
 from tests.support.lease_words import held
 from tests.support.queue_world import ack, claim, make, nack, stats
 from tests.support.removal_world import append, delete
 from tests.support.routed_world import Routed
+from tests.support.shard_world import DATA, World
 from tests.support.shard_worlds import new_world, restart, started
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")

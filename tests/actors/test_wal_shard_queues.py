@@ -12,10 +12,10 @@ from ringlog.contract import DrainRequested, Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import BatchTooLarge, InvalidRequest, NotAQueue, Status, TopicNotFound
 from ringlog.limits import LEASE_MS_MIN
-from ringlog.testing.shard_world import World
 from tests.support.lease_words import held, numbers, words
 from tests.support.queue_world import ack, claim, make, nack, stats
 from tests.support.removal_world import append, delete, read
+from tests.support.shard_world import World
 from tests.support.shard_worlds import restart, started
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")

@@ -18,7 +18,7 @@ from ringlog.storage.disk import Disk, disk_error
 from ringlog.supervision.restart import read_only_probe_ms
 from ringlog.testing.clock import ManualClock
 from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.shard_world import DATA, SimulatedBoardMarks, World, refusals
+from tests.support.shard_world import DATA, SimulatedBoardMarks, World, refusals
 from tests.support.shard_worlds import started
 
 CHANGING = ("create", "write_at", "allocate", "zero_fill", "truncate", "rename", "unlink", "make_dir", "lock",

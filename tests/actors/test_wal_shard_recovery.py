@@ -16,9 +16,9 @@ from ringlog.limits import HEAD_RESERVATION_MIN
 from ringlog.placement import home_shard, shard_of
 from ringlog.storage.layout import unpack_file
 from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, Monitor, PowerLossDamage, SimulatedDisk
-from ringlog.testing.shard_world import DATA, World, refusals
 from ringlog.topic.reservation import Reservation
 from tests.support.disk_files import overwrite
+from tests.support.shard_world import DATA, World, refusals
 from tests.support.shard_worlds import restart, started
 
 

@@ -16,9 +16,9 @@ from ringlog.errors import (
     TopicNotFound,
 )
 from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.shard_world import World
 from ringlog.topic.tombstone import Gap
 from tests.support.removal_world import append, delete, read, state
+from tests.support.shard_world import World
 from tests.support.shard_worlds import restart
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")

@@ -11,12 +11,12 @@ from ringlog.errors import InvalidRequest, TopicNotFound
 from ringlog.frame import batch as frames
 from ringlog.frame import encode_records, frame, layout
 from ringlog.placement import shard_of
-from ringlog.testing.checkpoints import checkpoint_all
 from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.shard_world import DATA, World
 from ringlog.topic.routers import RouterPassOutcome
 from tests.support.routed_world import PLAIN, Routed, fates, world_with
+from tests.support.shard_world import DATA, World
 from tests.support.shard_worlds import restart
+from tests.support.world_checkpoints import checkpoint_all
 
 
 def appended(world: World) -> list[tuple[int, int]]:

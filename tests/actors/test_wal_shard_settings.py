@@ -21,9 +21,9 @@ from ringlog.frame.batch import words_of
 from ringlog.frame.layout import HEADER_BYTES, W_BODY_XXH3
 from ringlog.limits import CLAIM_JITTER_MS_MAX, DURATION_MS_MAX
 from ringlog.settings import CALL_SETTINGS, FLAG, GROUP_SETTINGS, QUEUE, TOPIC_SETTINGS, WHOLE, Setting
-from ringlog.testing.shard_world import NoReply, World, refusals
 from ringlog.topic.config import TopicConfig
 from tests.support.checkpoint_world import checkpoint_all
+from tests.support.shard_world import NoReply, World, refusals
 from tests.support.shard_worlds import new_world, restart
 
 HUGE = (2**31, 2**63 - 1, 2**63, 2**64 - 1, 2**64 // 1_000)

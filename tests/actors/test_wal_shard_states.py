@@ -98,7 +98,7 @@ def test_a_directory_that_is_not_synced_is_caught(monkeypatch):
         disk.make_dir(f"{data_dir}/wal/shard-{shard:02d}")
         return f"{data_dir}/wal/shard-{shard:02d}"
 
-    monkeypatch.setattr("ringlog.testing.shard_world.make_stream", make_stream)
+    monkeypatch.setattr("tests.support.shard_world.make_stream", make_stream)
     assert caught("append")
 
 

@@ -10,8 +10,8 @@ from ringlog.segment.index_rebuild import verify_segment
 from ringlog.segment.layout import DATA as DATA_SUFFIX
 from ringlog.segment.layout import TAGS
 from ringlog.segment.segment import find_segments
-from ringlog.testing.shard_world import DATA
 from tests.support.checkpoint_world import checkpoint
+from tests.support.shard_world import DATA
 from tests.support.shard_worlds import new_world
 
 

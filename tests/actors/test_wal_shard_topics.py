@@ -27,9 +27,9 @@ from ringlog.frame.settle_entry import (
     entry_error,
 )
 from ringlog.limits import DURATION_MS_MAX
-from ringlog.testing.shard_world import DATA, World
 from tests.support.checkpoint_world import checkpoint_all
 from tests.support.disk_files import overwrite
+from tests.support.shard_world import DATA, World
 from tests.support.shard_worlds import new_world, restart, started
 
 WINDOW_MS = 1_000

@@ -14,9 +14,9 @@ from ringlog.errors import CorruptData
 from ringlog.frame import batch as frames
 from ringlog.frame.layout import FrameType
 from ringlog.limits import WAL_HEADER_BYTES
-from ringlog.testing.shard_world import DATA, World
 from tests.support.checkpoint_world import checkpoint, fill, findings, state, wal_files
 from tests.support.disk_files import damage_file
+from tests.support.shard_world import DATA, World
 from tests.support.shard_worlds import new_world, restart
 
 QUARANTINE = f"{DATA}/quarantine"

@@ -13,13 +13,13 @@ from ringlog.actors.wal_shard.retention.retention_schedule import CONTENT_REQUES
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, TopicNotFound
 from ringlog.limits import IDLE_CHECKS_MAX, IDLE_CHECKS_PER_PERIOD
-from ringlog.testing.checkpoints import checkpoint_all
-from ringlog.testing.shard_world import World
 from ringlog.topic.routers import RouterFlag
 from tests.support.group_world import QUEUE, STREAM
 from tests.support.lease_words import words
 from tests.support.removal_world import append
+from tests.support.shard_world import World
 from tests.support.shard_worlds import restart
+from tests.support.world_checkpoints import checkpoint_all
 
 PERIOD_MS = 10_000
 PERIOD_S = PERIOD_MS / 1_000

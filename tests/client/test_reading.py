@@ -13,9 +13,8 @@ from ringlog.client.read.paging import read, read_page
 from ringlog.client.reader import Reader
 from ringlog.errors import CorruptData, InvalidRequest, NotReady, TopicNotFound, UsageError
 from ringlog.frame.layout import Column
-from ringlog.testing.log_file import TS_US
-from ringlog.testing.log_world import LogWorld
-from tests.support.log_worlds import log_world_fixture
+from tests.support.log_file import TS_US
+from tests.support.log_world import LogWorld, log_world_fixture
 
 world = log_world_fixture()
 

@@ -10,8 +10,8 @@ from ringlog.client.read.pages import LATEST, Cursor, Tombstone
 from ringlog.client.tailer import Tailer
 from ringlog.errors import CorruptData, UsageError
 from ringlog.frame.layout import Column
-from ringlog.testing.log_file import TS_US
-from tests.support.log_worlds import log_world_fixture
+from tests.support.log_file import TS_US
+from tests.support.log_world import log_world_fixture
 
 world = log_world_fixture()
 

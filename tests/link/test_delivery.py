@@ -23,7 +23,7 @@ from ringlog.link.grant_returns import RETURNS_PER_MESSAGE_MAX
 from ringlog.link.peer_request import PeerReply
 from ringlog.link.subscription import UNBOUNDED
 from ringlog.placement import scheduler_of
-from ringlog.testing.fake_scheduler import FakeDeliveryHost, topic
+from tests.support.fake_scheduler import FakeDeliveryHost, topic
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -15,7 +15,7 @@ from ringlog.envelope.messages import KINDS
 from ringlog.envelope.wire import PROTOCOL, EnvelopeInvalid, MessageInvalid, decode, encode
 from ringlog.errors import InvalidRequest
 from ringlog.limits import MILLIS_MAX, NAME_CHARS_MAX, PID_MAX, SEQ_MAX
-from ringlog.testing.extremes import extreme_bodies, plain_body
+from tests.support.extremes import extreme_bodies, plain_body
 
 _encode = msgspec.msgpack.encode
 

@@ -19,8 +19,8 @@ from ringlog.storage.extents import LogHighWatermark
 from ringlog.storage.record_index import StoredRecordIndex, bitmap_of
 from ringlog.storage.tail import WINDOW_BYTES
 from ringlog.tags import TagMatch, parse_match
-from ringlog.testing.log_file import TS_US
-from ringlog.testing.log_world import LogWorld
+from tests.support.log_file import TS_US
+from tests.support.log_world import LogWorld
 
 TAGS = ("", "a", "ab", "b", "é", "a/x", "b/x")
 

@@ -14,7 +14,7 @@ from ringlog.storage.frame_run import FrameRun
 from ringlog.storage.log_map import GAP_BYTES_MAX, SECTION_BYTES, LogFileKey, LogMap, LogMapRange
 from ringlog.storage.reader import Pause, TopicReader
 from ringlog.storage.real_disk import RealDisk
-from ringlog.testing.log_file import LogFile, sealed_frame
+from tests.support.log_file import LogFile, sealed_frame
 
 FILE = LogFileKey("shard-00/wal/1.wal", 7)
 

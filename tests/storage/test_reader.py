@@ -15,7 +15,7 @@ from ringlog.storage.frame_run import FrameRun
 from ringlog.storage.log_map import LogMap
 from ringlog.storage.reader import Pause, TopicReader
 from ringlog.storage.real_disk import RealDisk
-from ringlog.testing.log_file import LogFile, sealed_frame
+from tests.support.log_file import LogFile, sealed_frame
 
 
 class World:

@@ -26,9 +26,8 @@ from ringlog.storage.extents import LogHighWatermark
 from ringlog.storage.frame_run import FrameRun
 from ringlog.storage.reader import Pause, TopicReader
 from ringlog.storage.segment_cache import SegmentCache
-from ringlog.testing.log_file import TS_US
-from ringlog.testing.log_world import LogWorld
-from tests.support.log_worlds import log_world_fixture
+from tests.support.log_file import TS_US
+from tests.support.log_world import LogWorld, log_world_fixture
 
 world = log_world_fixture()
 

@@ -12,8 +12,8 @@ from ringlog.storage.identity_file import EngineFile
 from ringlog.storage.layout import wal_name
 from ringlog.storage.real_disk import RealDisk
 from ringlog.supervision.identity import EngineIdentity
-from ringlog.testing.shard_world import World
 from ringlog.verify.identity_decoder import verify_identity
+from tests.support.shard_world import World
 from tests.support.shard_worlds import restart, started
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringlog.envelope import messages as m
-from ringlog.testing.shard_world import World
+from tests.support.shard_world import World
 from tests.support.shard_worlds import new_world
 
 WAIT = {m.Claim}

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ringlog.testing.checkpoints import WorldShardRequests, checkpoint, checkpoint_all, workplace
 from ringlog.testing.disk import Halted
-from ringlog.testing.shard_world import DATA, World
 from ringlog.verify.directory import verify_directory
 from ringlog.verify.findings import DAMAGE
+from tests.support.shard_world import DATA, World
+from tests.support.world_checkpoints import WorldShardRequests, checkpoint, checkpoint_all, workplace
 
 __all__ = [
     "WorldShardRequests", "checkpoint", "checkpoint_all", "fill", "findings", "state",

@@ -28,9 +28,9 @@ from ringlog.segment.layout import (
 from ringlog.segment.segment import Segment, find_segments
 from ringlog.storage.layout import decode_wal_header, pack_file, parse_wal_name
 from ringlog.storage.recovery import FileScan
-from ringlog.testing.shard_world import DATA as DATA_DIR
-from ringlog.testing.shard_world import ENGINE_ID, World
 from ringlog.testing.simulated_disk import SimulatedDisk
+from tests.support.shard_world import DATA as DATA_DIR
+from tests.support.shard_world import ENGINE_ID, World
 
 
 class SmallShard:

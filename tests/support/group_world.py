@@ -6,8 +6,8 @@ from typing import Any
 
 from ringlog.envelope import messages as m
 from ringlog.leases.change import Mode
-from ringlog.testing.shard_world import World
 from tests.support.lease_words import numbers, words
+from tests.support.shard_world import World
 
 QUEUE, STREAM = int(Mode.QUEUE), int(Mode.STREAM)
 

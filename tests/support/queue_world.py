@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ringlog.envelope import messages as m
-from ringlog.testing.shard_world import World
 from tests.support.lease_words import words
+from tests.support.shard_world import World
 
 
 def make(world: World, jobs: int, name: str = "q", **config: Any) -> None:

@@ -8,8 +8,8 @@ from pyroaring import BitMap64
 
 from ringlog.envelope import messages as m
 from ringlog.frame import encode_records, frame
-from ringlog.testing.shard_world import World
 from ringlog.topic.tombstone import Floors, Gap, plan_read
+from tests.support.shard_world import World
 
 
 def delete(world: World, name: str, before: int = 0, match: Any = None, seqs: list[int] | None = None) -> Any:

@@ -9,8 +9,8 @@ from ringlog.envelope import messages as m
 from ringlog.errors import error_from_status
 from ringlog.frame import encode_records, frame
 from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.shard_world import DATA, World
 from ringlog.topic.routers import RouterFlag
+from tests.support.shard_world import DATA, World
 
 PLAIN = int(RouterFlag.PRESERVE_NODE | RouterFlag.PRESERVE_TAG)
 

@@ -10,7 +10,7 @@ import pytest
 
 from ringlog.actors.wal_shard.recovery import replay
 from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.shard_world import DATA, World
+from tests.support.shard_world import DATA, World
 
 
 def started(topics: Mapping[str, str] | None = None, *, disk: Any = None, **facts: Any) -> World:

@@ -20,9 +20,9 @@ from ringlog.cli.repair.decisions import plan_repair
 from ringlog.cli.repair.plan import RepairPlan
 from ringlog.cli.repair.repaired_copy import build_copy
 from ringlog.storage.layout import QUARANTINE_DIR
-from ringlog.testing.shard_world import DATA
 from ringlog.verify.directory import Verification, verify_directory
 from ringlog.verify.findings import DAMAGE, count_seqs, merge_ranges, subtract_ranges
+from tests.support.shard_world import DATA
 
 CHOSEN = (
     "/meta/", "/shard-00/", "/packs/", "topics/0000000000000002/seg-00000000000000000015",

@@ -11,14 +11,14 @@ from ringlog.envelope import messages as m
 from ringlog.errors import RinglogError
 from ringlog.placement import shard_of
 from ringlog.segment.layout import SUFFIXES
-from ringlog.testing.checkpoints import checkpoint
 from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.shard_world import DATA, World
 from ringlog.verify.directory import Verification, verify_directory
 from ringlog.verify.findings import FileReport
 from ringlog.verify.log_order import is_covered
 from ringlog.verify.snapshot_decoder import SnapshotFacts
+from tests.support.shard_world import DATA, World
 from tests.support.shard_worlds import started
+from tests.support.world_checkpoints import checkpoint
 
 
 def snapshot(shard: int, shards: int, floor: int) -> FileReport:

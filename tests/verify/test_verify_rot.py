@@ -13,12 +13,12 @@ from ringlog.segment.layout import DATA as DATA_SUFFIX
 from ringlog.segment.layout import IDX
 from ringlog.segment.segment import Segment
 from ringlog.storage.real_disk import RealDisk
-from ringlog.testing.log_world import LogWorld
-from ringlog.testing.shard_world import DATA
 from ringlog.verify.directory import Verification, verify_directory
 from ringlog.verify.segment_decoder import next_frame, read_data_header
 from ringlog.verify.segment_verifier import verify_segment
 from ringlog.verify.wal_decoder import verify_wal
+from tests.support.log_world import LogWorld
+from tests.support.shard_world import DATA
 from tests.support.shard_worlds import started
 
 

@@ -22,8 +22,8 @@ from ringlog.frame.settle_entry import (
 )
 from ringlog.placement import home_shard
 from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, SimulatedDisk
-from ringlog.testing.shard_world import DATA, World
 from ringlog.types import Durability
+from tests.support.shard_world import DATA, World
 
 CLASSES = {
     "a": Durability.FSYNC, "b": Durability.DISK, "c": Durability.MEMORY, "e": Durability.EPHEMERAL,

@@ -8,10 +8,12 @@ as on a client. It never waits: `run` fails for Steps that would wait. `begin` r
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import pytest
 from pyroaring import BitMap64
 
 from ringlog.board.topics import TOPIC_LIVE, TopicFacts
@@ -40,7 +42,7 @@ from ringlog.storage.log_map import LogMap
 from ringlog.storage.reader import TopicReader
 from ringlog.storage.real_disk import RealDisk
 from ringlog.testing.clock import ManualClock
-from ringlog.testing.log_file import TS_US, LogFile
+from tests.support.log_file import TS_US, LogFile
 
 
 class LogWorld:
@@ -353,3 +355,15 @@ def _absent(topic: str) -> Pending[Any]:
     pending: Pending[Any] = Pending()
     pending.fail(TopicNotFound("no such topic", topic=topic))
     return pending
+
+
+def log_world_fixture() -> Any:
+    """Make a fixture with an empty log."""
+
+    @pytest.fixture
+    def world(tmp_path: Path) -> Iterator[LogWorld]:
+        made = LogWorld(str(tmp_path))
+        yield made
+        made.close()
+
+    return world

@@ -14,7 +14,7 @@ from ringlog.envelope import messages as m
 from ringlog.errors import error_from_status
 from ringlog.segment.layout import CREATOR_COMPACTOR, CREATOR_SHIFT, NumberAllocator, parse_stem
 from ringlog.segment.segment import find_segments
-from ringlog.testing.shard_world import DATA, ENGINE_ID, World
+from tests.support.shard_world import DATA, ENGINE_ID, World
 
 
 class WorldShardRequests:

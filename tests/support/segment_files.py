@@ -14,7 +14,7 @@ from ringlog.frame.layout import Column
 from ringlog.segment.segment import Segment
 from ringlog.segment.writer import SegmentWriter
 from ringlog.storage.disk import Disk
-from ringlog.testing.log_file import sealed_frame
+from tests.support.log_file import sealed_frame
 
 ENGINE_ID = bytes(range(16))
 

@@ -62,7 +62,7 @@ def generators(path: Path) -> set[str]:
 
 def test_no_compiled_generator_delegates_to_an_interpreted_one(compiled: set[str]) -> None:
     """mypyc passes an exception on with a call that is deprecated since Python 3.12. A test run that turns
-    warnings into errors would fail in it. `yield run_steps(...)` has no such call."""
+    warnings into errors would fail in it. `yield from delegate(...)` has no such call."""
     product = {
         str(path.relative_to(ROOT)) for top in ("actors", "ringlog") for path in (ROOT / top).rglob("*.py")
     }

@@ -119,6 +119,30 @@ def _advance(steps: Steps[T], result: Pending[T], done: Pending[Any] | None) -> 
         done = waits_for
 
 
+def delegate(steps: Steps[T]) -> Steps[T]:
+    """Do what `yield from steps` does.
+
+    Compiled code uses this for a generator of interpreted code: what mypyc makes of `yield from` passes an
+    exception on with a call of `throw` that Python deprecates since 3.12.
+    """
+    error: BaseException | None = None
+    value: Any = None
+    while True:
+        try:
+            waits_for = steps.send(value) if error is None else steps.throw(error)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        error = value = None
+        try:
+            value = yield waits_for
+        except GeneratorExit:
+            steps.close()
+            raise
+        except BaseException as e:  # noqa: BLE001  the steps decide about every error
+            error = e
+
+
 def gather(pendings: Iterable[Pending[T]]) -> Pending[list[T]]:
     """Wait for all, in order. The result fails with the first failure in that order."""
 

@@ -53,7 +53,7 @@ from ringlog.envelope.messages import (
 )
 from ringlog.errors import GroupIncompatible, LeaseLost, RinglogError, UsageError
 from ringlog.limits import BACKOFF_MAX_MS_DEFAULT, SEQ_MAX
-from ringlog.link.futures import Steps, run_steps
+from ringlog.link.futures import Steps, delegate
 from ringlog.link.peer import MS
 from ringlog.payload import V
 from ringlog.settings import describe_differences, differences
@@ -135,7 +135,7 @@ class GroupLeaseOperations(LeaseOperations):
         named = self._named
         dead_letter = named.get("dead_letter", "")
         if dead_letter:
-            yield run_steps(require_no_dead_letter_cycle(connection, self.topic, dead_letter))
+            yield from delegate(require_no_dead_letter_cycle(connection, self.topic, dead_letter))
         opened = GroupOpen(
             self.topic, self.name, MODES[self.mode], self.tags, first, named.get("max_in_flight", 0),
             named.get("member_max_in_flight", 0), self.node if node is None else node, make,
@@ -172,7 +172,7 @@ class GroupLeaseOperations(LeaseOperations):
             return 1
         source = open_source(connection, self.topic)
         try:
-            cursor: Cursor = yield run_steps(resolve_start(connection, source, self.topic, start))
+            cursor: Cursor = yield from delegate(resolve_start(connection, source, self.topic, start))
         finally:
             source.close()
         return min(cursor.seq + 1, SEQ_MAX)
@@ -318,7 +318,7 @@ class GroupStreamReader:
     def _read(self, connection: QueueConnection, wait_s: float) -> Steps[Page]:
         if self._source is None:
             self._source = open_source(connection, self._operations.topic, is_following=True)
-        page: Page = yield run_steps(
+        page: Page = yield from delegate(
             read_page(
                 self._source, self._operations.topic, self._cursor, limit=self._ahead.limit, wait_s=wait_s,
                 filters=self._operations.filters,

@@ -52,7 +52,7 @@ from ringlog.limits import (
     NODE_BYTES_MAX,
     PENDING_ROWS_MAX,
 )
-from ringlog.link.futures import Pending, Steps, run_steps
+from ringlog.link.futures import Pending, Steps, delegate
 from ringlog.link.peer import MS
 from ringlog.link.peer_request import PeerReply
 from ringlog.process_id import own_process_id
@@ -367,7 +367,7 @@ class LeaseOperations:
                 if known is not None:
                     record_batches.append(FrameRecordBatch(known))
                     continue
-                yield run_steps(source.read_leased(first, last, message.epoch, record_batches))
+                yield from delegate(source.read_leased(first, last, message.epoch, record_batches))
                 if record_batches and isinstance(record_batches[-1], FrameRecordBatch):
                     self._frame = record_batches[-1].view.whole_frame_view
         finally:

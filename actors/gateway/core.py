@@ -244,7 +244,7 @@ class GatewayCore:
             if request.deadline_ns:
                 self._effects.append(ev.UnwatchTopic(ticket))
                 self._resume(ticket, False)
-            elif isinstance(request.message, _OF_SCHEDULERS):
+            elif isinstance(request.message, _OF_SCHEDULERS) or request.is_cold_read:
                 self._resume(ticket, ShuttingDown("the engine is stopping"))
 
     # -- flows ----------------------------------------------------------------------------------------
@@ -284,6 +284,7 @@ class GatewayCore:
             case AcquireAppendLane():
                 self._appends.start_or_park(request, by_socket=effect.by_socket)
             case _:
+                request.is_cold_read = isinstance(effect, ev.ReadCold)
                 self._waiting[effect.ticket] = request
                 self._effects.append(effect)
 

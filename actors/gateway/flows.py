@@ -29,6 +29,8 @@ class GatewayRequest:
     flow: Flow | None = None
     deadline_ns: int = 0
     """Time at which it stops waiting for records; 0 = it waits for none."""
+    is_cold_read: bool = False
+    """It waits for the relocator."""
 
     @property
     def bytes(self) -> int:
@@ -69,11 +71,12 @@ class FlowContext:
 
     def ask_scheduler(self, message: m.Message) -> ev.AskShard:
         """Return the effect that sends a request to scheduler 0. Raises ShuttingDown during a drain."""
-        self.require_schedulers()
+        self.require_no_drain()
         return self.ask(ev.SCHEDULER, message)
 
-    def require_schedulers(self) -> None:
-        """Raise ShuttingDown during a drain: schedulers stop at the same time and may not reply."""
+    def require_no_drain(self) -> None:
+        """Raise ShuttingDown during a drain: schedulers and relocator stop at the same time and may not
+        reply."""
         if self.is_draining:
             raise ShuttingDown("the engine is stopping")
 

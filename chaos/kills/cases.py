@@ -232,6 +232,8 @@ def ends(stage: Stage, passes: tuple[int, ...] = stop_plan.PASSES, rounds: int =
             engine.wait_alone()
             _start_again(scene)
             account.count_work("terms", 1, "RF-23")
+    if "drain timed out" in engine.log_path.read_text():
+        scene.complaints.append("an orderly stop, with living shards, dropped requests of the gateway")
     stage.close(scene)
 
 

@@ -137,6 +137,10 @@ class Children:
         """Return the children of one kind."""
         return [child for child in self.states if child.spec.kind == kind]
 
+    def has_process(self, pid: int) -> bool:
+        """Return True if a living child has this pid."""
+        return any(child.process is not None and child.process.pid == pid for child in self.states)
+
     def pidfds(self) -> dict[int, ChildState]:
         """Return pidfd -> child. A pidfd becomes readable when its child dies."""
         return {child.process.pidfd: child for child in self.states if child.process is not None}

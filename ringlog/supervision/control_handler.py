@@ -70,7 +70,8 @@ class ControlHandler:
     def _dispatch(self, message: Message, answer: ReplyCallback) -> None:
         match message:
             case RingOpen():
-                if self._state() == DRAINING:
+                # A stopping gateway sends what it holds to the shards, which stop after it.
+                if self._state() == DRAINING and not self._children.has_process(message.pid):
                     raise ShuttingDown("the engine is stopping")
                 self._rings.open(message, answer)
             case RingClose():

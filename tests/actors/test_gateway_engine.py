@@ -34,6 +34,12 @@ def state_of(pid):
         return ""
 
 
+def pending_signals(pid):
+    """Return the signals that wait for a process, as a bit mask."""
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(lines["ShdPnd"], 16)
+
+
 @pytest.fixture(scope="module")
 def keys_path(tmp_path_factory):
     return tmp_path_factory.mktemp("keys") / "keys.toml"
@@ -276,6 +282,29 @@ def test_a_gateway_with_requests_to_a_stopped_shard_drains_in_time():
             running.start()
             assert held.result(30.0).last_seq == 2
             assert [record.data for record in client.read("t").records] == [b"x", b"y"]
+
+
+def test_a_stop_before_the_gateway_has_its_ring_drops_no_request():
+    """In an earlier version the supervisor refused the ring, and the gateway held the append until its share
+    of the drain time was over."""
+    with engine(wal={"shards": 1}, gateway={"enabled": True}) as running:
+        supervisor = running.pid
+        with (
+            ringlog.connect(running.url, wait=10, transport="ipc", timeout_ms=60_000) as client,
+            ThreadPoolExecutor(2) as pool,
+        ):
+            client.topics.create("t")
+            with suspended(supervisor):
+                held = pool.submit(client.append, "t", b"x")
+                wait_until(lambda: client._shell.session.links.open_requests, 10.0, "the request to be sent")
+                # It uses the same connection and is later, so the gateway has received the append.
+                assert client.topics.state("t").head_seq == 0
+                assert not held.done()
+                stopped = pool.submit(running.stop)
+                wait_until(lambda: pending_signals(supervisor) & 1 << signal.SIGTERM - 1, 10.0, "the signal")
+            assert stopped.result() == 0
+            assert held.result(30.0).last_seq == 1
+            assert "drain timed out" not in running.log_path.read_text()
 
 
 def test_an_orphaned_gateway_does_not_wait_for_a_stopped_shard():

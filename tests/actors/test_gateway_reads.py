@@ -4,7 +4,7 @@ from ringlog.access.key_ring import KeyRing
 from ringlog.access.keys import Principal
 from ringlog.actors.gateway import events as ev
 from ringlog.actors.gateway.core import GatewayCore, GatewayIdentity
-from ringlog.contract import Reply, Tick
+from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import NotReady, StaleEpoch, Status
 from tests.support.gateway_jobs import only
@@ -129,6 +129,21 @@ def test_the_relocator_reads_cold_records_for_the_gateway():
     again = only(gateway.feed(ev.ColdReadCompleted(cold.ticket, b"bytes")), ev.ReadFiles)
     assert (again.cold, again.cold_data) == (want, b"bytes")
     assert only(gateway.feed(ev.FramesRead(again.ticket, 1, 9, 9, 9, b"f")), Reply).message.frames == 1
+
+
+def test_draining_does_not_wait_for_the_relocator():
+    """It stops at the same time. The client reads again with the next engine."""
+    gateway = Driver()
+    waiting = only(gateway.read(m.Read("t", 0)), ev.ReadFiles)
+    later = only(gateway.read(m.Read("t", 1)), ev.ReadFiles)
+    want = m.ColdRead("topics/x.data", 4096, 8192)
+    cold = only(gateway.feed(ev.FramesRead(waiting.ticket, 0, 0, 0, 0, cold=want)), ev.ReadCold)
+    refused = only(gateway.feed(DrainRequested()), Reply)
+    assert refused.message.status == Status.SHUTTING_DOWN
+    refused, stop = gateway.feed(ev.FramesRead(later.ticket, 0, 0, 0, 0, cold=want))
+    assert refused.message.status == Status.SHUTTING_DOWN
+    assert isinstance(stop, Stop)
+    assert gateway.feed(ev.ColdReadCompleted(cold.ticket, b"bytes")) == []
 
 
 def test_an_unavailable_cold_store_is_not_ready_and_no_loss():

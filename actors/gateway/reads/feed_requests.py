@@ -47,7 +47,7 @@ class FeedFlows:
                 missing.append(feed.feed)
             else:
                 feeds.append((feed.feed, info, feed.after))
-        self._context.require_schedulers()
+        self._context.require_no_drain()
         yield ev.SubscribeFeeds(self._context.next_ticket(), request.client, message, feeds, missing)
         return m.Subscribed(message.subscription, -1, self._incarnation), None
 

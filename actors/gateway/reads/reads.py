@@ -81,6 +81,7 @@ class ReadFlows:
             )  # fmt: skip
             if read.cold is None:
                 return read
+            self._context.require_no_drain()
             arrived: ev.ColdReadCompleted = yield ev.ReadCold(self._context.next_ticket(), read.cold)
             cold, data = read.cold, arrived.data
         raise NotReady(

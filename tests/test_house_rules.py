@@ -368,7 +368,7 @@ RULES = [
         },
         most={
             "ringlog/runtime/process.py": 1,
-            "ringlog/link/futures.py": 1,
+            "ringlog/link/futures.py": 2,
             "ringlog/client/connection/callbacks.py": 1,
             "ringlog/client/connection/shell.py": 4,
             "ringlog/cli/app.py": 1,

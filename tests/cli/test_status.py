@@ -138,7 +138,7 @@ def test_json_output_contains_all_numbers(format: Format) -> None:
             "lag_ms": 7_500,
             "feeds": 20,
             "waiting": 15,
-            "told": 4,
+            "granted": 4,
             "credit": 4,
         }
     ]
@@ -160,7 +160,7 @@ def test_a_consumer_that_returns_no_grants_lags(running: TestEngine, link: Link)
     assert (found["delivery"]["links"], found["delivery"]["feeds"]) == (1, 3)
     (consumer,) = found["consumers"]
     assert consumer["lag_ms"] >= 1_000
-    assert (consumer["feeds"], consumer["waiting"], consumer["told"], consumer["credit"]) == (3, 2, 1, 1)
+    assert (consumer["feeds"], consumer["waiting"], consumer["granted"], consumer["credit"]) == (3, 2, 1, 1)
     assert [each["of"] for each in found["pressure"]] == ["instance", "wal_shard-00"]
     found = wait_for(shell, lambda status: not any(each["pressure"] for each in status["pressure"]))
     assert {each["step"] for each in found["pressure"]} == {"free"}

@@ -90,7 +90,7 @@ class SmallShard:
     def topics(self):
         return self.world.runs[0].core.directory.by_id
 
-    def _LiveAsk(self, message, attachment):
+    def _ListLiveRecords(self, message, attachment):
         rows, deleted = [], b""
         for topic_id in np.frombuffer(attachment, "<u8").tolist():
             topic = self.topics().get(topic_id)

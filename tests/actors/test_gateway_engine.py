@@ -294,9 +294,14 @@ def test_a_stop_before_the_gateway_has_its_ring_drops_no_request():
             ThreadPoolExecutor(2) as pool,
         ):
             client.topics.create("t")
+
+            def is_sent():
+                requests = list(client._shell.session.links._peer._requests.values())
+                return any(each.kind == "Append" and each.was_sent for each in requests)
+
             with suspended(supervisor):
                 held = pool.submit(client.append, "t", b"x")
-                wait_until(lambda: client._shell.session.links.open_requests, 10.0, "the request to be sent")
+                wait_until(is_sent, 10.0, "the append to be sent")
                 # It uses the same connection and is later, so the gateway has received the append.
                 assert client.topics.state("t").head_seq == 0
                 assert not held.done()

@@ -131,8 +131,8 @@ class ClaimRequests:
         else:
             requests = [
                 ClaimRequest(
-                    each.node, _max_jobs(each), each.lease_ms or config.lease_ms, (each.pid,
-                    each.pid_started), each.call, each.by_number,
+                    each.node, _max_jobs(each), each.lease_ms or config.lease_ms,
+                    (each.pid, each.pid_started), each.call, each.by_number,
                 )
                 for each in messages
             ]  # fmt: skip

@@ -12,7 +12,7 @@ from contextlib import suppress
 CONTEXT_DESCRIPTORS = 8
 """Descriptors of a ZeroMQ context with its threads and first socket."""
 SOCKET_DESCRIPTORS = 4
-"""Descriptors of a further socket with its connection."""
+"""Descriptors of a further socket with its connection and its monitor."""
 READ_DESCRIPTORS = 3
 """Descriptors of a read: a log file or segment, its index, and a mapping."""
 

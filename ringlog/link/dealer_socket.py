@@ -10,16 +10,16 @@ import zmq
 from ringlog.limits import MESSAGE_BYTES_MAX, SOCKET_COPY_BYTES_MAX
 
 _MONITOR_EVENTS = (
-    zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )  # fmt: skip
-"""Events of a connection before it is up."""
 _MONITOR_EVENT = struct.Struct("=Hi")
 """First part of a monitor message: event, value. `zmq.utils.monitor` loads asyncio and OpenSSL (12 ms)."""
 _NOT_ADMITTED = 400
 """ZAP status for an unknown key; 300 and 500 are errors of ZAP itself."""
-Handshake = Literal["", "running", "ended", "refused"]
-"""State of the handshake of a TCP connection; "" = there is none, or its end was reported."""
+_NEVER_MS = 2**31 - 1
+ConnectionState = Literal["connecting", "handshake", "up", "ended", "refused"]
 
 
 class Curve(NamedTuple):
@@ -31,15 +31,17 @@ class Curve(NamedTuple):
 
 
 class DealerSocket:
-    """A socket that is or was connected to `endpoint`."""
+    """A socket that is or was connected to `endpoint`.
+
+    The state of the connection comes from the socket's monitor. With ZMQ_IMMEDIATE the socket's own events
+    would show it, but when the connection ends, such a socket drops messages that arrived and were not read.
+    """
 
     def __init__(self, context: zmq.Context[Any], endpoint: str, curve: Curve | None) -> None:
         socket = self._socket = context.socket(zmq.DEALER)
-        self._monitor: zmq.Socket[Any] | None = None
-        self._is_connected = False
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.IMMEDIATE, 1)
-        socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        # With -1 libzmq would disconnect the endpoint and drop unread messages, as with ZMQ_IMMEDIATE.
+        socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
@@ -50,14 +52,30 @@ class DealerSocket:
             socket.setsockopt(zmq.CURVE_SERVERKEY, curve.server_key.encode())
             socket.setsockopt(zmq.CURVE_PUBLICKEY, curve.public_key.encode())
             socket.setsockopt(zmq.CURVE_SECRETKEY, curve.secret_key.encode())
-        if endpoint.startswith("tcp"):
-            self._monitor = socket.get_monitor_socket(_MONITOR_EVENTS)
+        self._monitor: zmq.Socket[Any] = socket.get_monitor_socket(_MONITOR_EVENTS)
+        self._state: ConnectionState = "connecting"
         socket.connect(endpoint)
-        self.fd: int = int(socket.getsockopt(zmq.FD))
+        self.fds: tuple[int, ...] = tuple(int(each.getsockopt(zmq.FD)) for each in (socket, self._monitor))
+        """One of them is readable when a message may have arrived, or the state may have changed."""
 
-    def events(self) -> int:
-        """Return what can be done now: zmq.POLLIN, zmq.POLLOUT. Consumes the wake-up of the descriptor."""
-        return int(self._socket.getsockopt(zmq.EVENTS))
+    def state(self) -> ConnectionState:
+        """Return the state of the connection.
+
+        Messages that arrived before its end can be received afterwards. So ask for the state first.
+        """
+        # All events are read, also later ones: an unread one would keep a descriptor readable.
+        while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            event, value = _MONITOR_EVENT.unpack(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
+            if self._state in {"ended", "refused"}:
+                continue
+            if event == zmq.EVENT_CONNECTED:
+                self._state = "handshake"
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._state = "up"
+            else:
+                is_refused = event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value == _NOT_ADMITTED
+                self._state = "refused" if is_refused else "ended"
+        return self._state
 
     def send(self, data: bytes, attachment: Any) -> bool:
         """Send a message. Return False if the connection has just ended."""
@@ -79,29 +97,8 @@ class DealerSocket:
             return None
         return parts
 
-    def handshake(self) -> Handshake:
-        """Return the state of the handshake. Only this function reads the monitor's events."""
-        if self._monitor is None:
-            return ""
-        while self._monitor.poll(0):
-            event, value = _MONITOR_EVENT.unpack(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
-            if event != zmq.EVENT_CONNECTED:
-                # The connection ended. This socket does not reconnect and sends no more events.
-                self.stop_monitor()
-                is_refused = event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value == _NOT_ADMITTED
-                return "refused" if is_refused else "ended"
-            self._is_connected = True
-        return "running" if self._is_connected else ""
-
-    def stop_monitor(self) -> None:
-        """Stop to watch the handshake."""
-        self._is_connected = False
-        if self._monitor is not None:
-            self._socket.disable_monitor()
-            self._monitor.close(0)
-            self._monitor = None
-
     def close(self) -> None:
         """Close the socket. Unsent messages are lost."""
-        self.stop_monitor()
+        self._socket.disable_monitor()
+        self._monitor.close(0)
         self._socket.close(0)

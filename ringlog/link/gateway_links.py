@@ -115,7 +115,7 @@ class GatewayLinks:
 
     def connect(self) -> Pending[None]:
         """Start to connect, unless that was done. The result is done after the first connection."""
-        if not self._connecting.is_done and self._peer.fd < 0:
+        if not self._connecting.is_done and not self._peer.fds:
             if self._address.is_local:
                 self._watch.start()
             else:
@@ -170,7 +170,7 @@ class GatewayLinks:
 
     def on_readable(self, fd: int) -> None:
         """Process replies if this descriptor is ours."""
-        if fd == self._peer.fd:
+        if fd in self._peer.fds:
             self._peer.pump()
 
     @property

@@ -177,7 +177,7 @@ class LocalLinks:
             )  # fmt: skip
         link = self._link(shard)
         control = link.control
-        if control.fd < 0 and self.board.is_open:
+        if not control.fds and self.board.is_open:
             control.set_endpoint(shard_socket(self.engine.shm_dir, shard))
         if by_ring and control.fast_path is None and self.board.is_open:
             page = self.board.process(shard_slot(shard))
@@ -197,7 +197,7 @@ class LocalLinks:
         Fails at once with ColdUnavailable if the engine runs no relocator, because no cold tier is
         configured.
         """
-        if self._relocator.fd < 0 and self.board.is_open:
+        if not self._relocator.fds and self.board.is_open:
             endpoint = socket_of(self.engine.shm_dir, RELOCATOR)
             if not os.path.exists(endpoint.removeprefix("ipc://")):
                 absent: Pending[PeerReply] = Pending()
@@ -249,10 +249,10 @@ class LocalLinks:
 
     def on_readable(self, fd: int) -> None:
         """Handle a readable descriptor."""
-        if self._supervisor.fd == fd:
+        if fd in self._supervisor.fds:
             self._supervisor.pump()
             return
-        if self._relocator.fd == fd:
+        if fd in self._relocator.fds:
             self._relocator.pump()
             return
         if self._scheduler_links.on_readable(fd):

@@ -66,7 +66,7 @@ class FdSet(Protocol):
 
 
 class Peer:
-    """Requests to one process. Not thread-safe. The owner calls `pump` when the descriptor is readable."""
+    """Requests to one process. Not thread-safe."""
 
     def __init__(
         self,
@@ -92,12 +92,13 @@ class Peer:
         self.last_heard_ns: int = 0
         self.connections: int = 0
         self.resent: int = 0
-        self.fd: int = -1
+        self.fds: tuple[int, ...] = ()
+        """Descriptors of the connection. The owner calls `pump` when one is readable."""
         self.fast_path: FastPath | None = None
         """Used for requests with `by_fast_path`."""
         self.fast_path_requests: int = 0
         """Number of requests that were sent through it and have no reply."""
-        self._context, self._timers, self._clock, self._fds = context, timers, clock, fds
+        self._context, self._timers, self._clock, self._watched = context, timers, clock, fds
         self._curve = curve
         self._on_change = on_change
         self._on_push = on_push
@@ -178,33 +179,27 @@ class Peer:
         if is_up:
             self.pump()
 
-    def send_oneway(self, message: Message, attachment: Any = None) -> bool:
-        """Send a message without a reply. Return False if there is no connection. The message may be lost."""
-        if not self.is_up or self._socket is None:
-            return False
-        if not self._socket.send(encode(message, 0), attachment):
-            # The connection has just ended. Trying to send swallowed the wake-up that would tell us.
+    def send_oneway(self, message: Message, attachment: Any = None) -> None:
+        """Send a message without a reply, if there is a connection. The message may be lost."""
+        if self.is_up and self._socket is not None:
+            self._socket.send(encode(message, 0), attachment)
+            # Sending may have consumed the wake-up of a message.
             self.pump()
-            return False
-        self.pump()
-        return True
 
     def pump(self) -> bool:
         """Process what arrived and send what can be sent. Return True if anything happened."""
-        if self._socket is None:
+        socket = self._socket
+        # A reply may cause a new request, which calls this function again. The outer call continues instead.
+        if socket is None or self._is_receiving:
             return False
+        is_up = socket.state() == "up"
         happened = self._receive()
-        events = self._events()
-        while events & zmq.POLLIN and not self._is_receiving:
-            # Reading the events consumes the wake-up for a message that arrived after the last receive. A
-            # caller that slept without another receive would miss it.
-            happened |= self._receive()
-            events = self._events()
-        can_send = bool(events & zmq.POLLOUT)
-        if can_send and not self.is_up:
+        if self._socket is not socket:
+            return True
+        if is_up and not self.is_up:
             self._came_up()
             return True
-        if not can_send and self.is_up:
+        if self.is_up and not is_up:
             self._went_down()
             return True
         return happened
@@ -239,8 +234,9 @@ class Peer:
             return
         self.unreachable_reason = ""
         self._socket = DealerSocket(self._context, self._endpoint, self._curve)
-        self.fd = self._socket.fd
-        self._fds.watch(self.fd)
+        self.fds = self._socket.fds
+        for fd in self.fds:
+            self._watched.watch(fd)
         now = self._clock.monotonic_ns()
         self._connect_by_ns = now + HANDSHAKE_NS_MAX
         self._check = self._timers.call_at(now + self._connect_ns, self._check_connection)
@@ -251,9 +247,10 @@ class Peer:
             self._check.cancel()
             self._check = None
         if self._socket is not None:
-            self._fds.unwatch(self.fd)
+            for fd in self.fds:
+                self._watched.unwatch(fd)
             self._socket.close()
-            self._socket, self.fd = None, -1
+            self._socket, self.fds = None, ()
         self.is_up = False
 
     def _check_connection(self) -> None:
@@ -277,13 +274,13 @@ class Peer:
             self._watch_for_silence()
 
     def _is_in_handshake(self) -> bool:
-        """Return True while a TCP connection exists whose handshake is not complete."""
-        state = self._socket.handshake() if self._socket is not None else ""
+        """Return True while a connection exists whose handshake is not complete."""
+        state = self._socket.state() if self._socket is not None else "ended"
         if state in {"ended", "refused"}:
             self.is_refused = state == "refused"
             if self.is_refused and self._on_change is not None:
                 self._on_change(self)
-        return state == "running"
+        return state == "handshake"
 
     def _watch_for_silence(self) -> None:
         if self._check is None:
@@ -305,8 +302,6 @@ class Peer:
 
     def _came_up(self) -> None:
         self.is_up, self.is_refused = True, False
-        if self._socket is not None:
-            self._socket.stop_monitor()
         self.connections += 1
         self.last_heard_ns = self._clock.monotonic_ns()
         self._connect_ns = CONNECT_NS_MIN
@@ -332,9 +327,6 @@ class Peer:
 
     # -- requests -----------------------------------------------------------------------------------
 
-    def _events(self) -> int:
-        return self._socket.events() if self._socket is not None else 0
-
     def _send(self, pending: PendingRequest) -> bool:
         """Send a request.
 
@@ -357,23 +349,17 @@ class Peer:
         return False
 
     def _receive(self) -> bool:
-        # A reply may cause a new request, which calls this function again. The outer loop continues instead.
-        if self._is_receiving:
-            return False
+        happened = False
         self._is_receiving = True
         try:
-            return self._receive_all()
+            while self._socket is not None:
+                parts = self._socket.receive()
+                if parts is None:
+                    break
+                happened = True
+                self.on_message(bytes(parts[0].buffer), parts[1].buffer if len(parts) > 1 else None)
         finally:
             self._is_receiving = False
-
-    def _receive_all(self) -> bool:
-        happened = False
-        while self._socket is not None:
-            parts = self._socket.receive()
-            if parts is None:
-                break
-            happened = True
-            self.on_message(bytes(parts[0].buffer), parts[1].buffer if len(parts) > 1 else None)
         return happened
 
     def on_message(self, data: bytes, attachment: Any) -> None:

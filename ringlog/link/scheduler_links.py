@@ -85,7 +85,7 @@ class SchedulerLinks:
             if grant_link.fd == fd:
                 grant_link.on_bell()
                 return True
-            if self._peers[number].fd == fd:
+            if fd in self._peers[number].fds:
                 self._peers[number].pump()
                 return True
         return False

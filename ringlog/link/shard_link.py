@@ -52,7 +52,7 @@ class ShardLink:
 
     def on_readable(self, fd: int) -> bool:
         """Handle a readable descriptor. Return True if it is known to belong to this shard."""
-        if self.control.fd == fd:
+        if fd in self.control.fds:
             self.control.pump()
             return True
         if self.calls.fd == fd:

@@ -32,10 +32,9 @@ class FakeScheduler:
         self.requests.append((message, pending))
         return pending
 
-    def send_oneway(self, message: m.Message, attachment: Any = None) -> bool:
+    def send_oneway(self, message: m.Message, attachment: Any = None) -> None:
         """Record a one-way message; see Peer."""
         self.sent_messages.append((message, attachment))
-        return self.is_up
 
     def answer_all(self) -> list[Any]:
         """Confirm all unanswered requests; return their messages."""

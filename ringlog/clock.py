@@ -54,3 +54,16 @@ class SystemClock:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+def read_both(clock: Clock) -> tuple[int, int]:
+    """Return `(now_us(), monotonic_ns())` of the same moment, to a millisecond.
+
+    A thread that is preempted between the two reads them again, twice at most.
+    """
+    for _ in range(3):
+        before_ns = clock.monotonic_ns()
+        now_us, after_ns = clock.now_us(), clock.monotonic_ns()
+        if after_ns - before_ns < 1_000_000:
+            break
+    return now_us, after_ns

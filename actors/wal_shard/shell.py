@@ -37,7 +37,7 @@ from ringlog.board.board import Board
 from ringlog.board.heartbeat import Heartbeat
 from ringlog.board.layout import HistogramKind, ProcessField
 from ringlog.board.processes import RECLAIMER, bell_of, slot_of, socket_of
-from ringlog.clock import Clock, SystemClock
+from ringlog.clock import Clock, SystemClock, read_both
 from ringlog.compilation import is_compiled
 from ringlog.config import from_plain
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
@@ -241,7 +241,7 @@ class WalShardShell:
         self._start.release_lock()
 
     def _tick(self) -> Tick:
-        return Tick(self._clock.now_us(), self._clock.monotonic_ns())
+        return Tick(*read_both(self._clock))
 
     def _gather(self) -> list[Any]:
         """Collect a bounded number of events. The first one is always a Tick."""

@@ -142,3 +142,20 @@ def test_leased_jobs_are_listed_with_wall_clock_times(world, kind, step_s):
     now_ms = world.clock.now_us() // 1_000
     reply = world.request(m.ListPending("t", group=work.group))
     assert (reply.now_ms, reply.rows[0][6]) == (now_ms, now_ms + LEASE_MS - 1_000)
+
+
+@KINDS
+@STEPS
+def test_deadlines_are_reported_in_wall_clock_time(world, kind, step_s):
+    """They once stayed on the clock of the shard's start."""
+    work = Work(world, kind, 1)
+    world.clock.step(step_s)
+    claim = m.Claim("t", "w", 1, group=work.group, lease_ms=LEASE_MS, call=7)
+    claimed = world.request(claim)
+    assert claimed.deadline == world.clock.now_us() // 1_000 + LEASE_MS
+    world.clock.advance(1)
+    named = work._named("w", {claimed.runs[0][0]: claimed.runs[0][3]})
+    extended = world.request(m.Extend("t", *named, LEASE_MS, group=work.group))
+    assert extended.deadline == world.clock.now_us() // 1_000 + LEASE_MS
+    world.clock.step(-step_s)
+    assert world.request(claim).runs == claimed.runs, "a retry gets the jobs that the worker still holds"

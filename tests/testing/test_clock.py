@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ringlog.testing
+from ringlog.clock import read_both
 from ringlog.errors import UsageError
 
 
@@ -30,3 +31,18 @@ def test_names_of_the_package_are_loaded_on_first_access():
     assert "engine" in dir(ringlog.testing)
     with pytest.raises(AttributeError):
         ringlog.testing.unheard_of  # noqa: B018
+
+
+def test_both_clocks_are_read_again_after_a_preemption(clock):
+    """A reading of the wall clock 20 ms before that of the other looked like a step of the wall clock."""
+    read = clock.now_us
+
+    def read_and_lose_the_processor():
+        clock.now_us = read
+        found = read()
+        clock.advance(0.02)
+        return found
+
+    clock.now_us = read_and_lose_the_processor
+    now_us, now_ns = read_both(clock)
+    assert (now_us, now_ns) == (clock.now_us(), clock.monotonic_ns())

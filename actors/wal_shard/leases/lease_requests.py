@@ -110,8 +110,10 @@ def claim_reply(
 
     None means that no job was leased. `acked` is as in `ready_of`.
     """
-    deadline, runs = change.until_ms if change is not None else 0, runs_of(change)
-    lease_ms = deadline - change.at_ms if change is not None and runs else 0
+    runs, deadline, lease_ms = runs_of(change), 0, 0
+    if change is not None:
+        deadline = change.until_ms + group.wall_clock_offset_ms
+        lease_ms = change.until_ms - change.at_ms if runs else 0
     return m.ClaimReply(
         topic.name, topic.topic_id, topic.epoch, deadline, ready_of(topic, group, acked), runs,
         lease_ms=lease_ms, is_fed=bool(topic.routers),
@@ -133,7 +135,7 @@ def reply_of(topic: ShardTopic, group: ConsumerGroup, change: LeaseChange, named
     if op in {Op.RELEASED, Op.UNDONE}:
         return m.NackReply(topic.name, max(done, change.count), skipped, ready, leased)
     if op == Op.EXTENDED:
-        return m.ExtendReply(topic.name, done, skipped, change.until_ms)
+        return m.ExtendReply(topic.name, done, skipped, change.until_ms + group.wall_clock_offset_ms)
     return m.RejectReply(topic.name, done, skipped) if op == Op.REJECTED else None
 
 
@@ -145,10 +147,13 @@ def revalidate_claim(
     Return None if the lease has expired. Jobs that were returned or stolen meanwhile may belong to another
     worker.
     """
-    if answer.deadline < now_ms:
+    if not answer.runs:
         return None
     found = group.match(*entries_of(answer.runs), node, now_ms)
     held = np.union1d(found.leased, found.gone)
+    # The wall clock may have been set since the reply, so the deadline decides only where the table does not.
+    if not len(held) and answer.deadline < now_ms + group.wall_clock_offset_ms:
+        return None
     return msgspec.structs.replace(answer, runs=still_held(answer.runs, held))
 
 

@@ -168,8 +168,9 @@ class LeaseUpdates:
         self._registry.log(topic, group, change, batch)
         self._waiting_claims.wake(key_of(topic, group))
         reply = m.ExtendReply(
-            topic.name, len(found.leased), seqs_to_bytes(skipped_of(found)), now_ms + lease_ms
-        )
+            topic.name, len(found.leased), seqs_to_bytes(skipped_of(found)),
+            now_ms + lease_ms + group.wall_clock_offset_ms,
+        )  # fmt: skip
         return self._leases.remember_reply(group, message.call, reply)
 
     def _reject(

@@ -22,7 +22,7 @@ from ringlog.actors.wal_shard.requests.read_only_mode import ReadOnlyMode
 from ringlog.board.board import ProcessSlot
 from ringlog.board.heartbeat import Heartbeat
 from ringlog.board.layout import ProcessField, ProcessState, WatermarkKind
-from ringlog.clock import Clock
+from ringlog.clock import Clock, read_both
 from ringlog.contract import Tick
 from ringlog.envelope.boot import ActorBoot
 from ringlog.errors import DiskError, StartRefused
@@ -181,7 +181,7 @@ class ShardStart:
         self._slot.set(ProcessField.PROGRESS, 1000)
         effects = self._core.begin(found.batch, found.prev, found.settled, found.damaged, found.halts)
         while self._core.state.phase is ShardPhase.RECOVERING:
-            completions: list[Any] = [Tick(self._clock.now_us(), self._clock.monotonic_ns())]
+            completions: list[Any] = [Tick(*read_both(self._clock))]
             for effect in effects:
                 completion = self._perform[type(effect)](effect)
                 if completion is not None:

@@ -9,8 +9,9 @@ way must therefore be idempotent.
 from __future__ import annotations
 
 import random
+import select
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import zmq
 
@@ -20,6 +21,7 @@ from ringlog.envelope.messages import ErrorReply, Message
 from ringlog.envelope.wire import EnvelopeInvalid, decode, encode
 from ringlog.errors import NotReady, RequestTimeout, ShuttingDown, error_from_status
 from ringlog.limits import MESSAGE_BYTES_MAX
+from ringlog.link.dealer_socket import DealerSocket
 
 TIMEOUT_S = 30.0
 CONNECT_S = 1.0
@@ -61,7 +63,8 @@ class Requester:
         self._stop, self._beat = stop, beat
         self._clock = clock or SystemClock()
         self._context = _context_with_threads()
-        self._socket: zmq.Socket[bytes] | None = None
+        self._socket: DealerSocket | None = None
+        self._poll = select.poll()
         self._corr = random.getrandbits(48) << 8
 
     def ask(
@@ -77,12 +80,9 @@ class Requester:
         deadline_ns = self._after(timeout_s)
         try:
             socket = self._connected()
-            parts = [encode(message, self._corr)] + ([] if attachment is None else [attachment])
-            socket.send_multipart(parts, zmq.NOBLOCK)
+            if not socket.send(encode(message, self._corr), attachment):
+                raise self._unavailable_error()
             received = self._wait_for_reply(socket, deadline_ns)
-        except zmq.Again:
-            self._drop()
-            raise self._unavailable_error() from None
         except (NotReady, RequestTimeout, ShuttingDown):
             # A late reply must not be mistaken for the reply to the next request.
             self._drop()
@@ -97,42 +97,40 @@ class Requester:
     def _drop(self) -> None:
         """Close the connection. The next request makes a new one."""
         if self._socket is not None:
-            self._socket.close(0)
+            self._socket.close()
             self._socket = None
 
-    def _connected(self) -> zmq.Socket[bytes]:
-        if self._socket is not None and not self._events(self._socket) & zmq.POLLOUT:
+    def _connected(self) -> DealerSocket:
+        if self._socket is not None and self._socket.state() != "up":
             self._drop()
         if self._socket is None:
-            self._connect()
-        assert self._socket is not None
+            self._socket = DealerSocket(self._context, self._endpoint, None)
+            self._poll = select.poll()
+            for fd in self._socket.fds:
+                self._poll.register(fd, select.POLLIN)
         deadline_ns = self._after(CONNECT_S)
-        while not self._socket.poll(_SLICE_MS, zmq.POLLOUT):
-            self._check_stop()
+        while self._socket.state() != "up":
+            self._sleep()
             if self._clock.monotonic_ns() >= deadline_ns:
                 raise self._unavailable_error()
         return self._socket
 
-    def _connect(self) -> None:
-        socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.IMMEDIATE, 1)
-        socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
-        socket.connect(self._endpoint)
-        self._socket = socket
-
-    def _wait_for_reply(self, socket: zmq.Socket[bytes], deadline_ns: int) -> list[zmq.Frame]:
+    def _wait_for_reply(self, socket: DealerSocket, deadline_ns: int) -> list[zmq.Frame]:
         while True:
-            while not socket.poll(_SLICE_MS):
-                self._check_stop()
-                if not self._events(socket) & (zmq.POLLOUT | zmq.POLLIN):
-                    raise self._unavailable_error()
-                if self._clock.monotonic_ns() >= deadline_ns:
-                    raise RequestTimeout(f"{self.name} did not answer", outcome="unknown")
-            parts = socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            if decode(parts[0].buffer, bytes_max=MESSAGE_BYTES_MAX).corr == self._corr:
-                return parts
+            state = socket.state()
+            while (parts := socket.receive()) is not None:
+                if decode(parts[0].buffer, bytes_max=MESSAGE_BYTES_MAX).corr == self._corr:
+                    return parts
+            if state != "up":
+                raise self._unavailable_error()
+            self._sleep()
+            if self._clock.monotonic_ns() >= deadline_ns:
+                raise RequestTimeout(f"{self.name} did not answer", outcome="unknown")
+
+    def _sleep(self) -> None:
+        """Wait until something arrives, for one slice at most."""
+        if not self._poll.poll(_SLICE_MS):
+            self._check_stop()
 
     def _after(self, seconds: float) -> int:
         return self._clock.monotonic_ns() + round(seconds * _NS_PER_S)
@@ -160,10 +158,6 @@ class Requester:
         return NotReady(
             f"{self.name} does not run or is restarting", outcome="unknown", endpoint=self._endpoint
         )
-
-    @staticmethod
-    def _events(socket: zmq.Socket[bytes]) -> int:
-        return cast(int, socket.getsockopt(zmq.EVENTS))
 
 
 def _context_with_threads() -> zmq.Context[zmq.Socket[bytes]]:

@@ -39,7 +39,6 @@ class Server:
             client, data, *more = self.socket.recv_multipart()
             for parts in answer(decode(data).corr, more):
                 self.socket.send_multipart([client, *parts])
-        # Closing the socket would discard replies that the client has not read yet.
         self.may_end.wait()
         self.socket.close()
 
@@ -76,6 +75,12 @@ def test_a_reply_contains_its_attachment(endpoint, tmp_path):
     assert answer.message == PONG
     assert bytes(answer.attachment) == b"abab"
     requests.close()
+    server.close()
+
+
+def test_a_reply_is_received_although_the_shard_exits_after_it(endpoint, requester):
+    server = Server(endpoint, lambda corr, _: [[encode(PONG, corr)]], dies=True)
+    assert requester.ask(Ping(), Pong).message == PONG
     server.close()
 
 

@@ -119,7 +119,7 @@ def _of_delivery(status: EngineStatusReply) -> Iterator[Family]:
     yield gauge("delivery_links", "Connections.", found.links)
     yield gauge("watch_sessions", "Subscriptions.", found.subscriptions)
     yield gauge("delivery_feeds", "Topics of all subscriptions.", found.feeds)
-    yield counter("delivery_turns", "Grants sent.", found.grants_sent)
+    yield counter("delivery_grants", "Grants sent.", found.grants_sent)
     yield gauge("delivery_latency_seconds", "Average time from news to grant.", found.latency_s)
     yield gauge("delivery_lag_seconds", "Lag of the slowest consumer.", found.lag_s)
 

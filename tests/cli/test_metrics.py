@@ -69,7 +69,7 @@ def test_every_part_of_a_status_has_a_metric() -> None:
         ("ringlog_ring_fill_ratio", ("instance",)): 0.2, ("ringlog_throttled_total", ("instance",)): 11,
         ("ringlog_governor_waited_seconds_total", ("instance",)): 1.5,
         ("ringlog_delivery_ready", ("2",)): 2, ("ringlog_delivery_standing", ()): 4,
-        ("ringlog_watch_sessions", ()): 6, ("ringlog_delivery_turns_total", ()): 8,
+        ("ringlog_watch_sessions", ()): 6, ("ringlog_delivery_grants_total", ()): 8,
         ("ringlog_delivery_lag_seconds", ()): 0.5, ("ringlog_queue_topics", ()): 1,
         ("ringlog_queue_ready", ()): 20, ("ringlog_queue_leases_in_flight", ()): 3,
         ("ringlog_queue_delayed", ()): 4, ("ringlog_queue_claims_waiting", ()): 5,

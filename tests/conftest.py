@@ -141,20 +141,24 @@ def keeps_a_tracker() -> None:
 
 @pytest.fixture(autouse=True)
 def leaves_the_process_as_it_was() -> Iterator[None]:
-    """Check that the test keeps the umask and the logging settings for the next test of this worker."""
+    """Check that the test keeps umask, logging and our variables for the next test of this worker."""
     before = _process_wide()
     yield
     after = _process_wide()
     os.umask(before[0])
     logging.disable(before[1])
     logging.getLogger("ringlog").setLevel(before[2])
-    assert after == before, "the test left another (umask, logging.disable, level of ringlog)"
+    for name in after[3].keys() - before[3].keys():
+        del os.environ[name]
+    os.environ.update(before[3])
+    assert after == before, "the test left another (umask, logging.disable, level of ringlog, environment)"
 
 
-def _process_wide() -> tuple[int, int, int]:
+def _process_wide() -> tuple[int, int, int, dict[str, str]]:
     umask = os.umask(0o077)
     os.umask(umask)
-    return umask, logging.root.manager.disable, logging.getLogger("ringlog").level
+    ours = {name: value for name, value in os.environ.items() if name.startswith("RINGLOG_")}
+    return umask, logging.root.manager.disable, logging.getLogger("ringlog").level, ours
 
 
 def _until_empty(look: Callable[[], T], settle_s: float = SETTLE_S) -> T:

@@ -208,12 +208,14 @@ def page_runner(page: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> 
             monkeypatch.setenv("HTTP", running.http_url)
         monkeypatch.chdir(directory)
         monkeypatch.syspath_prepend(directory)
-        modules = set(sys.modules)
+        modules, environ = set(sys.modules), dict(os.environ)
         runner = PageRunner(page, directory, running)
         try:
             yield runner
         finally:
             runner.close()
+            os.environ.clear()
+            os.environ.update(environ)
             for module in set(sys.modules) - modules:
                 if str(getattr(sys.modules[module], "__file__", "")).startswith(str(directory)):
                     del sys.modules[module]

@@ -194,8 +194,12 @@ class GatewayLinks:
         self._watch.stop()
         left = [run for run in self._outbox if not run.is_abandoned]
         self._outbox.clear()
-        self._peer.close(why)
-        self._context.destroy(0)
+        try:
+            self._peer.close(why)
+        finally:
+            # This also closes sockets that an interrupted call left half created. An open socket would block
+            # the garbage collector when it frees the context.
+            self._context.destroy(0)
         return left
 
     def close_after_fork(self) -> None:

@@ -234,9 +234,9 @@ class Peer:
             return
         self.unreachable_reason = ""
         self._socket = DealerSocket(self._context, self._endpoint, self._curve)
-        self.fds = self._socket.fds
-        for fd in self.fds:
+        for fd in self._socket.fds:
             self._watched.watch(fd)
+            self.fds += (fd,)
         now = self._clock.monotonic_ns()
         self._connect_by_ns = now + HANDSHAKE_NS_MAX
         self._check = self._timers.call_at(now + self._connect_ns, self._check_connection)
@@ -247,10 +247,13 @@ class Peer:
             self._check.cancel()
             self._check = None
         if self._socket is not None:
-            for fd in self.fds:
-                self._watched.unwatch(fd)
-            self._socket.close()
+            socket, fds = self._socket, self.fds
             self._socket, self.fds = None, ()
+            try:
+                for fd in fds:
+                    self._watched.unwatch(fd)
+            finally:
+                socket.close()
         self.is_up = False
 
     def _check_connection(self) -> None:

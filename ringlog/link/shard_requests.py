@@ -110,9 +110,11 @@ class Requester:
                 self._poll.register(fd, select.POLLIN)
         deadline_ns = self._after(CONNECT_S)
         while self._socket.state() != "up":
-            self._sleep()
             if self._clock.monotonic_ns() >= deadline_ns:
                 raise self._unavailable_error()
+            # Nothing can arrive yet. This consumes wake-ups of the socket itself, which would end each sleep.
+            self._socket.receive()
+            self._sleep()
         return self._socket
 
     def _wait_for_reply(self, socket: DealerSocket, deadline_ns: int) -> list[zmq.Frame]:
@@ -123,9 +125,9 @@ class Requester:
                     return parts
             if state != "up":
                 raise self._unavailable_error()
-            self._sleep()
             if self._clock.monotonic_ns() >= deadline_ns:
                 raise RequestTimeout(f"{self.name} did not answer", outcome="unknown")
+            self._sleep()
 
     def _sleep(self) -> None:
         """Wait until something arrives, for one slice at most."""

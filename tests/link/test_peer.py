@@ -280,7 +280,7 @@ def test_an_endpoint_without_a_listener_keeps_no_descriptor_readable(endpoint, c
 
 
 def test_a_oneway_send_detects_the_end_of_the_connection(server, client):
-    """A send attempt also consumes the wake-up. A client with watches may send no request for hours."""
+    """A client with watches may send no request for hours."""
     client.until(lambda: client.peer.is_up)
     client.until_quiet()
     server.die()

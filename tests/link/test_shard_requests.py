@@ -114,6 +114,17 @@ def test_a_request_without_a_listener_fails_with_not_ready(requester, monkeypatc
         requester.ask(Ping(), Pong)
 
 
+def test_a_request_without_a_listener_sleeps_and_shows_that_its_process_lives(endpoint, monkeypatch):
+    """It waits for a shard that restarts, and its process must neither look stuck nor use a processor."""
+    monkeypatch.setattr(shard_requests, "CONNECT_S", 0.5)
+    beats = []
+    requester = Requester("shard 0", endpoint, beat=lambda: beats.append(0))
+    with pytest.raises(NotReady):
+        requester.ask(Ping(), Pong)
+    requester.close()
+    assert 1 <= len(beats) <= 5, "it must sleep in between"
+
+
 def test_a_request_to_a_dying_shard_fails_and_its_successor_can_be_queried(endpoint, requester):
     first = Server(endpoint, lambda corr, _: [], dies=True)
     with pytest.raises(NotReady) as caught:

@@ -21,7 +21,7 @@ from chaos.schedules.stepping import Stepped, Suspended, count_states
 from ringlog.actors.wal_shard.io.idle_wait import IdleWait
 from ringlog.board.layout import ProcessField
 from ringlog.link.channel.call_link import CallLink
-from ringlog.link.channel.ring_channel import ClientRing
+from ringlog.link.channel.client_ring import ClientRing
 
 TURNS_MAX = 4
 """Passes of the loop within which a sleeper without a ringer must see all frames."""

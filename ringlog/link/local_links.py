@@ -32,8 +32,8 @@ from ringlog.errors import (
     VersionMismatch,
 )
 from ringlog.link.address import is_shared_memory_unreachable
+from ringlog.link.channel.client_ring import RingLocation
 from ringlog.link.channel.outbound_frames import OutboundFrames
-from ringlog.link.channel.ring_channel import RingLocation
 from ringlog.link.engine_board import EngineBoard, no_engine_found_error
 from ringlog.link.engine_watch import EngineWatch
 from ringlog.link.futures import Pending

@@ -16,7 +16,8 @@ from ringlog.clock import Clock
 from ringlog.envelope.messages import RingOpen
 from ringlog.errors import RinglogError
 from ringlog.limits import RING_BYTES_MIN
-from ringlog.link.channel.ring_channel import OPEN_REQUEST_NS, OPEN_RETRY_NS, ClientRing, RingLocation
+from ringlog.link.channel.client_ring import ClientRing, RingLocation
+from ringlog.link.channel.ring_channel import OPEN_REQUEST_NS, OPEN_RETRY_NS
 from ringlog.link.futures import Pending, resolved
 from ringlog.link.peer import MS, FdSet
 from ringlog.link.peer_request import FINAL_REASONS, PeerReply

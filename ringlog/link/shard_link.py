@@ -11,8 +11,9 @@ from ringlog.board.processes import shard_socket
 from ringlog.clock import Clock
 from ringlog.errors import RinglogError
 from ringlog.link.channel.call_link import CallLink
+from ringlog.link.channel.client_ring import RingLocation
 from ringlog.link.channel.outbound_frames import OutboundFrames
-from ringlog.link.channel.ring_channel import RingChannel, RingLocation
+from ringlog.link.channel.ring_channel import RingChannel
 from ringlog.link.peer import FdSet, Peer
 from ringlog.link.publication import PublicationWatch
 from ringlog.link.timers import Timers

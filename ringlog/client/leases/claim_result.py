@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringlog.client.leases.inline_jobs import ClaimedRecords, InlineJobs
-from ringlog.client.leases.lease_extender import Lease
+from ringlog.client.leases.lease_extender import Lease, encode_leases, request_chunks
 from ringlog.client.read.pages import Record
 
 J = TypeVar("J")
@@ -265,6 +265,37 @@ def unsettled_requests(parts: Sequence[ClaimResult]) -> list[Leases]:
     if single:
         requests.append(single)
     return requests
+
+
+def request_parts(leases: Leases) -> Sequence[Leases]:
+    """Split leases into parts of the size that one request may contain. A claim always fits into one."""
+    if isinstance(leases, ClaimResult | LeaseBundle):
+        return [leases] if len(leases) else []
+    return request_chunks(leases)
+
+
+def earliest_expiry_ns(leases: Leases) -> int:
+    """Return when the first of the leases ends, on the monotonic clock."""
+    if isinstance(leases, ClaimResult | LeaseBundle):
+        return leases.until_ns
+    return min(lease.until_ns for lease in leases)
+
+
+def encode_settle_entries(leases: Leases) -> tuple[bytes, bytes]:
+    """Encode the seqs and tokens of leases for a message, single ones or those of a claim."""
+    if isinstance(leases, ClaimResult | LeaseBundle):
+        return leases.entries()
+    return encode_leases(leases)
+
+
+def mark_settled(leases: Leases, skipped: bytes) -> list[int]:
+    """Mark leases as settled, and the skipped ones as lost. Returns the skipped seqs."""
+    skipped_seqs: list[int] = np.frombuffer(skipped, dtype="<i8").tolist() if skipped else []
+    if isinstance(leases, ClaimResult | LeaseBundle):
+        leases.mark_settled(skipped_seqs)
+        return skipped_seqs
+    _mark_over(leases, frozenset(skipped_seqs))
+    return skipped_seqs
 
 
 def mark_lost(leases: Leases) -> None:

@@ -13,7 +13,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ringlog.client.connection.read_connection import Connection
-from ringlog.client.leases.claim_result import ClaimResult, LeaseBundle, Leases
+from ringlog.client.leases.claim_result import (
+    ClaimResult,
+    Leases,
+    earliest_expiry_ns,
+    encode_settle_entries,
+    mark_settled,
+    request_parts,
+)
 from ringlog.client.leases.dead_letters import dead_letter_of, is_dead_letter_of
 from ringlog.client.leases.inline_jobs import ClaimedRecords, decode_inline_jobs
 from ringlog.client.leases.lease_extender import Lease, encode_u64s, new_call_number, request_chunks
@@ -21,6 +28,7 @@ from ringlog.client.read.local_source import LocalSource
 from ringlog.client.read.pages import Record, Tombstone
 from ringlog.client.read.record_batches import FrameRecordBatch
 from ringlog.client.requests.results import PendingJob, QueueStats, Settled
+from ringlog.client.requests.validation import check_claim_size
 from ringlog.clock import Clock
 from ringlog.envelope.messages import (
     Ack,
@@ -45,7 +53,6 @@ from ringlog.envelope.messages import (
 from ringlog.errors import NotAQueue, RinglogError, StaleEpoch, UsageError
 from ringlog.frame.view import FrameView
 from ringlog.limits import (
-    CLAIM_JOBS_MAX,
     CLAIM_SLICE_MS_MAX,
     EXPIRED_CLAIMS_MAX,
     JOBS_PER_REQUEST_MAX,
@@ -56,9 +63,6 @@ from ringlog.link.futures import Pending, Steps, delegate
 from ringlog.link.peer import MS
 from ringlog.link.peer_request import PeerReply
 from ringlog.process_id import own_process_id
-
-Span = tuple[int, int]
-"""First and last seq, both included."""
 
 
 class QueueConnection(Connection, Protocol):
@@ -275,7 +279,7 @@ class LeaseOperations:
             self._not_combinable_count += self._uncombined_left < UNCOMBINED_MAX
             return None
         self._not_combinable_count = 0
-        _mark_settled(done, b"")
+        mark_settled(done, b"")
         return (yield from self._claimed(connection, reply, handle))
 
     def _claimed(
@@ -354,7 +358,7 @@ class LeaseOperations:
     def _read_files(
         self, connection: QueueConnection, message: ClaimReply, record_batches: list[ClaimedRecords]
     ) -> Steps[None]:
-        spans: list[Span] = []
+        spans: list[tuple[int, int]] = []  # first and last seq, both included
         for first, count, _, _ in message.runs:
             if spans and spans[-1][1] + 1 == first:
                 spans[-1] = spans[-1][0], first + count - 1
@@ -393,7 +397,7 @@ class LeaseOperations:
             in_time = self._clock.monotonic_ns() <= earliest_expiry_ns(part)
             ack = Ack(self.topic, self.node, seqs, tokens, in_time, new_call_number(), self.group)
             reply: AckReply = (yield connection.request_jobs(ack)).message
-            skipped += _mark_settled(part, reply.skipped)
+            skipped += mark_settled(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
     def nack(
@@ -402,27 +406,25 @@ class LeaseOperations:
     ) -> Steps[Settled]:  # fmt: skip
         """Return the jobs of these leases to the queue. A reason marks them as failed. See the message
         Nack."""
-        skipped: list[int] = []
-        for part in request_parts(leases):
-            seqs, tokens = encode_settle_entries(part)
-            nack = Nack(
-                self.topic, self.node, seqs, tokens, delay_ms, new_call_number(), reason, has_backoff,
-                group=self.group,
-            )  # fmt: skip
-            reply: NackReply = (yield connection.request_jobs(nack)).message
-            skipped += _mark_settled(part, reply.skipped)
-        return Settled(len(leases) - len(skipped), tuple(skipped))
+        return self._return_leases(connection, leases, delay_ms, reason, has_backoff, undo=False)
 
     def release(self, connection: QueueConnection, leases: Leases) -> Steps[Settled]:
         """Return the jobs of these leases to the queue as unstarted: the delivery does not count."""
+        return self._return_leases(connection, leases, 0, "", has_backoff=False, undo=True)
+
+    def _return_leases(
+        self, connection: QueueConnection, leases: Leases, delay_ms: int, reason: str, has_backoff: bool,
+        undo: bool,
+    ) -> Steps[Settled]:  # fmt: skip
         skipped: list[int] = []
         for part in request_parts(leases):
             seqs, tokens = encode_settle_entries(part)
             nack = Nack(
-                self.topic, self.node, seqs, tokens, 0, new_call_number(), undo=True, group=self.group
-            )
+                self.topic, self.node, seqs, tokens, delay_ms, new_call_number(), reason, has_backoff, undo,
+                self.group,
+            )  # fmt: skip
             reply: NackReply = (yield connection.request_jobs(nack)).message
-            skipped += _mark_settled(part, reply.skipped)
+            skipped += mark_settled(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
     def reject(self, connection: QueueConnection, leases: Sequence[Lease], reason: str) -> Steps[Settled]:
@@ -432,7 +434,7 @@ class LeaseOperations:
             seqs, tokens = encode_settle_entries(part)
             reject = Reject(self.topic, self.node, seqs, tokens, reason, new_call_number(), self.group)
             reply: RejectReply = (yield connection.request_jobs(reject)).message
-            skipped += _mark_settled(part, reply.skipped)
+            skipped += mark_settled(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
     def extend(self, connection: QueueConnection, leases: Sequence[Lease], lease_ms: int) -> Steps[Settled]:
@@ -494,46 +496,3 @@ class LeaseOperations:
             self.topic, reply.ready, reply.in_flight, reply.delayed, reply.dead_lettered, reply.waiting,
             None if reply.oldest_ready_ms < 0 else reply.oldest_ready_ms, reply.wait_p99_ms, reply.promoted,
         )  # fmt: skip
-
-
-def check_claim_size(most: int) -> None:
-    """Check the number of jobs of a claim. Raises UsageError."""
-    if not 1 <= most <= CLAIM_JOBS_MAX:
-        raise UsageError(
-            f"max must be from 1 to {CLAIM_JOBS_MAX}, got {most}", found=most, max=CLAIM_JOBS_MAX
-        )
-
-
-def request_parts(leases: Leases) -> Sequence[Leases]:
-    """Split leases into parts of the size that one request may contain. A claim always fits into one."""
-    if isinstance(leases, ClaimResult | LeaseBundle):
-        return [leases] if len(leases) else []
-    return request_chunks(leases)
-
-
-def earliest_expiry_ns(leases: Leases) -> int:
-    """Return when the first of the leases ends, on the monotonic clock."""
-    if isinstance(leases, ClaimResult | LeaseBundle):
-        return leases.until_ns
-    return min(lease.until_ns for lease in leases)
-
-
-def encode_settle_entries(leases: Leases) -> tuple[bytes, bytes]:
-    """Encode the seqs and tokens of leases for a message."""
-    if isinstance(leases, ClaimResult | LeaseBundle):
-        return leases.entries()
-    return encode_u64s([lease.seq for lease in leases]), encode_u64s([lease.token for lease in leases])
-
-
-def _mark_settled(leases: Leases, skipped: bytes) -> list[int]:
-    """Mark leases as settled, and the skipped ones as lost. Returns the skipped seqs."""
-    skipped_seqs: list[int] = np.frombuffer(skipped, dtype="<i8").tolist() if skipped else []
-    if isinstance(leases, ClaimResult | LeaseBundle):
-        leases.mark_settled(skipped_seqs)
-        return skipped_seqs
-    lost = set(skipped_seqs)
-    for lease in leases:
-        if lease.seq in lost:
-            lease.mark_lost()
-        lease.is_over = True
-    return skipped_seqs

@@ -7,11 +7,16 @@ from typing import Any
 
 from ringlog.client.connection.session import Session
 from ringlog.client.leases.job_facts import JobFacts, check_reason
-from ringlog.client.leases.lease_operations import NackOptions, check_claim_size
+from ringlog.client.leases.lease_operations import NackOptions
 from ringlog.client.leases.redrive import Redrive
 from ringlog.client.read.pages import Record
 from ringlog.client.requests.results import Settled
-from ringlog.client.requests.validation import check_call_setting, check_int, check_str
+from ringlog.client.requests.validation import (
+    check_call_setting,
+    check_claim_size,
+    check_int,
+    check_str,
+)
 from ringlog.errors import LeaseLost, RinglogError, UsageError
 from ringlog.limits import CLAIM_JOBS_MAX, LEASE_MS_MIN
 from ringlog.link.futures import Pending, run_steps

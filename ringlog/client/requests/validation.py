@@ -16,7 +16,7 @@ import numpy as np
 
 from ringlog.client.read.pages import Cursor, Position, Start, TagFilter
 from ringlog.errors import InvalidRequest, UsageError
-from ringlog.limits import DURATION_MS_MAX, SEQ_MAX
+from ringlog.limits import CLAIM_JOBS_MAX, DURATION_MS_MAX, SEQ_MAX
 from ringlog.names import check_topic_name, utf8
 from ringlog.payload import PayloadCodec
 from ringlog.settings import (
@@ -273,6 +273,14 @@ def check_topic_settings(config: Mapping[str, object]) -> dict[str, Any]:
     named = check_settings(TOPIC_SETTINGS, {name: _plain(name, value) for name, value in config.items()})
     require_no_auto_create(named)
     return named
+
+
+def check_claim_size(most: int) -> None:
+    """Check the number of jobs of a claim. Raises UsageError."""
+    if not 1 <= most <= CLAIM_JOBS_MAX:
+        raise UsageError(
+            f"max must be from 1 to {CLAIM_JOBS_MAX}, got {most}", found=most, max=CLAIM_JOBS_MAX
+        )
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from ringlog import stop_points
@@ -31,19 +30,16 @@ from ringlog.client.client import Client
 from ringlog.client.ticket import Ticket
 from ringlog.client.write.explicit_sequence_producer import NumberedProducer
 from ringlog.client.write.producer_options import named_producer_id
-from ringlog.errors import CorruptData, NotReady, RinglogError, ShuttingDown, Throttled, TopicNotFound
-from ringlog.frame import layout
-from ringlog.frame.batch import scan
-from ringlog.limits import DEDUP_FRAMES_PER_PRODUCER, FRAME_BYTES_MAX
+from ringlog.errors import NotReady, RinglogError, ShuttingDown, Throttled, TopicNotFound
+from ringlog.limits import DEDUP_FRAMES_PER_PRODUCER
 from ringlog.spark.errors import OptionError, StagingLost
+from ringlog.spark.staged_frames import StagedFrames, locate_frames
 from ringlog.spark.staging import LockedWriter, SinkCommitPlan, StagedFile, Staging, writer_file_id
-from ringlog.storage.disk import Disk
 from ringlog.types import SESSION_BIT, Durability
 
 FRAMES_IN_FLIGHT = 512
 """Maximum distance of the lowest and highest number in flight: a resume repeats at most these."""
 BYTES_IN_FLIGHT = 32 << 20
-READ_BYTES = 8 << 20
 REFUSAL_TIMEOUT_S = 60.0
 """How long temporary refusals are retried while no frame is settled."""
 PAUSE_S = 0.05
@@ -282,18 +278,6 @@ class _AppendOutcome:
     repeats: int
 
 
-@dataclass(slots=True)
-class _FrameTable:
-    """Position of each frame in one staged file: (frames,) offsets and sizes in bytes, topics by index."""
-
-    file: StagedFile
-    first: int
-    """Plan index of the file's first frame."""
-    offsets: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    topics: NDArray[np.int64]
-
-
 class Appender:
     """Appends the frames of one plan, in any state of progress."""
 
@@ -301,7 +285,6 @@ class Appender:
         self._committer = committer
         self._locked = locked
         self._plan = plan
-        self._disk = committer.staging.disk
         self._producers: dict[str, NumberedProducer] = {}
         self._in_flight: deque[tuple[int, int, Ticket]] = deque()
         self._bytes = 0
@@ -331,7 +314,7 @@ class Appender:
                 producer.close()
         return _AppendOutcome(self._plan, self._repeats)
 
-    def _send_rounds(self, tables: Sequence[_FrameTable]) -> None:
+    def _send_rounds(self, tables: Sequence[StagedFrames]) -> None:
         clock = self._committer.staging.clock
         patient_until = clock.monotonic_ns() + int(REFUSAL_TIMEOUT_S * 1e9)
         while True:
@@ -346,7 +329,7 @@ class Appender:
             self._renumber()
             clock.sleep(PAUSE_S)
 
-    def _send_round(self, tables: Sequence[_FrameTable]) -> RinglogError | None:
+    def _send_round(self, tables: Sequence[StagedFrames]) -> RinglogError | None:
         """Send the unsettled frames in order of numbers; return the refusal that ended the round, or None."""
         self._refused.clear()
         reason: RinglogError | None = None
@@ -410,7 +393,7 @@ class Appender:
         self._locked.save_plan(plan)
         self._plan = plan
 
-    def _skip_settled(self, tables: Sequence[_FrameTable], highest: Mapping[str, int]) -> None:
+    def _skip_settled(self, tables: Sequence[StagedFrames], highest: Mapping[str, int]) -> None:
         """Mark frames as settled that are FRAMES_IN_FLIGHT below the topic's highest settled number."""
         sure = {topic: number - FRAMES_IN_FLIGHT for topic, number in highest.items()}
         numbers = np.arange(self._plan.first, self._plan.first + self._plan.frames)
@@ -423,20 +406,17 @@ class Appender:
 
     # -- reading the files --------------------------------------------------------------------------
 
-    def _tables(self) -> list[_FrameTable]:
+    def _tables(self) -> list[StagedFrames]:
         """Verify each file completely before any frame is sent."""
-        found: list[_FrameTable] = []
+        found: list[StagedFrames] = []
         first = 0
         for file in self._plan.files:
-            with _opened(self._disk, self._path(file)) as fd:
-                found.append(frame_table(self._disk, fd, self._path(file), file, first))
+            path = os.path.join(self._locked.staging.directory, file.name)
+            found.append(locate_frames(self._committer.staging.disk, path, file, first))
             first += file.frames
         return found
 
-    def _path(self, file: StagedFile) -> str:
-        return os.path.join(self._locked.staging.directory, file.name)
-
-    def _unsettled(self, tables: Sequence[_FrameTable]) -> Iterator[tuple[int, str, bytearray]]:
+    def _unsettled(self, tables: Sequence[StagedFrames]) -> Iterator[tuple[int, str, bytearray]]:
         """Yield (index, topic, private copy) of each unsettled frame, in order of numbers."""
         moved = self._plan.moved
         for table in tables:
@@ -444,71 +424,11 @@ class Appender:
             rows = np.flatnonzero(~self._settled[span])
             if moved:
                 rows = rows[~np.isin(rows + table.first, list(moved))]
-            yield from self._frames(table, rows)
+            yield from table.read(rows)
         for index in sorted(moved, key=moved.__getitem__):
             if not self._settled[index]:
                 table = next(each for each in reversed(tables) if each.first <= index)
-                yield from self._frames(table, np.array([index - table.first]))
-
-    def _frames(self, table: _FrameTable, rows: NDArray[np.int64]) -> Iterator[tuple[int, str, bytearray]]:
-        if not len(rows):
-            return
-        with _opened(self._disk, self._path(table.file)) as fd:
-            for row in rows.tolist():
-                frame = bytearray(int(table.sizes[row]))
-                if self._disk.read_into(fd, frame, int(table.offsets[row])) != len(frame):
-                    raise CorruptData("a staged file ends early", file=self._path(table.file))
-                yield table.first + row, table.file.topics[int(table.topics[row])], frame
-
-
-class _opened:  # noqa: N801  used as a function
-    """Context manager: an open file of a Disk."""
-
-    def __init__(self, disk: Disk, path: str) -> None:
-        self._disk, self._path, self._fd = disk, path, -1
-
-    def __enter__(self) -> int:
-        self._fd = self._disk.open_read(self._path)
-        return self._fd
-
-    def __exit__(self, *_: object) -> None:
-        self._disk.close(self._fd)
-
-
-def frame_table(disk: Disk, fd: int, path: str, file: StagedFile, first: int) -> _FrameTable:
-    """Read a staged file, compare it with its task's description, and locate its frames.
-
-    Raises CorruptData.
-    """
-    digest = xxhash.xxh3_64()
-    offsets: list[NDArray[np.int64]] = []
-    sizes: list[NDArray[np.int64]] = []
-    topics: list[NDArray[np.int64]] = []
-    at, rows, want = 0, 0, READ_BYTES
-    buffer = np.empty(0, dtype="<u8")  # Reused for all reads: fresh memory costs as much as the read.
-    while at < file.size:
-        count = min(want, file.size - at) // 8
-        if len(buffer) < count:
-            buffer = np.empty(count, dtype="<u8")
-        words = buffer[:count]
-        got = disk.read_into(fd, words, at)
-        found = scan(words) if got == 8 * count and got else None
-        if found is None or (not len(found) and want >= FRAME_BYTES_MAX):
-            raise CorruptData("a staged file is damaged", file=path, offset=at)
-        if not len(found):
-            want = FRAME_BYTES_MAX  # A frame is larger than the bytes read.
-            continue
-        digest.update(words[: found.stop // 8].data)
-        offsets.append(found.offsets + at)
-        sizes.append(found.total_bytes)
-        topics.append(found.words[:, layout.W_TOPIC].astype(np.int64))
-        rows += int((found.words[:, layout.W_COUNT_EPOCH] & np.uint64(0xFFFFFFFF)).sum())
-        at, want = at + found.stop, READ_BYTES
-    table = _FrameTable(file, first, *(np.concatenate(each) for each in (offsets, sizes, topics)))
-    is_right = digest.intdigest() == file.digest and rows == file.rows and len(table.offsets) == file.frames
-    if not is_right or disk.size(fd) != file.size or int(table.topics.max()) >= len(file.topics):
-        raise CorruptData("a staged file differs from what its task wrote", file=path, bytes=disk.size(fd))
-    return table
+                yield from table.read(np.array([index - table.first]))
 
 
 def unknown_topic(topic: str) -> TopicNotFound:

@@ -170,6 +170,31 @@ def test_every_limit_is_read():
     assert not sorted(defined - read)
 
 
+# -- private constants ------------------------------------------------------------------------------------
+
+
+def unread_constants(tree: ast.Module) -> list[str]:
+    """Return the private constants of a module that it does not read. Tuples of constants count as one."""
+    defined: dict[str, set[str]] = {}
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        names = {each.id for each in ast.walk(target) if isinstance(each, ast.Name)} if target else set()
+        defined |= {name: names for name in names if re.match("_[A-Z]", name)}
+    read = {
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    return sorted(name for name, beside in defined.items() if not beside & read)
+
+
+def test_every_private_constant_is_read():
+    unread = {relative(file): names for file in product() if (names := unread_constants(tree_of(file)))}
+    assert not unread
+
+
+def test_an_unread_constant_is_found():
+    assert unread_constants(ast.parse("_A = 1\n_B: int = 2\n_C, _D = 3, 4\nprint(_C)")) == ["_A", "_B"]
+
+
 # -- files ------------------------------------------------------------------------------------------------
 
 FILE = re.compile(r"(?<![\w/.])((?:[a-z_]+/)+[a-z_0-9]+\.(?:py|md|toml|c))\b")

@@ -15,8 +15,8 @@ from chaos.rigs import targets
 from chaos.rigs.judge import verify
 from chaos.rigs.load import Load, Stuck, wait_for
 from ringlog.envelope.messages import EngineStatusReply
+from ringlog.environment import STOP_POINTS
 from ringlog.placement import home_shard
-from ringlog.supervision.engine import STOP_POINTS_VARIABLE
 from ringlog.testing.real_engine import TestEngine
 from ringlog.verify.directory import verify_directory
 
@@ -54,12 +54,12 @@ class Engine(TestEngine):
         if leaks.MARK in os.environ:
             environ[leaks.MARK] = os.environ[leaks.MARK]
         if plan:
-            environ[STOP_POINTS_VARIABLE] = plan
+            environ[STOP_POINTS] = plan
         super().__init__(root, {**settings, "cold.dir": str(self.cold_dir)}, environ)
 
     def arm(self, plan: str) -> None:
         """Set the stop points of later starts; "" for none."""
-        self._environ = {**self._environ, STOP_POINTS_VARIABLE: plan}
+        self._environ = {**self._environ, STOP_POINTS: plan}
 
     def look(self) -> EngineStatusReply | None:
         """Return the engine's status, or None if it does not answer."""

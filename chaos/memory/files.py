@@ -18,10 +18,10 @@ from chaos.rigs.bench import Bench, bench, topics_of
 from chaos.rigs.cases import Case
 from chaos.rigs.load import ACKED, UNKNOWN
 from ringlog.envelope.messages import ErrorReply, RingOpen
+from ringlog.environment import STOP_POINTS
 from ringlog.errors import RingError
 from ringlog.ring import layout
 from ringlog.ring.producer import RingProducer
-from ringlog.supervision.engine import STOP_POINTS_VARIABLE
 
 MIB = 1 << 20
 SHM_BYTES = 24 * MIB
@@ -38,7 +38,7 @@ def half_written_slot(outer: Bench, chance: random.Random) -> None:
     Readers neither hang nor return torn data.
     """
     passes = chance.choice(SEQLOCK_PASSES)
-    environ = {STOP_POINTS_VARIABLE: f"board_mid_slot:{passes}:kill"}
+    environ = {STOP_POINTS: f"board_mid_slot:{passes}:kill"}
     with bench(outer.order, outer.account, environ=environ) as inner:
         restarts = {each.name: each.restarts for each in inner.host.status().processes}
         inner.need_work(20)

@@ -83,14 +83,12 @@ log: logging.Logger = logging.getLogger("ringlog.supervision")
 TICK_MS = HEARTBEAT_INTERVAL_MS
 STARTING_TICK_MS = 20
 """Tick (ms) while a child starts. A child becomes READY with a store on the board, which wakes no process."""
-STOP_POINTS_VARIABLE = environment.STOP_POINTS
 _LINGER_MS = 200
 _FIRST_PID = 1
 _PROGRESS_INTERVAL_NS = 2 * NS_PER_S
 _ANNOUNCE_START_NS = NS_PER_S // 5
 """A start that takes longer (ns) writes starting.json, so that `ringlog status` can show its progress."""
-EXIT_ORDERLY = 0
-EXIT_DEGRADED = 1
+EXIT_ORDERLY, EXIT_DEGRADED = 0, 1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -120,7 +118,7 @@ def run_engine(
     then no process, lock or shared memory remains.
     """
     clock = clock or SystemClock()
-    stop_points.configure(stop_points.plan_of_incarnation(environ.get(STOP_POINTS_VARIABLE, ""), 1))
+    stop_points.configure(stop_points.plan_of_incarnation(environ.get(environment.STOP_POINTS, ""), 1))
     with contextlib.ExitStack() as undo:
         signals = SignalInbox(_SIGNALS)
         undo.callback(signals.close)
@@ -190,7 +188,7 @@ class Engine:
             liveness_fd=resources.liveness_fd,
             fork_server=fork_server,
             clock=clock,
-            test_stop_points=environ.get(STOP_POINTS_VARIABLE, ""),
+            test_stop_points=environ.get(environment.STOP_POINTS, ""),
             environ_by_kind={
                 **dict.fromkeys((RECLAIMER, RELOCATOR), object_store_environment(environ)),
                 HTTP_GATEWAY: api_keys_environment(environ),

@@ -19,7 +19,6 @@ from ringlog.tags import parse_match, parse_stored_match
 
 AT_LEAST_ONCE = "at_least_once"
 EXACTLY_ONCE = "exactly_once"
-_EXACT, _PREFIX = "=", "^"
 
 
 class RouterFlag(IntFlag):

@@ -13,11 +13,11 @@ import pytest
 
 import ringlog
 import ringlog.aio
+from ringlog.environment import STOP_POINTS
 from ringlog.errors import AuthFailed, Forbidden, TopicNotFound
 from ringlog.limits import ORPHAN_DRAIN_S
 from ringlog.link.curve import key_file_text, new_key
 from ringlog.placement import home_shard
-from ringlog.supervision.engine import STOP_POINTS_VARIABLE
 from ringlog.testing.real_engine import engine, wait_until
 from tests.support.machine import free_port, private_file, suspended
 
@@ -315,7 +315,7 @@ def test_a_stop_before_the_gateway_has_its_ring_drops_no_request():
 def test_an_orphaned_gateway_does_not_wait_for_a_stopped_shard():
     """Without a supervisor no process ends a drain, and the next engine would wait for the gateway (RF-5)."""
     # The second incarnation of a shard pauses in its recovery.
-    environ = {STOP_POINTS_VARIABLE: ";recovery_before_copy:1:pause"}
+    environ = {STOP_POINTS: ";recovery_before_copy:1:pause"}
     with engine(wal={"shards": 2}, gateway={"enabled": True}, environ=environ) as running:
         topics = [next(f"t{n}" for n in range(99) if home_shard(f"t{n}", 2) == shard) for shard in (0, 1)]
         gateway = running.pid_of("gateway")

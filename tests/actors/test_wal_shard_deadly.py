@@ -9,9 +9,9 @@ import pytest
 import ringlog
 from ringlog.actors.wal_shard.requests.poison_requests import PoisonRequests, fingerprint
 from ringlog.envelope import messages as m
+from ringlog.environment import STOP_POINTS
 from ringlog.errors import Internal
 from ringlog.limits import POISON_CRASHES, POISON_CRASHES_REMEMBERED_MAX, RESTART_MAX_DEFAULT
-from ringlog.supervision.engine import STOP_POINTS_VARIABLE
 from ringlog.testing import engine
 
 DELETE = m.RecordsDelete("t", 2)
@@ -70,7 +70,7 @@ def test_an_engine_outlives_a_request_that_breaks_its_shard():
     """Its client receives an error. All other clients only see a pause."""
     plan = ";".join(["delete_in_hand:1:raise"] * POISON_CRASHES)
     with (
-        engine(environ={STOP_POINTS_VARIABLE: plan}, wal={"shards": 1}) as running,
+        engine(environ={STOP_POINTS: plan}, wal={"shards": 1}) as running,
         ringlog.connect(running.url, wait=10) as client,
     ):
         client.append_many("t", [b"1", b"2", b"3"])

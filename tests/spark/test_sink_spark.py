@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 
 import pytest
@@ -13,7 +12,6 @@ from tests.spark.crashing_source import CrashingDataSource
 pytestmark = [pytest.mark.night, pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(240)]
 ROWS = 3_000
 PER_BATCH = 1_000
-_numbers = itertools.count()
 
 
 def found(client, topic) -> Counter[bytes]:

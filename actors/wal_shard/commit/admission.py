@@ -36,7 +36,6 @@ from ringlog.frame.settle_entry import (
     S_POSITION,
     S_PRODUCER_SEQ,
     S_TOPIC,
-    STATUS_SHIFT,
     SettleEntries,
     refused_entry,
 )
@@ -55,11 +54,6 @@ from ringlog.topic.state import ShardTopic
 from ringlog.types import SESSION_BIT, Durability
 
 U64 = np.uint64
-_EPOCH_SHIFT = U64(layout.EPOCH_SHIFT)
-_LOW32 = U64(0xFFFFFFFF)
-_DURABILITY_CLEAR = U64(0xFFFFFFFFFFFFFFFF ^ (layout.DURABILITY_MASK << layout.FLAGS_SHIFT))
-_FLAGS_SHIFT = U64(layout.FLAGS_SHIFT)
-_DURABILITY_MASK = U64(layout.DURABILITY_MASK)
 
 
 class AdmittedRange:
@@ -500,7 +494,3 @@ def _is_known(topic: ShardTopic, header: Sequence[int]) -> bool:
     producer = topic.producers.get(header[layout.W_PRODUCER_ID])
     number = header[layout.W_PRODUCER_SEQ]
     return producer is not None and (number <= producer.forgotten_to or producer.find(number) is not None)
-
-
-assert S_COUNT_STATUS == 3
-assert STATUS_SHIFT == 32

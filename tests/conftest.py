@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -62,6 +63,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
         left = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+def pytest_collection_finish() -> None:
+    """Keep ten thousand collected tests out of each later collection of the garbage collector."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -132,6 +132,9 @@ class LimitsConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_on
     """Most topics of the engine, over all shards. A further topic is refused with Throttled."""
     max_routers: Annotated[int, Meta(ge=0, le=1_000_000)] = limits.ROUTERS_MAX_DEFAULT
     """Most routers of the engine."""
+    max_total_bytes: Annotated[int, Meta(ge=0, le=limits.COUNT_MAX)] = 0
+    """Most bytes of all live records, payload and metadata; 0 = no limit. A further record is refused with
+    Throttled."""
 
 
 class WalConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -99,6 +99,7 @@ SETTING_VARIABLES: dict[str, str] = {
     "limits.max_limit": "RINGLOG_MAX_LIMIT",
     "limits.max_topics": "RINGLOG_MAX_TOPICS",
     "limits.max_routers": "RINGLOG_MAX_ROUTERS",
+    "limits.max_total_bytes": "RINGLOG_MAX_TOTAL_BYTES",
     "wal.shards": "RINGLOG_WAL_SHARDS",
     "wal.flush_interval_ms": "RINGLOG_WAL_FLUSH_INTERVAL_MS",
     "wal.corruption": "RINGLOG_WAL_CORRUPTION",

@@ -17,6 +17,7 @@ def build(boot: ActorBoot) -> WalShardShell:
         batch_records=settings.limits.max_batch_records,
         record_bytes=settings.limits.max_record_bytes,
         flush_interval_us=settings.wal.flush_interval_ms * 1_000,
+        total_bytes=settings.limits.max_total_bytes,
     )
     return WalShardShell(
         boot,

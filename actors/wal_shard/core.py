@@ -48,6 +48,7 @@ from ringlog.actors.wal_shard.commit.batch_intake import BatchIntake
 from ringlog.actors.wal_shard.commit.commit_batch import CommitBatch, LogPosition
 from ringlog.actors.wal_shard.commit.log_roll import LogRoll
 from ringlog.actors.wal_shard.commit.log_sync import LogSync
+from ringlog.actors.wal_shard.commit.total_bytes import TotalBytes
 from ringlog.actors.wal_shard.events import (
     BatchWritten,
     ConnectionsEnded,
@@ -99,12 +100,13 @@ class ShardCore:
     def __init__(
         self, identity: ShardIdentity, settings: Settings | None = None, *,
         publish_topic_count: Callable[[int], int] = lambda own: 0,
+        publish_live_bytes: Callable[[int], int] = lambda own: 0,
         on_request: Callable[[ControlReceived], object] = lambda request: None,
     ) -> None:  # fmt: skip
         """Create the core of one incarnation.
 
-        `publish_topic_count` is as in Requests. `on_request` is called with each request before it is
-        handled, so that tests can inject a crash.
+        `publish_topic_count` is as in Requests, `publish_live_bytes` as in TotalBytes. `on_request` is called
+        with each request before it is handled, so that tests can inject a crash.
         """
         settings = settings or Settings()
         self.identity = identity
@@ -112,7 +114,8 @@ class ShardCore:
         self.directory: TopicDirectory = TopicDirectory(identity.shard, identity.shards)
         self.log_files: LogFileTable = LogFileTable()
         self.log: LogPosition = LogPosition()
-        admission = Admission(settings.limits)
+        total = TotalBytes(self.directory, settings.limits.total_bytes, publish_live_bytes)
+        admission = Admission(settings.limits, total)
         topics_of_volatile: dict[int, TopicsInFile] = {}
         self.volatile_files: VolatileFileTable = VolatileFileTable(
             self.directory, self.log_files, topics_of_volatile
@@ -333,6 +336,7 @@ class ShardCore:
         self._halts = halts
         batch.needs_sync = True
         self._has_begun = True
+        self.directory.count_bytes()
         self.removals.invalidate_lossy_topics()
         return self.handle([])
 
@@ -341,6 +345,7 @@ class ShardCore:
         for topic in self.directory.by_id.values():
             topic.publish()
         self.directory.halt(halts)
+        self.directory.count_bytes()
         self.removals.invalidate_lossy_topics()
         self.requests.routing.finish_recovery()
         self.requests.leases.registry.finish_recovery()
@@ -394,6 +399,13 @@ class ShardCore:
         """Check the invariants that hold between passes of the loop. Raise InvariantViolation."""
         for topic in self.directory.by_id.values():
             topic.check()
+        size = sum(topic.staged_bytes for topic in self.directory.all_topics())
+        if self.state.phase is ShardPhase.ACTIVE and size != self.directory.live_bytes:
+            raise InvariantViolation(
+                "the bytes of the topics and of the shard differ",
+                topics=size,
+                shard=self.directory.live_bytes,
+            )
         self.requests.leases.registry.check()
         if self.log.durable > self.log.offset:
             raise InvariantViolation(

@@ -225,13 +225,17 @@ class ShardRouters:
         if config.durability == Durability.EPHEMERAL and self._admission.is_volatile_closed:
             return _row(RouterPassOutcome.CLOSED, topic, router)
         if config.discard != DISCARD_REJECT:
-            return None
+            free = self._admission.total.room_for(size)
+            return None if free >= size else _row(RouterPassOutcome.FULL, topic, router, records, free)
         room = (
             config.cap_records - topic.staged_count if config.cap_records else records,
             config.cap_bytes - topic.staged_bytes if config.cap_bytes else size,
         )
         if records <= room[0] and size <= room[1]:
-            return None
+            free = self._admission.total.room_for(size)
+            if free >= size:
+                return None
+            room = records, free
         return _row(RouterPassOutcome.FULL, topic, router, max(room[0], 0), max(room[1], 0))
 
     def _stage(
@@ -243,6 +247,7 @@ class ShardRouters:
         topic.last_ts = stamp
         topic.staged_count += records
         topic.staged_bytes += size
+        self._admission.total.add(size)
         topic.is_reserving |= durability < Durability.FSYNC
         router.advance(row.stop, records)
         return CopyRow(topic.topic_id, base, stamp, topic.epoch, router.number, row.stop, durability)

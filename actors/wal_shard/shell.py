@@ -19,7 +19,7 @@ from ringlog.actors.wal_shard.core import Settings, ShardCore
 from ringlog.actors.wal_shard.io.idle_wait import IdleWait
 from ringlog.actors.wal_shard.io.log_io import LogIO
 from ringlog.actors.wal_shard.io.read_only_probe import ReadOnlyProbe
-from ringlog.actors.wal_shard.io.reader_board import ReaderBoard, TopicCounts
+from ringlog.actors.wal_shard.io.reader_board import EngineTotal, ReaderBoard
 from ringlog.actors.wal_shard.io.rings import Rings
 from ringlog.actors.wal_shard.io.volatile_log import VolatileLog
 from ringlog.actors.wal_shard.leases.job_prefetcher import JobPrefetcher
@@ -82,12 +82,17 @@ class WalShardShell:
         self._queue_board, self._group_board = QueueBoard(), GroupBoard()
         self._board = Board.open(boot.shm_dir, writable=True)
         self._slot = self._board.process(boot.slot)
-        topic_counts = TopicCounts(self._board, self._slot)
+        topic_counts = EngineTotal(self._board, self._slot, ProcessField.TOPICS)
+        live_bytes = EngineTotal(self._board, self._slot, ProcessField.LIVE_BYTES)
         identity = ShardIdentity(
             boot.engine_id, boot.shard, boot.shards, boot.incarnation, topics_max, boot.time_base_us
         )
         self.core: ShardCore = ShardCore(
-            identity, settings, publish_topic_count=topic_counts.publish, on_request=_hit_delete_stop_point
+            identity,
+            settings,
+            publish_topic_count=topic_counts.publish,
+            publish_live_bytes=live_bytes.publish,
+            on_request=_hit_delete_stop_point,
         )
         leases = self.core.requests.leases
         leases.registry.has_dead_letter_mover = schedulers > 0
@@ -145,8 +150,8 @@ class WalShardShell:
         }
         self._start = ShardStart(
             boot, self._disk, self._clock, self.core, self._slot, self._heartbeat, self._log, volatile_log,
-            self._reader_board, topic_counts, self._scheduler_notifier, self._worker_liveness, self._perform,
-            is_lenient=is_lenient, has_cold=has_cold,
+            self._reader_board, topic_counts, live_bytes, self._scheduler_notifier, self._worker_liveness,
+            self._perform, is_lenient=is_lenient, has_cold=has_cold,
         )  # fmt: skip
 
     # -- lifecycle: runtime.duty_cycle.Actor ----------------------------------------------------------

@@ -145,6 +145,9 @@ class ProcessField(IntEnum):
     """Duration of the shard's latest sync, in the same way."""
     LAST_WAIT_NS = 35
     """Time for which pressure let the frames that the shard took last wait in their rings."""
+    LIVE_BYTES = 36
+    """Accounted bytes of the live records of the shard, including those of the current commit. All shards
+    together have at most limits.max_total_bytes."""
     DISK_LOW = 40
     """Reclaimer: 1 while the data device has less than data.min_free_bytes free. Shards poll this word."""
     DISK_FREE = 41

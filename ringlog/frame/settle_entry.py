@@ -43,6 +43,12 @@ FENCED = (
 )
 CAP_BYTES, CAP_RECORDS = 1, 2
 """Limit that a too large frame exceeds, in the third detail of RECORD_TOO_LARGE; 0 = the record limit."""
+TOTAL_BYTES = 1
+"""The limit of the engine in the third detail of THROTTLED: `limits.max_total_bytes`; 0 = another reason."""
+TOTAL_FULL = (
+    "the engine has as many bytes of records as limits.max_total_bytes allows ({max}): delete records, or "
+    "raise the limit"
+)
 DISK_FULL = "disk full: free at least {missing} bytes, or restart the engine with a lower data.min_free_bytes"
 DETAILS: dict[Status, tuple[str, tuple[str, ...]]] = {
     Status.INVALID_REQUEST: ("invalid frame", ("field", "found")),
@@ -52,7 +58,7 @@ DETAILS: dict[Status, tuple[str, tuple[str, ...]]] = {
     Status.STALE_EPOCH: ("topic was deleted and created again; open it again", ("sent_epoch", "epoch")),
     Status.PAYLOAD_TOO_LARGE: ("frame too large", ("bytes", "max")),
     Status.TOPIC_FULL: ("topic is full", ("cap_records", "cap_bytes", "head_seq", "earliest_seq")),
-    Status.THROTTLED: ("throttled", ("retry_after_ms", "max")),
+    Status.THROTTLED: ("throttled", ("retry_after_ms", "max", "limit")),
     Status.INTERNAL: (
         "write failed in the engine: no log file can be created, retry later",
         ("missing_bytes",),
@@ -95,6 +101,9 @@ def entry_error(entry: Any, topic: str) -> Refused | None:
         facts = {"records": facts["bytes"], "max": facts["max"], "exceeds_cap": 1}
     if not facts.get("exceeds_cap", 1):
         del facts["exceeds_cap"]
+    if status == Status.THROTTLED and facts.pop("limit") == TOTAL_BYTES:
+        message = TOTAL_FULL.format(max=facts["max"])
+        facts["limit"] = "max_total_bytes"
     if status == Status.INTERNAL:
         missing = facts.pop("missing_bytes")
         if missing:

@@ -65,6 +65,9 @@ class TopicDirectory:
         self._configs: dict[TopicConfig, TopicConfig] = {}
         self.ephemeral: set[int] = set()
         """Ids of topics of class `ephemeral`. If there are none, the shard ignores the volatile log."""
+        self.live_bytes: int = 0
+        """Accounted bytes of the live records of all topics, including staged ones. It is exact from the end
+        of recovery on (`count_bytes`)."""
 
     def __len__(self) -> int:
         return len(self.by_id) + len(self.halted)
@@ -138,6 +141,7 @@ class TopicDirectory:
             self.remove(old)
         self.advance_identity(topic.topic_id, topic.epoch)
         self.register_config(topic)
+        self.live_bytes += topic.staged_bytes
         self.by_id[topic.topic_id] = topic
         self._by_name[topic.name] = topic
         insort(self._names, topic.name)
@@ -151,8 +155,13 @@ class TopicDirectory:
             self._by_name[topic.name] = topic
         self._names = sorted(self._by_name)
 
+    def count_bytes(self) -> None:
+        """Add up the bytes of all topics."""
+        self.live_bytes = sum(topic.staged_bytes for topic in self.all_topics())
+
     def remove(self, topic: ShardTopic) -> None:
         """Remove a topic."""
+        self.live_bytes -= topic.staged_bytes
         self.ephemeral.discard(topic.topic_id)
         del self.by_id[topic.topic_id]
         del self._by_name[topic.name]

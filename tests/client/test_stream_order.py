@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringlog.actors.wal_shard.commit.admission import Admission, AdmissionLimits
+from ringlog.actors.wal_shard.commit.total_bytes import TotalBytes
 from ringlog.client.write.batch import Batch
 from ringlog.client.write.stream import Stream
 from ringlog.envelope.messages import TopicInfo
@@ -33,6 +34,7 @@ from ringlog.link.gateway_links import GatewayLinks
 from ringlog.link.timers import Timers
 from ringlog.testing.clock import ManualClock
 from ringlog.topic.config import TopicConfig
+from ringlog.topic.directory import TopicDirectory
 from ringlog.topic.state import ShardTopic
 
 TOPIC = TopicInfo("t", 5, 1, 0, 0, False, {})
@@ -63,7 +65,7 @@ class Engine:
         self.has_no_room = False
         """If True, submitted frames are sent nowhere."""
         self.parts: deque[Part] = deque()
-        self.admission = Admission(AdmissionLimits())
+        self.admission = Admission(AdmissionLimits(), TotalBytes(TopicDirectory(0, 1), 0, lambda own: 0))
         self.shard = ShardTopic(5, 1, "t", TopicConfig.parse({"durability": "ephemeral"}, "t"))
         self.appended: list[bytes] = []
         self.stream = Stream(self, "t")

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringlog.actors.wal_shard.commit.total_bytes import TotalBytes
 from ringlog.errors import Status
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
@@ -36,6 +37,7 @@ from ringlog.frame.settle_entry import (
     S_POSITION,
     S_PRODUCER_SEQ,
     S_TOPIC,
+    TOTAL_BYTES,
     SettleEntries,
     refused_entry,
 )
@@ -110,6 +112,8 @@ class AdmissionLimits:
     batch_records: int = BATCH_RECORDS_MAX
     record_bytes: int = RECORD_BYTES_DEFAULT
     flush_interval_us: int = 100_000
+    total_bytes: int = 0
+    """See TotalBytes."""
 
 
 _FAULT_DETAILS: dict[int, tuple[Status, tuple[int, int]]] = {
@@ -126,8 +130,9 @@ _FAULT_DETAILS: dict[int, tuple[Status, tuple[int, int]]] = {
 class Admission:
     """Turns buffers into intakes, and stages admitted records in the state of their topics."""
 
-    def __init__(self, limits: AdmissionLimits) -> None:
+    def __init__(self, limits: AdmissionLimits, total: TotalBytes) -> None:
         self.limits = limits
+        self.total = total
         self.is_volatile_closed = False
         """True while the volatile log has no room. New frames of ephemeral topics are then refused."""
         self.needs_retention: dict[int, ShardTopic] = {}
@@ -236,6 +241,13 @@ class Admission:
             return
         if is_capped and self._over_cap(intake, topic, run):
             self._advance_past(intake, topic, run.start)
+            return
+        if self.total.room_for(run.bytes) < run.bytes:
+            if run.stop - run.start > 1:
+                for part in _single_frames(intake, run):
+                    self._admit_run(intake, topic, part, now_us)
+            else:
+                self._refuse_run(intake, run, Status.THROTTLED, 1_000, self.total.most, TOTAL_BYTES)
             return
         follows = intake.checked.follows if intake.checked is not None else None
         if follows is not None and follows[run.start] and (producer is None or number != producer.next_seq):
@@ -412,6 +424,7 @@ class Admission:
         topic.last_ts = stamp
         topic.staged_count += run.records
         topic.staged_bytes += run.bytes
+        self.total.add(run.bytes)
         if config.ttl_ms or config.cap_records or config.cap_bytes or run.columns & _HAVE_EXPIRES:
             self._note_retention(intake, topic, start, stop, stamp)
         if run.columns << layout.COLUMNS_SHIFT & HAVE_DELIVERY_ATTRIBUTES:

@@ -23,25 +23,25 @@ SLOTS_AHEAD = 4 * REQUESTS_PER_PASS
 """The topic table grows if it has fewer free slots. If shared memory has no room, new topics are refused."""
 
 
-class TopicCounts:
-    """Numbers of topics on the board, with which all shards together keep to the maximum of the engine."""
+class EngineTotal:
+    """A number of each shard on the board, with which all shards together keep to a limit of the engine."""
 
-    def __init__(self, board: Board, slot: ProcessSlot) -> None:
-        self._board, self._slot = board, slot
+    def __init__(self, board: Board, slot: ProcessSlot, field: ProcessField) -> None:
+        self._board, self._slot, self._field = board, slot, field
         self._order = threading.Lock()
 
     def publish(self, own: int) -> int:
-        """Publish the number of topics of this shard, and return the total of all other shards.
+        """Publish the number of this shard, and return the total of all other shards.
 
         A shard that has not recovered since the start of the engine counts as 0.
         """
-        self._slot.set(ProcessField.TOPICS, own)
+        self._slot.set(self._field, own)
         # The lock is a memory barrier between the write and the reads: of two shards, at least one sees the
         # other's count.
         with self._order:
             pages = map(self._board.process, range(self._board.processes))
             return sum(
-                page.get(ProcessField.TOPICS)
+                page.get(self._field)
                 for page in pages
                 if page is not self._slot and page.get(ProcessField.SHARD)
             )
@@ -91,10 +91,12 @@ class ReaderBoard:
             self._count_slots()
         if has_new or effect.news:
             self._scheduler_notifier.publish_news(effect.news)
+        self._slot.set(ProcessField.LIVE_BYTES, self._core.directory.live_bytes)
         self.has_published = True
 
     def retire_topic(self, topic: ShardTopic) -> None:
         """Release the slot of a deleted topic."""
+        self._slot.set(ProcessField.LIVE_BYTES, self._core.directory.live_bytes)
         if topic.slot >= 0:
             self._table.publish(topic.slot, _facts(topic, 2))
             self._table.release(topic.slot)

@@ -10,7 +10,7 @@ from ringlog import stop_points
 from ringlog.actors.wal_shard.commit.scheduler_notifier import SchedulerNotifier
 from ringlog.actors.wal_shard.core import ShardCore
 from ringlog.actors.wal_shard.io.log_io import LogIO
-from ringlog.actors.wal_shard.io.reader_board import ReaderBoard, TopicCounts
+from ringlog.actors.wal_shard.io.reader_board import EngineTotal, ReaderBoard
 from ringlog.actors.wal_shard.io.volatile_log import VolatileLog
 from ringlog.actors.wal_shard.leases.worker_liveness import WorkerLiveness
 from ringlog.actors.wal_shard.phases import ShardPhase
@@ -42,14 +42,15 @@ class ShardStart:
     def __init__(
         self, boot: ActorBoot, disk: Disk, clock: Clock, core: ShardCore, slot: ProcessSlot,
         heartbeat: Heartbeat, log_io: LogIO, volatile_log: VolatileLog, reader_board: ReaderBoard,
-        topic_counts: TopicCounts, scheduler_notifier: SchedulerNotifier, worker_liveness: WorkerLiveness,
-        perform: dict[type, Callable[[Any], Any]], *, is_lenient: bool, has_cold: bool,
+        topic_counts: EngineTotal, live_bytes: EngineTotal, scheduler_notifier: SchedulerNotifier,
+        worker_liveness: WorkerLiveness, perform: dict[type, Callable[[Any], Any]], *, is_lenient: bool,
+        has_cold: bool,
     ) -> None:  # fmt: skip
         """Set up the start. `perform` performs each type of effect; see the shell."""
         self._boot, self._disk, self._clock = boot, disk, clock
         self._core, self._slot, self._heartbeat = core, slot, heartbeat
         self._log_io, self._volatile_log = log_io, volatile_log
-        self._reader_board, self._topic_counts = reader_board, topic_counts
+        self._reader_board, self._topic_counts, self._live_bytes = reader_board, topic_counts, live_bytes
         self._scheduler_notifier, self._worker_liveness = scheduler_notifier, worker_liveness
         self._perform = perform
         self._is_lenient, self._has_cold = is_lenient, has_cold
@@ -129,6 +130,7 @@ class ShardStart:
         slot = self._slot
         self._reader_board.publish_recovered()
         self._topic_counts.publish(len(self._core.directory))
+        self._live_bytes.publish(self._core.directory.live_bytes)
         self._scheduler_notifier.begin()
         # The previous incarnation may have died after it published a topic and before it incremented this
         # counter.

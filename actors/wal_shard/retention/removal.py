@@ -237,7 +237,7 @@ class Removals:
         already.
         """
         is_logged = topic.config.durability != Durability.EPHEMERAL
-        apply_removal(topic, removal)
+        self._apply(topic, removal)
         if notify:
             self.removed.notify(topic, removal, on_request)
         for file_id, records, accounted in removal.shares:
@@ -263,9 +263,13 @@ class Removals:
         left, remaining_bytes = self._left.pop((file_id, topic.topic_id), (0, 0))
         if records > left:
             removal = Removal(cap_floor=floor, records=records - left, bytes=accounted - remaining_bytes)
-            apply_removal(topic, removal)
+            self._apply(topic, removal)
             self.removed.notify(topic, removal, False)
             self.bump_version(topic)
+
+    def _apply(self, topic: ShardTopic, removal: Removal) -> None:
+        apply_removal(topic, removal)
+        self._directory.live_bytes -= removal.bytes
 
     def bump_version(self, topic: ShardTopic) -> None:
         """Increment the topic's version, so that readers query the shard again (X7).

@@ -56,7 +56,7 @@ def append_keyed_frame(
             if (not stream.create and attempts > 1) or session.clock.monotonic_ns() >= deadline:
                 raise
         except (Throttled, NotReady, ShuttingDown) as e:
-            if e.detail.get("reason") in FINAL_REASONS:
+            if e.detail.get("reason") in FINAL_REASONS or "limit" in e.detail:
                 raise
             # A frame with an unknown outcome is resent under its number, to be recognised. A refused
             # number is used up.

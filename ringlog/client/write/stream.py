@@ -367,7 +367,8 @@ class Stream:
             and (self.create or isinstance(error, StaleEpoch) or not shipment.attempts)
         )
         may_retry &= may_be_appended or error.outcome == "not_applied"
-        may_retry &= error.detail.get("reason") not in FINAL_REASONS
+        # A limit that an operator has set does not end by itself, unlike pressure.
+        may_retry &= error.detail.get("reason") not in FINAL_REASONS and "limit" not in error.detail
         if isinstance(error, _TOPIC_MOVED):
             # Also if this shipment fails: the next one must resolve the topic again.
             self._info = None

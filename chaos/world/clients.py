@@ -213,7 +213,7 @@ class Producer(Client):
             is_repeat = bool(int(entry[S_COUNT_STATUS]) >> FLAGS_SHIFT & FLAG_DEDUPED)
             self.model.acked(sent, int(entry[S_FIRST_SEQ]), is_repeat=is_repeat)
         else:
-            self.model.refused(sent)
+            self.model.refused(sent, error.outcome)
             if isinstance(error, TopicNotFound | StaleEpoch):
                 self.infos.pop(sent.life.name, None)
         self.engine.tell(sent.life.name, f"{self.name}: {sent} {error or ''}")

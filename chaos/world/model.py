@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from chaos.order import GuaranteeBroken
+from ringlog.errors import Outcome
 from ringlog.types import Durability
 
 HOLES_MAX = 5_000
@@ -31,7 +32,8 @@ class Sent:
     asked_at: int
     first_seq: int = 0
     state: str = "open"
-    """open, acked, refused (not appended), or unknown (refused after it was sent more than once)."""
+    """open, acked, refused (not appended), or unknown (refused with an unknown outcome, or after it was sent
+    more than once)."""
     times: int = 0
     sent_losses: int = 0
     """Number of power losses before it was last sent. Its answer may arrive after a further one."""
@@ -209,12 +211,15 @@ class Model:
         sent.first_seq = first_seq
         sent.seen_at = sent.seen_at or moment
 
-    def refused(self, sent: Sent) -> None:
-        """Record that the engine refused a frame."""
+    def refused(self, sent: Sent, outcome: Outcome = "not_applied") -> None:
+        """Record that the engine refused a frame.
+
+        With the outcome `unknown` it may have been appended: a shard took it from the ring and died.
+        """
         self.counts["refusals"] += 1
         if sent.state == "acked":
             return
-        sent.state = "refused" if sent.times == 1 else "unknown"
+        sent.state = "refused" if sent.times == 1 and outcome == "not_applied" else "unknown"
 
     # -- reads ----------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from chaos import world
 from chaos.order import Account, GuaranteeBroken, Order
 from chaos.world.model import Model
 from chaos.world.plan import Case, Failed, parse_case, shrink
+from ringlog.errors import Outcome
 from ringlog.types import Durability
 
 SEEDS = range(11, 14)
@@ -62,6 +63,7 @@ FOUND = {
     7399430000200373: "(the judge: a log file to which nothing was written may go at any time)",
     200_097: "(the judge: an answer that came when power was lost already)",
     201_397: "(the judge: a deletion that a loss of power undid)",
+    7399500000204429: "(the judge: a refusal of unknown outcome: a shard that died had the frame)",
 }
 """Seeds that found a fault, each with the fault."""
 
@@ -132,6 +134,21 @@ def test_a_case_is_one_line_and_shrinks_to_the_needed_steps() -> None:
         return f"record {len(case.kept)} is gone" if {17, 60} <= set(case.kept) else ""
 
     assert shrink(Case(5), fails).kept == [17, 60]
+
+
+@pytest.mark.parametrize(("outcome", "state"), [("not_applied", "refused"), ("unknown", "unknown")])
+def test_only_a_refusal_that_says_so_promises_that_nothing_was_appended(outcome: Outcome, state: str) -> None:
+    model = Model(lambda: 1)
+    life = model.met("a", 7, 3, Durability.FSYNC, 0, 0, 1)
+    sent = model.submit(life, 1, 1, [b"payload"], "", b"frame")
+    model.sending(sent)
+    model.refused(sent, outcome)
+    assert sent.state == state
+    if state == "refused":
+        with pytest.raises(GuaranteeBroken, match="which was refused"):
+            model.read(life, 1, 0, 1, 1, 1, [(1, b"payload")], 0)
+    else:
+        model.read(life, 1, 0, 1, 1, 1, [(1, b"payload")], 0)
 
 
 def test_a_topic_is_not_recreated_unless_it_was_deleted() -> None:

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from chaos import leaks
 from chaos.order import CannotRun
 from chaos.rigs.small_disks import command
@@ -184,15 +186,31 @@ def missing() -> dict[str, str]:
     return found
 
 
+def remove_processes(mark: str = "") -> list[str]:
+    """Kill the processes that interrupted runs left, and remove the shared memory of their engines.
+
+    `mark` is the mark of one run; "" = all. Returns one line for each item.
+    """
+    done = []
+    processes = leaks.marked_processes(mark)
+    regions = {region for process in processes for region in leaks.engine_regions(process)}
+    for process in processes:
+        done.append(f"killed {process.pid}")
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(processes, timeout=CHECK_S)
+    for region in sorted(regions):
+        shutil.rmtree(region, ignore_errors=True)
+        done.append(f"removed shared memory {region}")
+    return done
+
+
 def remove_leftovers() -> list[str]:
-    """Remove what an interrupted run left: its processes, cgroups and network namespaces.
+    """Remove what an interrupted run left: its processes, shared memory, cgroups and network namespaces.
 
     Returns one line for each item.
     """
-    done = []
-    for process in leaks.marked_processes():
-        done.append(f"killed {process.pid}")
-        process.kill()
+    done = remove_processes()
     for thing in sorted(leaks.host_resources()):
         kind, _, name = thing.rpartition(" ")
         if "ringlog-chaos-" not in name:

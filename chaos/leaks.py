@@ -7,6 +7,7 @@ distinguishes them from those of the other lane.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,15 @@ def marked_processes(mark: str = "") -> list[psutil.Process]:
         except (OSError, psutil.Error):
             continue
     return found
+
+
+def engine_regions(process: psutil.Process) -> set[Path]:
+    """Return the shared-memory directories of engines of which the process has mapped a file."""
+    try:
+        text = Path(f"/proc/{process.pid}/maps").read_text()
+    except OSError:
+        return set()
+    return {SHM / name for name in re.findall(rf"{SHM}/(ringlog-[0-9]+-[0-9a-f]{{8}})/", text)}
 
 
 def kill_marked(mark: str) -> list[str]:

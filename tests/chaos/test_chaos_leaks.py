@@ -6,12 +6,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from chaos import leaks
+from chaos import doctor, leaks
+from ringlog.testing.real_engine import TestEngine
 
 SLEEPS = "import sys; print('up', flush=True); sys.stdin.read()"
 ENDS = "import sys, threading; print('up', flush=True); threading.Event().wait(0.3)"
@@ -46,6 +49,19 @@ def test_a_leftover_process_is_killed_and_reported(mark: str) -> None:
         assert leaks.kill_marked(mark) == []
     finally:
         ended(child)
+
+
+def test_the_engines_of_an_interrupted_run_are_removed_with_their_shared_memory(mark: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="ringlog-test-") as root:
+        running = TestEngine(Path(root), {}, {leaks.MARK: mark})
+        region = Path(running.start().shm_dir)
+        pid = running.pid
+        lines = doctor.remove_processes(mark)
+        assert f"killed {pid}" in lines
+        assert f"removed shared memory {region}" in lines
+        assert not region.exists()
+        assert leaks.marked_processes(mark) == []
+        running.stop()
 
 
 def test_a_tracker_gets_time_to_exit_before_it_is_reported(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import select
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -176,6 +177,10 @@ class EventStream:
             if one.event == "record":
                 found += one.data["records"]
         return found
+
+    def is_silent(self, seconds: float) -> bool:
+        """Return whether all was read, and nothing arrives for some seconds."""
+        return not self._raw and not self._body and not select.select([self._socket], [], [], seconds)[0]
 
     def _receive(self) -> None:
         piece = self._socket.recv(_READ_BYTES)

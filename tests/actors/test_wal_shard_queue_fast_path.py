@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from ringlog.actors.wal_shard.leases.queue_fast_path import QueueFastPath
 from ringlog.contract import ControlReceived
@@ -250,6 +251,37 @@ def test_acks_of_a_pass_end_the_jobs_they_name_and_no_other(acked: tuple[int, ..
     assert [seq for seq, *_ in world.records("q")] == left
     restart(world)
     assert [seq for seq, *_ in world.records("q")] == left
+
+
+@pytest.mark.interpreted
+def test_a_crash_while_acks_are_staged_is_blamed_on_a_request_of_that_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, run = make(durability="fsync")
+    world.put_topic("other", type="queue", durability="fsync")
+    acks = []
+    for n, name in enumerate(("q", "other")):
+        world.append(name, [b"x"] * 2)
+        held = [jobs_of(world.request(m.Claim(name, "ann", 1, call=10 * n + call))) for call in (1, 2)]
+        settled = [
+            structs.replace(ack_of(jobs, "ann", 10 * n + call), topic=name)
+            for call, jobs in enumerate(held, 5)
+        ]
+        world.request(settled[0])  # The first ack of a queue takes the general path.
+        acks.append(run.request(900 + n, settled[1]))
+    stage = run.core.removals.stage_removal
+
+    def crash_at_q(topic: Any, *rest: Any, **options: Any) -> None:
+        if topic.name == "q":
+            raise ZeroDivisionError
+        stage(topic, *rest, **options)
+
+    monkeypatch.setattr(run.core.removals, "stage_removal", crash_at_q)
+    with pytest.raises(ZeroDivisionError):
+        run.step(*acks)
+    blamed = run.core.intake.current_request
+    assert blamed is not None
+    assert blamed.message.topic == "q"
 
 
 def test_a_claim_is_answered_before_changes_staged_in_its_pass() -> None:

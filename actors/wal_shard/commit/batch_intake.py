@@ -120,8 +120,9 @@ class BatchIntake:
         """Stage the acks of the fast path into the commit batch, before other requests are processed."""
         quick = self._fast_path
         if quick:
-            self.current_request = quick.last_request
-            self._state.batch.replies += quick.stage_acks(self._state.batch)
+            for acked in quick.take_acks():
+                self.current_request = acked.answers[-1][0]
+                self._state.batch.replies += quick.stage_acks(acked, self._state.batch)
             self.current_request = None
 
     def _try_accept(self, event: FramesArrived | ControlReceived) -> Room:

@@ -46,7 +46,7 @@ _FRAME_BYTES, _JOB_BYTES = 512, 16
 """Upper bounds of the log bytes of one removal, and of each of its jobs."""
 
 
-class _AckBatch:
+class AckBatch:
     """Acks of one topic in the current pass of the loop."""
 
     __slots__ = ("answers", "bytes", "records", "spans", "topic")
@@ -82,21 +82,13 @@ class QueueFastPath:
 
     def __init__(self, leases: ShardLeases) -> None:
         self._leases = leases
-        self._acked: dict[int, _AckBatch] = {}
+        self._acked: dict[int, AckBatch] = {}
         self.bytes: int = 0
         """Upper bound of the log bytes of the collected acks.
         The caller reserves space for one more request."""
 
     def __bool__(self) -> bool:
         return bool(self._acked)
-
-    @property
-    def last_request(self) -> ControlReceived | None:
-        """The last collected request of the last topic, or None."""
-        last = None
-        for acked in self._acked.values():
-            last = acked.answers[-1][0]
-        return last
 
     def _eligible_queue(self, message: FastPathRequest) -> tuple[ShardTopic, ConsumerGroup] | None:
         """Return the queue if no check of the general path applies to it, otherwise None."""
@@ -192,7 +184,7 @@ class QueueFastPath:
 
     def _ack(
         self, found: tuple[ShardTopic, ConsumerGroup], message: m.Ack | m.AckAndClaim, now_us: int
-    ) -> _AckBatch | None:
+    ) -> AckBatch | None:
         """Collect these jobs if one lease contains all of them. Otherwise change nothing and return None."""
         seqs, tokens = message.seqs, message.tokens
         count = len(seqs) >> 3
@@ -212,30 +204,29 @@ class QueueFastPath:
             return None
         acked = self._acked.get(topic.topic_id)
         if acked is None:
-            acked = self._acked[topic.topic_id] = _AckBatch(topic)
+            acked = self._acked[topic.topic_id] = AckBatch(topic)
         acked.spans.append((first, first + count))
         acked.records += count
         acked.bytes += accounted
         self.bytes += _FRAME_BYTES + count * _JOB_BYTES
         return acked
 
-    def stage_acks(self, batch: CommitBatch) -> list[Reply]:
-        """Stage the collected acks into the commit batch, one removal for each topic.
+    def take_acks(self) -> list[AckBatch]:
+        """Remove and return the collected acks, one batch for each topic."""
+        gathered, self._acked, self.bytes = self._acked, {}, 0
+        return list(gathered.values())
+
+    def stage_acks(self, acked: AckBatch, batch: CommitBatch) -> list[Reply]:
+        """Stage the acks of a topic into the commit batch, as one removal.
 
         Return the replies, which are due when the batch is committed.
         """
-        gathered, self._acked, self.bytes = self._acked, {}, 0
-        replies: list[Reply] = []
-        leases = self._leases
-        for acked in gathered.values():
-            topic = acked.topic
-            is_synced = topic.config.durability == Durability.FSYNC
-            removal = acked.removal()
-            leases.removals.stage_removal(
-                topic, removal, batch, sync=is_synced, on_request=True, notify=False
-            )
-            replies += [Reply(event.client, event.corr, answer) for event, answer in acked.answers]
-        return replies
+        topic = acked.topic
+        is_synced = topic.config.durability == Durability.FSYNC
+        self._leases.removals.stage_removal(
+            topic, acked.removal(), batch, sync=is_synced, on_request=True, notify=False
+        )
+        return [Reply(event.client, event.corr, answer) for event, answer in acked.answers]
 
 
 def _is_plain(config: TopicConfig) -> bool:

@@ -30,6 +30,8 @@ from ringlog.limits import LAG_ANNOUNCED_MS
 from ringlog.link.address import parse_url
 
 WATCH_EVERY_S = 1.0
+NEARLY_FULL = 0.9
+"""Share of `limits.max_total_bytes` from which on the records are reported as a problem."""
 CONSUMERS_SHOWN = 8
 CONSUMERS_WAIT_S = 1.0
 """Timeout for each scheduler in seconds. If one is busy or being replaced, the rest is shown without it."""
@@ -122,6 +124,9 @@ def problems(found: EngineStatusReply) -> list[str]:
         texts.append(
             f"no disk space: writes are refused until {human_bytes(found.disk_missing_bytes)} more are free"
         )
+    if found.max_total_bytes and found.live_bytes >= found.max_total_bytes * NEARLY_FULL:
+        most = human_bytes(found.max_total_bytes)
+        texts.append(f"limits.max_total_bytes: the records have {human_bytes(found.live_bytes)} of {most}")
     if found.delivery is not None and found.delivery.lag_s * 1_000 >= LAG_ANNOUNCED_MS:
         texts.append(f"a consumer lags by {human_seconds(found.delivery.lag_s)}")
     if found.findings or found.quarantined:

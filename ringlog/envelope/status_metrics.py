@@ -57,6 +57,9 @@ def families(status: EngineStatusReply) -> Iterator[Family]:
     yield gauge("disk_free_bytes", "Free in the data directory's file system.", status.disk_free_bytes)
     missing = "Bytes that must become free before the engine accepts records; 0: it accepts them."
     yield gauge("disk_missing_bytes", missing, status.disk_missing_bytes)
+    yield gauge("live_bytes", "Payload and metadata of all records.", status.live_bytes)
+    most = "Limit of the live bytes, limits.max_total_bytes; 0: none."
+    yield gauge("max_total_bytes", most, status.max_total_bytes)
     yield gauge("read_only_shards", "Read-only shards.", _in_state(status, READ_ONLY))
     yield gauge("recovering_shards", "Shards that replay their logs.", _in_state(status, RECOVERING))
     done = min((each.progress for each in status.processes), default=1.0)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from ringlog.board.board import ProcessField, ProcessSlot, ProcessState
 from ringlog.board.layout import SchedulerField
 from ringlog.clock import Clock
+from ringlog.config import Config
 from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.messages import (
     EngineStatus,
@@ -53,12 +54,12 @@ class ControlHandler:
         state: Callable[[], str],
         stop: Callable[[str], None],
         clock: Clock,
-        min_free_bytes: int,
+        config: Config,
     ) -> None:
         """`slot` is the supervisor's own, `state` returns the engine's state, `stop` begins the drain."""
         self._info, self._rings, self._children = info, rings, children
         self._slot, self._state, self._stop, self._clock = slot, state, stop, clock
-        self._min_free_bytes = min_free_bytes
+        self._config = config
 
     def handle_request(self, message: Message, answer: ReplyCallback) -> None:
         """Reply to one request through `answer`. RingOpen is answered after its shard has replied."""
@@ -127,12 +128,15 @@ class ControlHandler:
             disk_missing_bytes=max((self._missing_on_disk(child) for child in children), default=0),
             findings=sum(child.slot.get(ProcessField.FINDINGS) for child in children),
             quarantined=sum(child.slot.get(ProcessField.QUARANTINED) for child in children),
+            live_bytes=sum(child.slot.get(ProcessField.LIVE_BYTES) for child in children),
+            max_total_bytes=self._config.limits.max_total_bytes,
         )
 
     def _missing_on_disk(self, child: ChildState) -> int:
         """Return the bytes that must become free before shards accept records, by the reclaimer's report."""
         is_low = child.process is not None and child.slot.get(ProcessField.DISK_LOW)
-        return max(self._min_free_bytes - child.slot.get(ProcessField.DISK_FREE), 1) if is_low else 0
+        missing = self._config.data.min_free_bytes - child.slot.get(ProcessField.DISK_FREE)
+        return max(missing, 1) if is_low else 0
 
     def _process(self, child: ChildState, now: int) -> ProcessStatus:
         slot, is_alive = child.slot, child.process is not None

@@ -205,7 +205,7 @@ class Engine:
             state=self.state,
             stop=self.stop,
             clock=clock,
-            min_free_bytes=config.data.min_free_bytes,
+            config=config,
         )
         self._drain: EngineDrain | None = None
         self._force_from_ns = 0

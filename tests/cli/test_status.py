@@ -60,6 +60,10 @@ def test_problems_are_listed_and_a_full_disk_is_not_ready() -> None:
     assert problems(starting) == ["wal_shard-00 replays its log, 25.0% done"]
     read_only = structs.replace(quiet, processes=[structs.replace(PROCESS, state="read_only")])
     assert problems(read_only) == ["wal_shard-00 is read-only: its data directory is not writable"]
+    assert problems(structs.replace(quiet, live_bytes=89 << 20, max_total_bytes=100 << 20)) == []
+    many = structs.replace(quiet, live_bytes=90 << 20, max_total_bytes=100 << 20)
+    assert readiness(many) == "ready"
+    assert problems(many) == ["limits.max_total_bytes: the records have 90.0 MiB of 100 MiB"]
     rotten = structs.replace(quiet, findings=2, quarantined=1)
     assert readiness(rotten) == "ready"
     assert problems(rotten)[0].startswith("the scrub found 2 faults, 1 segments are damaged")

@@ -153,10 +153,6 @@ GATEWAY_METRICS: tuple[Metric, ...] = (
 
 SHARD_METRICS: tuple[tuple[Metric, ProcessField], ...] = (
     (("gauge", "topics", "Topics of the shard.", ("shard",)), ProcessField.TOPICS),
-    (
-        ("gauge", "live_bytes", "Bytes of live records.", ("shard",)),
-        ProcessField.LIVE_BYTES,
-    ),
     (("gauge", "wal_read_only", "1: the shard serves reads only.", ("shard",)), ProcessField.READ_ONLY),
     (("gauge", "wal_files", "Log files of the shard.", ("shard",)), ProcessField.WAL_FILES),
     (("counter", "wal_frames", "Frames appended by the shard.", ("shard",)), ProcessField.FRAMES),

@@ -155,6 +155,10 @@ class EngineStatusReply(Message, frozen=True):
     """Number of faults that the scrub found since the start."""
     quarantined: U64 = 0
     """Number of segments with a damaged data part."""
+    live_bytes: Seq = 0
+    """Payload and metadata of all records."""
+    max_total_bytes: Seq = 0
+    """Limit of `live_bytes`; 0 = none."""
 
 
 class EngineStop(Message, frozen=True):

@@ -219,7 +219,8 @@ class Harness:
     def _settled(self, entry: list[int]) -> None:
         key = entry[S_TOPIC], entry[S_PRODUCER_SEQ]
         sent = next(each for each in reversed(self.model.frames) if (each.topic_id, each.number) == key)
-        if entry_error(entry, sent.topic) is None:
+        error = entry_error(entry, sent.topic)
+        if error is None:
             self.model.settle(sent, entry[S_FIRST_SEQ])
-        elif not sent.is_owed:
+        elif not sent.is_owed and error.outcome == "not_applied":
             sent.is_refused = True

@@ -52,10 +52,11 @@ class AckBatch:
     __slots__ = ("answers", "bytes", "records", "spans", "topic")
 
     def __init__(self, topic: ShardTopic) -> None:
-        self.topic = topic
+        self.topic: ShardTopic = topic
         self.spans: list[Span] = []
         """Half-open ranges of the acked seqs, in the order of the requests."""
-        self.records = self.bytes = 0
+        self.records: int = 0
+        self.bytes: int = 0
         self.answers: list[tuple[ControlReceived, m.AckReply | m.ClaimReply]] = []
 
     def removal(self) -> Removal:

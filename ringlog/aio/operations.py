@@ -140,7 +140,7 @@ class Operations:
 
         Raises:
             Refused: The engine refused the record. The subclass states the reason. The client retries
-                Throttled until its timeout.
+                Throttled until its timeout, unless its detail names a `limit`.
             RequestTimeout: No reply within the client's timeout. Whether the record was appended is unknown.
             NotConnected: There was no connection to an engine. Nothing was appended.
 

@@ -1,4 +1,4 @@
-"""Whoever waits sleeps, whatever it waits for and whichever process is absent.
+"""A thread that waits sleeps, whatever it waits for and whichever process is absent.
 
 Every wait of a client runs at the same time, each in its own thread, over shared memory and over a gateway.
 Some began before a process ended or stopped, and some after. For a second, no thread of this program and no
@@ -31,7 +31,7 @@ from tests.support.machine import suspended
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 SETTLE_S, WINDOW_S = 1.0, 1.0
-"""Time in which connections end and begin anew, and time in which the threads are observed."""
+"""Time for connections to end and to be made again, and time for which the threads are observed."""
 SHARE_MAX = 0.5
 """Largest share of the time that a thread may run. Retries and heartbeats need less than a tenth."""
 LOOKS = 3

@@ -99,6 +99,19 @@ def test_a_frame_of_many_records_fits_or_not_and_small_ones_fill_the_rest(client
     assert total(client) == MOST
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_records_behind_a_refused_one_are_appended(client: Client, count: int) -> None:
+    topic = on_shard(0)
+    producer = client.producer(topic, max_frame_records=1)
+    tickets = [producer.send(bytes(size)) for _ in range(count) for size in (MOST + 1, 50)]
+    for large, small in zip(tickets[::2], tickets[1::2], strict=True):
+        with pytest.raises(Throttled):
+            large.result(10)
+        assert small.result(10).count == 1
+    producer.close()
+    assert total(client) == 50 * count
+
+
 def test_a_repeated_write_is_answered_at_the_limit(client: Client) -> None:
     topic = on_shard(1)
     first = client.append_many(topic, [RECORD], idempotency_key="k")

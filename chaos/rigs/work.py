@@ -408,8 +408,8 @@ def _arm(hook: str) -> None:
     if place == "ring_after_publish":
         stop_points.configure(f"{hook}:kill")
         return
+    from ringlog.ring.memory import RingMemory
     from ringlog.ring.producer import RingProducer
-    from ringlog.ring.region import RingMemory
 
     passes = count(1)
 

@@ -32,6 +32,7 @@ from ringlog.errors import RingError
 from ringlog.ring.consumer import RingConsumer
 from ringlog.ring.layout import PAD_WORD, RingIdentity, RingProducerState, RingWord
 from ringlog.ring.producer import RingProducer
+from ringlog.ring.region import ProducerLock
 
 FRAME_BYTES = 16
 
@@ -62,6 +63,10 @@ class Plan:
     consumer: type[RingConsumer] = RingConsumer
 
 
+_NOT_STATE = {"_memory", "identity", "_lock"}
+_NO_LOCK = ProducerLock()
+
+
 def frame_of(number: int) -> bytes:
     """Return a frame that contains its number."""
     return (FRAME_BYTES - 4).to_bytes(8, "little") + number.to_bytes(8, "little")
@@ -69,16 +74,14 @@ def frame_of(number: int) -> bytes:
 
 def freeze(end: Any) -> Frozen:
     """Return the private state of one side as a hashable value."""
-    return tuple(
-        sorted((name, value) for name, value in vars(end).items() if name not in {"_memory", "identity"})
-    )
+    return tuple(sorted((name, value) for name, value in vars(end).items() if name not in _NOT_STATE))
 
 
 def thaw(kind: type[Any], memory: StepMemory, frozen: Frozen) -> Any:
     """Return one side with this private state."""
     end = object.__new__(kind)
     vars(end).update(frozen)
-    end._memory, end.identity = memory, memory.identity
+    end._memory, end.identity, end._lock = memory, memory.identity, _NO_LOCK
     return end
 
 

@@ -249,16 +249,14 @@ class LocalLinks:
 
     def on_readable(self, fd: int) -> None:
         """Handle a readable descriptor."""
-        if fd in self._supervisor.fds:
-            self._supervisor.pump()
-            return
-        if fd in self._relocator.fds:
-            self._relocator.pump()
-            return
-        if self._scheduler_links.on_readable(fd):
-            return
         for link in self._links:
             if link.on_readable(fd):
+                return
+        if self._scheduler_links.on_readable(fd):
+            return
+        for peer in (self._supervisor, self._relocator):
+            if fd in peer.fds:
+                peer.pump()
                 return
 
     @property

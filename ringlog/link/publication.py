@@ -65,11 +65,13 @@ class PublicationWatch:
         self._check_waiters()  # Only after the request for wake-ups: earlier publications ring no bell.
         return waiter.pending
 
-    def on_bell(self, fd: int) -> None:
-        """Check the waiting readers if this descriptor is ours."""
-        if self._ring is not None and self._ring.fd == fd:
-            self._ring.drain_bell()
-            self._check_waiters()
+    def on_bell(self, fd: int) -> bool:
+        """Check the waiting readers. Return False if this descriptor is not ours."""
+        if self._ring is None or self._ring.fd != fd:
+            return False
+        self._ring.drain_bell()
+        self._check_waiters()
+        return True
 
     def move(self, location: RingLocation | None) -> None:
         """Use the ring of another start of the engine.

@@ -52,15 +52,15 @@ class ShardLink:
         return self.calls.pump() or happened
 
     def on_readable(self, fd: int) -> bool:
-        """Handle a readable descriptor. Return True if it is known to belong to this shard."""
-        if fd in self.control.fds:
-            self.control.pump()
-            return True
+        """Handle a readable descriptor. Return False if it does not belong to this shard."""
         if self.calls.fd == fd:
             self.calls.on_bell()
             return True
-        self.channel.on_bell(fd)
-        self.publication.on_bell(fd)
+        if self.channel.on_bell(fd) or self.publication.on_bell(fd):
+            return True
+        if fd in self.control.fds:
+            self.control.pump()
+            return True
         return False
 
     def add_spin_words(self, words: list[memoryview], seen: list[int]) -> int:

@@ -9,6 +9,7 @@ thread-safe.
 from __future__ import annotations
 
 import os
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +17,17 @@ from numpy.typing import NDArray
 from ringlog import stop_points
 from ringlog.errors import RingError
 from ringlog.ring.layout import SETTLE_WORDS, RingConsumerState, RingIdentity, RingWord
-from ringlog.ring.region import RingMemory, open_ring, require_engine
+from ringlog.ring.memory import RingMemory
+from ringlog.ring.region import open_ring, require_engine
 
 _LEN_BYTES = 4
 """Size of a frame's length field, which the length does not include."""
+# In Python 3.11 access to a member of an Enum takes 70 ns.
+_HEAD: Final[int] = RingWord.HEAD.value
+_TAIL: Final[int] = RingWord.TAIL.value
+_SETTLE_HEAD: Final[int] = RingWord.SETTLE_HEAD.value
+_SETTLE_TAIL: Final[int] = RingWord.SETTLE_TAIL.value
+_WANTS: Final[int] = RingWord.WANTS.value
 
 
 class RingConsumer:
@@ -27,11 +35,11 @@ class RingConsumer:
 
     def __init__(self, memory: RingMemory, path: str = "") -> None:
         self.identity: RingIdentity = memory.identity
-        self.path = path
+        self.path: str = path
         self.capacity: int = self.identity.capacity
         self._memory = memory
-        self._tail = memory.load(RingWord.TAIL)
-        self._settle_head = memory.load(RingWord.SETTLE_HEAD)
+        self._tail = memory.load(_TAIL)
+        self._settle_head = memory.load(_SETTLE_HEAD)
         self._read = self._head_seen = self._tail
         if self._tail & 7:
             raise self._corrupt_header(self._tail)
@@ -73,7 +81,7 @@ class RingConsumer:
 
     def spin_word(self) -> tuple[memoryview, int]:
         """Return (word, value) for polling: the word has this value while no frame is pending."""
-        return self._memory.word(RingWord.HEAD), self._read
+        return self._memory.word(_HEAD), self._read
 
     def copy_pending(self, limit: int) -> tuple[int, bytearray] | None:
         """Copy pending bytes up to `limit` bytes, the head, or the end of the data area.
@@ -157,17 +165,17 @@ class RingConsumer:
         if count:
             self._write_entries(entries)
             self._settle_head += count
-            self._memory.store(RingWord.SETTLE_HEAD, self._settle_head)
+            self._memory.store(_SETTLE_HEAD, self._settle_head)
         stop_points.hit("settle_before_tail")
         # The tail is stored last. After a crash before this line the successor settles again, and the
         # producer recognises the repeated entries by position.
         self._tail = new_tail
-        self._memory.store(RingWord.TAIL, new_tail)
+        self._memory.store(_TAIL, new_tail)
 
     @property
     def wakeup_flags(self) -> int:
         """Events for which the client wants to be woken up (layout.WakeupFlags)."""
-        return self._memory.load(RingWord.WANTS)
+        return self._memory.load(_WANTS)
 
     def close(self) -> None:
         """Mark the ring permanently as corrupt: the consumer reads nothing more.
@@ -199,11 +207,11 @@ class RingConsumer:
         if stop & 7 or not last < stop <= min(self._head_seen, last - index + self.capacity):
             return
         self._tail = self._read = stop
-        self._memory.store(RingWord.TAIL, stop)
+        self._memory.store(_TAIL, stop)
 
     def _load_head(self) -> int:
         """Load the head and check it against the positions known to this consumer."""
-        head = self._memory.load(RingWord.HEAD)
+        head = self._memory.load(_HEAD)
         if head < self._head_seen or head - self._tail > self.capacity or head & 7:
             raise self._corrupt_header(head)
         self._head_seen = head
@@ -216,7 +224,7 @@ class RingConsumer:
         )  # fmt: skip
 
     def _require_settle_tail(self) -> int:
-        tail = self._memory.load(RingWord.SETTLE_TAIL)
+        tail = self._memory.load(_SETTLE_TAIL)
         if not 0 <= self._settle_head - tail <= self.identity.settle_entries:
             raise RingError(
                 "corrupt ring header", path=self.path, settle_head=self._settle_head, settle_tail=tail,

@@ -28,7 +28,8 @@ import stat
 from ringlog.errors import RingError
 
 BELL_MODE = 0o600
-_DRAIN_BYTES = 65_536
+_DRAIN_BYTES = 256
+"""Rings read at a time. Usually there is one, and a larger buffer would be allocated for nothing."""
 _RING = b"\0"
 _NOBODY = frozenset({errno.ENXIO, errno.ENOENT, errno.EPIPE})
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})

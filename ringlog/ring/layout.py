@@ -40,7 +40,7 @@ last entry that the producer took is therefore still there when another producer
 where the first producer stopped.
 
 Assumptions: aligned 8-byte loads and stores are atomic, and another processor sees the stores of one side in
-program order. This holds on x86-64; atomic_words.py handles other machines.
+program order. This holds on x86-64; memory.py handles other machines.
 
 To change a layout, add a version number. A ring does not survive a restart of the engine, so no process reads
 two versions. It only has to refuse the other one.

@@ -7,19 +7,18 @@ supervisor that the producer exited.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import sys
-from typing import Any
+import weakref
 
 from ringlog import shm
 from ringlog.clock import Clock, SystemClock
 from ringlog.entropy import random_u64
 from ringlog.errors import RingError
-from ringlog.limits import RING_BYTES_MAX, RING_BYTES_MIN, SETTLE_ENTRIES_DEFAULT, SETTLE_ENTRY_BYTES
+from ringlog.limits import RING_BYTES_MAX, RING_BYTES_MIN, SETTLE_ENTRIES_DEFAULT
 from ringlog.ring import layout
-from ringlog.ring.atomic_words import AtomicWords, require_atomic_words
+from ringlog.ring.memory import RingMemory, require_atomic_words
 
 if sys.platform != "win32":  # Windows clients connect by TCP only, but import this module too.
     import fcntl
@@ -124,58 +123,6 @@ def mark_consumer_closed(path: str) -> None:
         os.close(fd)
 
 
-class RingMemory(AtomicWords):
-    """The bytes of a ring: the live words (`load`, `store`), the data area and the settle area.
-
-    `buffer` is the whole file, writable. Both sides access the ring only through this class.
-    """
-
-    def __init__(self, buffer: Any, identity: layout.RingIdentity) -> None:
-        self._buffer = buffer
-        self._whole = memoryview(buffer)
-        super().__init__(self._whole[: layout.HEADER_BYTES])
-        self._data = self._whole[layout.HEADER_BYTES : identity.settle_offset]
-        self._settle = self._whole[identity.settle_offset : identity.file_bytes]
-        self.identity = identity
-
-    def write(self, index: int, data: Any) -> None:
-        """Write bytes at `index` of the data area."""
-        self._data[index : index + len(data)] = data
-
-    def read(self, index: int, length: int) -> bytearray:
-        """Return a private copy of `length` bytes at `index` of the data area (R3)."""
-        return bytearray(self._data[index : index + length])
-
-    def write_entries(self, slot: int, entries: bytes) -> None:
-        """Write settle entries, as bytes, from `slot` on. They must not cross the end of the area."""
-        start = slot * SETTLE_ENTRY_BYTES
-        self._settle[start : start + len(entries)] = entries
-
-    def read_entries(self, slot: int, count: int) -> bytearray:
-        """Return a private copy of `count` settle entries from `slot` on."""
-        start = slot * SETTLE_ENTRY_BYTES
-        return bytearray(self._settle[start : start + count * SETTLE_ENTRY_BYTES])
-
-    @property
-    def closed(self) -> bool:
-        """True after close."""
-        return self._buffer is None
-
-    def close(self) -> None:
-        """Unmap. Idempotent."""
-        if self._buffer is None:
-            return
-        super().close()
-        self._data.release()
-        self._settle.release()
-        self._whole.release()
-        if isinstance(self._buffer, mmap.mmap):
-            # A thread may be polling a word. The memory is then unmapped when its view is released.
-            with contextlib.suppress(BufferError):
-                self._buffer.close()
-        self._buffer = None
-
-
 def open_ring(path: str) -> tuple[int, RingMemory]:
     """Open, validate and map a ring file. Return (descriptor, memory). The caller must close both.
 
@@ -219,6 +166,42 @@ def require_engine(identity: layout.RingIdentity, engine_id: str | None, path: s
     """Raise RingError if the ring belongs to another engine. None accepts any engine."""
     if engine_id is not None and identity.engine != layout.hash_id(engine_id):
         raise RingError("ring belongs to another engine", path=path, engine_id=engine_id)
+
+
+class ProducerLock:
+    """The advisory lock of a ring's producer. A forked child gives up its copy.
+
+    Only one process may write into a ring. A child's copy of the descriptor would also keep the lock after
+    the death of the parent.
+    """
+
+    __slots__ = ("__weakref__", "fd", "is_forked")
+
+    def __init__(self, fd: int = -1) -> None:
+        """`fd` is the locked descriptor, which this object closes; -1 = a ring without a file."""
+        self.fd = fd
+        self.is_forked = False
+        """This process is a forked child of the producer."""
+        _live.add(self)
+
+    def release(self) -> None:
+        """Close the descriptor. Idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+_live: weakref.WeakSet[ProducerLock] = weakref.WeakSet()
+
+
+def _disable_after_fork() -> None:
+    for lock in list(_live):
+        lock.is_forked = True
+        lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disable_after_fork)
 
 
 def lock_for_producer(fd: int, path: str, clock: Clock) -> None:

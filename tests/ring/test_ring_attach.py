@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ringlog.errors import RingError
-from ringlog.ring import atomic_words, layout
+from ringlog.ring import layout, memory
 from ringlog.ring.region import create_ring, producer_alive, producer_closed, remove_ring
 from ringlog.ring.ring import RingConsumer, RingProducer
 from tests.support.ring_children import Child, until
@@ -324,7 +324,7 @@ def test_a_weakly_ordered_machine_needs_the_package_or_sockets(
     shm_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The code never assumes that a CPU keeps stores in order."""
-    monkeypatch.setattr(atomic_words.stores_are_ordered.__globals__["platform"], "machine", lambda: "riscv64")
+    monkeypatch.setattr(memory.stores_are_ordered.__globals__["platform"], "machine", lambda: "riscv64")
     monkeypatch.setitem(__import__("sys").modules, "atomicshm", None)
     with pytest.raises(RingError, match=r"by TCP.*riscv64"):
         create_ring(
@@ -338,7 +338,7 @@ def test_a_ring_on_a_weakly_ordered_machine_uses_the_package(
     """The package provides acquire loads and release stores instead of plain ones. The protocol is the
     same."""
     pytest.importorskip("atomicshm", reason="only needed on machines that reorder stores")
-    monkeypatch.setattr(atomic_words.stores_are_ordered.__globals__["platform"], "machine", lambda: "aarch64")
+    monkeypatch.setattr(memory.stores_are_ordered.__globals__["platform"], "machine", lambda: "aarch64")
     path = make_ring()
     producer, consumer = RingProducer.attach(path), RingConsumer.attach(path)
     push_all(producer, [frame_of(i) for i in range(3)])

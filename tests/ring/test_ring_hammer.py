@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ringlog.ring.atomic_words import AtomicWords
+from ringlog.ring.memory import AtomicWords
 from ringlog.ring.ring import RingConsumer, RingProducer
 from tests.support.ring_children import Child, until
 from tests.support.ring_frames import frame_of, number_of, push_all, take

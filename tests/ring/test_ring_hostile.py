@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from ringlog.errors import RingError
 from ringlog.ring.layout import RingIdentity, RingWord
-from ringlog.ring.region import RingMemory, create_ring
+from ringlog.ring.memory import RingMemory
+from ringlog.ring.region import create_ring
 from ringlog.ring.ring import RingConsumer, RingProducer
 from tests.support.ring_children import Child, until
 from tests.support.ring_frames import frame_of, number_of, push_all, settle, take

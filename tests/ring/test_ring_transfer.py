@@ -15,7 +15,7 @@ from ringlog.frame import layout as frame_layout
 from ringlog.frame import settle_entry as frame_settle
 from ringlog.ring import layout
 from ringlog.ring.layout import RingIdentity
-from ringlog.ring.region import RingMemory
+from ringlog.ring.memory import RingMemory
 from ringlog.ring.ring import RingConsumer, RingProducer, WakeupFlags
 from tests.support.ring_frames import frame_of, number_of, push_all, settle, take
 

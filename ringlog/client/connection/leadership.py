@@ -108,10 +108,10 @@ class Leadership:
 
     def _spin_wait(self, pending: Pending[Any], begun_ns: int) -> None:
         """Spin for the reply without the lock (ringlog/spin_wait.py), unless many requests are open."""
+        if self._is_green or not self._spin_policy.should_spin(begun_ns):
+            return
         links, followed = self._shell.session.links, self._followed
         words, seen = links.spin_words()
-        if self._is_green or not words or not self._spin_policy.should_spin(begun_ns):
-            return
         until_ns, left_ns = begun_ns + SPIN_REPLY_NS, SPIN_REPLY_NS
         while words and left_ns > 0:
             # A new follower may wait for something that this thread must serve from the descriptors.

@@ -101,8 +101,8 @@ class CallLink:
     def pump(self) -> bool:
         """Process replies. Return True if there were any."""
         ring, peer = self._ring, self._peer
-        if ring is None or peer is None:
-            return False
+        if ring is None or peer is None or not peer.fast_path_requests:
+            return False  # A ring that its shard closes meanwhile is detected with the next request.
         if not ring.has_replies:
             if ring.is_closed:
                 self._give_up_ring()

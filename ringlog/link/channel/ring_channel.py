@@ -135,8 +135,8 @@ class RingChannel:
     def pump(self) -> bool:
         """Process settlements and push frames that fit. Return True if settlements arrived."""
         ring = self._ring
-        if ring is None:
-            return False
+        if ring is None or not (self._in_flight.frames or self._outbox):
+            return False  # A ring that its shard closes meanwhile is detected with the next frame.
         try:
             count = self._in_flight.match(ring.producer.take_settlements())
             is_closed = self._ring is ring and ring.producer.is_consumer_closed
@@ -155,10 +155,12 @@ class RingChannel:
             self._push()
         return count > 0
 
-    def on_bell(self, fd: int) -> None:
-        """Clear the bell if this descriptor is ours."""
-        if self._ring is not None and self._ring.fd == fd:
-            self._ring.drain_bell()
+    def on_bell(self, fd: int) -> bool:
+        """Clear the bell. Return False if this descriptor is not ours."""
+        if self._ring is None or self._ring.fd != fd:
+            return False
+        self._ring.drain_bell()
+        return True
 
     def arm(self, *, is_wanted: bool) -> None:
         """Request wake-ups for settlements, or cancel the request."""

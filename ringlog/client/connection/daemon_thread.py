@@ -150,10 +150,11 @@ class DaemonThread:
         if next_ns is not None and self._backoff_count < BACKOFFS_MAX:
             # Not beyond the next timer: otherwise a thread that leads for a moment would have to wake up this
             # one each time.
-            least_ns = 0 if self._leadership.leader is None else BACKOFF_NS_MIN
-            longest = min(
-                self._idle_grace_s * (1 << self._backoff_count), max(next_ns - now_ns, least_ns) / 1e9
-            )
+            least_ns, grace_s = 0, self._idle_grace_s
+            if self._leadership.leader is not None:
+                # It serves frames in flight too, and notifies this thread when it stops before they are done.
+                least_ns, grace_s = BACKOFF_NS_MIN, BACKGROUND_IDLE_GRACE_S
+            longest = min(grace_s * (1 << self._backoff_count), max(next_ns - now_ns, least_ns) / 1e9)
             self._backoff_count += 1
             self._idle_graces += 1
         self._wakes_ns = _NEVER if longest is None else now_ns + int(longest * 1e9)

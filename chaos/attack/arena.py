@@ -23,6 +23,7 @@ import zmq
 
 import ringlog
 from chaos.order import GuaranteeBroken
+from chaos.rigs.bench import log_tail
 from ringlog.cli.maintenance import COMPACTOR, RECLAIMER, request_actor
 from ringlog.client import Client
 from ringlog.envelope import messages as m
@@ -238,8 +239,8 @@ class Arena:
             raise GuaranteeBroken(f"{wrong}\n{self.log_tail()}") from None
 
     def log_tail(self) -> str:
-        """Return the last 3,000 characters of the engine's log."""
-        return self.running.log_path.read_text(errors="replace")[-3_000:]
+        """Return the end of the engine's log."""
+        return log_tail(self.running.log_path)
 
 
 def facts_of(place: Arena) -> dict[str, Any]:

@@ -41,6 +41,16 @@ def topics_of(prefix: str, each: int = 1) -> list[str]:
     return [name for names in found for name in names]
 
 
+def log_tail(path: Path) -> str:
+    """Return the last 4,000 characters of an engine's log, after its last 40 warnings and errors.
+
+    A process may have died long before its death is noticed.
+    """
+    text = path.read_text(errors="replace")
+    serious = [line for line in text.splitlines() if '"level":"info"' not in line]
+    return "\n".join([*serious[-40:], text[-4_000:]])
+
+
 @dataclass(slots=True)
 class Bench:
     """The engine, its load, and a client of this process."""
@@ -93,9 +103,9 @@ class Bench:
         except GuaranteeBroken as e:
             raise GuaranteeBroken(f"{e}\n{self.log_tail()}") from None
 
-    def log_tail(self, chars: int = 4_000) -> str:
+    def log_tail(self) -> str:
         """Return the end of the engine's log."""
-        return self.host.log_path.read_text(errors="replace")[-chars:]
+        return log_tail(self.host.log_path)
 
     def said_since(self, size: int) -> str:
         """Return the engine's log after the first `size` bytes."""

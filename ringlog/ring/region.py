@@ -179,8 +179,8 @@ class ProducerLock:
 
     def __init__(self, fd: int = -1) -> None:
         """`fd` is the locked descriptor, which this object closes; -1 = a ring without a file."""
-        self.fd = fd
-        self.is_forked = False
+        self.fd: int = fd
+        self.is_forked: bool = False
         """This process is a forked child of the producer."""
         _live.add(self)
 

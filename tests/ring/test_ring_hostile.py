@@ -116,7 +116,7 @@ def test_a_settlement_of_a_frame_never_pushed_is_reported() -> None:
     assert len(producer.take_settlements()) == 2
     entry = np.zeros((1, 8), dtype=np.uint64)
     entry[0, 0] = 4000
-    memory.write_entries(2, entry.data.cast("B"))
+    memory.write_entries(2, entry.tobytes())
     memory.store(RingWord.SETTLE_HEAD, 3)
     with pytest.raises(RingError, match=r"corrupt ring header.*settled_position=4000"):
         producer.take_settlements()

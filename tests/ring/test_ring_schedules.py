@@ -14,6 +14,8 @@ from ringlog.ring.consumer import RingConsumer
 from ringlog.ring.layout import RingWord
 from ringlog.ring.producer import RingProducer
 
+pytestmark = pytest.mark.interpreted
+
 TWO_FRAMES = 2 * FRAME_BYTES
 TWO_FRAMES_AND_A_PAD = TWO_FRAMES + 8
 

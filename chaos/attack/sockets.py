@@ -20,6 +20,7 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01"
 """First bytes of a ZMTP 3.1 greeting."""
 IDLE_CONNECTIONS = 1_500
 DROPPED_CONNECTIONS = 500
+DROPPED_SUBSCRIBERS = 8
 UNFINISHED = 20
 HANDSHAKE_S = 5.0
 """Time limit (s) of a handshake, from docs/explanation/security.md."""
@@ -34,7 +35,7 @@ _TAILS = (
 
 
 def floods(arena: Arena, dice: random.Random, *, idle: int = IDLE_CONNECTIONS) -> int:
-    """Open idle connections and unfinished handshakes, and open and drop connections (RF-94).
+    """Open idle connections and unfinished handshakes, and drop connections, also of subscribers (RF-94).
 
     The canary and a new client must be served, and the engine must end unfinished handshakes.
     """
@@ -60,12 +61,33 @@ def floods(arena: Arena, dice: random.Random, *, idle: int = IDLE_CONNECTIONS) -
                 with arena.raw() as raw:
                     raw.sendall(GREETING)
                 opened += 1
+            opened += _drop_subscribers(arena, dice)
             arena.check_canary()
             for raw in unfinished:
                 require(_is_ended(raw), f"unfinished handshake still open after {HANDSHAKE_S * 2:.0f} s")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return opened
+
+
+def _drop_subscribers(arena: Arena, dice: random.Random) -> int:
+    """Drop connections whose clients wait for topic names, then create a topic and delete it.
+
+    The gateway detects a dropped connection when it sends to it.
+    """
+    with contextlib.ExitStack() as held:
+        for number in range(DROPPED_SUBSCRIBERS):
+            peer = held.enter_context(arena.peer(arena.endpoint, arena.owner))
+            message = encode(m.Subscribe(dice.getrandbits(32), [], 32, names=True), number + 1)
+            answers = [ask(peer, [message])]
+            while isinstance(answers[-1], m.TopicsChanged):
+                answers.append(hear(peer))
+            require(isinstance(answers[-1], m.Subscribed), f"a subscription got {answers!r}")
+    with arena.connect() as client:
+        topic = f"seen.by.nobody-{dice.getrandbits(32)}"
+        client.topics.create(topic)
+        client.topics.delete(topic)
+    return DROPPED_SUBSCRIBERS
 
 
 def _is_ended(raw: socket.socket) -> bool:

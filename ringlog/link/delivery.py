@@ -131,7 +131,7 @@ class Delivery:
         """Close a subscription. Idempotent."""
         if self._subscriptions.pop(subscription.number, None) is None:
             return
-        for number in subscription.schedulers:
+        for number in list(subscription.schedulers):
             self._unsubscribe(number, Unsubscribe(subscription.number))
         subscription.feeds.clear()
         subscription.ready.clear()
@@ -174,7 +174,8 @@ class Delivery:
         if isinstance(message, Grants):
             self._accept_grant_message(push.attachment)
         elif isinstance(message, TopicsChanged):
-            for subscription in self._subscriptions.values():
+            # A reader that is woken may close subscriptions at once.
+            for subscription in list(self._subscriptions.values()):
                 self._names_may_have_changed(subscription)
         elif isinstance(message, SubscriptionsLost):
             # The scheduler considered this client dead and removed its ring.
@@ -199,8 +200,8 @@ class Delivery:
         self._accept_grants(rows)
         if is_complete:
             return
-        for subscription in self._subscriptions.values():
-            for feed, state in subscription.feeds.items():
+        for subscription in list(self._subscriptions.values()):
+            for feed, state in list(subscription.feeds.items()):
                 if state.scheduler == number:
                     self.self_grant(subscription, feed)
 

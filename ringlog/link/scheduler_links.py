@@ -75,7 +75,7 @@ class SchedulerLinks:
     def pump(self) -> bool:
         """Process the grants of all rings. Return True if anything happened."""
         happened = False
-        for grant_link in self._grant_links.values():
+        for grant_link in list(self._grant_links.values()):
             happened |= grant_link.pump()
         return happened
 

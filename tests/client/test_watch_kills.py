@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 
 import pytest
 
 import ringlog
 from ringlog.client.read.pages import Page, Tombstone
-from ringlog.testing.real_engine import TestEngine, wait_until
+from ringlog.testing.children import package_environ
+from ringlog.testing.real_engine import TestEngine, engine, wait_until
 from tests.support.client_threads import ClientThread
 from tests.support.engines import engine_fixture
 
@@ -103,3 +106,40 @@ def test_watches_reach_the_head_despite_kills(running: TestEngine) -> None:
         assert watcher.tombstones == []
         for topic, found in watcher.found.items():
             assert found == [b"%d" % n for n in range(1, len(found) + 1)], topic
+
+
+WATCHER = """
+import sys, ringlog
+client = ringlog.connect(sys.argv[1], wait=20, transport="ipc")
+watches = [client.watch(f"{letter}.*").open() for letter in "abc"]
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_gateway_survives_remote_clients_that_die_with_watches_of_patterns() -> None:
+    """The gateway detects such a death when it reports the next new topic to all of its clients."""
+    with (
+        engine(wal={"shards": 1}, gateway={"enabled": True}, delivery={"schedulers": 1}) as running,
+        ringlog.connect(running.url, wait=20, transport="ipc") as client,
+        client.watch("n.*").open() as watch,
+    ):
+        gateway = running.pid_of("gateway")
+        for round in range(3):
+            doomed = [
+                subprocess.Popen(
+                    [sys.executable, "-c", WATCHER, running.url], env=package_environ(),
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                )
+                for _ in range(2)
+            ]  # fmt: skip
+            for process in doomed:
+                with process:
+                    assert process.stdout is not None
+                    assert process.stdout.readline() == b"open\n"
+                    process.kill()
+            client.append(f"n.{round}", b"new")
+            while not isinstance(event := watch.next(WAIT_S), Page):
+                assert event is not None, "the record was not delivered"
+            assert event.topic == f"n.{round}"
+        assert running.pid_of("gateway") == gateway

@@ -463,7 +463,7 @@ class Session:
     # -- closing --------------------------------------------------------------------------------------
 
     def _end_for_good(self) -> None:
-        for stream in self.streams:
+        for stream in list(self.streams):
             stream.fail_all(lambda was_sent: _connection_lost("unknown" if was_sent else "not_applied"))
         self._ended = _connection_lost("unknown")
         self.delivery.fail_all(self._ended)

@@ -83,6 +83,21 @@ def disk_changes(source: str) -> Iterator[int]:
             yield node.lineno
 
 
+def loops_over_a_shared_dictionary(source: str) -> Iterator[int]:
+    """Find loops over a dictionary that outlives the call and whose body calls something."""
+    for loop in nodes(source):
+        if not isinstance(loop, ast.For) or not isinstance(loop.iter, ast.Call):
+            continue
+        view = loop.iter.func
+        is_shared = isinstance(view, ast.Attribute) and isinstance(view.value, ast.Attribute)
+        if (
+            is_shared
+            and view.attr in {"values", "items", "keys"}
+            and any(isinstance(node, ast.Call) for each in loop.body for node in ast.walk(each))
+        ):
+            yield loop.lineno
+
+
 def _imports_a_change(node: ast.ImportFrom) -> bool:
     names = {alias.name for alias in node.names}
     return (
@@ -375,6 +390,21 @@ RULES = [
             "ringlog/client/leases/job_payloads.py": 1,
             "ringlog/worker/child.py": 3,
         },
+    ),
+    Rule(
+        "where callbacks run inside of a loop, it goes over a copy of a dictionary that they may change",
+        loops_over_a_shared_dictionary,
+        bad=(
+            "for each in self._waiting.values():\n    each.wake()",
+            "for key, feed in subscription.feeds.items():\n    if key:\n        self.grant(feed)",
+        ),
+        good=(
+            "for each in list(self._waiting.values()):\n    each.wake()",
+            "for each in self._waiting.values():\n    each.count += 1",
+            "for each in waiting.values():\n    each.wake()",
+        ),
+        scope=("ringlog/link/*", "actors/gateway/*", "actors/scheduler/forwarding/*"),
+        excused={"actors/scheduler/forwarding/forwarding_core.py": "pure: calls no callbacks"},
     ),
     Rule(
         "a type error that is ignored says which",

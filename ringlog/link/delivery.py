@@ -151,10 +151,10 @@ class Delivery:
         if not schedulers:
             self.fail_all(_no_schedulers_error())
             return
-        for subscription in self._subscriptions.values():
+        for subscription in list(self._subscriptions.values()):
             if not subscription.schedulers:
                 continue  # No scheduler received it yet.
-            for state in subscription.feeds.values():
+            for state in list(subscription.feeds.values()):
                 state.scheduler = scheduler_of(state.info.topic_id, schedulers)
             subscription.schedulers = {state.scheduler for state in subscription.feeds.values()}
             if subscription.names:

@@ -81,7 +81,7 @@ class SchedulerLinks:
 
     def on_readable(self, fd: int) -> bool:
         """Handle a readable descriptor. Return False if it belongs to no scheduler."""
-        for number, grant_link in self._grant_links.items():
+        for number, grant_link in list(self._grant_links.items()):
             if grant_link.fd == fd:
                 grant_link.on_bell()
                 return True
@@ -96,7 +96,7 @@ class SchedulerLinks:
             # Before the connections exist: each scheduler receives its feeds when it is connected.
             self._count = count
             self._reassign(count)
-        for number, peer in self._peers.items():
+        for number, peer in list(self._peers.items()):
             is_used = is_there and number < count
             self._grant_links[number].drop_ring()
             peer.set_endpoint(scheduler_socket(self._board.shm_dir, number) if is_used else "")
@@ -122,11 +122,11 @@ class SchedulerLinks:
 
     def close(self, why: RinglogError | None) -> None:
         """Close all connections. Open requests fail, with `why` if it is given."""
-        for number, peer in self._peers.items():
+        for number, peer in list(self._peers.items()):
             self._grant_links[number].drop_ring()
             peer.close(why)
 
     def close_after_fork(self) -> None:
         """Close the copies of rings and bells in the child after a fork."""
-        for grant_link in self._grant_links.values():
+        for grant_link in list(self._grant_links.values()):
             grant_link.close_after_fork()

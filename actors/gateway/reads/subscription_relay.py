@@ -124,7 +124,7 @@ class SubscriptionRelay:
         """Close all subscriptions of a disconnected client."""
         known = self._clients.pop(client, None)
         if known is not None:
-            for relayed in known.relayed.values():
+            for relayed in list(known.relayed.values()):
                 self._delivery.close_subscription(relayed.subscription)
 
     def forget_silent_clients(self, now_ns: int) -> None:

@@ -131,7 +131,7 @@ class Forwarder:
         """Close all files and connections."""
         self._sources.close()
         self._dead_letters.close()
-        for peer in self._peers.values():
+        for peer in list(self._peers.values()):
             peer.close()
         self._context.term()
         self.links.close()
@@ -323,7 +323,7 @@ class Forwarder:
             self.timers.call_at(self.clock.monotonic_ns() + 1_000 * _NS_PER_MS, self._follow_all)
 
     def _follow_all(self) -> None:
-        for key, flow in self.forwarding.flows.items():
+        for key, flow in list(self.forwarding.flows.items()):
             self._follow(forwarding_core.FollowSource(key, flow.source, flow.until))
 
     def _follow(self, effect: forwarding_core.FollowSource) -> None:

@@ -206,7 +206,7 @@ class SourceReaders:
 
     def close(self) -> None:
         """Close all readers."""
-        for source in self._open.values():
+        for source in list(self._open.values()):
             source.close()
         self._open.clear()
 

@@ -199,13 +199,23 @@ class GatewayShell:
 
     def _contain(self, effect: Any, error: Exception) -> None:
         """End the request of an effect that failed unexpectedly. The gateway continues."""
-        kind = type(effect).__name__
-        self._log_failure(ev.LogRequestFailure(kind, error))
-        internal = Internal("internal error of the gateway: see the engine log", kind=kind)
+        internal = self._internal_error(type(effect).__name__, error)
         if isinstance(effect, Reply):
             self._reply(Reply(effect.client, effect.corr, error_reply(internal)))
         elif (ticket := getattr(effect, "ticket", 0)) and not isinstance(effect, ev.UnwatchTopic):
             self._events.append(ev.ShardAnswered(ticket, None, internal))
+
+    def _internal_error(self, kind: str, error: BaseException) -> Internal:
+        """Log an unexpected error of a request; return the error for its sender."""
+        self._log_failure(ev.LogRequestFailure(kind, error))
+        return Internal("internal error of the gateway: see the engine log", kind=kind)
+
+    def _error_of(self, pending: Pending[Any], effect: Any) -> RinglogError | None:
+        """Return the error of a result that an effect waited for, as its sender gets it; None = success."""
+        error = pending.error
+        if error is None or isinstance(error, RinglogError):
+            return error
+        return self._internal_error(type(effect).__name__, error)
 
     @staticmethod
     def _log_failure(effect: ev.LogRequestFailure) -> None:
@@ -297,9 +307,7 @@ class GatewayShell:
         deadline_ns = self._clock.monotonic_ns() + (APPEND_TIMEOUT_NS if is_append else REQUEST_TIMEOUT_NS)
 
         def answered(pending: Pending[Any]) -> None:
-            error = pending.error
-            if error is not None and not isinstance(error, RinglogError):
-                raise error
+            error = self._error_of(pending, effect)
             message: Any = None
             attached = None
             if error is None:
@@ -346,9 +354,7 @@ class GatewayShell:
         """Request the bytes from the relocator: a hanging cold store must not block the gateway."""
 
         def answered(pending: Pending[Any]) -> None:
-            error = pending.error
-            if error is not None and not isinstance(error, RinglogError):
-                raise error
+            error = self._error_of(pending, effect)
             if isinstance(error, RequestTimeout | NotConnected):
                 error = cold_unavailable(error.message)
             data = None if error is not None else pending.result().attachment or b""
@@ -395,10 +401,7 @@ class GatewayShell:
 
     def _subscribe(self, effect: ev.SubscribeFeeds) -> None:
         def followed(done: Pending[Any]) -> None:
-            error = done.error
-            if error is not None and not isinstance(error, RinglogError):
-                raise error
-            self._events.append(ev.SubscribeCompleted(effect.ticket, error))
+            self._events.append(ev.SubscribeCompleted(effect.ticket, self._error_of(done, effect)))
 
         now_ns = self._clock.monotonic_ns()
         try:

@@ -19,6 +19,7 @@ from ringlog.envelope.wire import PROTOCOL, decode, encode
 from ringlog.errors import StartRefused, Status
 from ringlog.limits import MESSAGE_BYTES_MAX
 from ringlog.link.curve import new_key
+from ringlog.link.futures import Pending
 from ringlog.testing import ManualClock
 
 SERVER, ANNE, EVE = new_key(), new_key(), new_key()
@@ -114,6 +115,26 @@ def test_a_peer_with_a_listed_key_is_admitted(house):
     assert (welcome.corr, welcome.message.engine_id, welcome.message.shard) == (7, "e" * 32, -1)
     reply = house.ask(anne, m.TopicState("t")).message
     assert reply.status == Status.NOT_READY
+
+
+@pytest.mark.interpreted
+def test_an_unexpected_error_of_an_awaited_result_ends_only_its_request(house, monkeypatch):
+    """The error arrives while the gateway reads its own connections, outside of all requests."""
+    waiting = []
+
+    def request(*_, **__):
+        waiting.append(Pending())
+        return waiting[-1]
+
+    monkeypatch.setattr(house.shell.links, "request", request)
+    anne, other = house.peer(house.tcp, ANNE), house.peer(house.ipc)
+    anne.send(encode(m.TopicState("t"), 8))
+    assert house.until(lambda: waiting)
+    waiting.pop().fail(KeyError("feed"))
+    reply = house.receive(anne)
+    assert (reply.corr, reply.message.status) == (8, Status.INTERNAL)
+    assert "KeyError" not in reply.message.message
+    assert house.ask(other, HELLO) is not None
 
 
 @pytest.mark.parametrize("how", ["unknown key", "no security", "wrong server key", "plain password"])

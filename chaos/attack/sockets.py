@@ -84,7 +84,7 @@ def _drop_subscribers(arena: Arena, dice: random.Random) -> int:
                 answers.append(hear(peer))
             require(isinstance(answers[-1], m.Subscribed), f"a subscription got {answers!r}")
     with arena.connect() as client:
-        topic = f"seen.by.nobody-{dice.getrandbits(32)}"
+        topic = f"new-{dice.getrandbits(32)}"
         client.topics.create(topic)
         client.topics.delete(topic)
     return DROPPED_SUBSCRIBERS

@@ -125,7 +125,7 @@ def test_the_gateway_survives_remote_clients_that_die_with_watches_of_patterns()
         client.watch("n.*").open() as watch,
     ):
         gateway = running.pid_of("gateway")
-        for round in range(3):
+        for number in range(3):
             doomed = [
                 subprocess.Popen(
                     [sys.executable, "-c", WATCHER, running.url], env=package_environ(),
@@ -138,8 +138,8 @@ def test_the_gateway_survives_remote_clients_that_die_with_watches_of_patterns()
                     assert process.stdout is not None
                     assert process.stdout.readline() == b"open\n"
                     process.kill()
-            client.append(f"n.{round}", b"new")
+            client.append(f"n.{number}", b"new")
             while not isinstance(event := watch.next(WAIT_S), Page):
                 assert event is not None, "the record was not delivered"
-            assert event.topic == f"n.{round}"
+            assert event.topic == f"n.{number}"
         assert running.pid_of("gateway") == gateway

@@ -36,6 +36,8 @@ class MakeCheckpoint:
 
     shard: int
     log_bytes: int
+    is_requested: bool = False
+    """An operator waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,8 @@ class Compactor:
 
     def _on_polled(self, event: ShardPolled) -> list[Effect]:
         if self._schedule.is_due(event.shard, event.backlog, self._now_ns):
-            return [MakeCheckpoint(event.shard, event.backlog.log_bytes)]
+            is_requested = self._schedule.is_requested(event.shard)
+            return [MakeCheckpoint(event.shard, event.backlog.log_bytes, is_requested)]
         self._busy_with = None
         return []
 

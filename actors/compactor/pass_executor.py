@@ -1,10 +1,10 @@
 """Threads in which passes run, and their CPU priority.
 
 A pass is background work: it runs in a thread with the lowest priority. On a host without idle CPU such a
-thread makes almost no progress, and the log would grow until the disk is full. With a large backlog a pass
-therefore runs at normal priority, at the cost of other processes. A thread cannot raise its priority again,
-so there are two threads. Both are started at once: the log must be compacted even if the host later reaches
-its limit of threads.
+thread makes almost no progress. The log would grow until the disk is full, and an operator's backup would
+time out. A pass with a large backlog, or that an operator waits for, therefore runs at normal priority, at
+the cost of other processes. A thread cannot raise its priority again, so there are two threads. Both are
+started at once: the log must be compacted even if the host later reaches its limit of threads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ringlog.limits import HEARTBEAT_INTERVAL_MS, MIB, PASS_END_S
 T = TypeVar("T")
 
 BACKLOG_BYTES = 1_024 * MIB
-"""From this backlog of one shard on, its pass runs at normal priority."""
+"""From this backlog of one shard on, its pass is urgent."""
 
 
 class PassExecutor:
@@ -35,15 +35,14 @@ class PassExecutor:
             thread.submit(int).result()
 
     def run(
-        self, work: Callable[[], T], waiting_bytes: int, is_stopping: Callable[[], bool] = lambda: False
+        self, work: Callable[[], T], *, is_urgent: bool, is_stopping: Callable[[], bool] = lambda: False
     ) -> T:
-        """Run one pass and wait for it; raise its errors. `waiting_bytes` is the log that no snapshot covers.
+        """Run one pass and wait for it; raise its errors. An urgent pass runs at normal priority.
 
         The pass checks itself whether it must stop. If it cannot, because it gets no CPU or waits for a disk,
         it is abandoned: ShuttingDown is raised and the process may exit.
         """
-        thread = self._lowered if waiting_bytes < BACKLOG_BYTES else self._fair
-        running = thread.submit(work)
+        running = (self._fair if is_urgent else self._lowered).submit(work)
         while wait([running], HEARTBEAT_INTERVAL_MS / 1_000).not_done:
             if is_stopping() and wait([running], PASS_END_S).not_done:
                 self.is_abandoned = True

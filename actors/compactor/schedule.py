@@ -111,6 +111,10 @@ class CheckpointSchedule:
             state.tickets.add(ticket)
             state.poll_due_ns = min(state.poll_due_ns, now_ns)
 
+    def is_requested(self, shard: int) -> bool:
+        """Return whether an operator waits for this shard's checkpoint."""
+        return bool(self._shards[shard].tickets)
+
     def is_pending(self, ticket: int) -> bool:
         """Return whether a request waits for a shard."""
         return any(ticket in state.tickets for state in self._shards)

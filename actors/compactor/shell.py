@@ -73,6 +73,10 @@ NUMBERS_SHIFT = 24
 """Number of bits for segment numbers of one incarnation."""
 
 
+class PassPreempted(RinglogError):
+    """A background pass ended early, because an operator waits for a pass at normal priority."""
+
+
 class _Deadline:
     """A stop signal that is set after this many seconds."""
 
@@ -116,6 +120,8 @@ class CompactorShell:
         self._stop: StopSignal | None = None
         self.exit_code: ExitCode | None = None
         self._events: list[Any] = []
+        self._is_urgent = False
+        """The pass in progress runs at normal priority."""
         self._perform: dict[type, Callable[[Any], Any]] = {
             PollShard: self._poll_shard,
             MakeCheckpoint: self._make,
@@ -228,9 +234,17 @@ class CompactorShell:
         return self._stop is not None and self._stop.is_set()
 
     def _step(self) -> None:
-        """Run between two steps of a pass. A pass may end after any step; the next one repeats it."""
+        """Run between two steps of a pass. A pass may end after any step; the next one repeats it.
+
+        While the main thread waits for a pass, only the pass's thread uses the socket.
+        """
         self._beat()
         self._raise_if_stopping()
+        if not self._is_urgent:
+            self._receive()
+            if self._events:
+                # On a host without idle CPU this pass may never end.
+                raise PassPreempted("an operator requested a checkpoint")
 
     def _throttle_pass(self) -> None:
         self._raise_if_stopping()
@@ -261,9 +275,12 @@ class CompactorShell:
     def _make(self, effect: MakeCheckpoint) -> CheckpointFinished | CheckpointFailed:
         shard, started_ns = self._shards[effect.shard], self._clock.monotonic_ns()
         self._throttle.is_urgent = effect.log_bytes >= BACKLOG_BYTES
+        self._is_urgent = effect.is_requested or self._throttle.is_urgent
         try:
             checkpoint = CheckpointTask(self._context, shard, shard.fetch_plan())
-            result = self._passes.run(checkpoint.run, effect.log_bytes, self._is_stopping)
+            result = self._passes.run(
+                checkpoint.run, is_urgent=self._is_urgent, is_stopping=self._is_stopping
+            )
         except InvariantViolation:
             raise
         except RinglogError as e:
@@ -286,7 +303,7 @@ class CompactorShell:
 
     def _failed(self, shard: int, error: RinglogError) -> CheckpointFailed:
         """Count and log a failed poll or checkpoint. The log is unchanged, and the shard is retried later."""
-        if not isinstance(error, ShuttingDown):
+        if not isinstance(error, ShuttingDown | PassPreempted):
             self._slot.add(ProcessField.FAILURES, 1)
             if isinstance(error, CorruptData):
                 self._slot.add(ProcessField.CORRUPT, 1)

@@ -274,11 +274,11 @@ def test_a_request_is_answered_when_each_shard_had_a_checkpoint():
     """The reply lists the checkpoint's files."""
     core = compactor()
     assert core.handle(at(0, asked(7))) == [PollShard(0, roll=True)]
-    assert core.handle(at(1, ShardPolled(0, NOTHING))) == [MakeCheckpoint(0, 0)]
+    assert core.handle(at(1, ShardPolled(0, NOTHING))) == [MakeCheckpoint(0, 0, is_requested=True)]
     assert core.handle(at(2, CheckpointFinished(0))) == []
     core.check()
     assert core.handle(at(2)) == [PollShard(1, roll=True)]
-    assert core.handle(at(3, ShardPolled(1, NOTHING))) == [MakeCheckpoint(1, 0)]
+    assert core.handle(at(3, ShardPolled(1, NOTHING))) == [MakeCheckpoint(1, 0, is_requested=True)]
     assert core.handle(at(4, CheckpointFinished(1))) == [ListFiles((1,))]
     assert core.handle(at(5, FilesListed((1,), ["meta/engine"]))) == [
         Reply(b"op", 7, m.CheckpointMade(["meta/engine"]))

@@ -58,12 +58,13 @@ def kill_marked(mark: str) -> list[str]:
 
 
 def _is_helper(process: psutil.Process) -> bool:
-    """Whether the process is a tracker or worker of multiprocessing.
+    """Whether the process is a tracker or worker of multiprocessing, or the launcher of engines.
 
     Such a helper exits by itself when it reads that its parent has exited.
     """
     try:
-        return "from multiprocessing." in " ".join(process.cmdline())
+        command = " ".join(process.cmdline())
+        return "from multiprocessing." in command or "ringlog/testing/launcher.py" in command
     except psutil.Error:
         return False
 

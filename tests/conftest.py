@@ -32,7 +32,8 @@ SETTLE_S = 5.0
 # A parallel test that crashes its whole engine leaves an unused directory until it starts the next engine.
 REGIONS_SETTLE_S = 30.0 if "PYTEST_XDIST_WORKER" in os.environ else SETTLE_S
 EXEC_LOOKS_MAX = 200
-KEPT_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+LAUNCHER = "ringlog/testing/launcher.py"
+KEPT_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", LAUNCHER)
 
 # The speed of an example depends more on other load of the machine than on the code.
 settings.register_profile(
@@ -188,22 +189,32 @@ def command_of(pid: int) -> str:
 
 
 def own_children() -> dict[int, str]:
-    """Return pid and command of the direct children, including zombies, except those that multiprocessing
-    keeps."""
-    return {pid: command for pid, command in _all_children() if not _is_kept(command)}
+    """Return pid and command of the direct children, including zombies, and of the engines that launchers
+    forked. The launchers and what multiprocessing keeps are left out."""
+    found = {}
+    for pid, command in _children_of("self"):
+        if LAUNCHER in command:
+            found |= dict(_children_of(str(pid)))
+        elif not _is_kept(command):
+            found[pid] = command
+    return found
 
 
 def kept_children() -> set[int]:
     """Return the pids of the processes that multiprocessing keeps running for this process."""
-    return {pid for pid, command in _all_children() if _is_kept(command)}
+    return {pid for pid, command in _children_of("self") if _is_kept(command) and LAUNCHER not in command}
 
 
 def _is_kept(command: str) -> bool:
     return any(kept in command for kept in KEPT_CHILDREN)
 
 
-def _all_children() -> Iterator[tuple[int, str]]:
-    for task in Path("/proc/self/task").iterdir():
+def _children_of(process: str) -> Iterator[tuple[int, str]]:
+    try:
+        tasks = list(Path(f"/proc/{process}/task").iterdir())
+    except OSError:
+        return
+    for task in tasks:
         try:
             pids = (task / "children").read_text().split()
         except OSError:

@@ -34,16 +34,12 @@ SETTINGS: dict[str, Any] = {
 
 
 class Engine(TestEngine):
-    """A test engine that can arm stop points for its next start. It dies with this process."""
+    """A test engine that can arm stop points for its next start. It stops if this process dies."""
 
     __test__ = False
     ready_s = 90.0
     code_first: tuple[str, ...] = ()
     """Directories that come before ringlog on the path of every process. Tests plant bugs with them."""
-    program = (
-        "import os, sys; from ringlog.hardening import die_with_parent; die_with_parent(os.getppid());"
-        " from supervisor import main; sys.argv[0] = 'supervisor'; sys.exit(main())"
-    )
 
     def __init__(self, root: Path, settings: Mapping[str, Any] = SETTINGS, plan: str = "") -> None:
         root.mkdir(mode=0o700, parents=True)

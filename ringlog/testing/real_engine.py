@@ -4,9 +4,9 @@
         client = ringlog.connect(running.url)
         running.kill("wal_shard", shard=0)
 
-It runs the `supervisor` program, as users do, in its own process. Each wait polls a condition and has a
-deadline. At the end of the block the engine is stopped in an orderly way. Remaining processes are then
-killed, and shared memory is removed.
+It runs the `supervisor` program, as users do, in its own process (see ringlog.testing.launcher). Each wait
+polls a condition and has a deadline. At the end of the block the engine is stopped in an orderly way.
+Remaining processes are then killed, and shared memory is removed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
@@ -44,6 +42,7 @@ from ringlog.envelope.wire import decode, encode
 from ringlog.errors import NotConnected, RequestTimeout, StartRefused, UsageError
 from ringlog.link.address import read_engine_file
 from ringlog.testing.children import package_environ
+from ringlog.testing.launcher import EngineProcess, launch
 
 READY_S = 20.0
 STOP_S = 20.0
@@ -56,8 +55,6 @@ class TestEngine:
     """A running engine. `url`, `run_dir` and `data_dir` do not change over restarts."""
 
     __test__ = False  # Tells pytest that this is not a test class, despite its name.
-    program = "import sys; from supervisor import main; sys.argv[0] = 'supervisor'; sys.exit(main())"
-    """Program of the supervisor's interpreter."""
     ready_s = READY_S
     """Timeout of a start in seconds."""
 
@@ -68,7 +65,7 @@ class TestEngine:
         self.log_path: Path = root / "engine.log"
         self._settings = dict(settings)
         self._environ = package_environ(environ)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: EngineProcess | None = None
         self._clock = SystemClock()
         self._shm_dir_known = ""
 
@@ -87,23 +84,12 @@ class TestEngine:
         """Start the engine without waiting; return the engine file of the previous engine, or None."""
         if self._process is not None and self._process.poll() is None:
             raise UsageError("the engine is running", data_dir=self.data_dir)
-        command = [
-            sys.executable,
-            "-P",
-            "-c",
-            self.program,
-            "--data-dir",
-            self.data_dir,
-            "--set",
-            "run.allow_root=true",
-        ]
+        arguments = ["--data-dir", self.data_dir, "--set", "run.allow_root=true"]
         for key, value in self._settings.items():
-            command += ["--set", f"{key}={_text(value)}"]
+            arguments += ["--set", f"{key}={_text(value)}"]
         before = read_engine_file(self.run_dir)
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environ
-            )
+            self._process = launch(arguments, self._environ, log.fileno())
         return before
 
     def end_start(self, before: EngineInfo | None) -> EngineInfo:
@@ -132,7 +118,7 @@ class TestEngine:
             process.send_signal(signal.SIGTERM)
         try:
             status = process.wait(timeout)
-        except subprocess.TimeoutExpired:
+        except TimeoutError:
             self.kill("supervisor")
             raise RequestTimeout("the engine did not stop", timeout_s=timeout, log=self._log_tail()) from None
         finally:

@@ -19,8 +19,8 @@ import msgspec
 from chaos import doctor, record
 from chaos.order import Account, CannotRun, FaultClass, Order, WantedFindingReached
 from chaos.plan import PlanError, load_faults, load_plan
-from chaos.processes import die_with
 from chaos.run import NEVER_STARTED, ROOT, run_plan
+from ringlog.drill.nursery import die_with
 
 INTERRUPTED = 130
 

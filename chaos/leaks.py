@@ -64,7 +64,7 @@ def _is_helper(process: psutil.Process) -> bool:
     """
     try:
         command = " ".join(process.cmdline())
-        return "from multiprocessing." in command or "ringlog/testing/launcher.py" in command
+        return "from multiprocessing." in command or "ringlog.testing.launcher" in command
     except psutil.Error:
         return False
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+
+from ringlog.drill.checks import GuaranteeBroken
 
 FINDINGS_MAX = 20
 """Number of findings that an account keeps in full. Further ones are only counted, except the wanted one."""
@@ -29,28 +31,6 @@ class WantedFindingReached(BaseException):
 
     Not an Exception, so that no case takes it for a broken guarantee.
     """
-
-
-class GuaranteeBroken(AssertionError):
-    """A broken guarantee: which one, and what was observed."""
-
-    def __init__(self, what: str, topic: str = "", *, case: str = "", path: Sequence[int] = ()) -> None:
-        super().__init__(what)
-        self.topic = topic
-        """Topic whose events belong in the story; empty if unknown."""
-        self.case = case
-        """Case that repeats it; empty if unknown."""
-        self.path = path
-        """Index of the choice made at each step of a schedule."""
-
-
-def require(holds: object, otherwise: str | Callable[[], str]) -> None:
-    """Raise GuaranteeBroken unless `holds` is true.
-
-    Not an `assert`, because the interpreter can disable asserts.
-    """
-    if not holds:
-        raise GuaranteeBroken(otherwise if isinstance(otherwise, str) else otherwise())
 
 
 class CannotRun(Exception):

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -15,20 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from chaos.order import Account
+from ringlog.drill.nursery import die_with
 from ringlog.envelope.messages import ProcessStatus
-from ringlog.hardening import die_with_parent
 from ringlog.supervision.tree import BACKGROUND
 
 Collect = Callable[[Account], None]
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when `parent` exits.
-
-    If `parent` has already exited, this process exits at once with status 1.
-    """
-    if not die_with_parent(parent, signal.SIGKILL):
-        os._exit(1)
 
 
 def forked(work: Callable[[int], None]) -> tuple[int, int]:

@@ -32,7 +32,7 @@ SETTLE_S = 5.0
 # A parallel test that crashes its whole engine leaves an unused directory until it starts the next engine.
 REGIONS_SETTLE_S = 30.0 if "PYTEST_XDIST_WORKER" in os.environ else SETTLE_S
 EXEC_LOOKS_MAX = 200
-LAUNCHER = "ringlog/testing/launcher.py"
+LAUNCHER = "ringlog.testing.launcher"
 KEPT_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", LAUNCHER)
 
 # The speed of an example depends more on other load of the machine than on the code.

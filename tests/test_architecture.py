@@ -105,7 +105,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "actors": {"base"},
     # Jobs on Spark, loaded when one runs.
     "cli.spark": {*CLI, "spark"},
-    "cli.chaos": {*CLI, "testing"},
+    "cli.chaos": {*CLI, "drill"},
+    # Engines and clients that a drill starts, kills and checks.
+    "drill": {*WIRE, "link", "client", "supervision", "verify", "testing", "drill", "root"},
     "testing": {
         *WIRE, "contract", "runtime", "runtime.listener", "storage", "storage.reader", "segment", "topic",
         "link", "client", "spark", "supervision", "verify", "testing", "root",

@@ -20,7 +20,8 @@ from functools import partial
 
 from chaos.attack import envelopes, local, names, rights, secrets, sockets
 from chaos.attack.arena import Arena, Census, arena, check_recovery
-from chaos.order import Account, CannotRun, GuaranteeBroken, Order
+from chaos.order import Account, CannotRun, Order
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.errors import RinglogError
 
 Row = Callable[[Arena, random.Random], int]

@@ -22,10 +22,10 @@ import psutil
 import zmq
 
 import ringlog
-from chaos.order import GuaranteeBroken
 from chaos.rigs.bench import log_tail
 from ringlog.cli.maintenance import COMPACTOR, RECLAIMER, request_actor
 from ringlog.client import Client
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.envelope import messages as m
 from ringlog.envelope.wire import PROTOCOL, EnvelopeInvalid, decode, encode
 from ringlog.errors import RinglogError, TopicNotFound

@@ -13,7 +13,7 @@ import msgspec
 import xxhash
 
 from chaos.attack.arena import ANSWER_S, SLOWER_MAX, Arena, a_frame, a_producer, ask, head_of, hear
-from chaos.order import require
+from ringlog.drill.checks import require
 from ringlog.envelope import messages as m
 from ringlog.envelope.messages import KINDS
 from ringlog.envelope.wire import PROTOCOL, encode

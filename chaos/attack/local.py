@@ -20,8 +20,9 @@ from pathlib import Path
 
 import ringlog
 from chaos.attack.arena import Arena
-from chaos.order import CannotRun, GuaranteeBroken, require
+from chaos.order import CannotRun
 from ringlog.cli.maintenance import COMPACTOR, request_actor
+from ringlog.drill.checks import GuaranteeBroken, require
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 from ringlog.testing.children import package_environ
 from ringlog.testing.real_engine import engine, wait_until

@@ -24,10 +24,10 @@ from chaos.attack.arena import (
     ask,
     head_of,
 )
-from chaos.order import GuaranteeBroken, require
 from ringlog.cli.maintenance import COMPACTOR, request_actor
 from ringlog.client import Client
 from ringlog.client.write.fields import NewRecord
+from ringlog.drill.checks import GuaranteeBroken, require
 from ringlog.envelope import messages as m
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 from ringlog.envelope.wire import encode

@@ -9,7 +9,7 @@ from typing import Any
 import zmq
 
 from chaos.attack.arena import QUIET_S, Arena, a_frame, ask, hello
-from chaos.order import require
+from ringlog.drill.checks import require
 from ringlog.envelope import messages as m
 from ringlog.envelope.wire import PROTOCOL, encode
 from ringlog.errors import Status

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from chaos.attack.arena import MARKER, Arena
-from chaos.order import GuaranteeBroken, require
+from ringlog.drill.checks import GuaranteeBroken, require
 from ringlog.envelope.wire import encode
 
 

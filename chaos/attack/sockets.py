@@ -11,7 +11,7 @@ import time
 import zmq
 
 from chaos.attack.arena import ANSWER_S, QUIET_S, Arena, a_frame, a_producer, ask, hear, hello
-from chaos.order import require
+from ringlog.drill.checks import require
 from ringlog.envelope import messages as m
 from ringlog.envelope.wire import PROTOCOL, encode
 from ringlog.limits import FRAME_BYTES_MAX

@@ -19,14 +19,15 @@ from typing import NamedTuple
 
 from chaos.blocks.recorded import EMPTY, FOLDER, Recorded, read_image, record
 from chaos.doctor import need_root
-from chaos.order import Account, CannotRun, GuaranteeBroken, Order
+from chaos.order import Account, CannotRun, Order
 from chaos.rigs.blockstore import StoredVolume, stored_volume
-from chaos.rigs.judge import POWER_LOSS, verify
+from chaos.rigs.judge import POWER_LOSS
 from chaos.rigs.model import Model
 from chaos.rigs.mount import KINDS, RigError
 from chaos.states.images import Image, Tree
 from chaos.states.judge import judge
 from chaos.states.membership import why_illegal
+from ringlog.drill.checks import GuaranteeBroken, verify
 from ringlog.testing import disk as d
 from tests.support.shard_world import SimulatedBoardMarks
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from chaos.check.journal import ROW, Outcome, Rows, What
 from chaos.check.lin import FOREVER, Op, SearchTooLong, find_order, keyed_append
+from ringlog.drill.journal import ROW, Outcome, Rows, What
 
 COMPLAINTS_MAX = 5
 KEY_VALUES = 0xFFFF << 48

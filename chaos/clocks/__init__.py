@@ -14,9 +14,10 @@ from typing import Any
 
 from chaos.clocks import steps
 from chaos.clocks.walls import Walls
-from chaos.order import Account, GuaranteeBroken, Order
+from chaos.order import Account, Order
 from chaos.rigs.bench import Bench, bench
 from chaos.rigs.cases import Case, replay_chosen, run_chosen
+from ringlog.drill.checks import GuaranteeBroken
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "gateway": {"enabled": True},

@@ -8,11 +8,11 @@ from typing import Literal
 
 import ringlog
 from chaos.clocks.walls import LAST_NS, NS, Walls
-from chaos.order import require
 from chaos.rigs.bench import Bench, process_cpu_s
 from chaos.rigs.cases import Case
 from chaos.rigs.cgroups import group
 from ringlog.client import Record
+from ringlog.drill.checks import require
 
 HOUR_S = 3_600.0
 TEN_YEARS_S = 10 * 365.25 * 86_400

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 
 from chaos.cuts import engine
 from chaos.doctor import need_root
-from chaos.order import Account, CannotRun, GuaranteeBroken, Order
+from chaos.order import Account, CannotRun, Order
 from chaos.rigs.hostdisk import HostDisk, WatchedDisk
-from chaos.rigs.judge import verify
 from chaos.rigs.life import Life
 from chaos.rigs.mount import FLAGS, KINDS, RigError, Volume, volume
+from ringlog.drill.checks import GuaranteeBroken, verify
 from ringlog.errors import RinglogError
 from tests.support.shard_world import ShardRunEnded
 

@@ -10,11 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chaos.order import Account, GuaranteeBroken, Order
-from chaos.rigs.judge import verify
-from chaos.rigs.load import ACKED
+from chaos.order import Account, Order
 from chaos.rigs.mount import FLAGS, KINDS, RigError, Volume, volume
-from chaos.rigs.nursery import Nursery
 from chaos.rigs.program import (
     ASK_S,
     BATCH,
@@ -27,7 +24,10 @@ from chaos.rigs.program import (
     settings_of_cold,
     until,
 )
-from chaos.rigs.targets import facts_of
+from ringlog.drill.checks import GuaranteeBroken, verify
+from ringlog.drill.load import ACKED
+from ringlog.drill.nursery import Nursery
+from ringlog.drill.targets import facts_of
 from ringlog.errors import RinglogError
 from ringlog.testing.real_engine import TestEngine
 
@@ -81,7 +81,7 @@ def replay(order: Order, case: str) -> None:
 
 def cut_at(one: Volume, point: str, flag: int, rng: random.Random, account: Account, scratch: Path) -> None:
     """Run the program under traffic until it reaches the point. Then cut, mount, verify, start and judge."""
-    with Nursery() as nursery:
+    with Nursery("chaos.rigs.work") as nursery:
         traffic = Traffic(nursery, scratch / f"journals-{time.monotonic_ns()}")
         _cut_and_judge(one, point, flag, rng, account, traffic)
 

@@ -37,7 +37,7 @@ from chaos.leases.clients import (
 from chaos.leases.putting import MARKS
 from chaos.leases.verdict import Death, Place, Rules
 from chaos.order import Account, Order
-from chaos.rigs.nursery import Client
+from ringlog.drill.nursery import ClientProcess
 from ringlog.types import Durability
 
 PUTS_PER_S = 60.0
@@ -62,11 +62,11 @@ class Groups:
             durability = (Durability.FSYNC, Durability.DISK)[number // SHARDS]
             client.topics.create(name, durability=durability, record_priority=_has_marks(number))
 
-    def start(self, scene: Scene) -> tuple[list[Client], list[Client]]:
+    def start(self, scene: Scene) -> tuple[list[ClientProcess], list[ClientProcess]]:
         """Start producers, group members, and the clients that look, seek and redrive. Implements Cast."""
         start = scene.load.start
-        putters: list[Client] = []
-        members: list[Client] = []
+        putters: list[ClientProcess] = []
+        members: list[ClientProcess] = []
         tasks = {SHARE: "groups_share", FOLLOW: "groups_follow", AGAIN: "groups_again"}
         for topic in range(len(scene.load.topics)):
             transport = "ipc" if topic == 0 else "auto"

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from chaos.http import hostile, storm
-from chaos.order import Account, GuaranteeBroken, Order
+from chaos.order import Account, Order
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.errors import RinglogError
 from ringlog.testing.real_engine import TestEngine, engine
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from chaos.order import require
+from ringlog.drill.checks import require
 from ringlog.errors import RequestTimeout
 from ringlog.limits import HTTP_BODY_S_MAX, HTTP_HEADER_MS_MAX
 from ringlog.testing.real_engine import TestEngine, wait_until

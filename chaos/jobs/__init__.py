@@ -19,7 +19,7 @@ from chaos.leases.clients import DEAD, LEASE_MS, REJECTS
 from chaos.leases.putting import MARKS
 from chaos.leases.verdict import Death, Place, Rules
 from chaos.order import Account, Order
-from chaos.rigs.nursery import Client
+from ringlog.drill.nursery import ClientProcess
 from ringlog.types import Durability
 
 PUTS_PER_S = 250.0
@@ -45,11 +45,11 @@ class Jobs:
             durability = (Durability.FSYNC, Durability.DISK)[number // SHARDS]
             client.topics.create(name, type="queue", durability=durability, lease_ms=LEASE_MS, **more)
 
-    def start(self, scene: Scene) -> tuple[list[Client], list[Client]]:
+    def start(self, scene: Scene) -> tuple[list[ClientProcess], list[ClientProcess]]:
         """Start producers and workers. Implements Cast."""
         start = scene.load.start
-        putters: list[Client] = []
-        workers: list[Client] = []
+        putters: list[ClientProcess] = []
+        workers: list[ClientProcess] = []
         for number in range(len(scene.load.topics)):
             transport = "ipc" if number == 0 else "auto"
             marks = MARKS if number == WITH_MARKS else ""

@@ -8,9 +8,9 @@ import zlib
 from dataclasses import dataclass, field
 
 from chaos.kernels import load
-from chaos.order import GuaranteeBroken
 from chaos.rigs.judge import POWER_LOSS, Seen, check, note_seen
 from chaos.rigs.model import Model, SentFrame
+from ringlog.drill.checks import GuaranteeBroken
 
 
 @dataclass(slots=True)

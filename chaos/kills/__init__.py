@@ -27,7 +27,7 @@ import numpy as np
 from chaos.kills import cases, forwarding, watches
 from chaos.kills.scene import BULK_TIMES, Stage
 from chaos.order import Account, Order
-from chaos.rigs.nursery import Nursery
+from ringlog.drill.nursery import Nursery
 
 DEFAULTS: dict[str, Any] = {
     "outage_kills": 4,
@@ -47,7 +47,7 @@ def run(order: Order, account: Account) -> None:
     """Run all cases, then storms until the time is over."""
     settings = order.choose(DEFAULTS)
     end = time.monotonic() + order.seconds
-    with Nursery() as nursery:
+    with Nursery("chaos.rigs.work") as nursery:
         stage = Stage(order, account, nursery)
         for name, case in _cases(settings).items():
             if not settings["only"] or name in settings["only"]:

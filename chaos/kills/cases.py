@@ -10,12 +10,12 @@ from random import Random
 import ringlog
 from chaos.check.keys import tried_twice
 from chaos.kills import points as stop_plan
-from chaos.kills.rig import SETTLE_S, kill_tree
 from chaos.kills.scene import KEYED_SHARD, SHARDS, Scene, Stage
 from chaos.processes import raise_priority
-from chaos.rigs import targets
-from chaos.rigs.load import Stuck, wait_for
 from ringlog.board.processes import GATEWAY, SCHEDULER, WAL_SHARD
+from ringlog.drill import targets
+from ringlog.drill.engine import SETTLE_S, kill_tree
+from ringlog.drill.load import Stuck, wait_for
 from ringlog.envelope.messages import ProcessStatus
 from ringlog.errors import RinglogError
 from ringlog.supervision.tree import BACKGROUND

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 
 import ringlog
-from chaos.check import journal
-from chaos.check.history import HistoryVerdict, NothingToJudge
-from chaos.check.journal import Outcome, Rows, What
 from chaos.check.keys import check_keys, is_waiting
-from chaos.kills.rig import SETTINGS, Engine, check_topics, close_down, kill_tree, on_shard
+from chaos.kills.rig import Engine, check_topics, on_shard
 from chaos.order import Account, Order
-from chaos.rigs import targets
-from chaos.rigs.load import Load, Stuck, wait_for
-from chaos.rigs.nursery import Client, Nursery
+from ringlog.drill import journal, targets
+from ringlog.drill.engine import SETTINGS, close_down, kill_tree
+from ringlog.drill.history import HistoryVerdict, NothingToJudge
+from ringlog.drill.journal import Rows, What
+from ringlog.drill.load import Load, Stuck, wait_for
+from ringlog.drill.nursery import ClientProcess, Nursery
+from ringlog.drill.pauses import pauses_ms
 from ringlog.errors import RinglogError, StartRefused
 
 SHARDS = 2
@@ -32,8 +33,6 @@ KEYED_SHARD = 0
 """Shard of the topic of keyed writers."""
 ASKED_S = 0.25
 """Time (s) within which a keyed writer has begun an append. It begins forty per second."""
-HORIZON_NS = 200_000_000
-"""A pause that a kill caused begins within this time (ns) after the kill."""
 STORY_LINES = 12
 BULK_TOPICS = (1, 2)
 """Indexes of topics for large frames: one of each durability class and shard."""
@@ -78,7 +77,7 @@ class Scene:
             for number, name in enumerate(self.load.topics):
                 client.topics.create(name, exist_ok=True, durability=("fsync", "disk")[number // 2 % 2])
 
-    def start_load(self, per_s: float) -> list[Client]:
+    def start_load(self, per_s: float) -> list[ClientProcess]:
         """Start writers of all kinds, readers from start and head, watches, deletes and checkpoints.
 
         Args:
@@ -110,7 +109,7 @@ class Scene:
         start("operate", per_s=8)
         return [start("produce_keyed", topic=4, per_s=40, transport="ipc") for _ in range(2)]
 
-    def wait_asked(self, writer: Client) -> None:
+    def wait_asked(self, writer: ClientProcess) -> None:
         """Wait until a keyed writer has a pending append, at most ASKED_S.
 
         Call it just after its shard died.
@@ -119,7 +118,7 @@ class Scene:
         while time.monotonic() < until and not is_waiting(writer.task.journal_path):
             time.sleep(0.002)
 
-    def replace_keyed(self, writer: Client) -> Client:
+    def replace_keyed(self, writer: ClientProcess) -> ClientProcess:
         """Kill a keyed writer, perhaps with a pending append. Another process resends its last key."""
         self.load.kill(writer)
         number = writer.task.key_from
@@ -229,29 +228,6 @@ class Scene:
         return pauses_ms(self.rows, deaths) if self.rows is not None else []
 
 
-def pauses_ms(rows: Rows, deaths: Iterable[tuple[int, list[int]]]) -> list[float]:
-    """Return the longest pause (ms) between acks just after each death.
-
-    `deaths` contains (time in ns, topics of the dead shard).
-    """
-    is_append = np.isin(rows["op"], rows["op"][rows["what"] == What.APPEND])
-    ends = rows[is_append & (rows["what"] == What.RETURN) & (rows["outcome"] == Outcome.OK)]
-    found = []
-    for at_ns, topics in deaths:
-        times = np.unique(ends["at_ns"][np.isin(ends["topic"], topics)])
-        if len(times) > 1:
-            found.append(longest_gap_ms(times, at_ns))
-    return found
-
-
-def longest_gap_ms(times: Any, at_ns: int) -> float:
-    """Return the longest time (ms) without an ack that begins, or is in progress, just after a kill."""
-    first = max(int(np.searchsorted(times, at_ns)) - 1, 0)
-    last = min(int(np.searchsorted(times, at_ns + HORIZON_NS)) + 1, len(times))
-    gaps = np.diff(times[first:last])
-    return float(gaps.max()) / 1e6 if len(gaps) else 0.0
-
-
 class Stage:
     """State shared by scenes: order, account, nursery. Scenes add their counts to the account."""
 
@@ -294,7 +270,7 @@ class Stage:
     def replay(cls, order: Order, name: str, case: Callable[[Stage], None]) -> None:
         """Run one case and print its findings and counts. Raises GuaranteeBroken if there is a finding."""
         account = Account()
-        with Nursery() as nursery:
+        with Nursery("chaos.rigs.work") as nursery:
             cls(order, account, nursery).run(name, case)
         account.print_report()
 

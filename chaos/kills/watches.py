@@ -13,13 +13,14 @@ from random import Random
 from typing import Literal
 
 import ringlog
-from chaos.kills.rig import SETTLE_S, Engine, close_down, kill_tree, on_shard
+from chaos.kills.rig import Engine, on_shard
 from chaos.kills.scene import SHARDS, Stage
-from chaos.rigs import targets
-from chaos.rigs.load import Stuck, wait_for
 from ringlog.board.processes import GATEWAY, SCHEDULER, WAL_SHARD
 from ringlog.client.read.pages import Page
 from ringlog.client.watches.events import CaughtUp, Lagged
+from ringlog.drill import targets
+from ringlog.drill.engine import SETTLE_S, close_down, kill_tree
+from ringlog.drill.load import Stuck, wait_for
 from ringlog.errors import RinglogError
 
 TOPICS = 4

@@ -11,12 +11,12 @@ from typing import Literal, NamedTuple
 import ringlog
 from chaos.leases.journal import Did, Journal, Outcome
 from chaos.leases.putting import End, put_all, value_of
-from chaos.rigs.tasks import Report, Task
 from ringlog.client import Client
 from ringlog.client.group import Group
 from ringlog.client.job import Job
 from ringlog.client.queue import Queue
 from ringlog.client.read.pages import Record
+from ringlog.drill.tasks import Report, Task
 from ringlog.errors import LeaseLost, RinglogError
 
 LEASE_MS = 1_200

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chaos.check import journal
-from chaos.check.journal import RowFile
+from ringlog.drill import journal
+from ringlog.drill.journal import RowFile
 
 ROW = np.dtype(
     [

@@ -17,7 +17,7 @@ from ringlog.client.write.fields import NewRecord
 from ringlog.errors import RinglogError
 
 if TYPE_CHECKING:
-    from chaos.rigs.tasks import Report, Task
+    from ringlog.drill.tasks import Report, Task
 
 _FILLER = bytes(range(256))
 VALUE_BYTES = 8

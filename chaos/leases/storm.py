@@ -10,16 +10,17 @@ from random import Random
 from typing import Any, Protocol
 
 import ringlog
-from chaos.kills.rig import close_down, kill_tree, on_shard
+from chaos.kills.rig import on_shard
 from chaos.kills.scene import SHARDS, Scene, Stage
 from chaos.leases import journal
 from chaos.leases.clients import DEAD
 from chaos.leases.putting import value_of
 from chaos.leases.verdict import Death, LeaseVerdict, Place, Rules, judge
 from chaos.order import Account, Order
-from chaos.rigs.load import Stuck, wait_for
-from chaos.rigs.nursery import Client, Nursery
 from ringlog.board.processes import GATEWAY, SCHEDULER, WAL_SHARD
+from ringlog.drill.engine import close_down, kill_tree
+from ringlog.drill.load import Stuck, wait_for
+from ringlog.drill.nursery import ClientProcess, Nursery
 from ringlog.errors import RinglogError
 
 DEFAULTS: dict[str, Any] = {"storm_s": 10.0, "empty_s": 60.0}
@@ -43,7 +44,7 @@ class Cast(Protocol):
     def make(self, client: ringlog.Client, topics: list[str]) -> None:
         """Create the topics, of both durability classes on both shards."""
 
-    def start(self, scene: Scene) -> tuple[list[Client], list[Client]]:
+    def start(self, scene: Scene) -> tuple[list[ClientProcess], list[ClientProcess]]:
         """Start clients. Returns the producers, and the clients with leases, which may be killed."""
 
     def left(self, client: ringlog.Client, topics: list[str]) -> int:
@@ -60,7 +61,7 @@ def run(order: Order, account: Account, cast: Cast) -> None:
     """Run storms until the time is over."""
     settings = order.choose(DEFAULTS)
     end = time.monotonic() + order.seconds
-    with Nursery() as nursery:
+    with Nursery("chaos.rigs.work") as nursery:
         stage = Stage(order, account, nursery)
         number = 0
         while number == 0 or (time.monotonic() + settings["storm_s"] < end and not account.findings):
@@ -114,14 +115,14 @@ def storm(
     _close(cast, stage, scene, makers, deaths, empty_s)
 
 
-def _like(scene: Scene, dead: Client) -> Client:
+def _like(scene: Scene, dead: ClientProcess) -> ClientProcess:
     """Start a client with the task of a killed one."""
     task = dead.task
     return scene.load.start(task.kind, topic=task.topic, hook=task.hook, transport=task.transport)
 
 
 def _close(
-    cast: Cast, stage: Stage, scene: Scene, makers: list[Client], deaths: list[Death], empty_s: float
+    cast: Cast, stage: Stage, scene: Scene, makers: list[ClientProcess], deaths: list[Death], empty_s: float
 ) -> None:
     """Wait until all work is done, restart once more, look, judge, stop and verify."""
     load, complaints = scene.load, scene.complaints

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from chaos.order import CannotRun, require
+from chaos.order import CannotRun
 from chaos.processes import raise_priority
 from chaos.rigs import small_disks
 from chaos.rigs.bench import Bench, bench, is_refused
 from chaos.rigs.cases import Case
-from chaos.rigs.load import ACKED, READ, REFUSED
 from ringlog.client import Record
+from ringlog.drill.checks import require
+from ringlog.drill.load import ACKED, READ, REFUSED
 from ringlog.errors import Internal, RequestTimeout, RinglogError, StorageReadOnly
 
 MIB = 1 << 20

@@ -17,11 +17,12 @@ from pathlib import Path
 import psutil
 
 import ringlog
-from chaos.order import CannotRun, GuaranteeBroken, require
+from chaos.order import CannotRun
 from chaos.rigs.bench import Bench, is_refused, process_cpu_s, topics_of
 from chaos.rigs.cases import Case
 from chaos.rigs.cgroups import group
-from chaos.rigs.load import ACKED, SLOW_S
+from ringlog.drill.checks import GuaranteeBroken, require
+from ringlog.drill.load import ACKED, SLOW_S
 from ringlog.storage.layout import LOCK_NAME
 from ringlog.supervision.tree import BACKGROUND
 from ringlog.testing.children import debug_environ

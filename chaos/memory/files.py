@@ -12,11 +12,11 @@ import xxhash
 import ringlog
 from chaos.memory.lies import rings_of
 from chaos.memory.raw import Opener
-from chaos.order import require
 from chaos.rigs import small_disks
 from chaos.rigs.bench import Bench, bench, topics_of
 from chaos.rigs.cases import Case
-from chaos.rigs.load import ACKED, UNKNOWN
+from ringlog.drill.checks import require
+from ringlog.drill.load import ACKED, UNKNOWN
 from ringlog.envelope.messages import ErrorReply, RingOpen
 from ringlog.environment import STOP_POINTS
 from ringlog.errors import RingError

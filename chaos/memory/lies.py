@@ -10,9 +10,9 @@ from pathlib import Path
 
 import ringlog
 from chaos.memory.raw import Opener, RawRing, Scribbler, any_word, twisted
-from chaos.order import GuaranteeBroken, require
 from chaos.rigs.bench import Bench, topics_of
 from chaos.rigs.cases import Case
+from ringlog.drill.checks import GuaranteeBroken, require
 from ringlog.errors import RingError
 from ringlog.frame.settle_entry import entry_error
 from ringlog.ring import layout

@@ -13,8 +13,8 @@ from typing import Any
 import xxhash
 import zmq
 
-from chaos.order import GuaranteeBroken, require
 from ringlog.board.processes import SUPERVISOR, shard_bell, socket_of
+from ringlog.drill.checks import GuaranteeBroken, require
 from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.messages import RingClose, RingClosed, RingOpen, RingOpened
 from ringlog.envelope.wire import decode, encode

@@ -17,7 +17,8 @@ from functools import partial
 
 from chaos.attack.arena import Arena, arena
 from chaos.network import cuts, peers
-from chaos.order import Account, GuaranteeBroken, Order
+from chaos.order import Account, Order
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.errors import RinglogError
 
 Row = Callable[[Arena, random.Random], int]

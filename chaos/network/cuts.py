@@ -9,8 +9,8 @@ from typing import Any
 
 from chaos.attack.arena import ANSWER_S, Arena, a_frame, ask, data_of, hear, hello
 from chaos.network.proxy import DOWN, UP, Proxy
-from chaos.order import require
 from ringlog.client import Client
+from ringlog.drill.checks import require
 from ringlog.envelope import messages as m
 from ringlog.envelope.wire import encode
 from ringlog.errors import ConnectionTrouble, Refused, RinglogError

@@ -14,7 +14,7 @@ import zmq
 from chaos.attack.arena import Arena, data_of, hello
 from chaos.network.cuts import RESULT_S, History, _topic, stored_in
 from chaos.network.proxy import DOWN, UP, Proxy
-from chaos.order import require
+from ringlog.drill.checks import require
 from ringlog.envelope import messages as m
 from ringlog.envelope.wire import decode, encode
 from ringlog.errors import RinglogError

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import ringlog
-from chaos.order import Account, GuaranteeBroken, Order, require
-from chaos.rigs.judge import verify
-from chaos.rigs.load import SLOW_S, Load, wait_for
-from chaos.rigs.nursery import Nursery
+from chaos.order import Account, Order
+from ringlog.drill.checks import GuaranteeBroken, require, verify
+from ringlog.drill.load import SLOW_S, Load, wait_for
+from ringlog.drill.nursery import Nursery
 from ringlog.errors import RinglogError
 from ringlog.placement import home_shard
 from ringlog.testing.real_engine import TestEngine, engine
@@ -163,7 +163,7 @@ def bench(
     for section, values in (settings or {}).items():
         base[section] = {**base.get(section, {}), **values}
     with (
-        Nursery() as nursery,
+        Nursery("chaos.rigs.work") as nursery,
         engine(directory=root, environ=environ, **base) as host,
         contextlib.ExitStack() as stack,
     ):

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from chaos.order import Account, CannotRun, GuaranteeBroken, Order
+from chaos.order import Account, CannotRun, Order
+from ringlog.drill.checks import GuaranteeBroken
 
 Bench = TypeVar("Bench")
 

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chaos.order import GuaranteeBroken
 from chaos.rigs.model import Model, SentFrame
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.envelope import messages as m
-from ringlog.verify.directory import Verification, verify_directory
-from ringlog.verify.findings import DAMAGE
 from tests.support.shard_world import World
 
 
@@ -202,16 +200,3 @@ def write_files(files: Mapping[str, bytes], root: Path) -> None:
         real = root / path[1:]
         real.parent.mkdir(parents=True, exist_ok=True)
         real.write_bytes(data)
-
-
-def verify(data_dir: str | Path, cold_dir: str | Path = "", *, is_deep: bool = False) -> Verification:
-    """Run the offline verifier, which shares no decoder with the engine.
-
-    Raises GuaranteeBroken for damage.
-    """
-    found = verify_directory(str(data_dir), is_deep=is_deep, jobs=1, cold_dir=str(cold_dir))
-    damage = [each for each in found.findings if each.severity == DAMAGE]
-    if damage:
-        wrong = [f"{each.path} at {each.offset}: {each.what}" for each in damage[:5]]
-        raise GuaranteeBroken(f"the verifier finds damage: {'; '.join(wrong)}")
-    return found

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from chaos.order import GuaranteeBroken
+from ringlog.drill.checks import GuaranteeBroken
 
 
 @dataclass(slots=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import ringlog
-from chaos.order import GuaranteeBroken
 from chaos.processes import raise_priority
-from chaos.rigs.load import ACKED, REFUSED, UNKNOWN, Load
-from chaos.rigs.nursery import Nursery
+from ringlog.drill.checks import GuaranteeBroken
+from ringlog.drill.load import ACKED, REFUSED, UNKNOWN, Load
+from ringlog.drill.nursery import Nursery
 from ringlog.envelope import messages as m
 from ringlog.errors import RinglogError
 from ringlog.link.shard_requests import Requester

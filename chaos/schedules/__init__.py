@@ -29,10 +29,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.order import Account, GuaranteeBroken, Order
+from chaos.order import Account, Order
 from chaos.schedules import bell, ring, seqlock, starts
 from chaos.schedules.ring_memory import World
 from ringlog.board import seqlock as product
+from ringlog.drill.checks import GuaranteeBroken
 
 SCHEDULES_MAX = 1 << 62
 """Cap of counts. Some readers of the report cannot represent larger numbers."""

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from chaos.order import GuaranteeBroken
 from chaos.schedules.stepping import Stepped, Suspended, count_states
 from ringlog.actors.wal_shard.io.idle_wait import IdleWait
 from ringlog.board.layout import ProcessField
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.link.channel.call_link import CallLink
 from ringlog.link.channel.client_ring import ClientRing
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from chaos.order import GuaranteeBroken
 from chaos.schedules.ring_memory import (
     WORDS,
     Frozen,
@@ -28,6 +27,7 @@ from chaos.schedules.ring_memory import (
     let_go,
 )
 from chaos.schedules.stepping import Suspended
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.errors import RingError
 from ringlog.ring.consumer import RingConsumer
 from ringlog.ring.layout import PAD_WORD, RingIdentity, RingProducerState, RingWord

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from chaos.order import GuaranteeBroken
 from ringlog import config as settings
 from ringlog.clock import SystemClock
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.entropy import random_hex
 from ringlog.errors import StartRefused
 from ringlog.hardening import die_with_parent

@@ -28,7 +28,7 @@ from functools import partial
 
 import numpy as np
 
-from chaos.order import Account, GuaranteeBroken, Order
+from chaos.order import Account, Order
 from chaos.processes import subprocess_task, suppress_logging
 from chaos.states import edges
 from chaos.states.explore import ALONE, Explorer, Part, Share, Steps, Tally, histories, record
@@ -36,6 +36,7 @@ from chaos.states.judge import Depth
 from chaos.states.offline import Offline
 from chaos.states.replaying import replay_state
 from chaos.states.workload import ALPHABET
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.errors import RinglogError
 
 _EDGES = f"{edges.EDGES}/"

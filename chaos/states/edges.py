@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from chaos.order import GuaranteeBroken
 from chaos.rigs.judge import KILL, POWER_LOSS, CrashKind, Seen
 from chaos.states.explore import cuts_of, record
 from chaos.states.images import Image
 from chaos.states.judge import Depth, judge
 from chaos.states.workload import Facts
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.storage.layout import decode_wal_header, parse_wal_name, wal_name
 from ringlog.testing import disk as d

@@ -10,13 +10,13 @@ from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from chaos.order import GuaranteeBroken
 from chaos.rigs import storage
 from chaos.rigs.judge import KILL, KILL_SHARD, POWER_LOSS, CrashKind
 from chaos.states.images import Image, Tree
 from chaos.states.judge import LATER_SALTS, Depth, judge, judge_trap, new_world
 from chaos.states.offline import Offline
 from chaos.states.workload import ALPHABET, DIRECTORIES, Facts, History, Workload
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.testing import disk as d
 from tests.support.shard_world import SimulatedBoardMarks
 

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 import xxhash
 
-from chaos.order import GuaranteeBroken
 from chaos.rigs import storage
 from chaos.rigs.harness import CLASSES, FILE_BYTES
 from chaos.rigs.judge import POWER_LOSS, CrashKind, Seen, check, observe, require_same
@@ -23,6 +22,7 @@ from chaos.rigs.model import Model, SentFrame
 from chaos.rigs.storage import COLD
 from chaos.states.images import Image
 from chaos.states.offline import Laid, Offline, Told
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.errors import RinglogError
 from ringlog.frame.settle_entry import S_FIRST_SEQ, entry_error
 from ringlog.storage.disk import Disk

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from chaos.order import GuaranteeBroken
-from chaos.rigs.judge import verify
 from chaos.rigs.storage import COLD
+from ringlog.drill.checks import GuaranteeBroken, verify
 from ringlog.testing.simulated_disk import SimulatedDisk
 from ringlog.verify.frame_decoder import VerifyError, decode_frame
 from ringlog.verify.segment_decoder import DATA_HEADER_BYTES, read_data_header

@@ -36,12 +36,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chaos.doctor import need_allocations
-from chaos.order import Account, CannotRun, GuaranteeBroken, Order
+from chaos.order import Account, CannotRun, Order
 from chaos.processes import subprocess_task, suppress_logging
 from chaos.sweeps import allocations, calls, gateway, lines
 from chaos.sweeps.house import Image
 from chaos.sweeps.judge import ENDS, ENDS_EACH, Known
 from chaos.sweeps.workloads import BY_NAME, Workload
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.errors import RinglogError
 from ringlog.testing.disk import Halted
 

@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.order import GuaranteeBroken
 from chaos.processes import forked
 from chaos.rigs.judge import KILL, check, observe, require_same
 from chaos.sweeps.calls import begin
 from chaos.sweeps.house import VISIBLE, FaultyEngine, Image
 from chaos.sweeps.judge import ENDS_EACH, Known, end_each
 from chaos.sweeps.workloads import BY_NAME
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.envelope import messages as m
 from ringlog.frame import encode_records, frame
 

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from chaos.order import GuaranteeBroken
 from chaos.rigs.judge import KILL, CrashKind, check, observe
 from chaos.rigs.model import Model
 from chaos.sweeps.house import VISIBLE, Down, FaultyEngine, Image
 from chaos.sweeps.judge import CHANCE, ENDS, Known, end_and_judge
 from chaos.sweeps.workloads import BY_NAME, Workload
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.errors import RinglogError
 from ringlog.testing.disk import DiskFault, FaultyDisk
 from ringlog.testing.faulty_disk import Kind, OpClass

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos.order import GuaranteeBroken
 from chaos.sweeps.lines import ROOT, Line, TooFew, Tracer, Unexpected
 from ringlog.access.key_ring import KeyRing
 from ringlog.access.keys import Principal
@@ -19,6 +18,7 @@ from ringlog.access.permissions import SCOPES
 from ringlog.actors.gateway import events as ev
 from ringlog.actors.gateway.core import GatewayCore, GatewayIdentity
 from ringlog.contract import DrainRequested, Reply, Tick
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.envelope import messages as m
 from ringlog.errors import NotReady, TopicNotFound
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from chaos.order import GuaranteeBroken
 from chaos.rigs.judge import KILL, POWER_LOSS, CrashKind, Seen, check, observe, require_same
 from chaos.sweeps.house import FaultyEngine
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.errors import RinglogError
 from ringlog.testing.disk import PowerLossDamage
 

@@ -22,12 +22,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from chaos.order import GuaranteeBroken
 from chaos.rigs.judge import observe, require_same
 from chaos.sweeps.calls import act, begin
 from chaos.sweeps.house import FaultyEngine, Image
 from chaos.sweeps.judge import Known, end_each
 from chaos.sweeps.workloads import BY_NAME, WORKLOADS, Workload
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.errors import RinglogError
 from ringlog.testing.disk import FaultyDisk, Halted
 from tests.support.shard_world import NoReply

@@ -11,10 +11,11 @@ import contextlib
 import time
 
 from chaos.doctor import need_root
-from chaos.order import Account, CannotRun, GuaranteeBroken, Order
+from chaos.order import Account, CannotRun, Order
 from chaos.rigs.blockstore import stored_volume
 from chaos.rigs.mount import KINDS, RigError
 from chaos.syncs import engine, shard
+from ringlog.drill.checks import GuaranteeBroken
 
 SETTINGS = {"engine": ["fails", "lags"], "engine_share": 0.5, "rounds_min": 4}
 """`engine`: cases of engine.CASES for the whole program, in turn. `engine_share`: share of the time for them.

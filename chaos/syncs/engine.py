@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos.order import Account, GuaranteeBroken, Order
+from chaos.order import Account, Order
 from chaos.rigs.blockstore import StoredVolume, stored_volume
 from chaos.rigs.extents import forget_pages, range_of
-from chaos.rigs.judge import verify
-from chaos.rigs.load import ACKED
 from chaos.rigs.mount import KINDS, RigError, bind, unmount, volume
-from chaos.rigs.nursery import Nursery
 from chaos.rigs.program import ASK_S, BATCH, TOPICS, WAIT_S, Traffic, checkpoint, data_of, program, until
-from chaos.rigs.targets import is_alive
+from ringlog.drill.checks import GuaranteeBroken, verify
+from ringlog.drill.load import ACKED
+from ringlog.drill.nursery import Nursery
+from ringlog.drill.targets import is_alive
 from ringlog.errors import RinglogError
 from ringlog.placement import home_shard
 from ringlog.testing.real_engine import TestEngine
@@ -59,7 +59,7 @@ def run(order: Order, account: Account, names: list[str], until_s: float) -> Non
 
 def run_case(name: str, order: Order, kind: str, account: Account) -> None:
     """Run one case by its name. Raises GuaranteeBroken."""
-    with Nursery() as nursery:
+    with Nursery("chaos.rigs.work") as nursery:
         CASES[name](_Place(order, kind, account, nursery))
 
 

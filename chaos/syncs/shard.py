@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.order import Account, GuaranteeBroken
+from chaos.order import Account
 from chaos.rigs.blockstore import StoredVolume
 from chaos.rigs.extents import Range, forget_pages, range_of
 from chaos.rigs.judge import KILL_SHARD
 from chaos.rigs.life import Life
 from chaos.rigs.storage import seal
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.errors import CorruptData, DiskError, InvariantViolation, Refused, RinglogError
 from tests.support.shard_world import DATA
 

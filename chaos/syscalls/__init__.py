@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos.order import Account, CannotRun, GuaranteeBroken, Order
-from chaos.rigs.judge import verify
-from chaos.rigs.load import ACKED
-from chaos.rigs.nursery import Nursery
+from chaos.order import Account, CannotRun, Order
 from chaos.rigs.program import BATCH, TOPICS, Traffic, checkpoint, data_of, program, until
+from ringlog.drill.checks import GuaranteeBroken, verify
+from ringlog.drill.load import ACKED
+from ringlog.drill.nursery import Nursery
 from ringlog.errors import RinglogError
 from ringlog.testing.real_engine import TestEngine
 
@@ -102,7 +102,7 @@ def replay(order: Order, case: str) -> None:
 def _run_batch(root: Path, batch: list[Case], account: Account, until_s: float) -> None:
     root.mkdir()
     done: list[str] = []
-    with Nursery() as nursery, program(root, **LIMITS) as host:
+    with Nursery("chaos.rigs.work") as nursery, program(root, **LIMITS) as host:
         traffic = Traffic.begin(nursery, root / "journals", host.url)
         try:
             for case in batch:

@@ -9,7 +9,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from chaos.order import GuaranteeBroken
 from chaos.rigs.storage import asked_by, reclaimer_numbers, reclaimer_of
 from chaos.world.engine import COLD, Child, Engine
 from chaos.world.tasks import NS, Process
@@ -20,6 +19,7 @@ from ringlog.actors.reclaimer import orphan_sweep, reclaim_round, segment_indexe
 from ringlog.actors.relocator.core import ColdReads, Fetch, Fetched, PartChanged
 from ringlog.actors.relocator.mover import Mover
 from ringlog.contract import ControlReceived, Reply, Tick
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.envelope import messages as m
 from ringlog.errors import (
     ColdUnavailable,

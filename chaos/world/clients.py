@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from pyroaring import BitMap64
 
-from chaos.order import GuaranteeBroken
 from chaos.world.engine import RING_FRAMES_MAX, Engine, Ring
 from chaos.world.model import Deletion, Life, Model, Sent
 from chaos.world.tasks import Process, Signal
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.envelope import messages as m
 from ringlog.errors import RinglogError, StaleEpoch, TopicNotFound
 from ringlog.frame import encode_records, frame

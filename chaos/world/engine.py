@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
-from chaos.order import GuaranteeBroken
 from chaos.world.disks import DiskFaults, ProcessDisk
 from chaos.world.model import Model
 from chaos.world.tasks import NS, Halted, Loop, Process, Signal
 from ringlog.actors.wal_shard.core import Settings
 from ringlog.config import ColdConfig, Config, DeliveryConfig, StorageConfig, WalConfig
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.envelope import messages as m
 from ringlog.errors import (
     CorruptData,

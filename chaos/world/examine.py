@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chaos.order import GuaranteeBroken
-from chaos.rigs.judge import verify, write_files
+from chaos.rigs.judge import write_files
 from chaos.world.clients import Producer
 from chaos.world.engine import COLD, Engine
 from chaos.world.model import Model
 from chaos.world.readers import Reader
 from chaos.world.tasks import NS
+from ringlog.drill.checks import GuaranteeBroken, verify
 from ringlog.envelope import messages as m
 from ringlog.errors import NotReady, RinglogError, TopicNotFound
 from tests.support.shard_world import DATA

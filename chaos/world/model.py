@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from chaos.order import GuaranteeBroken
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.errors import Outcome
 from ringlog.types import Durability
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from chaos.order import GuaranteeBroken
 from chaos.world.clients import Client
 from chaos.world.engine import Engine
 from chaos.world.model import Model
@@ -17,6 +16,7 @@ from ringlog.actors.gateway.reads.frame_reader import read_files
 from ringlog.actors.gateway.replies import plan_for_read, read_reply
 from ringlog.client.read.fetch_result import FetchResult
 from ringlog.client.read.remote_source import decode_received_frames, hidden_numbers
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, NotReady, Refused, RinglogError, TopicNotFound
 from ringlog.storage.extents import LogHighWatermark

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from chaos.order import GuaranteeBroken
 from chaos.world.engine import RING_FRAMES_MAX, Child, Engine, Ring
 from chaos.world.tasks import NS, Process
 from ringlog.actors.wal_shard import events as ev
 from ringlog.contract import DrainRequested, Reply
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.envelope import messages as m
 from ringlog.errors import Refused
 from ringlog.frame.settle_entry import FLAG_DEDUPED, FLAGS_SHIFT, S_COUNT_STATUS, S_TOPIC

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
-from chaos.order import GuaranteeBroken
 from chaos.rigs.storage import drawn_salts
 from chaos.world import actors, gateway, shards
 from chaos.world.clients import Admin, Producer
@@ -21,6 +20,7 @@ from chaos.world.plan import FAULTS as FAULT_STEPS
 from chaos.world.plan import Failed, Step, options_of, steps_of
 from chaos.world.readers import Reader
 from chaos.world.tasks import NS, Loop, Process
+from ringlog.drill.checks import GuaranteeBroken
 
 REST_S = 90.0
 """Limit of the virtual time (s) from the last fault until everything is served again."""

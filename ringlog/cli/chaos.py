@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -14,7 +13,6 @@ from ringlog.cli.option_parsing import parse_timeout
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
 from ringlog.cli.output import Format, Printer
-from ringlog.errors import UsageError
 
 SHOWN_MAX = 20
 
@@ -61,15 +59,17 @@ def chaos(
     --------
     ringlog chaos --for 60s --kill wal_shard,compactor
     """
-    live = _harness()
+    # Loaded when the command runs: it imports the test engine.
+    from ringlog.drill.drill import DrillOptions, run_drill
+
     url = options.url or (f"ringlog://{os.path.abspath(data_dir)}/run" if data_dir else None)
-    drill_options = live.DrillOptions(
+    drill_options = DrillOptions(
         url=url or os.environ.get(environment.URL) or None, seconds=parse_timeout(for_, "--for"),
         kill=[role.strip() for role in kill.split(",") if role.strip()],
         every_s=parse_timeout(every, "--every"), pause_s=parse_timeout(pause, "--pause") if pause else 0.0,
         restart_command=restart_command, per_s=rate,
     )  # fmt: skip
-    verdict = live.run_drill(drill_options, _progress if options.shows_progress else lambda _: None)
+    verdict = run_drill(drill_options, _progress if options.shows_progress else lambda _: None)
     printer = Printer(Format.JSON) if json else options.printer()
     printer.item({"verdict": "broken" if verdict.wrong else "held", **verdict.facts})
     if options.shows_progress:
@@ -77,19 +77,6 @@ def chaos(
     for line in verdict.wrong[:SHOWN_MAX]:
         print(line, file=sys.stderr)
     return CliExit.FAILED if verdict.wrong else CliExit.DONE
-
-
-def _harness() -> Any:
-    """Import the chaos harness; raise UsageError if this installation does not contain it."""
-    try:
-        return importlib.import_module("chaos.kills.live")
-    except ModuleNotFoundError as e:
-        if not (e.name or "").startswith("chaos"):
-            raise
-        raise UsageError(
-            "this installation of ringlog has no chaos harness: run the command in a checkout of ringlog",
-            missing=e.name,
-        ) from None
 
 
 def _progress(text: str) -> None:

@@ -1,21 +1,17 @@
 """The launcher: a process that has imported the engine, and is forked for each engine of a test run.
 
 The imports of a supervisor and its actors take more CPU time than the rest of an engine's start and stop. The
-launcher does them once, before the first engine. Each engine is a fork that runs the `supervisor` program
-with its own arguments, environment, working directory and log.
+launcher does them once, before the first engine. Each engine is a fork that runs as `ringlog serve` does,
+with its own settings, environment, working directory and log.
 
 When the parent ends, for example a test run that is killed, the launcher stops its engines in an orderly way.
 When the launcher is killed, its engines receive SIGTERM.
-
-The process runs this file by its path, and imports the ringlog that the environment's PYTHONPATH names. That
-may be an earlier release, so this file imports nothing of ringlog by itself.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import gc
 import importlib
 import marshal
@@ -31,6 +27,9 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from ringlog import actors, hardening
+from ringlog.errors import ExitCode
+
 START_S = 60.0
 """Timeout in seconds of the launcher's imports and of a fork."""
 LAUNCHERS_MAX = 2
@@ -41,7 +40,6 @@ END_S = 1.0
 _MESSAGE_BYTES_MAX = 1 << 20
 """Largest request: arguments and environment of an engine."""
 _NUMBER_BYTES = 8
-_PR_SET_PDEATHSIG = 1
 
 
 class EngineProcess:
@@ -88,7 +86,7 @@ class _Launcher:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-P", __file__, str(theirs.fileno()), str(os.getpid())]
+            command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), str(os.getpid())]
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, env=environ, pass_fds=[theirs.fileno()]
             )
@@ -131,11 +129,12 @@ _launchers: dict[tuple[int, object], _Launcher] = {}
 _lock = threading.Lock()
 
 
-def launch(arguments: Sequence[str], environ: Mapping[str, str], log_fd: int) -> EngineProcess:
-    """Start the `supervisor` program.
+def launch(data_dir: str, sets: Sequence[str], environ: Mapping[str, str], log_fd: int) -> EngineProcess:
+    """Start an engine.
 
     Args:
-        arguments: Command line without the name of the program.
+        data_dir: Its data directory.
+        sets: Settings, as `section.key=value`.
         environ: Environment of the engine. Engines with different variables, other than those of ringlog,
             come from different launchers: variables may change the interpreter or what is imported.
         log_fd: Descriptor for standard output and standard error.
@@ -146,7 +145,7 @@ def launch(arguments: Sequence[str], environ: Mapping[str, str], log_fd: int) ->
     Raises:
         OSError: The launcher or the process could not be started.
     """
-    request = marshal.dumps((list(arguments), dict(environ), os.getcwd()))
+    request = marshal.dumps((data_dir, list(sets), dict(environ), os.getcwd()))
     others = frozenset(item for item in environ.items() if not item[0].startswith("RINGLOG_"))
     # A forked child of this process has a launcher of its own.
     key = os.getpid(), others
@@ -207,15 +206,12 @@ def main(requests: socket.socket, parent_pid: int) -> None:
 
 
 def _import_engine() -> None:
-    """Import the supervisor and all kinds of actors that this ringlog has."""
-    importlib.import_module("supervisor")
+    """Import the supervisor and all kinds of actors."""
     importlib.import_module("ringlog.supervision.serve")
-    actors = importlib.import_module("ringlog.actors")
     for module in pkgutil.iter_modules(actors.__path__, "ringlog.actors."):
         if module.ispkg:
             importlib.import_module(f"{module.name}.__main__")
-    # It finds the memory of the title while the environment is where the kernel put it.
-    importlib.import_module("setproctitle").getproctitle()
+    hardening.locate_process_title()
 
 
 def _receive(
@@ -251,20 +247,18 @@ def _receive(
 
 
 def _run_supervisor(
-    launcher_pid: int, arguments: list[str], environ: Mapping[str, str], directory: str
+    launcher_pid: int, data_dir: str, sets: list[str], environ: Mapping[str, str], directory: str
 ) -> NoReturn:
-    """Become an engine, as if the `supervisor` program had been started with these arguments."""
+    """Become an engine, as if `ringlog serve` had been started with these settings."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-    if os.getppid() != launcher_pid:
-        sys.exit(-signal.SIGTERM)
+    if not hardening.die_with_parent(launcher_pid):
+        sys.exit(ExitCode.ORPHANED)
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environ)
-    sys.argv[:] = ["supervisor", *arguments]
-    # What looks for the processes of a data directory finds it on the command line.
-    importlib.import_module("setproctitle").setproctitle(" ".join(["ringlog: supervisor", *arguments]))
-    sys.exit(importlib.import_module("supervisor").main())
+    # The data directory is on the command line of each of its processes.
+    hardening.set_process_title("supervisor", data_dir)
+    sys.exit(importlib.import_module("ringlog.supervision.serve").serve(sets=sets, data_dir=data_dir))
 
 
 def _send_number(to: socket.socket, number: int, *descriptors: int) -> None:

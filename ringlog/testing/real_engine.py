@@ -4,8 +4,8 @@
         client = ringlog.connect(running.url)
         running.kill("wal_shard", shard=0)
 
-It runs the `supervisor` program, as users do, in its own process (see ringlog.testing.launcher). Each wait
-polls a condition and has a deadline. At the end of the block the engine is stopped in an orderly way.
+It runs as `ringlog serve` does, in its own processes (see ringlog.testing.launcher). Each wait polls a
+condition and has a deadline. At the end of the block the engine is stopped in an orderly way.
 Remaining processes are then killed, and shared memory is removed.
 """
 
@@ -84,12 +84,11 @@ class TestEngine:
         """Start the engine without waiting; return the engine file of the previous engine, or None."""
         if self._process is not None and self._process.poll() is None:
             raise UsageError("the engine is running", data_dir=self.data_dir)
-        arguments = ["--data-dir", self.data_dir, "--set", "run.allow_root=true"]
-        for key, value in self._settings.items():
-            arguments += ["--set", f"{key}={_text(value)}"]
+        settings = {"run.allow_root": True, **self._settings}
+        sets = [f"{key}={_text(value)}" for key, value in settings.items()]
         before = read_engine_file(self.run_dir)
         with self.log_path.open("ab") as log:
-            self._process = launch(arguments, self._environ, log.fileno())
+            self._process = launch(self.data_dir, sets, self._environ, log.fileno())
         return before
 
     def end_start(self, before: EngineInfo | None) -> EngineInfo:
@@ -293,7 +292,7 @@ def engine(
     """
     root = Path(directory) if directory is not None else Path(tempfile.mkdtemp(prefix="ringlog-test-"))
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    running = TestEngine(root, _flatten(config), _environment(environ or {}))
+    running = TestEngine(root, _flatten(config), engine_environ(environ or {}))
     try:
         running.start()
         yield running
@@ -335,7 +334,7 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _environment(added: Mapping[str, str]) -> dict[str, str]:
+def engine_environ(added: Mapping[str, str]) -> dict[str, str]:
     """Return this process's environment without RINGLOG_ variables, and with this code first on the path."""
     root = str(Path(ringlog.__file__).resolve().parent.parent)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RINGLOG_")}

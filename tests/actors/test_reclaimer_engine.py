@@ -126,6 +126,7 @@ def test_a_scrub_that_fails_is_answered(tmp_path):
         checkpoint(host)
         loop = Path(host.data_dir) / META_DIR / snapshot_name(0, 1 << 40)
         loop.symlink_to(loop.name)
+        host.wait_ready("reclaimer", timeout=50)
         requester = Requester("reclaimer", f"ipc://{host.info.shm_dir}/reclaimer.sock")
         try:
             with pytest.raises(Internal, match="cannot be read"):

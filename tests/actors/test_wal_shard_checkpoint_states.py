@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.order import GuaranteeBroken
 from chaos.states.explore import Share, explore
 from ringlog.actors.wal_shard.recovery.baseline import Baseline
 from ringlog.actors.wal_shard.retention.checkpoint import ShardCheckpoint as ShardSide
+from ringlog.drill.checks import GuaranteeBroken
 
 SHARE = Share(recoveries_every=400, recovery_cuts=4, sends_again_every=5, goes_on_every=100)
 

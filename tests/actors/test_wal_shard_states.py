@@ -9,12 +9,12 @@ import random
 
 import pytest
 
-from chaos.order import GuaranteeBroken
 from chaos.states.explore import Share, explore, histories
 from ringlog.actors.wal_shard.commit.batch_committer import BatchCommitter
 from ringlog.actors.wal_shard.recovery import replay
 from ringlog.actors.wal_shard.recovery.copy_forward import CopyForward
 from ringlog.actors.wal_shard.recovery.file_ends import FileEnds
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.storage.disk import Disk
 from ringlog.storage.wal import WalWriter
 from ringlog.topic.dedup import ProducerTable

@@ -10,7 +10,8 @@ pytestmark = [needs_mounts, pytest.mark.slow]
 
 CUTS = """
 from chaos.cuts import live
-from chaos.order import Account, GuaranteeBroken, Order
+from chaos.order import Account, Order
+from ringlog.drill.checks import GuaranteeBroken
 from chaos.rigs.mount import volume
 account, found = Account(), ""
 with volume(args[0], scratch) as one:
@@ -35,7 +36,8 @@ found = account.findings[0].what if account.findings else ""
 """
 
 SYNCS = """
-from chaos.order import Account, GuaranteeBroken, Order
+from chaos.order import Account, Order
+from ringlog.drill.checks import GuaranteeBroken
 from chaos.rigs.blockstore import stored_volume
 from chaos.syncs.shard import run_case
 account, found = Account(), ""

@@ -20,7 +20,7 @@ from chaos.leases.journal import ROW, Did, Outcome
 from chaos.leases.verdict import Death, LeaseVerdict, Place, Rules, judge
 from chaos.order import Account, Order
 from chaos.plan import load_faults, load_plan
-from chaos.rigs.nursery import Nursery
+from ringlog.drill.nursery import Nursery
 from tests.support.lease_story import MS, ONE, LeaseStory
 
 RULES = Rules(lease_ms=1_000, idle_ms=600)
@@ -234,7 +234,7 @@ def storm(tmp_path: Path) -> Callable[[float, float], Account]:
 
     def run(seconds: float, empty_s: float) -> Account:
         account = Account()
-        with Nursery() as nursery:
+        with Nursery("chaos.rigs.work") as nursery:
             stage = Stage(Order("groups", 1, 5.0, tmp_path / "scratch", {}), account, nursery)
             stage.run("storm", partial(groups.storm, seconds=seconds, random=Random(5), empty_s=empty_s))
         return account

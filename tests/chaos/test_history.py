@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chaos.check.history import NothingToJudge, judge
-from chaos.check.journal import OPS_PER_CLIENT, ROW, Journal, Outcome, What, load, rows_in
+from ringlog.drill.history import NothingToJudge, judge
+from ringlog.drill.journal import OPS_PER_CLIENT, ROW, Journal, Outcome, What, load, rows_in
 
 
 class Story:

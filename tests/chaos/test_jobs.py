@@ -17,7 +17,7 @@ from chaos.leases.putting import payload_of, value_of
 from chaos.leases.verdict import Death, LeaseVerdict, Place, Rules, judge
 from chaos.order import Account, Order
 from chaos.plan import load_plan
-from chaos.rigs.nursery import Nursery
+from ringlog.drill.nursery import Nursery
 from tests.support.lease_story import MS, LeaseStory
 from tests.support.lease_story import ONE as JOB
 
@@ -154,7 +154,7 @@ def test_both_plans_have_the_class() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.night
 def test_a_small_storm_of_jobs_passes(account: Account, tmp_path: Path) -> None:
-    with Nursery() as nursery:
+    with Nursery("chaos.rigs.work") as nursery:
         stage = Stage(Order("jobs", 1, 5.0, tmp_path, {}), account, nursery)
         stage.run("storm", partial(jobs.storm, seconds=4.0, random=Random(5)))
     assert account.findings == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -15,19 +14,21 @@ import numpy as np
 import pytest
 
 import ringlog
-from chaos.check import journal
-from chaos.check.history import judge
-from chaos.check.journal import Journal, Outcome, What
 from chaos.check.keys import KEY_VALUES, check_keys, tried_twice
-from chaos.kills import forwarding, live, points
+from chaos.kills import forwarding, points
 from chaos.kills.rig import Engine
-from chaos.kills.scene import Stage, longest_gap_ms
+from chaos.kills.scene import Stage
 from chaos.order import Account, Order
-from chaos.rigs import targets, work
-from chaos.rigs.load import Stuck, wait_for
-from chaos.rigs.nursery import Nursery
-from chaos.rigs.tasks import Report, Task
+from chaos.rigs import work
 from ringlog.board.processes import GATEWAY, SCHEDULER, WAL_SHARD
+from ringlog.drill import journal, targets
+from ringlog.drill.drill import DrillOptions
+from ringlog.drill.history import judge
+from ringlog.drill.journal import Journal, Outcome, What
+from ringlog.drill.load import Stuck, wait_for
+from ringlog.drill.nursery import Nursery
+from ringlog.drill.pauses import longest_gap_ms
+from ringlog.drill.tasks import Report, Task
 from ringlog.errors import UsageError
 from ringlog.link.delivery import Delivery
 from ringlog.stop_points import POINTS, configure
@@ -110,18 +111,7 @@ def test_a_failed_wait_reports_its_condition():
 )
 def test_invalid_options_of_the_command_are_refused(wish, what):
     with pytest.raises(UsageError, match=what):
-        live.DrillOptions(**{"url": None, "seconds": 1, "every_s": 1, **wish}).check()
-
-
-def test_the_command_without_the_harness_is_a_usage_error(monkeypatch):
-    from ringlog.cli import chaos as command
-
-    def missing(name):
-        raise ModuleNotFoundError(f"No module named {name!r}", name="chaos")
-
-    monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(UsageError, match="no chaos harness"):
-        command._harness()
+        DrillOptions(**{"url": None, "seconds": 1, "every_s": 1, **wish}).check()
 
 
 def stage_of(tmp_path, nursery):
@@ -147,7 +137,7 @@ def storm_in_small(stage):
 @SOME
 @pytest.mark.night
 def test_routers_lose_no_copy_under_kills(tmp_path):
-    with Nursery() as nursery:
+    with Nursery("chaos.rigs.work") as nursery:
         stage = stage_of(tmp_path, nursery)
         stage.run("routers", partial(forwarding.routers, seconds=4.0, passes=(1,)))
     assert stage.account.findings == []
@@ -173,7 +163,7 @@ def test_copies_that_differ_from_their_source_are_reported(tmp_path):
 @SOME
 @pytest.mark.night
 def test_a_small_storm_of_kills_passes_and_is_counted(tmp_path):
-    with Nursery() as nursery:
+    with Nursery("chaos.rigs.work") as nursery:
         stage = stage_of(tmp_path, nursery)
         stage.run("small", storm_in_small)
     account = stage.account
@@ -206,7 +196,7 @@ def test_a_planted_bug_is_detected_by_kills(tmp_path, monkeypatch, bug):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "sitecustomize.py").write_text(source)
     monkeypatch.setattr(Engine, "code_first", (str(tmp_path / "code"),))
-    with Nursery() as nursery:
+    with Nursery("chaos.rigs.work") as nursery:
         stage = stage_of(tmp_path, nursery)
         stage.run("planted", killed_before_it_settles)
     assert kinds <= set(stage.total.wrong), stage.account.findings

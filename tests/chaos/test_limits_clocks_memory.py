@@ -14,8 +14,9 @@ import chaos.clocks
 import chaos.limits
 import chaos.memory
 from chaos.clocks.walls import LAST_NS, Walls
-from chaos.order import Account, GuaranteeBroken, Order
+from chaos.order import Account, Order
 from chaos.rigs.cases import Case, run_cases
+from ringlog.drill.checks import GuaranteeBroken
 
 ROOT = Path(__file__).parent.parent.parent
 CLASSES = {"clocks": chaos.clocks, "limits": chaos.limits, "memory": chaos.memory}
@@ -138,7 +139,7 @@ def test_a_planted_bug_is_detected_by_its_class(
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join((str(site), os.environ.get("PYTHONPATH", ""), str(ROOT)))
     )
-    monkeypatch.setattr("chaos.rigs.load.SLOW_S", 6.0)
+    monkeypatch.setattr("ringlog.drill.load.SLOW_S", 6.0)
     account = Account()
     CLASSES[name].run(order(name, tmp_path, only=only), account)
     assert account.findings, "the planted bug was not noticed"

@@ -13,7 +13,8 @@ import pytest
 import chaos
 from chaos import network
 from chaos.network.cuts import History
-from chaos.order import Account, GuaranteeBroken, Order
+from chaos.order import Account, Order
+from ringlog.drill.checks import GuaranteeBroken
 
 arenas = importlib.import_module("chaos.attack.arena")
 ROOT = Path(chaos.__file__).parent.parent

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from chaos import states
-from chaos.order import Account, GuaranteeBroken, Order
+from chaos.order import Account, Order
 from chaos.rigs.judge import POWER_LOSS
 from chaos.states import edges, replay
 from chaos.states.explore import Explorer, Part, Share, Tally, cuts_of, explore, record
@@ -25,6 +25,7 @@ from ringlog.actors.wal_shard.recovery.copy_forward import CopyForward
 from ringlog.actors.wal_shard.recovery.file_ends import FileEnds
 from ringlog.actors.wal_shard.recovery.replay import Replay
 from ringlog.actors.wal_shard.retention.checkpoint import ShardCheckpoint
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.errors import InvariantViolation
 from ringlog.frame.layout import FrameType
 from ringlog.segment.layout import DEL, DEL_HEADER_BYTES, DELETED

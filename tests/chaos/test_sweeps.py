@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from chaos import sweeps
-from chaos.order import Account, GuaranteeBroken, Order
+from chaos.order import Account, Order
 from chaos.rigs.judge import KILL, POWER_LOSS
 from chaos.sweeps import allocations, calls, gateway, lines
 from chaos.sweeps.house import FaultyEngine
@@ -22,6 +22,7 @@ from ringlog.actors.wal_shard.events import Sync
 from ringlog.actors.wal_shard.recovery.log_files import LogFiles
 from ringlog.actors.wal_shard.retention.checkpoint import ShardCheckpoint
 from ringlog.clock import SystemClock
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.envelope import messages as m
 from ringlog.errors import DiskError
 from ringlog.storage.snapshot import Snapshot

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from chaos.rigs.targets import ProcessFacts, facts_of, is_alive
+from ringlog.drill.targets import ProcessFacts, facts_of, is_alive
 from ringlog.testing.real_engine import wait_until
 
 

@@ -10,9 +10,10 @@ import pytest
 pytest.importorskip("greenlet")
 
 from chaos import world
-from chaos.order import Account, GuaranteeBroken, Order
+from chaos.order import Account, Order
 from chaos.world.model import Model
 from chaos.world.plan import Case, Failed, parse_case, shrink
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.errors import Outcome
 from ringlog.types import Durability
 

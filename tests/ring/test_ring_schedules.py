@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.order import GuaranteeBroken
 from chaos.schedules.ring import FRAME_BYTES, Plan, explore
+from ringlog.drill.checks import GuaranteeBroken
 from ringlog.ring.consumer import RingConsumer
 from ringlog.ring.layout import RingWord
 from ringlog.ring.producer import RingProducer

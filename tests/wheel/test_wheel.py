@@ -6,6 +6,7 @@ from it.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -173,5 +174,17 @@ def with_supervisor(python: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("with_supervisor")
-def test_serve_does_not_need_the_name_supervisor(python: Path, work_dir: Path, environ: dict[str, str]):
+def test_serve_and_the_fixture_do_not_need_the_name_supervisor(
+    python: Path, work_dir: Path, environ: dict[str, str]
+):
     test_an_engine_and_a_worker_run_from_the_wheel(python, work_dir, environ)
+    test_the_pytest_fixture_runs_from_the_wheel(python, work_dir, environ)
+
+
+def test_a_drill_with_kills_runs_from_the_wheel(python: Path, work_dir: Path, environ: dict[str, str]):
+    """`ringlog chaos` once needed a checkout."""
+    command = ["chaos", "--for", "3s", "--every", "500ms", "--kill", "wal_shard,gateway", "--json"]
+    found = json.loads(run(python, "-m", "ringlog", *command, cwd=work_dir, environ=environ))
+    assert found["verdict"] == "held"
+    assert found["kills wal_shard"] >= 1
+    assert found["acked"] > 100

@@ -2,7 +2,7 @@
 
 Example:
 
-    with Nursery() as nursery, Load(nursery, scratch / "journals", url, ["t0", "t1"]) as load:
+    with Nursery("ringlog.drill.work") as nursery, Load(nursery, folder, url, ["t0", "t1"]) as load:
         load.start("produce_one", topic=0)
         mark = load.mark()
         ...  # inject a fault
@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import ringlog
-from chaos.check import journal
-from chaos.check.history import HistoryVerdict, NothingToJudge, judge
-from chaos.check.journal import Journal, Outcome, What
-from chaos.order import GuaranteeBroken, require
-from chaos.rigs.nursery import Client, Nursery
-from chaos.rigs.tasks import Task, TopicFacts
+from ringlog.drill import journal
+from ringlog.drill.checks import GuaranteeBroken, require
+from ringlog.drill.history import HistoryVerdict, NothingToJudge, judge
+from ringlog.drill.journal import Journal, Outcome, What
+from ringlog.drill.nursery import ClientProcess, Nursery
+from ringlog.drill.tasks import Task, TopicCounts
 
 END_S = 90.0
 """Time limit (s) for a client to finish its operation: longer than any operation may take."""
@@ -55,17 +55,19 @@ class Load:
     """The clients of one run. Create the topics, `start` clients, inject faults, then `end` and `verdict`."""
 
     def __init__(self, nursery: Nursery, folder: Path, url: str, topics: list[str]) -> None:
-        self.folder, self.url, self.topics = folder, url, topics
+        self.folder: Path = folder
+        self.url: str = url
+        self.topics: list[str] = topics
         self.complaints: list[str] = []
         """Errors that clients reported although they should not have noticed the fault."""
-        self.facts: list[TopicFacts] = []
+        self.facts: list[TopicCounts] = []
         self.tolerates_errors = False
         """Whether clients may report errors, because an outage may be longer than their timeout."""
-        self.errors = 0
-        self.sent_again = 0
+        self.errors: int = 0
+        self.sent_again: int = 0
         """Number of frames that were refused temporarily and resent by clients."""
         self._nursery = nursery
-        self._running: list[Client] = []
+        self._running: list[ClientProcess] = []
         self._next = OPERATOR + 1
         self._operator: Journal | None = None
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +78,7 @@ class Load:
     def __exit__(self, *_: object) -> None:
         self.abandon()
 
-    def start(self, kind: str, **more: Any) -> Client:
+    def start(self, kind: str, **more: Any) -> ClientProcess:
         """Start a client; for the arguments see Task."""
         task = Task(
             kind=kind, client=self._next, url=self.url, folder=str(self.folder), topics=self.topics, **more
@@ -86,12 +88,12 @@ class Load:
         self._running.append(client)
         return client
 
-    def kill(self, client: Client) -> None:
+    def kill(self, client: ClientProcess) -> None:
         """SIGKILL a client. Its pending operation has no outcome."""
         client.kill()
         self._running.remove(client)
 
-    def died(self, client: Client, timeout_s: float) -> bool:
+    def died(self, client: ClientProcess, timeout_s: float) -> bool:
         """Wait for a client that kills itself. Returns False if it is still alive after `timeout_s`."""
         if not client.wait(timeout_s):
             return False

@@ -90,13 +90,11 @@ def is_alive(pid: int) -> bool:
 
 def forkserver(supervisor: int) -> int:
     """Return the pid of the forkserver; 0 if there is none."""
-    try:
+    with contextlib.suppress(OSError):  # A process exited during the scan.
         children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
         for pid in map(int, children):
             if Path(f"/proc/{pid}/comm").read_text().strip() == "forkserver":
                 return pid
-    except OSError:
-        pass  # A process exited during the scan.
     return 0
 
 

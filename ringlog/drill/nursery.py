@@ -9,6 +9,7 @@ with its parent.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import select
 import signal
@@ -18,22 +19,24 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import msgspec
 
-from chaos.processes import die_with
-from chaos.rigs.tasks import Report, Task
+from ringlog.drill.tasks import Report, Task
+from ringlog.hardening import die_with_parent
 from ringlog.testing.children import debug_environ
 
 ROOT = Path(__file__).parent.parent.parent
-_MAIN = "import sys; from chaos.rigs.nursery import main; main(sys.argv[1:])"
+_MAIN = "import sys; from ringlog.drill.nursery import main; main(sys.argv[1:])"
 
 
-class Client:
+class ClientProcess:
     """Handle of one client process."""
 
     def __init__(self, pid: int, task: Task) -> None:
-        self.pid, self.task = pid, task
+        self.pid: int = pid
+        self.task: Task = task
         self._pidfd = os.pidfd_open(pid)
 
     def ask_to_end(self) -> None:
@@ -70,23 +73,24 @@ class Client:
 class Nursery:
     """Context manager that starts clients. At its end all clients are dead."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: str) -> None:
+        """`work` is the module whose function `perform` a client runs with its task."""
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         environ = {**debug_environ(), "PYTHONPATH": path}
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _MAIN, str(os.getpid())], stdin=subprocess.PIPE,
+            [sys.executable, "-P", "-c", _MAIN, str(os.getpid()), work], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, env=environ,
         )  # fmt: skip
-        self._clients: list[Client] = []
+        self._clients: list[ClientProcess] = []
 
-    def start(self, task: Task) -> Client:
+    def start(self, task: Task) -> ClientProcess:
         """Fork a client for a task."""
         pipes = self._process
         assert pipes.stdin is not None
         assert pipes.stdout is not None
         pipes.stdin.write(msgspec.json.encode(task) + b"\n")
         pipes.stdin.flush()
-        client = Client(int(pipes.stdout.readline()), task)
+        client = ClientProcess(int(pipes.stdout.readline()), task)
         self._clients.append(client)
         return client
 
@@ -100,10 +104,19 @@ class Nursery:
         self._process.communicate(timeout=30.0)
 
 
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when `parent` exits.
+
+    If `parent` has already exited, this process exits at once with status 1.
+    """
+    if not die_with_parent(parent, signal.SIGKILL):
+        os._exit(1)
+
+
 def main(arguments: Sequence[str]) -> None:
     """Serve requests until standard input ends."""
     die_with(int(arguments[0]))
-    from chaos.rigs import work
+    work = importlib.import_module(arguments[1])
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The kernel reaps the children.
     # SIGTERM stays blocked until a client has its handler. A client that is ended at once must still report.
@@ -117,8 +130,7 @@ def main(arguments: Sequence[str]) -> None:
         sys.stdout.flush()
 
 
-def _be_client(work: object, line: bytes, parent: int) -> None:
-    code = 1
+def _be_client(work: ModuleType, line: bytes, parent: int) -> None:
     try:
         die_with(parent)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -127,13 +139,12 @@ def _be_client(work: object, line: bytes, parent: int) -> None:
         os.dup2(null, 1)
         task = msgspec.json.decode(line, type=Task)
         began = time.monotonic_ns()
-        report = work.perform(task)  # type: ignore[attr-defined]
+        report = work.perform(task)
         report.seconds = (time.monotonic_ns() - began) / 1e9
         draft = task.report_path.with_suffix(".part")
         draft.write_bytes(msgspec.json.encode(report))
         draft.rename(task.report_path)
-        code = 0
-    except BaseException:  # noqa: BLE001  nobody else would hear of it
+    except BaseException:  # noqa: BLE001  the harness sees only that there is no report
         traceback.print_exc()
-    finally:
-        os._exit(code)
+        os._exit(1)
+    os._exit(0)

@@ -60,7 +60,7 @@ class Task(msgspec.Struct, kw_only=True, frozen=True):
         return Path(self.folder, f"{self.client:05d}.json")
 
 
-class TopicFacts(msgspec.Struct):
+class TopicCounts(msgspec.Struct):
     """Counts of a topic by the engine and by a reader."""
 
     topic: str
@@ -79,7 +79,7 @@ class Report(msgspec.Struct):
     error_count: int = 0
     retries: int = 0
     """Number of frames that were refused temporarily and resent. They must keep their order (W9)."""
-    facts: list[TopicFacts] = []
+    facts: list[TopicCounts] = []
     seconds: float = 0.0
 
     def failed(self, text: str) -> None:

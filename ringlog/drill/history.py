@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chaos.check.journal import OPS_PER_CLIENT, Outcome, Rows, What
+from ringlog.drill.journal import OPS_PER_CLIENT, Outcome, Rows, What
 
 STORIES_MAX = 12
 _FAR = np.iinfo(np.int64).max

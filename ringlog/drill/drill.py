@@ -26,13 +26,12 @@ from typing import Any
 import numpy as np
 
 import ringlog
-from chaos.check import journal
-from chaos.check.history import BROKEN, NothingToJudge
-from chaos.kills.rig import SETTINGS, Engine, close_down, kill_tree
-from chaos.kills.scene import pauses_ms
-from chaos.rigs import targets
-from chaos.rigs.load import Load, Stuck, wait_for
-from chaos.rigs.nursery import Nursery
+from ringlog.drill import journal, targets, work
+from ringlog.drill.engine import DrillEngine, close_down, kill_tree
+from ringlog.drill.history import BROKEN, NothingToJudge
+from ringlog.drill.load import Load, Stuck, wait_for
+from ringlog.drill.nursery import Nursery
+from ringlog.drill.pauses import pauses_ms
 from ringlog.envelope.messages import EngineStatusReply
 from ringlog.errors import NotConnected, UsageError
 from ringlog.link.address import parse_url, read_engine_file
@@ -101,9 +100,9 @@ def run_drill(options: DrillOptions, say: Say) -> Verdict:
     Raises UsageError, NotConnected if no engine runs, StartRefused if the new engine does not start.
     """
     options.check()
-    with Nursery() as nursery, _scratch() as scratch:
+    with Nursery(work.__name__) as nursery, _scratch() as scratch:
         if options.url is None:
-            engine = Engine(scratch / "engine", SETTINGS)
+            engine = DrillEngine(scratch / "engine")
             engine.start()
             try:
                 verdict = _Drill(options, engine.url, nursery, scratch / "journals", say, engine).run()
@@ -128,8 +127,14 @@ class _Drill:
     """One run against one engine. `own` is set if the run started the engine."""
 
     def __init__(
-        self, options: DrillOptions, url: str, nursery: Nursery, folder: Path, say: Say, own: Engine | None
-    ) -> None:
+        self,
+        options: DrillOptions,
+        url: str,
+        nursery: Nursery,
+        folder: Path,
+        say: Say,
+        own: DrillEngine | None,
+    ) -> None:  # fmt: skip
         self._options, self._url, self._own, self._say = options, url, own, say
         self._run_dir = parse_url(url).run_dir
         info = read_engine_file(self._run_dir)

@@ -21,7 +21,10 @@ busy host."""
 
 
 def marked_processes(mark: str = "") -> list[psutil.Process]:
-    """Return live processes that carry `mark`, or any mark if it is empty. This process is excluded."""
+    """Return live processes that carry `mark`, or any mark if it is empty. This process is excluded.
+
+    Engines are included whose launcher carries it: an engine does not show its environment.
+    """
     wanted = f"{MARK}={mark}".encode()
     found = []
     for process in psutil.process_iter():
@@ -29,7 +32,7 @@ def marked_processes(mark: str = "") -> list[psutil.Process]:
             environ = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
             is_ours = any(each == wanted or (not mark and each.startswith(wanted)) for each in environ)
             if is_ours and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+                found += [process, *(process.children() if _is_launcher(process) else [])]
         except (OSError, psutil.Error):
             continue
     return found
@@ -62,11 +65,18 @@ def _is_helper(process: psutil.Process) -> bool:
 
     Such a helper exits by itself when it reads that its parent has exited.
     """
+    return _is_launcher(process) or "from multiprocessing." in _command(process)
+
+
+def _is_launcher(process: psutil.Process) -> bool:
+    return "ringlog.testing.launcher" in _command(process)
+
+
+def _command(process: psutil.Process) -> str:
     try:
-        command = " ".join(process.cmdline())
-        return "from multiprocessing." in command or "ringlog.testing.launcher" in command
+        return " ".join(process.cmdline())
     except psutil.Error:
-        return False
+        return ""
 
 
 def host_resources() -> set[str]:

@@ -211,7 +211,6 @@ def _import_engine() -> None:
     for module in pkgutil.iter_modules(actors.__path__, "ringlog.actors."):
         if module.ispkg:
             importlib.import_module(f"{module.name}.__main__")
-    hardening.locate_process_title()
 
 
 def _receive(
@@ -253,11 +252,12 @@ def _run_supervisor(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hardening.die_with_parent(launcher_pid):
         sys.exit(ExitCode.ORPHANED)
+    # The data directory is on the command line of each of its processes. The title takes the memory of the
+    # environment, so it comes first.
+    hardening.set_process_title("supervisor", data_dir)
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environ)
-    # The data directory is on the command line of each of its processes.
-    hardening.set_process_title("supervisor", data_dir)
     sys.exit(importlib.import_module("ringlog.supervision.serve").serve(sets=sets, data_dir=data_dir))
 
 

@@ -206,11 +206,12 @@ def main(requests: socket.socket, parent_pid: int) -> None:
 
 
 def _import_engine() -> None:
-    """Import the supervisor and all kinds of actors."""
+    """Import the supervisor and the actors whose dependencies are installed."""
     importlib.import_module("ringlog.supervision.serve")
     for module in pkgutil.iter_modules(actors.__path__, "ringlog.actors."):
         if module.ispkg:
-            importlib.import_module(f"{module.name}.__main__")
+            with contextlib.suppress(ImportError):  # The HTTP gateway needs the extra `http`.
+                importlib.import_module(f"{module.name}.__main__")
 
 
 def _receive(

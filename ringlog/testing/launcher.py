@@ -35,6 +35,8 @@ START_S = 60.0
 LAUNCHERS_MAX = 2
 """Launchers that are kept, for environments that differ, besides those whose engines run. The one that was
 unused longest ends first."""
+LATE_VARIABLES = ("RINGLOG_", "PYTEST_CURRENT_TEST")
+"""Prefixes of variables that are read after the imports. pytest changes its own with each test."""
 END_S = 1.0
 """Time in seconds that the end of this process waits for its launchers."""
 _MESSAGE_BYTES_MAX = 1 << 20
@@ -135,8 +137,8 @@ def launch(data_dir: str, sets: Sequence[str], environ: Mapping[str, str], log_f
     Args:
         data_dir: Its data directory.
         sets: Settings, as `section.key=value`.
-        environ: Environment of the engine. Engines with different variables, other than those of ringlog,
-            come from different launchers: variables may change the interpreter or what is imported.
+        environ: Environment of the engine. Engines whose environments differ, except in LATE_VARIABLES, come
+            from different launchers: variables may change the interpreter or what is imported.
         log_fd: Descriptor for standard output and standard error.
 
     Returns:
@@ -146,7 +148,7 @@ def launch(data_dir: str, sets: Sequence[str], environ: Mapping[str, str], log_f
         OSError: The launcher or the process could not be started.
     """
     request = marshal.dumps((data_dir, list(sets), dict(environ), os.getcwd()))
-    others = frozenset(item for item in environ.items() if not item[0].startswith("RINGLOG_"))
+    others = frozenset(item for item in environ.items() if not item[0].startswith(LATE_VARIABLES))
     # A forked child of this process has a launcher of its own.
     key = os.getpid(), others
     with _lock:

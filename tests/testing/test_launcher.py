@@ -63,7 +63,8 @@ def test_a_test_run_that_ends_leaves_no_launcher():
 
 
 def test_engines_of_one_environment_share_a_launcher_and_others_have_their_own():
-    with engine(environ={"COLOUR": "red"}) as first, engine(environ=UNKNOWN | {"COLOUR": "red"}) as second:
+    later = UNKNOWN | {"COLOUR": "red", "PYTEST_CURRENT_TEST": "the next test"}
+    with engine(environ={"COLOUR": "red"}) as first, engine(environ=later) as second:
         launchers = [parent_of(first.pid)]
         assert parent_of(second.pid) == launchers[0]
         assert "engine starts" in first.log_path.read_text()

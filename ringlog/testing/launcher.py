@@ -16,7 +16,6 @@ import gc
 import importlib
 import marshal
 import os
-import pkgutil
 import select
 import signal
 import socket
@@ -27,7 +26,8 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from ringlog import actors, hardening
+from ringlog import hardening
+from ringlog.board.processes import KINDS
 from ringlog.errors import ExitCode
 
 START_S = 60.0
@@ -210,10 +210,9 @@ def main(requests: socket.socket, parent_pid: int) -> None:
 def _import_engine() -> None:
     """Import the supervisor and the actors whose dependencies are installed."""
     importlib.import_module("ringlog.supervision.serve")
-    for module in pkgutil.iter_modules(actors.__path__, "ringlog.actors."):
-        if module.ispkg:
-            with contextlib.suppress(ImportError):  # The HTTP gateway needs the extra `http`.
-                importlib.import_module(f"{module.name}.__main__")
+    for kind in KINDS:
+        with contextlib.suppress(ImportError):  # The HTTP gateway needs the extra `http`.
+            importlib.import_module(f"ringlog.actors.{kind}.__main__")
 
 
 def _receive(

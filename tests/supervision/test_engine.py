@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 import zmq
 
@@ -119,6 +120,17 @@ def start(data_dir: Path) -> Iterator[Start]:
             except subprocess.TimeoutExpired:
                 engine.process.kill()
                 engine.process.wait()
+
+
+def test_the_supervisors_environment_is_not_visible_in_its_children(start: Start) -> None:
+    """Environment variables can contain secrets."""
+    secret = "RINGLOG_TEST_SECRET_9d41"
+    supervisor = psutil.Process(start(environ={"SOMEBODYS_TOKEN": secret}).ready().process.pid)
+    shown = {
+        process.name().partition("-")[0]: secret.encode() in Path(f"/proc/{process.pid}/environ").read_bytes()
+        for process in (supervisor, *supervisor.children())
+    }
+    assert shown == {"ringlog": True, "forkserver": False, "wal_shard": False}
 
 
 def is_alive(pid: int) -> bool:

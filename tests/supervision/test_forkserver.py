@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ringlog import testing
 from ringlog.errors import ExitCode
 from ringlog.supervision.child_process import child_environment
 from ringlog.testing.real_engine import TestEngine, wait_until
@@ -80,15 +79,6 @@ def test_a_forked_actor_equals_a_spawned_one(engine: TestEngine) -> None:
     sockets = {path for path in line if path.startswith("socket:")}
     assert sockets
     assert not sockets & held
-
-
-def test_the_supervisors_environment_is_not_visible_in_its_children() -> None:
-    """Environment variables can contain secrets."""
-    secret = "RINGLOG_TEST_SECRET_9d41"
-    with testing.engine(environ={"SOMEBODYS_TOKEN": secret}) as engine:
-        pids = [engine.pid_of("wal_shard"), wait_forkserver(engine).pid]
-        shown = [Path(f"/proc/{pid}/environ").read_bytes() for pid in (engine.pid, *pids)]
-    assert [secret.encode() in each for each in shown] == [True, False, False]
 
 
 def test_a_module_in_the_working_directory_is_not_imported_as_an_actor(tmp_path: Path) -> None:

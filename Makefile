@@ -18,7 +18,7 @@ SOURCES := setup.py pyproject.toml supervisor.py $(shell find actors ringlog pys
 WHEEL_PY := build/venv/bin/python
 PYTHONS ?= python3.11 python3.12 python3.13
 RUN_COMPILED := PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR) PYTHONSAFEPATH=1 $(PY)
-# The harness of chaos replaces parts of the sources; engines and client processes are compiled.
+# Engines are compiled. The harness, and the clients that it starts, replace parts of the sources.
 RUN_CHAOS := RINGLOG_TEST_PACKAGE=$(CURDIR)/build/compiled $(PY) -m chaos run
 # Tests of the compiled modules and of their users, without those that mostly wait for the engine.
 WAITING_TESTS = $(addprefix tests/client/test_,unused_topics.py router_kills.py other_platforms.py \

@@ -1,7 +1,7 @@
 """Journals of clients of queues and consumer groups, written outside the engine as it happens.
 
-As in chaos/check/journal.py, an operation is recorded before it begins and again after it returned. Each call
-is one write of whole rows to the client's own file. Times are of the monotonic clock.
+As in ringlog/drill/journal.py, an operation is recorded before it begins and again after it returned. Each
+call is one write of whole rows to the client's own file. Times are of the monotonic clock.
 """
 
 from __future__ import annotations

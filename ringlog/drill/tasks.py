@@ -14,9 +14,8 @@ class Task(msgspec.Struct, kw_only=True, frozen=True):
     """Work of one client on one topic of a run, or on all topics."""
 
     kind: str
-    """Kind of work, see work.py: produce, produce_one, produce_frames, produce_mixed, produce_keyed, read,
-    reread, watch, delete, operate, final. Kinds of the classes `jobs` and `groups` begin with jobs_ and
-    groups_."""
+    """Kind of work: produce, produce_one, read, reread, delete or final (ringlog/drill/work.py), or a kind of
+    the fault classes (chaos/rigs/work.py, chaos/leases)."""
     client: int
     """Number of the client in the run, which names its journal."""
     url: str

@@ -24,6 +24,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from ringlog import hardening
@@ -33,10 +34,12 @@ from ringlog.errors import ExitCode
 START_S = 60.0
 """Timeout in seconds of the launcher's imports and of a fork."""
 LAUNCHERS_MAX = 2
-"""Launchers that are kept, for environments that differ, besides those whose engines run. The one that was
-unused longest ends first."""
+"""Launchers that are kept, for callers that differ, besides those whose engines run. The one that was unused
+longest ends first."""
 LATE_VARIABLES = ("RINGLOG_", "PYTEST_CURRENT_TEST")
 """Prefixes of variables that are read after the imports. pytest changes its own with each test."""
+_INHERITED = ("Umask", "Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp", "Cpus_allowed", "Mems_allowed")
+"""Fields of /proc/self/status, by prefix, that a process passes on to its children."""
 END_S = 1.0
 """Time in seconds that the end of this process waits for its launchers."""
 _MESSAGE_BYTES_MAX = 1 << 20
@@ -127,7 +130,7 @@ class _Launcher:
             self._process.wait(END_S)
 
 
-_launchers: dict[tuple[int, object], _Launcher] = {}
+_launchers: dict[tuple[int, object, object], _Launcher] = {}
 _lock = threading.Lock()
 
 
@@ -138,7 +141,8 @@ def launch(data_dir: str, sets: Sequence[str], environ: Mapping[str, str], log_f
         data_dir: Its data directory.
         sets: Settings, as `section.key=value`.
         environ: Environment of the engine. Engines whose environments differ, except in LATE_VARIABLES, come
-            from different launchers: variables may change the interpreter or what is imported.
+            from different launchers: variables may change the interpreter or what is imported. So do engines
+            of callers that differ in what a child inherits, such as namespaces and resource limits.
         log_fd: Descriptor for standard output and standard error.
 
     Returns:
@@ -150,7 +154,7 @@ def launch(data_dir: str, sets: Sequence[str], environ: Mapping[str, str], log_f
     request = marshal.dumps((data_dir, list(sets), dict(environ), os.getcwd()))
     others = frozenset(item for item in environ.items() if not item[0].startswith(LATE_VARIABLES))
     # A forked child of this process has a launcher of its own.
-    key = os.getpid(), others
+    key = os.getpid(), others, _inherited()
     with _lock:
         launcher = _launchers.pop(key, None)
         if launcher is not None and not launcher.is_usable():
@@ -163,9 +167,25 @@ def launch(data_dir: str, sets: Sequence[str], environ: Mapping[str, str], log_f
         return launcher.launch(request, log_fd)
 
 
+def _inherited() -> tuple[str, ...]:
+    """Return what a child would inherit from this thread: namespaces, limits, priorities and rights.
+
+    A launcher keeps what it inherited when it started.
+    """
+    here = Path("/proc/thread-self")
+    status = (here / "status").read_text().splitlines()
+    return (
+        *(os.readlink(each) for each in sorted((here / "ns").iterdir())),
+        *(os.readlink(here / name) for name in ("root", "exe")),
+        *((here / name).read_text() for name in ("limits", "cgroup", "oom_score_adj")),
+        *(line for line in status if line.startswith(_INHERITED)),
+        f"{os.sched_getscheduler(0)} {os.getpriority(os.PRIO_PROCESS, 0)}",
+    )
+
+
 @atexit.register
 def _end_launchers() -> None:
-    for (pid, _), launcher in _launchers.items():
+    for (pid, *_), launcher in _launchers.items():
         if pid == os.getpid():
             launcher.end()
 

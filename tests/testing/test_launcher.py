@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -77,6 +78,18 @@ def test_engines_of_one_environment_share_a_launcher_and_others_have_their_own()
         assert parent_of(launchers[0]) == os.getpid(), "it is kept while its engines run"
     with engine(environ={"COLOUR": "0"}):
         assert not exists(launchers[0]), "the one that was unused longest"
+
+
+def test_an_engine_inherits_what_has_changed_since_the_first_engine():
+    soft, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
+    with engine() as first:
+        resource.setrlimit(resource.RLIMIT_MSGQUEUE, (soft - 1, hard))
+        try:
+            with engine() as second:
+                assert resource.prlimit(first.pid, resource.RLIMIT_MSGQUEUE) == (soft, hard)
+                assert resource.prlimit(second.pid, resource.RLIMIT_MSGQUEUE) == (soft - 1, hard)
+        finally:
+            resource.setrlimit(resource.RLIMIT_MSGQUEUE, (soft, hard))
 
 
 def test_a_killed_launcher_stops_its_engine_and_has_a_successor():

@@ -222,16 +222,19 @@ def test_a_full_destination_delays_only_itself_and_continues_with_room(client: C
     assert seen == sent
 
 
-def test_records_lost_in_the_source_are_reported_in_the_destination(client: Client):
-    """The tombstone has the reason `source_trim`. The destination has one dead seq for each lost record."""
-    client.topics.create("d", discard="reject", cap_records=1)
+def test_records_lost_in_the_source_are_reported_in_the_destination(client: Client, running: TestEngine):
+    """The tombstone has the reason `source_trim`. The destination has one dead seq for each lost record.
+
+    The schedulers are suspended while records are lost. A record that a scheduler has read is copied.
+    """
     client.routers.create("s->d", "s", "d")
     client.append("s", b"0")
     settle(client, "s->d")
-    client.topics.configure("s", cap_records=3)
-    for n in range(1, 11):
-        client.append("s", b"%d" % n)
-    client.topics.configure("d", cap_records=0)
+    schedulers = [running.pid_of("scheduler", number) for number in range(2)]
+    with suspended(*schedulers):
+        client.topics.configure("s", cap_records=3)
+        for n in range(1, 11):
+            client.append("s", b"%d" % n)
     settle(client, "s->d")
     first = client.read("d")
     assert first.bytes() == [b"0"]

@@ -5,7 +5,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
   $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 PY := $(VENV)/bin/python
-WORKERS ?= 2
+# One more than processors: many tests wait for a process.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 STAMP := $(VENV)/.installed
 FUZZ_STAMP := $(VENV)/.installed-fuzz
 BENCH_STAMP := $(VENV)/.installed-bench
@@ -64,7 +65,9 @@ $(STAMP): pyproject.toml constraints.txt setup.py native/kernel.c
 	  pydoclint==0.12.0 basedpyright==1.40.2
 	@touch $@
 
-# Where Python stores no bytecode, each process of each engine would compile everything: half of its start.
+# Without stored bytecode, each process of each engine would compile everything, half of its start, and each worker of
+# pytest would rewrite the assertions of all tests: 14 seconds.
+unexport PYTHONDONTWRITEBYTECODE
 bytecode: $(STAMP)
 	@$(PY) -m compileall -q actors bench chaos demo pyspark_ringlog ringlog tests supervisor.py
 

@@ -34,7 +34,7 @@ INTERRUPTING_TESTS = $(addprefix tests/client/test_,interrupts.py signal_handler
 help:
 	@echo "make demo              run the main job on real data, with kills on the way"
 	@echo "make quick             the tests that start no process: under a minute"
-	@echo "make test              all tests (WORKERS=$(WORKERS))"
+	@echo "make test              all tests, without those of make check (WORKERS=$(WORKERS))"
 	@echo "make test-wheel        the wheel as installed: its contents, and the tests of its compiled modules"
 	@echo "make wheel             a wheel for an index, in dist/"
 	@echo "make matrix            the quick tests and the wheel with each of PYTHONS ($(PYTHONS))"
@@ -124,7 +124,7 @@ quick: $(STAMP)
 # A worker with nothing left takes half of what another still has before it, from the end: they end together. By
 # whole files they did not: those go out by their number of tests, and the few tests of a real engine last longest.
 test: bytecode
-	$(PY) -m pytest -n $(WORKERS) --dist worksteal -q tests
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal -q tests --ignore=tests/source
 
 # The wheel, installed in an environment of its own: what it contains, and the tests of the modules that it has compiled.
 # The dependencies and the tests come from the checkout and its environment, behind the installed package.
@@ -163,8 +163,7 @@ check: $(STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	$(PY) -m pytest -q tests/test_architecture.py tests/test_house_rules.py tests/test_names.py tests/test_prose.py \
-	  tests/test_unasync.py tests/test_public_types.py tests/docs/test_docstrings.py
+	$(PY) -m pytest -n $(WORKERS) -q tests/source
 
 # Warnings are errors: a link that leads nowhere, a page that is in no table of contents.
 # Pages are read anew: a page that a build before has read shows its warnings no more.

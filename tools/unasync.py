@@ -5,7 +5,7 @@ ringlog/client are generated and committed. A twin has no `async` and no `await`
 and texts by TEXTS. Where the two differ, both packages have modules or methods of the same name, most of them
 in `shell`. A function that only asyncio has is marked: its first line ends with `# asyncio only`.
 
-`make fmt` writes the twins. `make check` fails if a twin is not current (tests/test_unasync.py).
+`make fmt` writes the twins. `make check` fails if a twin is not current (tests/source/test_unasync.py).
 """
 
 from __future__ import annotations

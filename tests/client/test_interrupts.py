@@ -9,19 +9,23 @@ from __future__ import annotations
 import gc
 import random
 import signal
+import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
+from pathlib import Path
 from types import FrameType
 
 import pytest
 
 import ringlog
 from ringlog.errors import Interrupted, RinglogError
+from ringlog.testing.children import debug_environ
 from ringlog.testing.pytest_plugin import ringlog_engine, ringlog_topic
 from ringlog.testing.real_engine import wait_until
 
@@ -364,3 +368,63 @@ def test_an_interrupted_claim_counts_no_delivery(ringlog_engine, ringlog_topic, 
         jobs = others.claim(ROUNDS)
         assert [job.deliveries for job in jobs] == [1] * len(jobs)
         client.close()
+
+
+FIRST_USE = """
+    import gc, os, sys
+    import ringlog.client
+
+    class Hit(KeyboardInterrupt):
+        pass
+
+    def use():
+        client = ringlog.connect(sys.argv[1], client_id="c")
+        for begin in (
+            lambda: client.queue("q"), lambda: client.reader("t"), lambda: client.tailer("t"),
+            lambda: client.watch("t"), lambda: client.group("t", "g"),
+            lambda: client.numbered_producer("t", 7),
+        ):
+            begin()
+        client.close(0)
+
+    def interrupted_at(call):
+        calls = 0
+
+        def count(*_):
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                sys.setprofile(None)
+                raise Hit
+
+        sys.setprofile(count)
+        try:
+            use()
+        except Hit:
+            pass
+        sys.setprofile(None)
+        gc.collect()
+        use()
+
+    for call in map(int, sys.argv[2:]):
+        pid = os.fork()
+        if pid == 0:
+            interrupted_at(call)
+            os._exit(0)
+        print(call, os.waitpid(pid, 0)[1])
+"""
+FIRST_USE_CALLS = [200, 600, 2_000, 4_000, 6_000, 8_000, 10_000]
+
+
+def test_a_client_whose_first_use_was_interrupted_works_the_second_time(tmp_path: Path) -> None:
+    """An exception during the import of a compiled module would end the process, then or at the next attempt.
+
+    A profile hook of the interpreter raises the exception at a counted call. Signals and exceptions of other
+    threads occur at such points.
+    """
+    program = [sys.executable, "-c", textwrap.dedent(FIRST_USE), f"ringlog://{tmp_path}"]
+    done = subprocess.run(
+        [*program, *map(str, FIRST_USE_CALLS)],
+        capture_output=True, text=True, timeout=50, check=False, env=debug_environ(),
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [f"{call} 0" for call in FIRST_USE_CALLS], done.stderr

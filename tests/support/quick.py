@@ -18,10 +18,7 @@ import pytest
 from tests.support import engines
 
 TESTS = Path(__file__).parent.parent
-ELSEWHERE = {
-    "bench", "chaos", "test_architecture.py", "test_house_rules.py", "test_names.py", "test_prose.py",
-    "test_unasync.py",
-}  # fmt: skip
+ELSEWHERE = {"bench", "chaos", "source"}
 """Tests of what measures and breaks the product, and what `make check` runs."""
 SLOW_MODULE = re.compile(r"^pytestmark = .*\bmark\.slow\b", re.MULTILINE)
 STARTS = [

@@ -10,7 +10,7 @@ import pytest
 
 from tools import unasync
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 WRITTEN = {name: (ROOT / unasync.SOURCE / f"{name}.py").read_text() for name in unasync.FACADES}
 
 

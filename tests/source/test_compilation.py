@@ -6,18 +6,14 @@ import ast
 import importlib.util
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from ringlog.compilation import is_compiled
-from ringlog.testing.children import debug_environ
-
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 PLAIN_BASES = {"Protocol", "NamedTuple", "Enum", "IntEnum", "StrEnum", "IntFlag"}
 
 
@@ -132,63 +128,3 @@ def test_actors_have_one_import_name() -> None:
     code = "import actors"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert "import ringlog.actors instead" in done.stderr
-
-
-FIRST_USES = """
-    import gc, os, sys
-    import ringlog.client
-
-    class Hit(KeyboardInterrupt):
-        pass
-
-    def use():
-        client = ringlog.connect(sys.argv[1], client_id="c")
-        for begin in (
-            lambda: client.queue("q"), lambda: client.reader("t"), lambda: client.tailer("t"),
-            lambda: client.watch("t"), lambda: client.group("t", "g"),
-            lambda: client.numbered_producer("t", 7),
-        ):
-            begin()
-        client.close(0)
-
-    def interrupted_at(call):
-        calls = 0
-
-        def count(*_):
-            nonlocal calls
-            calls += 1
-            if calls == call:
-                sys.setprofile(None)
-                raise Hit
-
-        sys.setprofile(count)
-        try:
-            use()
-        except Hit:
-            pass
-        sys.setprofile(None)
-        gc.collect()
-        use()
-
-    for call in map(int, sys.argv[2:]):
-        pid = os.fork()
-        if pid == 0:
-            interrupted_at(call)
-            os._exit(0)
-        print(call, os.waitpid(pid, 0)[1])
-"""
-CALLS = [200, 600, 2_000, 4_000, 6_000, 8_000, 10_000]
-
-
-@pytest.mark.skipif(not is_compiled(), reason="needs compiled modules")
-def test_a_client_whose_first_use_was_interrupted_works_the_second_time(tmp_path: Path) -> None:
-    """An exception during the import of a compiled module would end the process, then or at the next attempt.
-
-    A profile hook of the interpreter raises the exception at a counted call. Signals and exceptions of other
-    threads occur at such points.
-    """
-    program = [sys.executable, "-c", textwrap.dedent(FIRST_USES), f"ringlog://{tmp_path}", *map(str, CALLS)]
-    done = subprocess.run(
-        program, capture_output=True, text=True, timeout=100, check=False, env=debug_environ()
-    )
-    assert done.stdout.splitlines() == [f"{call} 0" for call in CALLS], done.stderr

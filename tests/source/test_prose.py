@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 PRODUCT = ("ringlog", "actors", "pyspark_ringlog", "native", "supervisor.py")
 PAGES = ("docs/index.md", "docs/tutorial.md", "docs/how-to/*.md", "docs/explanation/*.md", "README.md")
 PAGES_OF_WORK = ("CONTRIBUTING.md", "CHANGELOG.md")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 PRODUCT = ("ringlog", "actors", "pyspark_ringlog")
 TWINS = ("ringlog/aio/", "ringlog/client/")
 """The asyncio and the synchronous client have the same names on purpose."""

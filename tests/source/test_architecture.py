@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 
 BASE = {
     "errors", "types", "limits", "clock", "config", "config_sources", "metrics", "stop_points", "hardening",

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 EVERYWHERE = ("ringlog/*", "actors/*", "supervisor.py")
 
 Check = Callable[[str], Iterator[int]]

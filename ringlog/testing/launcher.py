@@ -280,7 +280,9 @@ def _run_supervisor(
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environ)
-    sys.exit(importlib.import_module("ringlog.supervision.serve").serve(sets=sets, data_dir=data_dir))
+    status = importlib.import_module("ringlog.supervision.serve").serve(sets=sets, data_dir=data_dir)
+    sys.stdout.flush()
+    os._exit(status)  # The interpreter's end takes a tenth of the CPU time of a start and stop.
 
 
 def _send_number(to: socket.socket, number: int, *descriptors: int) -> None:

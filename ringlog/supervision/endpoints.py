@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import os
@@ -9,7 +10,7 @@ import re
 import socket
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 
 import msgspec
@@ -132,19 +133,46 @@ def _check_tls(http: HttpConfig) -> None:
         ) from None  # fmt: skip
 
 
+@contextlib.contextmanager
+def keep_http_port(http: HttpConfig) -> Iterator[None]:
+    """Keep the port for the HTTP gateways of this engine during the block. Does nothing without them.
+
+    The gateways share the port (SO_REUSEPORT), which the kernel allows to all processes of the user. A socket
+    that is bound alone, and shares its port only afterwards, keeps it from other engines and programs, also
+    while no gateway listens. It never listens itself.
+
+    Raises ConfigError if the port is in use.
+    """
+    if not http.enabled:
+        yield
+        return
+    with _bound(http.host, http.port) as keeper:
+        # Without SO_REUSEADDR: two sockets with it may have one port until one of them listens.
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        yield
+
+
 def _bindable_port(address: str, port: int) -> int:
     """Return the port, or a free one for 0. Raises ConfigError if the engine cannot listen on it."""
+    with _bound(address, port) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _bound(address: str, port: int) -> socket.socket:
+    """Return a socket that alone is bound to a port. Raises ConfigError if the port is in use."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((address, port))
-            return int(probe.getsockname()[1])
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((address, port))
     except OSError as e:
+        bound.close()
         hint = ": stop what listens there, or choose another http.port" if e.errno == errno.EADDRINUSE else ""
         raise ConfigError(
             f"http.port: cannot listen on {address} port {port}{hint}", reason=e.strerror
         ) from None
+    return bound
 
 
 def resolve(host: str) -> list[str]:

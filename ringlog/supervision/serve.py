@@ -20,7 +20,7 @@ from ringlog.errors import ConfigError, RinglogError, StartRefused
 from ringlog.limits import DESCRIPTORS_MIN
 from ringlog.logs import log_event
 from ringlog.supervision.child_process import child_environment
-from ringlog.supervision.endpoints import check_api_keys, check_listeners
+from ringlog.supervision.endpoints import check_api_keys, check_listeners, keep_http_port
 from ringlog.supervision.engine import run_engine
 from ringlog.supervision.forkserver import ForkServer
 from ringlog.supervision.tree import build_tree
@@ -72,10 +72,11 @@ def serve(
         )
         fork_server.fork_forkserver()
         try:
-            _open_log(loaded)
-            return run_engine(
-                config, fork_server, environ=environ, on_ready=lambda info: _print_banner(info, loaded)
-            )
+            with keep_http_port(config.http):
+                _open_log(loaded)
+                return run_engine(
+                    config, fork_server, environ=environ, on_ready=lambda info: _print_banner(info, loaded)
+                )
         finally:
             fork_server.stop()
     except ConfigError as e:

@@ -82,6 +82,8 @@ class HttpConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only
 
     enabled: bool = False
     """Whether the HTTP gateway runs."""
+    processes: Annotated[int, Meta(ge=1, le=limits.HTTP_PROCESSES_MAX)] = 1
+    """Number of gateway processes, which share the port. Each uses at most about one CPU."""
     host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
     """Address to listen on. Other than loopback addresses are served only with keys."""
     port: Annotated[int, Meta(ge=0, le=65_535)] = 4000
@@ -95,17 +97,18 @@ class HttpConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only
     probe_auth: bool = False
     """Whether /v0/health and /v0/ready need a key, if keys are configured."""
     max_connections: Annotated[int, Meta(ge=1, le=1_000_000)] = limits.HTTP_CONNECTIONS_DEFAULT
-    """Most open connections. Further ones wait in the listening socket's queue."""
+    """Most open connections of one gateway process. Further ones wait in the listening socket's queue."""
     max_watch_sessions: Annotated[int, Meta(ge=1, le=10_000_000)] = limits.WATCH_SESSIONS_DEFAULT
-    """Most watch sessions, with or without an open stream. A further one is refused with Throttled."""
+    """Most watch sessions of one gateway process, with or without an open stream. A further one is refused
+    with Throttled."""
     max_sse_connections: Annotated[int, Meta(ge=1, le=1_000_000)] = limits.SSE_CONNECTIONS_DEFAULT
-    """Most open event streams, work streams and WebSockets."""
+    """Most open event streams, work streams and WebSockets of one gateway process."""
     max_sse_connections_per_key: Annotated[int, Meta(ge=1, le=1_000_000)] = (
         limits.SSE_CONNECTIONS_PER_KEY_DEFAULT
     )
-    """The same for one key."""
+    """The same for one key, of one gateway process."""
     max_inflight_per_key: Annotated[int, Meta(ge=1, le=1_000_000)] = limits.INFLIGHT_PER_KEY_DEFAULT
-    """Most requests of one key that are processed at the same time."""
+    """Most requests of one key that one gateway process processes at the same time."""
 
 
 class AuthConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -80,6 +80,7 @@ SETTING_VARIABLES: dict[str, str] = {
     "native.curve_key_file": "RINGLOG_CURVE_KEY_FILE",
     "gateway.enabled": "RINGLOG_GATEWAY",
     "http.enabled": "RINGLOG_HTTP",
+    "http.processes": "RINGLOG_HTTP_PROCESSES",
     "http.host": "RINGLOG_HOST",
     "http.port": "RINGLOG_PORT",
     "http.port_file": "RINGLOG_PORT_FILE",

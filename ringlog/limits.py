@@ -667,6 +667,40 @@ GATEWAY_SEND_HWM = 16
 """Replies for one connection that ZeroMQ queues, before further ones wait in the gateway's outbox."""
 
 # -- the HTTP gateway ---------------------------------------------------------------------------------
+HTTP_PROCESSES_MAX = 16
+"""Largest `http.processes`. A larger value is refused."""
+HTTP_COUNTS_MAX = 1_024
+"""Most pairs of a route and a status whose requests an HTTP gateway counts. Requests of further pairs are not
+counted."""
+HTTP_SIBLING_MS_MAX = 2_000
+"""Longest time in ms for which a request waits for other HTTP gateways of its engine. A gateway that is being
+restarted is usually back before that. Then the request is answered with 503."""
+HTTP_SIBLING_RETRY_MS = 20
+"""Interval in ms at which a connection to an HTTP gateway that is being restarted is tried again."""
+HTTP_SIBLING_REQUESTS_MAX = 1_024
+"""Requests in progress from one HTTP gateway to another. A further one is answered with 503."""
+HTTP_SIBLING_BUFFER_BYTES_MAX = 1 * MIB
+"""Bytes that an HTTP gateway keeps for another one that does not read. Beyond it requests are answered with
+503, and notices are dropped."""
+HTTP_SIBLING_NOTICES_MAX = 64
+"""Notices that wait for a connection to another HTTP gateway. Beyond it the oldest is dropped."""
+HTTP_SIBLING_BYTES_MAX = REQUEST_BYTES_MAX + MIB
+"""Largest message in bytes between HTTP gateways: a watch session with everything that its request had. A
+connection that announces a larger one is closed."""
+HTTP_SETTLED_SEQS_MAX = 65_536
+"""Settled jobs that one notice to the other HTTP gateways names. Work streams there learn of further ones
+after WORK_STREAM_CHECK_MS."""
+HTTP_SESSION_HOPS_MAX = 2 * HTTP_PROCESSES_MAX
+"""HTTP gateways that are asked in turn for a watch session that moves meanwhile. Then the request is answered
+with 503."""
+HTTP_SESSIONS_MOVED_MAX = 100_000
+"""Watch sessions of which an HTTP gateway remembers to which other one they have moved. Beyond it the oldest
+is forgotten."""
+HTTP_SESSIONS_RENEWED_MS = 60_000
+"""Interval in ms at which an HTTP gateway tells the makers of its watch sessions that it has them. The makers
+remember it for WATCH_SESSION_TTL_MS."""
+HTTP_SESSIONS_PER_NOTICE_MAX = 1_000
+"""Watch sessions in one such notice. Further ones follow in the next notice."""
 HTTP_CONNECTIONS_DEFAULT = 20_000
 """Default of `http.max_connections`. Further connections wait in the queue of the listening socket."""
 HTTP_BACKLOG = 1_024
@@ -834,5 +868,7 @@ assert (
     + LEASE_CALL_ROWS_KEPT_MAX * 9
     <= FRAME_BYTES_MAX
 ), "a topic's row fits a message"
+assert 3 * HTTP_SESSIONS_RENEWED_MS <= WATCH_SESSION_TTL_MS, "two lost notices do no harm"
+assert SHARDS_MAX + SCHEDULERS_MAX + HTTP_PROCESSES_MAX + 8 <= PROCESSES_MAX, "every process has a slot"
 assert DEAD_LETTERS_POLL_MS >= HEARTBEAT_INTERVAL_MS, "looking wakes nobody who would sleep"
 assert STUCK_AFTER_S_MIN * 1000 >= 3 * HEARTBEAT_INTERVAL_MS, "nobody is stuck for a late heartbeat"

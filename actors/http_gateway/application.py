@@ -107,12 +107,12 @@ class Application:
         except Exception as e:  # noqa: BLE001  one request must not end the gateway
             reply = self._unexpected(e, route_name, request_id)
         if reply is None:
-            gateway.requests_by_status[route_name, 200] += 1
+            gateway.requests.add(route_name, 200)
             return
         status, body, headers = reply
         if not isinstance(body, bytes):
             body = self._with_performance(body, begin_ns, status)
-        gateway.requests_by_status[route_name, status] += 1
+        gateway.requests.add(route_name, status)
         sent = [_JSON, *headers] if not any(name == "content-type" for name, _ in headers) else list(headers)
         if request_id:
             sent.append(("x-request-id", request_id))

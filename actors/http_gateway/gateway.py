@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from ringlog.access.keys import Principal
 from ringlog.actors.http_gateway.admin.engine_status import EngineStatusReader
+from ringlog.actors.http_gateway.admin.request_counts import Counted, RequestCounts, sum_counts
 from ringlog.actors.http_gateway.admin.topic_metrics import TopicMetricsReader
 from ringlog.actors.http_gateway.api.error_replies import HttpError
+from ringlog.actors.http_gateway.siblings.siblings import Siblings
 from ringlog.aio import Client
 from ringlog.board.board import Board, ProcessSlot
-from ringlog.board.layout import ProcessField, ProcessState
-from ringlog.board.processes import SUPERVISOR_SLOT, shard_slot
+from ringlog.board.layout import HttpGatewayField, ProcessField, ProcessState
+from ringlog.board.processes import SUPERVISOR_SLOT, http_gateway_counts, shard_slot
 from ringlog.clock import Clock, SystemClock
 from ringlog.config import Config
 from ringlog.errors import NotReady, RinglogError, ShuttingDown, Throttled
@@ -24,6 +26,7 @@ from ringlog.types import Durability
 if TYPE_CHECKING:
     from ringlog.actors.http_gateway.leases.workers import Workers
     from ringlog.actors.http_gateway.records.writes import WriteLanes
+    from ringlog.actors.http_gateway.streams.session_moves import SessionMoves
     from ringlog.actors.http_gateway.streams.watches import WatchSessions
 
 RETRY_AFTER_MS = 1_000
@@ -34,8 +37,14 @@ NOTHING_WRITTEN = {"wal_append_ms": 0.0, "fsync_ms": 0.0}
 class Gateway:
     """State of one HTTP gateway. Belongs to its event loop."""
 
-    def __init__(self, settings: Config, client: Client, board: Board, slot: ProcessSlot) -> None:
+    def __init__(
+        self, settings: Config, client: Client, board: Board, slot: ProcessSlot, siblings: Siblings,
+        shm_dir: str,
+    ) -> None:  # fmt: skip
         self.settings = settings
+        self.number: int = siblings.number
+        """Number of this gateway, from 0."""
+        self.siblings = siblings
         self.client = client
         """Client of this engine, over rings. Its timeout is HTTP_REQUEST_MS_MAX."""
         self.board = board
@@ -47,8 +56,11 @@ class Gateway:
         """Tasks of open streams. At a stop each is cancelled, and sends its final frame."""
         self.reading: dict[asyncio.Task[Any], int] = {}
         """Tasks that read the body of a request, with their deadlines in ns."""
-        self.requests_by_status: Counter[tuple[str, int]] = Counter()
-        """Requests answered, by route template and status."""
+        self._count_files = [http_gateway_counts(shm_dir, number) for number in range(siblings.processes)]
+        self.requests: RequestCounts = RequestCounts(self._count_files[self.number])
+        """Requests that this gateway has answered, by route template and status."""
+        for field in HttpGatewayField:
+            slot.set(field, 0)  # A predecessor may have left its numbers.
         self._in_flight: Counter[str] = Counter()
         self._streaming: Counter[str] = Counter()
         self._principals: dict[asyncio.Task[Any], Principal] = {}
@@ -60,6 +72,7 @@ class Gateway:
         self.topic_metrics: TopicMetricsReader = TopicMetricsReader(self.clock)
         self.lanes: WriteLanes
         self.watches: WatchSessions
+        self.moves: SessionMoves
         self.workers: Workers
 
     # -- readiness ------------------------------------------------------------------------------------
@@ -106,10 +119,12 @@ class Gateway:
         if self._in_flight[principal.name] >= most and not principal.is_anyone:
             raise _beyond("max_inflight_per_key", most)
         self._in_flight[principal.name] += 1
+        self.slot.add(HttpGatewayField.IN_FLIGHT, 1)
 
     def release_request(self, principal: Principal) -> None:
         """Give back what `acquire_request` took."""
         _decrement(self._in_flight, principal.name)
+        self.slot.add(HttpGatewayField.IN_FLIGHT, -1)
 
     @contextlib.contextmanager
     def stream(self, principal: Principal) -> Iterator[None]:
@@ -126,6 +141,7 @@ class Gateway:
         task = asyncio.current_task()
         assert task is not None
         self._streaming[principal.name] += 1
+        self.slot.add(HttpGatewayField.STREAMS, 1)
         self._principals[task] = principal
         self.streams.add(task)
         try:
@@ -135,6 +151,7 @@ class Gateway:
             self._principals.pop(task, None)
             self._revoked.discard(task)
             _decrement(self._streaming, principal.name)
+            self.slot.add(HttpGatewayField.STREAMS, -1)
 
     def end_revoked_streams(self, principals: Collection[Principal]) -> None:
         """End the streams of keys that are not among these any more."""
@@ -162,10 +179,19 @@ class Gateway:
         """Number of requests without a reply, streams not counted."""
         return sum(self._in_flight.values())
 
-    @property
-    def open_streams(self) -> int:
-        """Number of open event streams, work streams and WebSockets."""
-        return sum(self._streaming.values())
+    # -- numbers of all gateways ----------------------------------------------------------------------
+
+    def answered(self) -> Counter[Counted]:
+        """Return the requests that all gateways of the engine have answered, by route template and status."""
+        return sum_counts(self._count_files)
+
+    def total(self, field: HttpGatewayField) -> int:
+        """Return the sum of a number over all gateways of the engine that run."""
+        pages = self.siblings.pages
+        running = [
+            page for page in pages.values() if page.state in {ProcessState.READY, ProcessState.DRAINING}
+        ]
+        return sum(page.get(field) for page in (self.slot, *running))
 
 
 def commit_times(page: ProcessSlot, durability: Durability) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """The process of the HTTP gateway: its event loop, the HTTP server in it, heartbeat and orderly stop.
 
-The server (granian) reads and writes HTTP in a thread of its own and calls the application in the loop. At a
-stop, new requests are refused, streams get their final frame, requests in progress are answered within a
+The server (granian) reads and writes HTTP in a thread of its own and calls the application in the loop. It
+sets SO_REUSEPORT: the kernel distributes connections among all gateways of the engine, see keep_http_port. At
+a stop, new requests are refused, streams get their final frame, requests in progress are answered within a
 share of the drain time, and then the server ends.
 """
 
@@ -9,10 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,13 @@ from ringlog.access.keys import Principal
 from ringlog.actors.http_gateway.api.route_table import RouteTable
 from ringlog.actors.http_gateway.application import Application
 from ringlog.actors.http_gateway.gateway import Gateway
+from ringlog.actors.http_gateway.leases.settled_notices import SettledNotices
 from ringlog.actors.http_gateway.leases.workers import Workers
 from ringlog.actors.http_gateway.records.writes import WriteLanes
 from ringlog.actors.http_gateway.routes import ROUTES
+from ringlog.actors.http_gateway.siblings.messages import JobsSettled, SiblingNotice
+from ringlog.actors.http_gateway.siblings.siblings import Siblings
+from ringlog.actors.http_gateway.streams.session_moves import SessionMoves
 from ringlog.actors.http_gateway.streams.watches import WatchSessions
 from ringlog.aio import connect
 from ringlog.board.board import Board
@@ -65,11 +68,14 @@ class HttpGatewayShell:
         client = connect(
             f"ringlog://{boot.run_dir}", client_id=boot.name, timeout_ms=HTTP_REQUEST_MS_MAX, transport="ring"
         )
-        self.gateway: Gateway = Gateway(settings, client, board, slot)
+        number = int(boot.name.rpartition("-")[2])
+        siblings = Siblings(number, settings.http.processes, boot.shm_dir, board)
+        self.gateway: Gateway = Gateway(settings, client, board, slot, siblings, boot.shm_dir)
         self._keys = follow_keys(settings.auth.keys_file, os.environ.get(API_KEYS, ""))
         self.gateway.lanes = WriteLanes(self.gateway)
         self.gateway.watches = WatchSessions(self.gateway)
-        self.gateway.workers = Workers()
+        self.gateway.moves = SessionMoves(self.gateway, self.gateway.watches, siblings)
+        self.gateway.workers = Workers(slot, SettledNotices(siblings) if siblings.pages else None)
         self.application: Application = Application(self.gateway, RouteTable(ROUTES), self._find_key)
         self._server: Any = None
         self._serving: asyncio.Task[None] | None = None
@@ -85,17 +91,31 @@ class HttpGatewayShell:
         self._stop = stop
         stop.call_on_hangup(self._keys.reload)
         http = self._settings.http
-        port = http.port or _free_port(http.host)
-        self._server = _new_server(self.application, self._settings, port)
+        self._loop.run_until_complete(self._join_siblings())
+        self._server = _new_server(self.application, self._settings)
         self._loop.call_soon(self._beat)
         self._loop.add_reader(stop.fileno(), self._on_signal)
         self._serving = self._loop.create_task(self._server.serve())
-        self._loop.run_until_complete(self._listening(port))
-        address = f"[{http.host}]:{port}" if ":" in http.host else f"{http.host}:{port}"
+        self._loop.run_until_complete(self._listening())
+        address = f"[{http.host}]:{http.port}" if ":" in http.host else f"{http.host}:{http.port}"
         scheme = "https" if http.tls_cert_file else "http"
         log_event(log, logging.INFO, "ready", endpoint=f"{scheme}://{address}")
 
-    async def _listening(self, port: int) -> None:
+    async def _join_siblings(self) -> None:
+        """Learn where sessions of a predecessor are, then serve the other gateways."""
+        gateway = self.gateway
+        await gateway.moves.recover()
+        await gateway.siblings.serve(gateway.moves.answer, self._hear)
+        gateway.moves.keep_renewing()
+
+    def _hear(self, notice: SiblingNotice) -> None:
+        if isinstance(notice, JobsSettled):
+            for jobs in notice.jobs:
+                self.gateway.workers.note_settled(jobs.topic, jobs.node, jobs.seqs)
+        else:
+            self.gateway.moves.note_held(notice)
+
+    async def _listening(self) -> None:
         """Wait until the server has its socket. Raises ConfigError if it cannot listen."""
         assert self._serving is not None
         while not self._server.wrks:
@@ -103,7 +123,7 @@ class HttpGatewayShell:
                 error = self._serving.exception()
                 raise ConfigError(
                     "the HTTP gateway cannot listen: is the port in use?", host=self._settings.http.host,
-                    port=port, reason=str(error),
+                    port=self._settings.http.port, reason=str(error),
                 )  # fmt: skip
             await asyncio.sleep(0)
 
@@ -140,7 +160,9 @@ class HttpGatewayShell:
         self._loop.stop()
 
     def on_close(self) -> None:
-        """Close the client."""
+        """End the connections to other gateways, and close the client."""
+        self.gateway.moves.close()
+        self.gateway.siblings.close()
         self._loop.run_until_complete(self.gateway.client.close(0.0))
 
     # -- while the loop runs --------------------------------------------------------------------------
@@ -169,7 +191,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def _new_server(application: Application, settings: Config, port: int) -> Any:
+def _new_server(application: Application, settings: Config) -> Any:
     """Create the HTTP server. Raises ConfigError if it is not installed."""
     try:
         from granian.constants import HTTPModes, Interfaces
@@ -181,7 +203,7 @@ def _new_server(application: Application, settings: Config, port: int) -> Any:
         ) from None
     http = settings.http
     return Server(
-        application, address=http.host, port=port, interface=Interfaces.RSGI, http=HTTPModes.auto,
+        application, address=http.host, port=http.port, interface=Interfaces.RSGI, http=HTTPModes.auto,
         backlog=HTTP_BACKLOG, backpressure=http.max_connections,
         http1_settings=HTTP1Settings(
             header_read_timeout=HTTP_HEADER_MS_MAX, max_buffer_size=HTTP_HEADER_BYTES_MAX
@@ -191,17 +213,3 @@ def _new_server(application: Application, settings: Config, port: int) -> Any:
         ssl_cert=Path(http.tls_cert_file) if http.tls_cert_file else None,
         ssl_key=Path(http.tls_key_file) if http.tls_key_file else None,
     )  # fmt: skip
-
-
-def _free_port(host: str) -> int:
-    family = socket.AF_INET6 if _is_ipv6(host) else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
-def _is_ipv6(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).version == 6
-    except ValueError:
-        return False

@@ -31,7 +31,8 @@ A process page, in words:
  64..87      three marks of 8 words: [sequence, file_id, offset, check, 4 spare]
  88..95      GovernorField
  96..479     three histograms of 128 words: [sum, 127 buckets]
- 480..511    a scheduler's SchedulerField; a shard's QueueField and ConsumerGroupField
+ 480..511    a scheduler's SchedulerField; a shard's QueueField and ConsumerGroupField;
+             an HTTP gateway's HttpGatewayField
 
 A topic slot, in words:
 
@@ -303,6 +304,19 @@ class SchedulerField(IntEnum):
     ROUTER_LAG = 497
     """Records of sources that are not forwarded yet, summed over routers, as known to the scheduler."""
     ROUTER_PASSES = 498
+
+
+class HttpGatewayField(IntEnum):
+    """Words of an HTTP gateway, in the same range. Each incarnation starts with zeros."""
+
+    IN_FLIGHT = 480
+    """Requests without a reply, streams not counted."""
+    STREAMS = 481
+    """Open event streams, work streams and WebSockets."""
+    SESSIONS = 482
+    """Watch sessions."""
+    WORK_STREAMS = 483
+    """Work streams that wait for settlements. Without any, other gateways do not report theirs."""
 
 
 VOLATILE_BIT = 1 << 32

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ringlog.limits import HTTP_PROCESSES_MAX, PROCESSES_MAX
+
 WAL_SHARD = "wal_shard"
 GATEWAY = "gateway"
 COMPACTOR = "compactor"
@@ -14,7 +16,8 @@ KINDS = (WAL_SHARD, GATEWAY, COMPACTOR, RECLAIMER, RELOCATOR, HTTP_GATEWAY, SCHE
 """Kinds of actor. ProcessField.KIND is an index into this tuple."""
 
 SUPERVISOR_SLOT = 0
-"""Process slot of the supervisor. Shard n has slot 1 + n. The other kinds follow in their order."""
+"""Process slot of the supervisor. Shard n has slot 1 + n. The other kinds follow in their order, except the
+HTTP gateways: they have the last slots of the board, and the slot in that order is not used."""
 
 
 def shard_slot(shard: int) -> int:
@@ -28,8 +31,13 @@ def slot_of(kind: str, shards: int) -> int:
 
 
 def scheduler_slot(shards: int, n: int) -> int:
-    """Return the process slot of a scheduler. Schedulers come after all other processes."""
+    """Return the process slot of a scheduler. Only HTTP gateways come after schedulers."""
     return shard_slot(shards) + KINDS.index(SCHEDULER) - KINDS.index(GATEWAY) + n
+
+
+def http_gateway_slot(n: int) -> int:
+    """Return the process slot of an HTTP gateway."""
+    return PROCESSES_MAX - HTTP_PROCESSES_MAX + n
 
 
 def shard_name(shard: int) -> str:
@@ -40,6 +48,11 @@ def shard_name(shard: int) -> str:
 def scheduler_name(number: int) -> str:
     """Return the name of a scheduler's process."""
     return f"{SCHEDULER}-{number:02d}"
+
+
+def http_gateway_name(number: int) -> str:
+    """Return the name of an HTTP gateway's process."""
+    return f"{HTTP_GATEWAY}-{number:02d}"
 
 
 def socket_of(shm_dir: str, name: str) -> str:
@@ -65,6 +78,16 @@ def shard_bell(shm_dir: str, shard: int) -> str:
 def scheduler_socket(shm_dir: str, number: int) -> str:
     """Return the endpoint of a delivery scheduler."""
     return socket_of(shm_dir, scheduler_name(number))
+
+
+def http_gateway_socket(shm_dir: str, number: int) -> str:
+    """Return the path of the Unix socket on which an HTTP gateway serves the others of its engine."""
+    return f"{shm_dir}/{http_gateway_name(number)}.sock"
+
+
+def http_gateway_counts(shm_dir: str, number: int) -> str:
+    """Return the path of the file in which an HTTP gateway counts the requests that it has answered."""
+    return f"{shm_dir}/{http_gateway_name(number)}.counts"
 
 
 def scheduler_bell(shm_dir: str, number: int) -> str:

@@ -17,6 +17,8 @@ from ringlog.board.processes import (
     RELOCATOR,
     SCHEDULER,
     WAL_SHARD,
+    http_gateway_name,
+    http_gateway_slot,
     scheduler_name,
     scheduler_slot,
     shard_name,
@@ -103,7 +105,10 @@ def build_tree(config: Config) -> Tree:
     if config.gateway.enabled:
         children.append(child(GATEWAY, GATEWAY, slot_of(GATEWAY, shards), _STOP_FIRST))
     if config.http.enabled:
-        children.append(child(HTTP_GATEWAY, HTTP_GATEWAY, slot_of(HTTP_GATEWAY, shards), _STOP_FIRST))
+        children += [
+            child(HTTP_GATEWAY, http_gateway_name(n), http_gateway_slot(n), _STOP_FIRST)
+            for n in range(config.http.processes)
+        ]
     children += [
         child(SCHEDULER, scheduler_name(n), scheduler_slot(shards, n), _STOP_FIRST)
         for n in range(config.delivery.schedulers)

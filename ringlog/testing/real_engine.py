@@ -26,10 +26,12 @@ import zmq
 import ringlog
 from ringlog.board.board import Board, BoardError, ProcessField
 from ringlog.board.processes import (
+    HTTP_GATEWAY,
     KINDS,
     SCHEDULER,
     SUPERVISOR,
     WAL_SHARD,
+    http_gateway_slot,
     scheduler_slot,
     shard_slot,
     slot_of,
@@ -157,8 +159,8 @@ class TestEngine:
     def kill(self, kind: str, *, shard: int = 0) -> int:
         """Kill one process with SIGKILL and return its pid.
 
-        `kind` is "supervisor", "wal_shard" or "scheduler" (number `shard`), or another kind. The call returns
-        after the process has exited; its successor may not exist yet (see `wait_ready`).
+        `kind` is "supervisor", "wal_shard", "scheduler" or "http_gateway" (number `shard`), or another kind.
+        The call returns after the process has exited; its successor may not exist yet (see `wait_ready`).
         """
         if kind == "supervisor":
             pid = self.pid
@@ -204,6 +206,8 @@ class TestEngine:
         slot = slot_of(kind, info.shards)
         if kind in {WAL_SHARD, SCHEDULER}:
             slot = shard_slot(shard) if kind == WAL_SHARD else scheduler_slot(info.shards, shard)
+        elif kind == HTTP_GATEWAY:
+            slot = http_gateway_slot(shard)
         found: list[int] = []
 
         def is_there() -> bool:

@@ -1,13 +1,13 @@
 """Health, readiness and metrics.
 
 Probes need no key, and read shared memory only. Metrics need a key with scope `read` if keys are configured.
-They are the engine's status, as `ringlog metrics` shows it, with the numbers of shards, of this gateway and
-of single topics.
+They are the engine's status, as `ringlog metrics` shows it, with the numbers of shards, of all HTTP gateways
+and of single topics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -16,7 +16,7 @@ from ringlog import __version__
 from ringlog.actors.http_gateway.api.request import Request, Response
 from ringlog.actors.http_gateway.api.route_table import Route
 from ringlog.board.board import ProcessSlot
-from ringlog.board.layout import ProcessField, ProcessState
+from ringlog.board.layout import HttpGatewayField, ProcessField, ProcessState
 from ringlog.board.processes import RECLAIMER, SUPERVISOR_SLOT, shard_name, shard_slot, slot_of
 from ringlog.envelope import messages as m
 from ringlog.envelope.messages import EngineStatusReply
@@ -128,7 +128,7 @@ def _uptime_ms(gateway: Gateway) -> int:
 
 
 async def metrics(request: Request) -> Response:
-    """Return the metrics of the engine and of this gateway, as Prometheus text or as JSON."""
+    """Return the metrics of the engine and of all its HTTP gateways, as Prometheus text or as JSON."""
     gateway = request.gateway
     if not request.principal.scopes:
         raise Unauthorized("metrics need a known key: Authorization: Bearer KEY")
@@ -142,14 +142,15 @@ async def metrics(request: Request) -> Response:
 
 
 GATEWAY_METRICS: tuple[Metric, ...] = (
-    ("counter", "http_requests", "Requests answered by the HTTP gateway.", ("route", "status")),
+    ("counter", "http_requests", "Requests answered by the HTTP gateways.", ("route", "status")),
     ("gauge", "http_requests_in_flight", "Requests without a reply, streams not counted.", ()),
     ("gauge", "sse_connections", "Open event streams, work streams and WebSockets.", ()),
-    ("gauge", "http_watch_sessions", "Watch sessions of the HTTP gateway.", ()),
+    ("gauge", "http_watch_sessions", "Watch sessions of the HTTP gateways.", ()),
     ("gauge", "uptime_ms", "Time since the start of the engine.", ()),
     ("gauge", "recovery_progress", "Part of the logs that is replayed, 0 to 1.", ()),
 )
-"""Metrics that the gateway adds: (kind, name without prefix, help text, labels)."""
+"""Metrics that the gateway adds, sums over all gateways of the engine: (kind, name without prefix, help text,
+labels)."""
 
 SHARD_METRICS: tuple[tuple[Metric, ProcessField], ...] = (
     (("gauge", "topics", "Topics of the shard.", ("shard",)), ProcessField.TOPICS),
@@ -181,13 +182,11 @@ def all_families(gateway: Gateway, status: EngineStatusReply | None) -> Iterator
 def _numbers(gateway: Gateway) -> tuple[Rows | float, ...]:
     """Return the values of GATEWAY_METRICS, in their order."""
     requests: Rows = [
-        ((route, str(status)), float(count))
-        for (route, status), count in sorted(gateway.requests_by_status.items())
+        ((route, str(status)), float(count)) for (route, status), count in sorted(gateway.answered().items())
     ]
-    sessions = len(gateway.watches) if isinstance(gateway.watches, Sized) else 0
     return (
-        requests, gateway.requests_in_flight, gateway.open_streams, sessions, _uptime_ms(gateway),
-        gateway.recovery_progress,
+        requests, gateway.total(HttpGatewayField.IN_FLIGHT), gateway.total(HttpGatewayField.STREAMS),
+        gateway.total(HttpGatewayField.SESSIONS), _uptime_ms(gateway), gateway.recovery_progress,
     )  # fmt: skip
 
 

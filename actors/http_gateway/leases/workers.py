@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+from ringlog.actors.http_gateway.leases.settled_notices import SettledNotices
+from ringlog.board.board import ProcessSlot
+from ringlog.board.layout import HttpGatewayField
 from ringlog.client.leases.group_lease_operations import GroupLeaseOperations
 from ringlog.client.leases.lease_operations import LeaseOperations
 from ringlog.clock import SystemClock
@@ -24,7 +27,9 @@ class Workers:
     At most HTTP_WORKERS_MAX; the least recently used one is dropped.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, slot: ProcessSlot, elsewhere: SettledNotices | None) -> None:
+        """`slot` is the page of this gateway. `elsewhere` tells other gateways; None = there are none."""
+        self._slot, self._elsewhere = slot, elsewhere
         self._kept: OrderedDict[tuple[str, str, str], LeaseOperations] = OrderedDict()
         self._listeners: dict[tuple[str, str], list[Callable[[Sequence[int]], None]]] = {}
 
@@ -43,17 +48,25 @@ class Workers:
     def listen(self, topic: str, node: str, call: Callable[[Sequence[int]], None]) -> None:
         """Call `call(seqs)` when jobs of a queue are settled over HTTP by this node, until `unlisten`."""
         self._listeners.setdefault((topic, node), []).append(call)
+        self._slot.add(HttpGatewayField.WORK_STREAMS, 1)
 
     def unlisten(self, topic: str, node: str, call: Callable[[Sequence[int]], None]) -> None:
         """End what `listen` began."""
         calls = self._listeners[topic, node]
         calls.remove(call)
+        self._slot.add(HttpGatewayField.WORK_STREAMS, -1)
         if not calls:
             del self._listeners[topic, node]
 
     def notify(self, topic: str, node: str, seqs: Sequence[int]) -> None:
-        """Report that a node settled jobs of a queue."""
-        for call in self._listeners.get((topic, node), ()):
+        """Report that a node settled jobs of a queue, to the work streams of all gateways."""
+        self.note_settled(topic, node, seqs)
+        if self._elsewhere is not None:
+            self._elsewhere.report(topic, node, seqs)
+
+    def note_settled(self, topic: str, node: str, seqs: Sequence[int]) -> None:
+        """Report settled jobs to the work streams of this gateway."""
+        for call in tuple(self._listeners.get((topic, node), ())):
             call(seqs)
 
 

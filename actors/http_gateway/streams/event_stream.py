@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ringlog.actors.http_gateway.api.error_replies import HttpError
 from ringlog.actors.http_gateway.api.request import Request, Response
 from ringlog.actors.http_gateway.api.route_table import Route
 from ringlog.actors.http_gateway.streams.fan_out import FanOutPage, Subscriber
 from ringlog.actors.http_gateway.streams.sse import EventStream, StreamEnded, frame, require_event_stream
 from ringlog.actors.http_gateway.streams.subscriptions import Event, Subscriptions, error_json
 from ringlog.client.watches.events import decode_cursors
-from ringlog.errors import Unauthorized
 
 if TYPE_CHECKING:
     from ringlog.actors.http_gateway.streams.watches import WatchSession
@@ -112,15 +110,14 @@ async def open_stream(request: Request) -> Response | None:
     """Stream the events of a watch session."""
     gateway = request.gateway
     require_event_stream(request.header("accept"))
-    session = gateway.watches.find(request.params[0])
-    if session is None:
-        raise HttpError(404, "not_found", "no such watch session: make one with POST /v0/watch")
-    if session.principal.name != request.principal.name:
-        raise Unauthorized("a watch session belongs to the key that made it")
+    wid, moves = request.params[0], gateway.moves
     if request.scope.method == "HEAD":
+        await moves.require(wid, request.principal)
         return Response(200, b"", (("content-type", "text/event-stream"),))
+    moves.find(wid, request.principal)  # First: a limit is no answer to a session that cannot exist.
     stream: WatchStream | None = None
     with gateway.stream(request.principal):
+        session = await moves.take(wid, request.principal)
         try:
             request.release_slot()
             if session.stream is not None:

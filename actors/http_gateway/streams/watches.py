@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,6 +15,7 @@ from ringlog.actors.http_gateway.api.request import Request, Response
 from ringlog.actors.http_gateway.api.route_table import Route
 from ringlog.actors.http_gateway.records.diffs import cursor_of, filters_of
 from ringlog.actors.http_gateway.streams.fan_out import FanOut, Projection, Subscriber
+from ringlog.board.layout import HttpGatewayField
 from ringlog.client.requests.topic_requests import list_topic_names
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, Throttled, TopicNotFound
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 Count = Annotated[int, Meta(ge=0)]
 _ID_BYTES = 16
+_WID = re.compile(r"wid_(0|[1-9][0-9]?)_[A-Za-z0-9_-]{22}", re.ASCII)
+"""The second part is _ID_BYTES in base64url."""
 _HEARTBEAT_MS_MIN, _HEARTBEAT_MS_MAX = 1_000, 60_000
 
 
@@ -60,15 +64,32 @@ class WatchBody(msgspec.Struct):
     filter: str | list[Any] | None = None
 
 
+def new_wid(maker: int) -> str:
+    """Return a name for a session that the gateway with number `maker` makes: `wid_0_…`."""
+    return f"wid_{maker}_{secrets.token_urlsafe(_ID_BYTES)}"
+
+
+def maker_of(wid: str, processes: int) -> int:
+    """Return the number of the gateway that made a session; -1 if the name can be of none of `processes`."""
+    found = _WID.fullmatch(wid)
+    number = int(found[1]) if found is not None else processes
+    return number if number < processes else -1
+
+
 class WatchSession:
     """One watch: its subscribers, whose positions outlive connections."""
 
-    def __init__(self, principal: Principal, body: WatchBody, subs: dict[str, Subscriber]) -> None:
-        self.wid: str = "wid_" + secrets.token_urlsafe(_ID_BYTES)
+    def __init__(
+        self, wid: str, principal: Principal, subs: dict[str, Subscriber], *, heartbeat_s: float,
+        is_strong: bool, tags: str | list[Any] | None,
+    ) -> None:  # fmt: skip
+        self.wid: str = wid
         self.principal = principal
         self.subs = subs
-        self.heartbeat_s: float = min(max(body.heartbeat_ms, _HEARTBEAT_MS_MIN), _HEARTBEAT_MS_MAX) / 1_000
-        self.is_strong: bool = body.consistency == "strong"
+        self.heartbeat_s: float = heartbeat_s
+        self.is_strong: bool = is_strong
+        self.tags: str | list[Any] | None = tags
+        """Tag filter, as its client has sent it."""
         self.stream: WatchStream | None = None
         self.used_ms = 0
 
@@ -91,21 +112,37 @@ class WatchSessions:
         self._collect()
         return self._sessions.get(wid)
 
-    def require_room(self) -> None:
-        """Raise Throttled beyond `http.max_watch_sessions`."""
+    def wids(self) -> list[str]:
+        """Return the names of all sessions."""
+        self._collect()
+        return list(self._sessions)
+
+    def require_room(self, expected: int = 0) -> None:
+        """Raise Throttled beyond `http.max_watch_sessions`. `expected` sessions are on their way to here."""
         self._collect()
         most = self._gateway.settings.http.max_watch_sessions
-        if len(self._sessions) >= most:
+        if len(self._sessions) + expected >= most:
             raise Throttled(
                 "too many watch sessions: retry later, or raise http.max_watch_sessions",
                 limit="max_watch_sessions", max=most, retry_after_ms=1_000,
             )  # fmt: skip
 
     def add(self, session: WatchSession) -> None:
-        """Remember a session."""
-        self.require_room()
+        """Remember a session. The caller has called `require_room`."""
         self._sessions[session.wid] = session
         self.note_use(session)
+        self._count()
+
+    def remove(self, session: WatchSession) -> None:
+        """End the stream of a session, and forget the session."""
+        if session.stream is not None:
+            session.stream.supersede()
+        self._sessions.pop(session.wid, None)
+        self._idle.pop(session.wid, None)
+        self._count()
+
+    def _count(self) -> None:
+        self._gateway.slot.set(HttpGatewayField.SESSIONS, len(self._sessions))
 
     def note_use(self, session: WatchSession) -> None:
         """Note that a session is used now, or that its stream has begun or ended."""
@@ -121,10 +158,10 @@ class WatchSessions:
         """Forget the sessions that were not used for longer than the TTL. Those with a stream stay."""
         oldest_ms = self._now_ms() - WATCH_SESSION_TTL_MS
         while self._idle:
-            wid, session = next(iter(self._idle.items()))
+            session = next(iter(self._idle.values()))
             if session.used_ms >= oldest_ms:
                 return
-            del self._idle[wid], self._sessions[wid]
+            self.remove(session)
 
 
 async def make_watch(request: Request) -> Response:
@@ -160,7 +197,12 @@ async def make_watch(request: Request) -> Response:
         told[name] = topic_reply(sub, state)
         if body.consistency == "strong" and state.config.get("durability") == "ephemeral":
             told[name]["consistency"] = "eventual"
-    session = WatchSession(request.principal, body, subs)
+    gateway.watches.require_room()  # Again: others were made meanwhile.
+    session = WatchSession(
+        new_wid(gateway.number), request.principal, subs, is_strong=body.consistency == "strong",
+        heartbeat_s=min(max(body.heartbeat_ms, _HEARTBEAT_MS_MIN), _HEARTBEAT_MS_MAX) / 1_000,
+        tags=body.filter,
+    )  # fmt: skip
     gateway.watches.add(session)
     return Response(
         200,

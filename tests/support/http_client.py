@@ -73,7 +73,15 @@ class HttpClient:
     ) -> EventStream:
         """Open an event stream. Use it as a context manager, or close it."""
         sent = {"authorization": f"Bearer {self.key}"} if self.key else {}
-        return EventStream(self.host, self.port, path, sent | dict(headers or {}), timeout)
+        connection = socket.create_connection((self.host, self.port), timeout)
+        return EventStream(connection, f"{self.host}:{self.port}", path, sent | dict(headers or {}))
+
+    def into_stream(self, path: str, headers: Mapping[str, str] | None = None) -> EventStream:
+        """Open an event stream on the connection of the latest request. The client then has none."""
+        connection, self._connection.sock = self._connection.sock, None
+        assert connection is not None
+        sent = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        return EventStream(connection, f"{self.host}:{self.port}", path, sent | dict(headers or {}))
 
     def watch(self, body: Any, headers: Mapping[str, str] | None = None) -> EventStream:
         """Make a watch session and open its stream."""
@@ -98,11 +106,11 @@ class Frame:
 
 
 class EventStream:
-    """Reads an event stream from a raw socket. Each read raises TimeoutError after `timeout` seconds."""
+    """Reads an event stream from a raw socket. Each read raises TimeoutError after the socket's timeout."""
 
-    def __init__(self, host: str, port: int, path: str, headers: Mapping[str, str], timeout: float) -> None:
-        self._socket = socket.create_connection((host, port), timeout)
-        lines = [f"GET {path} HTTP/1.1", f"host: {host}:{port}", "accept: text/event-stream"]
+    def __init__(self, connection: socket.socket, host: str, path: str, headers: Mapping[str, str]) -> None:
+        self._socket = connection
+        lines = [f"GET {path} HTTP/1.1", f"host: {host}", "accept: text/event-stream"]
         lines += [f"{name}: {value}" for name, value in headers.items() if name.lower() != "accept"]
         accept = {name.lower(): value for name, value in headers.items()}.get("accept")
         if accept is not None:

@@ -1,0 +1,45 @@
+"""Clients of one chosen gateway process among several that share a port."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ringlog.board.board import Board
+from ringlog.board.layout import ProcessField
+from ringlog.board.processes import http_gateway_slot
+from ringlog.testing.real_engine import TestEngine
+from tests.support.http_client import EventStream, HttpClient
+
+CONNECTIONS_MAX = 400
+"""Connections that are tried. The kernel chooses the process of each by a hash of its ports."""
+
+
+def requests_of(engine: TestEngine, processes: int) -> list[int]:
+    """Return the number of requests that each gateway process has got."""
+    board = Board.open(engine.info.shm_dir, writable=False)
+    try:
+        return [board.process(http_gateway_slot(n)).get(ProcessField.REQUESTS) for n in range(processes)]
+    finally:
+        board.close()
+
+
+def client_at(engine: TestEngine, number: int, processes: int, key: str = "") -> HttpClient:
+    """Return a client with a connection to one gateway process. Nobody else may send requests meanwhile."""
+    for _ in range(CONNECTIONS_MAX):
+        client = HttpClient(engine.http_url, key)
+        before = requests_of(engine, processes)
+        assert client("GET", "/v0/health").status == 200
+        after = requests_of(engine, processes)
+        if after[number] > before[number]:
+            assert sum(after) == sum(before) + 1
+            return client
+        client.close()
+    raise AssertionError(f"none of {CONNECTIONS_MAX} connections reached http_gateway-{number:02d}")
+
+
+def stream_at(
+    engine: TestEngine, number: int, processes: int, path: str, *, key: str = "",
+    headers: Mapping[str, str] | None = None,
+) -> EventStream:  # fmt: skip
+    """Open an event stream at one gateway process."""
+    return client_at(engine, number, processes, key).into_stream(path, headers)

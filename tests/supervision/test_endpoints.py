@@ -12,7 +12,13 @@ import pytest
 from ringlog.config import Config
 from ringlog.config_sources import load_config
 from ringlog.errors import ConfigError
-from ringlog.supervision.endpoints import check_listeners, http_url, public_key_of, resolve
+from ringlog.supervision.endpoints import (
+    check_listeners,
+    http_url,
+    keep_http_port,
+    public_key_of,
+    resolve,
+)
 
 
 def config(
@@ -200,6 +206,38 @@ def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
             check_listeners(http_config(tmp_path, port=port), {})
     assert "\n" not in str(caught.value)
     assert check_listeners(http_config(tmp_path, port=port), {}).http.port == port
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "0.0.0.0"])
+def test_the_port_is_kept_for_the_gateways_of_one_engine(tmp_path: Path, host: str) -> None:
+    """Also while none of them listens. They share it with each other only."""
+    keyed = {"RINGLOG_API_KEYS": "k"}
+    http = check_listeners(http_config(tmp_path, host=host), keyed).http
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    given = http_config(tmp_path, host=host, port=http.port)
+    with keep_http_port(http):
+        with pytest.raises(ConfigError, match=f"port {http.port}: stop what listens there"):
+            check_listeners(given, keyed)
+        with pytest.raises(ConfigError, match=f"port {http.port}: stop what listens"), keep_http_port(http):
+            pass
+        for _ in range(2):  # A gateway, and its successor.
+            with socket.socket(family) as first, socket.socket(family) as second:
+                for each in (first, second):
+                    each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                    each.bind((http.host, http.port))
+                    each.listen()
+                with pytest.raises(ConfigError, match=f"port {http.port}: stop what listens there"):
+                    check_listeners(given, keyed)
+    assert check_listeners(given, keyed).http.port == http.port
+
+
+def test_no_port_is_kept_without_gateways(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with keep_http_port(http_config(tmp_path, enabled="false", port=port).http):
+            pass
 
 
 def test_http_without_its_packages_says_what_to_install(

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ringlog.board.processes import (
     GATEWAY,
+    HTTP_GATEWAY,
     KINDS,
     SCHEDULER,
     SUPERVISOR_SLOT,
     WAL_SHARD,
+    http_gateway_slot,
     scheduler_slot,
     slot_of,
 )
 from ringlog.config_sources import load_config
-from ringlog.limits import PROCESSES_MAX, SCHEDULERS_MAX, SHARDS_MAX
+from ringlog.errors import ConfigError
+from ringlog.limits import HTTP_PROCESSES_MAX, PROCESSES_MAX, SCHEDULERS_MAX, SHARDS_MAX
 from ringlog.supervision.tree import (
     BACKGROUND,
     build_tree,
@@ -34,7 +39,8 @@ def test_shards_come_first_and_stop_last() -> None:
 
 
 def test_every_child_has_its_own_slot() -> None:
-    slots = [child.slot for child in tree_of(wal__shards="64", cold__dir="/cold", delivery__schedulers="8")]
+    everything = {"cold__dir": "/cold", "delivery__schedulers": "8", "http__enabled": "true"}
+    slots = [child.slot for child in tree_of(wal__shards="64", http__processes="16", **everything)]
     assert max(slots) < PROCESSES_MAX
     assert len(set(slots)) == len(slots)
     assert slots[:64] == list(range(1, 65))
@@ -53,6 +59,23 @@ def test_scheduler_slots_are_known_to_shards() -> None:
     assert [child.slot for child in found] == [scheduler_slot(3, n) for n in range(8)]
     assert found[7].name == "scheduler-07"
     assert tree_of(delivery__schedulers="0").of_kind(SCHEDULER) == ()
+
+
+def test_http_gateways_have_the_last_slots() -> None:
+    for shards in ("1", "64"):
+        found = tree_of(wal__shards=shards, http__enabled="true", http__processes="3").of_kind(HTTP_GATEWAY)
+        assert [child.name for child in found] == ["http_gateway-00", "http_gateway-01", "http_gateway-02"]
+        assert [child.slot for child in found] == [http_gateway_slot(n) for n in range(3)]
+    assert http_gateway_slot(HTTP_PROCESSES_MAX - 1) == PROCESSES_MAX - 1
+    assert scheduler_slot(SHARDS_MAX, SCHEDULERS_MAX - 1) < http_gateway_slot(0)
+    assert len(tree_of(http__enabled="true").of_kind(HTTP_GATEWAY)) == 1
+    assert tree_of(http__processes="3").of_kind(HTTP_GATEWAY) == ()
+
+
+@pytest.mark.parametrize("processes", ["0", "17", "-1", "two"])
+def test_the_number_of_http_gateways_is_bounded(processes: str) -> None:
+    with pytest.raises(ConfigError, match=r"http\.processes"):
+        tree_of(http__processes=processes)
 
 
 def test_scheduler_slots_follow_all_other_slots() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 import ringlog
 import ringlog.testing
@@ -19,21 +18,13 @@ from ringlog.board.layout import ProcessField, ProcessState
 from ringlog.client.requests.topic_requests import TopicSummary
 from ringlog.testing.real_engine import TestEngine, wait_until
 from ringlog.types import Durability
+from tests.support.http_metrics import samples
 
 Call = Callable[..., Any]
 WINDOW_NS = 60_000_000_000
 READY = ShardHealth(ProcessState.READY)
 READ_ONLY = ShardHealth(ProcessState.READY, is_read_only=True)
 LOST = ShardHealth(ProcessState.GIVEN_UP, down_ns=5)
-
-
-def samples(text: bytes) -> dict[tuple[str, tuple[str, ...]], float]:
-    """Return every sample by its name and the values of its labels."""
-    return {
-        (sample.name, tuple(sample.labels.values())): sample.value
-        for family in text_string_to_metric_families(text.decode())
-        for sample in family.samples
-    }
 
 
 @pytest.mark.parametrize("path", ["/v0/health", "/healthz"])

@@ -16,9 +16,9 @@ import pytest
 import ringlog.testing
 from ringlog.errors import StartRefused
 from ringlog.testing.real_engine import TestEngine, wait_until
-from tests.http.test_health import samples
 from tests.support.engines import engine_fixture
 from tests.support.http_client import EventStream, HttpClient
+from tests.support.http_metrics import samples
 from tests.support.http_processes import client_at, requests_of, stream_at
 from tests.support.http_queues import make_queue, put
 

@@ -554,7 +554,7 @@ def test_the_makefile_names_only_existing_tests():
 USERS = ("actors", "ringlog", "supervisor.py", "pyspark_ringlog", "chaos", "bench", "demo", "tools")
 CALLED_BY_OTHERS = {
     # Python and its libraries
-    "__getattr__", "__dir__",
+    "__getattr__", "__dir__", "data_received",
     # Spark's data source API
     "streamReader", "streamWriter", "initialOffset", "getDefaultReadLimit", "latestOffset",
     "reportLatestOffset", "prepareForTriggerAvailableNow",

@@ -126,7 +126,7 @@ class SessionMoves:
     def _end_search(self, key: tuple[str, str], done: asyncio.Task[WatchSession]) -> None:
         del self._searches[key]
         if not done.cancelled():
-            done.exception()  # Whoever waits has seen it.
+            done.exception()  # A request that still waits raises it.
 
     async def _taken(self, wid: str, principal: Principal) -> WatchSession:
         found = await self._search(wid, principal, self._siblings.number)
@@ -184,7 +184,7 @@ class SessionMoves:
         session, moved = self._sessions.find(request.wid), self._moved.get(request.wid)
         search = self._searches.get((request.wid, request.principal))
         if session is None and moved is None and search is not None:
-            await asyncio.wait((search,), timeout=_WAIT_S)  # Somebody knows that it comes here.
+            await asyncio.wait((search,), timeout=_WAIT_S)  # A pointer may already lead to here.
             if not search.done():
                 return FoundSession("busy")
             session, moved = self._sessions.find(request.wid), self._moved.get(request.wid)

@@ -94,9 +94,8 @@ class SessionMoves:
         Raises:
             HttpError: 404, it is not known, or was lost with the gateway that had it.
             Unauthorized: It belongs to another key.
-            NotReady: A gateway does not answer within HTTP_SIBLING_MS_MAX. If it gives the session away
-            later,
-                the session is here then.
+            NotReady: A gateway does not answer within HTTP_SIBLING_MS_MAX. It may still give the session away
+                later. Then the session is here.
             Throttled: `http.max_watch_sessions` is reached here.
         """
         session = self.find(wid, principal)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,6 +13,15 @@ from ringlog.testing.real_engine import TestEngine, wait_until
 from tests.support.http_client import HttpClient
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one-process", "two-processes"])
+def http_engine(request: pytest.FixtureRequest) -> Iterator[TestEngine]:
+    """Sessions and streams behave the same with several gateway processes."""
+    http = {"enabled": True, "port": 0, "processes": request.param}
+    with ringlog.testing.engine(http=http, delivery={"schedulers": 1}) as running:
+        running.wait_ready("http_gateway")
+        yield running
 
 
 def write(call: HttpClient, topic: str, *data: object) -> None:

@@ -244,13 +244,14 @@ def test_streams_that_begin_together_leave_one(clients: list[HttpClient], topic:
             thread.start()
         for thread in threads:
             thread.join()
-        assert {stream.status for stream in opened} <= {200, 503}
+        assert [stream.status for stream in opened] == [200] * 6
         for stream in opened:
             stream.close()
         with clients[0].stream(path) as last:
             assert last.status == 200
             write(clients[1], topic, round_)
-            assert seqs(last, 1)[-1] == round_ + 2
+            while seqs(last, 1)[-1] < round_ + 2:
+                pass
     assert clients[0]("HEAD", path).status == 200
 
 

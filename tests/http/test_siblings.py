@@ -62,7 +62,7 @@ class Gateway:
 
 
 def find(number: int) -> FindSession:
-    return FindSession("wid", "key", number)
+    return FindSession("wid", "key", number, 0)
 
 
 def run(tmp_path: Path, scenario: Callable[[Gateway, Gateway], Awaitable[None]]) -> None:
@@ -167,7 +167,7 @@ def test_bytes_that_are_no_message_end_the_connection(tmp_path: Path, data: byte
 def test_a_notice_arrives_also_before_there_is_a_connection(tmp_path: Path) -> None:
     async def scenario(first: Gateway, second: Gateway) -> None:
         await second.serve()
-        held = SessionsHeld(0, ["a", "b"])
+        held = SessionsHeld(0, [("a", 1), ("b", 2)])
         first.siblings.tell(1, held)
         await second.heard.wait()
         assert second.notices == [held]

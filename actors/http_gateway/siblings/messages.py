@@ -22,6 +22,8 @@ class TopicPosition(msgspec.Struct, array_like=True):
 class SessionState(msgspec.Struct):
     """A watch session on its way to another gateway."""
 
+    moves: int
+    """How often the session has moved, this move included."""
     heartbeat_s: float
     is_strong: bool
     limit: int
@@ -46,18 +48,22 @@ class FindSession(msgspec.Struct, tag="find"):
     """Name of the key of the request. A session of another key is not given away."""
     taker: int
     """Number of the gateway that takes the session over; -1 = it stays where it is."""
+    moves: int
+    """Number of moves with which the session has come to the gateway that is asked; 0 = it may know
+    nothing."""
 
 
 class FoundSession(msgspec.Struct, tag="found"):
     """Answer to FindSession.
 
     `here`: it is here, and stays; `given`: `state` is the session, which is not here any more; `moved`: ask
-    the gateway `holder`; `absent`: it is not known here; `foreign`: it belongs to another key; `busy`: it is
-    on its way to here, and has not arrived in time.
+    the gateway `holder`, to which it came with `moves`; `absent`: it is not known here; `foreign`: it belongs
+    to another key; `busy`: it is on its way to here, and has not arrived in time.
     """
 
     what: Literal["here", "given", "moved", "absent", "foreign", "busy"]
     holder: int = -1
+    moves: int = 0
     state: SessionState | None = None
 
 
@@ -71,7 +77,8 @@ class SessionsHeld(msgspec.Struct, tag="held"):
     """Answer to ListSessions, and notice to the maker of these sessions: the gateway `holder` has them."""
 
     holder: int
-    wids: list[str]
+    sessions: list[tuple[str, int]]
+    """Name and number of moves of each."""
 
 
 class SettledJobs(msgspec.Struct, array_like=True):

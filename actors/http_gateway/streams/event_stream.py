@@ -118,6 +118,9 @@ async def open_stream(request: Request) -> Response | None:
     stream: WatchStream | None = None
     with gateway.stream(request.principal):
         session = await moves.take(wid, request.principal)
+        if session is None:
+            EventStream(request.scope, request.protocol).close()
+            return None
         try:
             request.release_slot()
             if session.stream is not None:

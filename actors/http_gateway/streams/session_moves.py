@@ -3,7 +3,11 @@
 A session is in the memory of one gateway. Its name has the number of the gateway that made it. A stream that
 begins at another gateway takes the session over: it asks the maker, and goes on to the gateway that each
 answer names. The gateway that has the session ends its stream, gives it away, and remembers where it went.
-Such a pointer always leads to a later owner, so the search ends at the present one.
+
+A session counts its moves, and a pointer has the count with which the session left. So each pointer of a
+search leads to a later owner than the one before, and the search ends at the present one. A gateway that is
+asked for a session of a higher count than that of its own pointer is about to receive it, and answers when it
+has come. It waits for a message that is on its way, so gateways never wait for each other in a circle.
 
 A pointer is forgotten WATCH_SESSION_TTL_MS after it was last renewed. The gateway that has a session renews
 the pointer of its maker, and tells it to the maker's successor: a session is lost only with the gateway that
@@ -14,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -53,14 +57,24 @@ _NOBODY = -1
 _WAIT_S = HTTP_SIBLING_MS_MAX / 1_000
 
 
+class SessionPointer(NamedTuple):
+    """Where a session is that is not here."""
+
+    holder: int
+    """Number of the gateway."""
+    moves: int
+    """How often the session had moved when it came there."""
+    known_ms: int = 0
+    """When this was last known."""
+
+
 class SessionMoves:
     """Finds sessions at other gateways, takes them over, and gives away those of this one."""
 
     def __init__(self, gateway: Gateway, sessions: WatchSessions, siblings: Siblings) -> None:
         self._gateway, self._sessions, self._siblings = gateway, sessions, siblings
-        self._moved: OrderedDict[str, tuple[int, int]] = OrderedDict()
-        """By wid: the gateway to which a session has moved, and when that was last known, in ms. The oldest
-        comes first. At most HTTP_SESSIONS_MOVED_MAX."""
+        self._moved: OrderedDict[str, SessionPointer] = OrderedDict()
+        """By wid: where sessions are. The oldest pointer comes first. At most HTTP_SESSIONS_MOVED_MAX."""
         self._searches: dict[tuple[str, str], asyncio.Task[WatchSession]] = {}
         """Sessions that are being taken over, by wid and name of the key."""
 
@@ -88,8 +102,10 @@ class SessionMoves:
             except TimeoutError:
                 raise _silent() from None
 
-    async def take(self, wid: str, principal: Principal) -> WatchSession:
+    async def take(self, wid: str, principal: Principal) -> WatchSession | None:
         """Return a session, which is here from now on. Its stream at another gateway ends.
+
+        None: a later request has taken it already.
 
         Raises:
             HttpError: 404, it is not known, or was lost with the gateway that had it.
@@ -112,10 +128,7 @@ class SessionMoves:
         if not search.done():
             raise _silent()
         search.result()
-        session = self._sessions.find(wid)
-        if session is None:  # A later request has taken it already.
-            raise _silent()
-        return session
+        return self._sessions.find(wid)
 
     def close(self) -> None:
         """End all searches: the process ends."""
@@ -135,44 +148,47 @@ class SessionMoves:
         self._sessions.add(session)
         maker = maker_of(wid, self._siblings.processes)
         if maker != self._siblings.number:
-            self._siblings.tell(maker, SessionsHeld(self._siblings.number, [wid]))
+            self._siblings.tell(maker, SessionsHeld(self._siblings.number, [(wid, session.moves)]))
         return session
 
-    def _starts(self, wid: str) -> list[int]:
+    def _starts(self, wid: str) -> list[SessionPointer]:
         """Return the other gateways that may know where a session is."""
         moved, maker = self._moved.get(wid), maker_of(wid, self._siblings.processes)
-        found = [moved[0]] if moved is not None else []
-        return found + [maker] * (maker not in {_NOBODY, self._siblings.number, *found})
+        found = [] if moved is None else [moved]
+        return found + [SessionPointer(maker, 0)] * (maker not in {_NOBODY, self._siblings.number})
 
     async def _search(self, wid: str, principal: Principal, taker: int) -> FoundSession:
         """Follow the pointers to a session. Returns FoundSession `here` or `given`."""
-        request = FindSession(wid, principal.name, taker)
         for start in self._starts(wid):
-            found = await self._follow(start, request)
-            if found is not None:
-                return found
+            at = start
+            for _ in range(HTTP_SESSION_HOPS_MAX):
+                found = await self._ask(at.holder, FindSession(wid, principal.name, taker, at.moves))
+                if found.what == "absent":
+                    break
+                if found.what != "moved":
+                    return found
+                at = SessionPointer(found.holder, found.moves)
+            else:
+                raise _silent()
         raise _absent()
 
-    async def _follow(self, at: int, request: FindSession) -> FoundSession | None:
-        for _ in range(HTTP_SESSION_HOPS_MAX):
-            if at not in self._siblings.pages or self._siblings.is_given_up(at):
-                return None
-            try:
-                found = await self._siblings.ask(at, request)
-            except OSError:
-                if self._siblings.is_given_up(at):
-                    return None
-                raise _silent() from None
-            if not isinstance(found, FoundSession) or found.what == "busy":
-                raise _silent()
-            if found.what == "foreign":
-                raise _foreign()
-            if found.what == "absent":
-                return None
-            if found.what != "moved":
-                return found
-            at = found.holder
-        raise _silent()
+    async def _ask(self, number: int, request: FindSession) -> FoundSession:
+        """Return the answer of a gateway: `here`, `given`, `moved` or `absent`."""
+        siblings = self._siblings
+        # A pointer to this gateway is older than what this gateway knows.
+        if number not in siblings.pages or siblings.is_given_up(number):
+            return FoundSession("absent")
+        try:
+            found = await siblings.ask(number, request)
+        except OSError:
+            if siblings.is_given_up(number):
+                return FoundSession("absent")
+            raise _silent() from None
+        if not isinstance(found, FoundSession) or found.what == "busy":
+            raise _silent()
+        if found.what == "foreign":
+            raise _foreign()
+        return found
 
     # -- for other gateways ---------------------------------------------------------------------------
 
@@ -180,36 +196,42 @@ class SessionMoves:
         """Answer a request of another gateway."""
         if isinstance(request, ListSessions):
             return SessionsHeld(self._siblings.number, self._held_of(request.maker)[:HTTP_SESSIONS_MOVED_MAX])
-        session, moved = self._sessions.find(request.wid), self._moved.get(request.wid)
         search = self._searches.get((request.wid, request.principal))
-        if session is None and moved is None and search is not None:
-            await asyncio.wait((search,), timeout=_WAIT_S)  # A pointer may already lead to here.
-            if not search.done():
-                return FoundSession("busy")
-            session, moved = self._sessions.find(request.wid), self._moved.get(request.wid)
+        found = self._found(request)
+        if found.what == "absent" and request.moves and search is not None:
+            await asyncio.wait((search,), timeout=_WAIT_S)
+            found = self._found(request) if search.done() else FoundSession("busy")
+        return found
+
+    def _found(self, request: FindSession) -> FoundSession:
+        session, moved = self._sessions.find(request.wid), self._moved.get(request.wid)
         if session is None:
-            return FoundSession("absent") if moved is None else FoundSession("moved", holder=moved[0])
+            if moved is None or moved.moves <= request.moves:
+                return FoundSession("absent")
+            return FoundSession("moved", moved.holder, moved.moves)
         if session.principal.name != request.principal:
             return FoundSession("foreign")
         if request.taker == _NOBODY:
             return FoundSession("here")
         self._sessions.remove(session)
-        self._note_moved(session.wid, request.taker)
+        session.moves += 1
+        self._note_moved(session.wid, SessionPointer(request.taker, session.moves, self._now_ms()))
         return FoundSession("given", state=state_of(session))
 
     def note_held(self, notice: SessionsHeld) -> None:
         """Note where sessions are that this gateway has made."""
-        for wid in notice.wids:
-            if self._sessions.find(wid) is None:
-                self._note_moved(wid, notice.holder)
+        now_ms = self._now_ms()
+        for wid, moves in notice.sessions:
+            moved = self._moved.get(wid)
+            if self._sessions.find(wid) is None and (moved is None or moves >= moved.moves):
+                self._note_moved(wid, SessionPointer(notice.holder, moves, now_ms))
 
-    def _note_moved(self, wid: str, holder: int) -> None:
-        moved, now_ms = self._moved, self._now_ms()
+    def _note_moved(self, wid: str, pointer: SessionPointer) -> None:
+        moved = self._moved
         moved.pop(wid, None)
-        moved[wid] = holder, now_ms
-        while len(moved) > HTTP_SESSIONS_MOVED_MAX or (
-            next(iter(moved.values()))[1] < now_ms - WATCH_SESSION_TTL_MS
-        ):
+        moved[wid] = pointer
+        oldest_ms = pointer.known_ms - WATCH_SESSION_TTL_MS
+        while len(moved) > HTTP_SESSIONS_MOVED_MAX or next(iter(moved.values())).known_ms < oldest_ms:
             moved.popitem(last=False)
 
     def _now_ms(self) -> int:
@@ -237,22 +259,22 @@ class SessionMoves:
         """Renew the pointers of the makers from now on, if there are other gateways."""
         if self._siblings.pages:
             for maker in self._siblings.pages:
-                wids = self._held_of(maker)
-                for at in range(0, len(wids), HTTP_SESSIONS_PER_NOTICE_MAX):
-                    part = wids[at : at + HTTP_SESSIONS_PER_NOTICE_MAX]
+                held = self._held_of(maker)
+                for at in range(0, len(held), HTTP_SESSIONS_PER_NOTICE_MAX):
+                    part = held[at : at + HTTP_SESSIONS_PER_NOTICE_MAX]
                     self._siblings.tell(maker, SessionsHeld(self._siblings.number, part))
             self._gateway.loop.call_later(HTTP_SESSIONS_RENEWED_MS / 1_000, self.keep_renewing)
 
-    def _held_of(self, maker: int) -> list[str]:
-        processes = self._siblings.processes
-        return [wid for wid in self._sessions.wids() if maker_of(wid, processes) == maker]
+    def _held_of(self, maker: int) -> list[tuple[str, int]]:
+        made = self._sessions.made_by(maker, self._siblings.processes)
+        return [(session.wid, session.moves) for session in made]
 
 
 def state_of(session: WatchSession) -> SessionState:
     """Return what another gateway needs to continue a session."""
     state = SessionState(
-        session.heartbeat_s, session.is_strong, READ_LIMIT_MAX, READ_BYTES_MAX, include_data=True,
-        include_tags=False, include_meta=True, tags=session.tags, nodes=[], positions=[],
+        session.moves, session.heartbeat_s, session.is_strong, READ_LIMIT_MAX, READ_BYTES_MAX,
+        include_data=True, include_tags=False, include_meta=True, tags=session.tags, nodes=[], positions=[],
     )  # fmt: skip
     for sub in session.subs.values():  # They differ in their positions, and some topics ignore nodes.
         shown, nodes = sub.projection, sub.projection.filters.nodes
@@ -273,9 +295,11 @@ def session_of(wid: str, principal: Principal, state: SessionState) -> WatchSess
         projection = Projection(state.include_data, state.include_tags, state.include_meta, filters)
         subs[topic] = Subscriber(topic, Cursor(epoch, seq), projection, state.limit, state.max_bytes)
         subs[topic].head_seq = head_seq
-    return WatchSession(
+    session = WatchSession(
         wid, principal, subs, heartbeat_s=state.heartbeat_s, is_strong=state.is_strong, tags=state.tags
     )
+    session.moves = state.moves
+    return session
 
 
 def _absent() -> HttpError:

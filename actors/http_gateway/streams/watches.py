@@ -92,6 +92,8 @@ class WatchSession:
         """Tag filter, as its client has sent it."""
         self.stream: WatchStream | None = None
         self.used_ms = 0
+        self.moves: int = 0
+        """How often it has moved to another gateway."""
 
 
 class WatchSessions:
@@ -112,10 +114,10 @@ class WatchSessions:
         self._collect()
         return self._sessions.get(wid)
 
-    def wids(self) -> list[str]:
-        """Return the names of all sessions."""
+    def made_by(self, maker: int, processes: int) -> list[WatchSession]:
+        """Return the sessions here that one of `processes` gateways has made."""
         self._collect()
-        return list(self._sessions)
+        return [each for each in self._sessions.values() if maker_of(each.wid, processes) == maker]
 
     def require_room(self, expected: int = 0) -> None:
         """Raise Throttled beyond `http.max_watch_sessions`. `expected` sessions are on their way to here."""

@@ -52,8 +52,8 @@ STATUS_S = 5.0
 POLL_INTERVAL_S = 0.005
 LOG_TAIL_CHARS = 4_000
 LOG_FILE_BYTES = 4 << 20
-"""Default of `wal.file_bytes` in bytes. Each shard fills its first two files with zeros when it starts: with 64
-MiB, that is a third of the CPU time of a short engine."""
+"""Default of `wal.file_bytes` in bytes. Each shard fills its first two files with zeros when it starts: with
+64 MiB, that is a third of the CPU time of a short engine."""
 
 
 class TestEngine:

@@ -8,6 +8,7 @@ pyproject.toml lists the modules.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import tomllib
@@ -78,8 +79,15 @@ def compiled_modules() -> list[Any]:
     )
 
 
+def index_page() -> str:
+    """Return the README without links to files of the checkout, which lead nowhere on the page of an index."""
+    return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]*\)", r"\1", Path("README.md").read_text())
+
+
 if __name__ == "__main__":
     setup(
+        long_description=index_page(),
+        long_description_content_type="text/markdown",
         ext_modules=[kernel(), *(compiled_modules() if COMPILING_COMMANDS & set(sys.argv) else [])],
         options={"build_ext": {"parallel": os.cpu_count() or 1}},
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -79,6 +80,15 @@ def run(python: Path, *arguments: str, cwd: Path, environ: dict[str, str]) -> st
 def test_the_wheel_has_only_its_own_names_at_the_top(wheel: Path):
     names = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert {name for name in names if not name.endswith(".dist-info")} == TOP_LEVEL
+
+
+def test_the_description_has_no_link_to_a_file_of_the_checkout(wheel: Path):
+    archive = zipfile.ZipFile(wheel)
+    [metadata] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    text = archive.read(metadata).decode()
+    assert "Description-Content-Type: text/markdown" in text
+    assert "ringlog serve" in text, "the README is its body"
+    assert re.findall(r"\]\((?!https?:)", text) == []
 
 
 def test_the_wheel_has_compiled_modules_for_this_interpreter(wheel: Path):

@@ -675,21 +675,19 @@ counted."""
 HTTP_SIBLING_MS_MAX = 2_000
 """Longest time in ms for which a request waits for other HTTP gateways of its engine. A gateway that is being
 restarted is usually back before that. Then the request is answered with 503."""
-HTTP_SIBLING_RETRY_MS = 20
-"""Interval in ms at which a connection to an HTTP gateway that is being restarted is tried again."""
 HTTP_SIBLING_REQUESTS_MAX = 1_024
-"""Requests in progress from one HTTP gateway to another. A further one is answered with 503."""
-HTTP_SIBLING_BUFFER_BYTES_MAX = 1 * MIB
-"""Bytes that an HTTP gateway keeps for another one that does not read. Beyond it requests are answered with
-503, and notices are dropped."""
-HTTP_SIBLING_NOTICES_MAX = 64
-"""Notices that wait for a connection to another HTTP gateway. Beyond it the oldest is dropped."""
-HTTP_SIBLING_BYTES_MAX = REQUEST_BYTES_MAX + MIB
-"""Largest message in bytes between HTTP gateways: a watch session with everything that its request had. A
-connection that announces a larger one is closed."""
+"""Requests in progress from one HTTP gateway to another, and those that a gateway answers. A further one is
+answered with 503."""
 HTTP_SETTLED_SEQS_MAX = 65_536
-"""Settled jobs that one notice to the other HTTP gateways names. Work streams there learn of further ones
-after WORK_STREAM_CHECK_MS."""
+"""Settled jobs that one notice to another HTTP gateway names. Work streams there learn of further ones after
+WORK_STREAM_CHECK_MS."""
+HTTP_SETTLED_ROWS_MAX = 1_024
+"""Nodes and queues that such a notice names. The same holds for further ones."""
+HTTP_SESSION_GIVEN_MS = 60_000
+"""Longest time in ms for which an HTTP gateway keeps a watch session that it has given to another one without
+being told that it arrived. Then a session that has not arrived is lost."""
+HTTP_SESSIONS_GIVEN_MAX = 1_000
+"""Most such sessions. Beyond it the oldest is dropped."""
 HTTP_SESSION_HOPS_MAX = 2 * HTTP_PROCESSES_MAX
 """HTTP gateways that are asked in turn for a watch session that moves meanwhile. Then the request is answered
 with 503."""
@@ -868,6 +866,10 @@ assert (
     + LEASE_CALL_ROWS_KEPT_MAX * 9
     <= FRAME_BYTES_MAX
 ), "a topic's row fits a message"
+assert (
+    HTTP_SETTLED_ROWS_MAX * (TOPIC_NAME_BYTES_MAX + NODE_BYTES_MAX + 16) + 9 * HTTP_SETTLED_SEQS_MAX
+    <= ENVELOPE_BYTES_MAX
+), "settled jobs fit a message"
 assert 3 * HTTP_SESSIONS_RENEWED_MS <= WATCH_SESSION_TTL_MS, "two lost notices do no harm"
 assert SHARDS_MAX + SCHEDULERS_MAX + HTTP_PROCESSES_MAX + 8 <= PROCESSES_MAX, "every process has a slot"
 assert DEAD_LETTERS_POLL_MS >= HEARTBEAT_INTERVAL_MS, "looking wakes nobody who would sleep"

@@ -13,7 +13,7 @@ from ringlog.actors.http_gateway.admin.engine_status import EngineStatusReader
 from ringlog.actors.http_gateway.admin.request_counts import Counted, RequestCounts, sum_counts
 from ringlog.actors.http_gateway.admin.topic_metrics import TopicMetricsReader
 from ringlog.actors.http_gateway.api.error_replies import HttpError
-from ringlog.actors.http_gateway.siblings.siblings import Siblings
+from ringlog.actors.http_gateway.siblings import Siblings
 from ringlog.aio import Client
 from ringlog.board.board import Board, ProcessSlot
 from ringlog.board.layout import HttpGatewayField, ProcessField, ProcessState

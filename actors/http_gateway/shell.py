@@ -23,8 +23,7 @@ from ringlog.actors.http_gateway.leases.settled_notices import SettledNotices
 from ringlog.actors.http_gateway.leases.workers import Workers
 from ringlog.actors.http_gateway.records.writes import WriteLanes
 from ringlog.actors.http_gateway.routes import ROUTES
-from ringlog.actors.http_gateway.siblings.messages import JobsSettled, SiblingNotice
-from ringlog.actors.http_gateway.siblings.siblings import Siblings
+from ringlog.actors.http_gateway.siblings import Siblings
 from ringlog.actors.http_gateway.streams.session_moves import SessionMoves
 from ringlog.actors.http_gateway.streams.watches import WatchSessions
 from ringlog.aio import connect
@@ -32,9 +31,10 @@ from ringlog.board.board import Board
 from ringlog.board.heartbeat import Heartbeat
 from ringlog.clock import SystemClock
 from ringlog.config import Config
+from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
 from ringlog.environment import API_KEYS
-from ringlog.errors import ConfigError, ExitCode
+from ringlog.errors import ConfigError, ExitCode, InvalidRequest
 from ringlog.limits import (
     GATEWAY_DRAIN_SHARE,
     HEARTBEAT_INTERVAL_MS,
@@ -44,6 +44,7 @@ from ringlog.limits import (
     HTTP_REQUEST_MS_MAX,
 )
 from ringlog.link.keys_file import follow_keys
+from ringlog.link.peer_request import PeerReply
 from ringlog.logs import log_event
 from ringlog.signals import StopFlag
 
@@ -69,7 +70,7 @@ class HttpGatewayShell:
             f"ringlog://{boot.run_dir}", client_id=boot.name, timeout_ms=HTTP_REQUEST_MS_MAX, transport="ring"
         )
         number = int(boot.name.rpartition("-")[2])
-        siblings = Siblings(number, settings.http.processes, boot.shm_dir, board)
+        siblings = Siblings(number, settings.http.processes, boot.shm_dir, board, client)
         self.gateway: Gateway = Gateway(settings, client, board, slot, siblings, boot.shm_dir)
         self._keys = follow_keys(settings.auth.keys_file, os.environ.get(API_KEYS, ""))
         self.gateway.lanes = WriteLanes(self.gateway)
@@ -105,15 +106,25 @@ class HttpGatewayShell:
         """Learn where sessions of a predecessor are, then serve the other gateways."""
         gateway = self.gateway
         await gateway.moves.recover()
-        await gateway.siblings.serve(gateway.moves.answer, self._hear)
+        gateway.siblings.serve(self._answer)
         gateway.moves.keep_renewing()
 
-    def _hear(self, notice: SiblingNotice) -> None:
-        if isinstance(notice, JobsSettled):
-            for jobs in notice.jobs:
-                self.gateway.workers.note_settled(jobs.topic, jobs.node, jobs.seqs)
-        else:
-            self.gateway.moves.note_held(notice)
+    async def _answer(self, request: m.Message) -> PeerReply:
+        """Answer a request of another gateway. Raises InvalidRequest."""
+        match request:
+            case m.FindSession() | m.ListSessions():
+                return await self.gateway.moves.answer(request)
+            case m.SessionsHeld(holder, sessions):
+                self.gateway.moves.note_held(holder, sessions)
+            case m.JobsSettled(jobs):
+                for each in jobs:
+                    self.gateway.workers.note_settled(each.topic, each.node, each.seqs)
+            case m.Ping():
+                return PeerReply(m.Pong(self._boot.incarnation, self._heartbeat.passes))
+            case _:
+                kind = type(request).__name__
+                raise InvalidRequest("the http_gateway does not handle this kind of request", kind=kind)
+        return PeerReply(m.Noted())
 
     async def _listening(self) -> None:
         """Wait until the server has its socket. Raises ConfigError if it cannot listen."""
@@ -160,7 +171,7 @@ class HttpGatewayShell:
         self._loop.stop()
 
     def on_close(self) -> None:
-        """End the connections to other gateways, and close the client."""
+        """Answer other gateways no more, and close the client."""
         self.gateway.moves.close()
         self.gateway.siblings.close()
         self._loop.run_until_complete(self.gateway.client.close(0.0))
@@ -170,6 +181,7 @@ class HttpGatewayShell:
     def _beat(self) -> None:
         now_ns = self._clock.monotonic_ns()
         self._heartbeat.beat(now_ns)
+        self.gateway.siblings.guard(now_ns)
         self.gateway.end_late_bodies(now_ns)
         if (keys := self._keys.poll(now_ns)) is not None:
             self.gateway.end_revoked_streams(keys.bearer.principals)

@@ -81,8 +81,8 @@ def scheduler_socket(shm_dir: str, number: int) -> str:
 
 
 def http_gateway_socket(shm_dir: str, number: int) -> str:
-    """Return the path of the Unix socket on which an HTTP gateway serves the others of its engine."""
-    return f"{shm_dir}/{http_gateway_name(number)}.sock"
+    """Return the endpoint on which an HTTP gateway serves the others of its engine."""
+    return socket_of(shm_dir, http_gateway_name(number))
 
 
 def http_gateway_counts(shm_dir: str, number: int) -> str:

@@ -17,6 +17,7 @@ from ringlog.board.layout import ProcessField
 from ringlog.board.processes import (
     RELOCATOR,
     SUPERVISOR,
+    http_gateway_socket,
     shard_slot,
     shard_socket,
     socket_of,
@@ -79,6 +80,7 @@ class LocalLinks:
         self._context: zmq.Context[Any] = zmq.Context()
         self._supervisor = self._peer("the supervisor", self._supervisor_changed)
         self._relocator = self._peer("the relocator")
+        self._http_gateways: dict[int, Peer] = {}
         self._watch = EngineWatch(
             run_dir, clock=clock, timers=timers, on_engine=self._switch_engine, on_mismatch=self._mismatched
         )
@@ -223,6 +225,16 @@ class LocalLinks:
         """Request a grant ring of this scheduler, before the first subscription at it."""
         self._scheduler_links.request_grants(number)
 
+    def http_gateway(self, number: int, shm_dir: str) -> Peer:
+        """Return the connection to another HTTP gateway of the engine of which the caller is a part.
+
+        The first call creates it, possibly before engine.json exists. It does not move to another engine."""
+        peer = self._http_gateways.get(number)
+        if peer is None:
+            peer = self._http_gateways[number] = self._peer(f"HTTP gateway {number}")
+            peer.set_endpoint(http_gateway_socket(shm_dir, number))
+        return peer
+
     def submit(self, shard: int, run: OutboundFrames) -> None:
         """Push frames into the shard's ring, or queue them until there is space."""
         self._link(shard).channel.submit(run)
@@ -254,7 +266,7 @@ class LocalLinks:
                 return
         if self._scheduler_links.on_readable(fd):
             return
-        for peer in (self._supervisor, self._relocator):
+        for peer in (self._supervisor, self._relocator, *self._http_gateways.values()):
             if fd in peer.fds:
                 peer.pump()
                 return
@@ -303,6 +315,8 @@ class LocalLinks:
                 left += link.close(why)
             self._supervisor.close(why)
             self._relocator.close(why)
+            for peer in list(self._http_gateways.values()):
+                peer.close(why)
             self._scheduler_links.close(why)
         finally:
             # This also closes sockets that an interrupted call left half created, to which there is no other

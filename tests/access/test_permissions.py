@@ -31,7 +31,8 @@ NO_OPERATION = frozenset(
         "EngineStatus", "EngineStop", "ListConsumers", "CheckpointNow", "ScrubNow", "CheckpointOpen",
         "ListLiveRecords", "SegmentsChange", "SegmentTier", "SegmentRef", "CheckpointRows", "CheckpointDone",
         "ColdRead", "RouterFacts", "RouterPut", "RouterDrop", "NotifyRouterChange", "ListShardRouters",
-        "RouteRow", "Route", "ListExhausted", "ConfirmDeadLettered", "Redeliver",
+        "RouteRow", "Route", "ListExhausted", "ConfirmDeadLettered", "Redeliver", "FindSession",
+        "ListSessions", "SessionsHeld", "SettledJobs", "JobsSettled",
         # Replies of the engine, and messages that it sends without a request.
         "ErrorReply", "Welcome", "Pong", "RingOpened", "RingClosed", "RingAttached", "RingDetached",
         "TopicInfo", "TopicStateReply", "TopicListReply", "TopicDeleted", "Appended", "ProducerStateReply",
@@ -43,7 +44,7 @@ NO_OPERATION = frozenset(
         "RoutesSettled", "RoutedRow", "Routed", "ClaimReply", "AckReply", "NotCombinable", "NackReply",
         "ExtendReply", "RejectReply", "PendingReply", "LeaseStatsReply", "ExhaustedReply", "ConfirmReply",
         "DeadLettersRedriven", "GroupInfo", "GroupLeft", "GroupListReply", "GroupTakenOver",
-        "GroupCommitted", "GroupDeleted", "Redelivered",
+        "GroupCommitted", "GroupDeleted", "Redelivered", "FoundSession", "SessionsListed", "Noted",
     }
 )  # fmt: skip
 """Maintained by hand: a new message kind is refused until it is added here or gets a row."""

@@ -2,43 +2,48 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
-from ringlog.actors.http_gateway.siblings.messages import JobsSettled, SettledJobs
-from ringlog.actors.http_gateway.siblings.siblings import Siblings
+from ringlog.actors.http_gateway.siblings import Siblings
 from ringlog.board.layout import HttpGatewayField
-from ringlog.limits import HTTP_SETTLED_SEQS_MAX
+from ringlog.envelope.messages import JobsSettled, SettledJobs
+from ringlog.limits import HTTP_SETTLED_ROWS_MAX, HTTP_SETTLED_SEQS_MAX
+
+
+class UnsentJobs:
+    """Settled jobs that wait for the next notice to one gateway. Those beyond the limits are dropped."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, str], list[int]] = {}
+        self._count = 0
+
+    def add(self, topic: str, node: str, seqs: Sequence[int]) -> None:
+        """Add the jobs that a node has settled."""
+        room = HTTP_SETTLED_SEQS_MAX - self._count
+        if room > 0 and ((topic, node) in self.rows or len(self.rows) < HTTP_SETTLED_ROWS_MAX):
+            self.rows.setdefault((topic, node), []).extend(seqs[:room])
+            self._count += len(seqs)
 
 
 class SettledNotices:
-    """Collects the jobs that are settled in one pass of the event loop, and tells the gateways with work
-    streams.
+    """Collects settled jobs for the gateways with work streams, and tells them.
 
-    At most HTTP_SETTLED_SEQS_MAX. A notice may be lost: a work stream asks the engine now and then anyway.
+    A notice may be lost: a work stream asks the engine now and then anyway.
     """
 
     def __init__(self, siblings: Siblings) -> None:
         self._siblings = siblings
-        self._jobs: list[SettledJobs] = []
-        self._count = 0
+        self._unsent: dict[int, UnsentJobs] = {}
 
     def report(self, topic: str, node: str, seqs: Sequence[int]) -> None:
         """Report that a node settled jobs of a queue."""
-        room = HTTP_SETTLED_SEQS_MAX - self._count
-        if not seqs or room <= 0 or not self._listeners():
-            return
-        if not self._jobs:
-            asyncio.get_running_loop().call_soon(self._send)
-        self._jobs.append(SettledJobs(topic, node, list(seqs[:room])))
-        self._count += len(seqs)
+        for number, page in self._siblings.pages.items() if seqs else ():
+            if page.get(HttpGatewayField.WORK_STREAMS):
+                self._unsent.setdefault(number, UnsentJobs()).add(topic, node, seqs)
+                self._siblings.tell(number, self._take)
 
-    def _listeners(self) -> list[int]:
-        pages = self._siblings.pages
-        return [number for number, page in pages.items() if page.get(HttpGatewayField.WORK_STREAMS)]
-
-    def _send(self) -> None:
-        notice = JobsSettled(self._jobs)
-        self._jobs, self._count = [], 0
-        for number in self._listeners():
-            self._siblings.tell(number, notice)
+    def _take(self, number: int) -> JobsSettled | None:
+        unsent = self._unsent.pop(number, None)
+        if unsent is None:
+            return None
+        return JobsSettled([SettledJobs(topic, node, seqs) for (topic, node), seqs in unsent.rows.items()])

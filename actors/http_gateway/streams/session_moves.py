@@ -9,6 +9,10 @@ search leads to a later owner than the one before, and the search ends at the pr
 asked for a session of a higher count than that of its own pointer is about to receive it, and answers when it
 has come. It waits for a message that is on its way, so gateways never wait for each other in a circle.
 
+A gateway keeps what it has given away until the taker confirms that it has it. If the reply is lost or comes
+too late, a repeated request of the taker gets the session again. For any other gateway it is taken back, if
+the taker does not know it.
+
 A pointer is forgotten WATCH_SESSION_TTL_MS after it was last renewed. The gateway that has a session renews
 the pointer of its maker, and tells it to the maker's successor: a session is lost only with the gateway that
 has it.
@@ -24,37 +28,34 @@ import msgspec
 
 from ringlog.access.keys import Principal
 from ringlog.actors.http_gateway.api.error_replies import HttpError
-from ringlog.actors.http_gateway.siblings.messages import (
-    FindSession,
-    FoundSession,
-    ListSessions,
-    SessionsHeld,
-    SessionState,
-    SiblingReply,
-    SiblingRequest,
-    TopicPosition,
-)
-from ringlog.actors.http_gateway.siblings.siblings import Siblings
-from ringlog.actors.http_gateway.streams.fan_out import Projection, Subscriber
+from ringlog.actors.http_gateway.siblings import Siblings
+from ringlog.actors.http_gateway.streams.session_state import SessionState, session_of, state_of
 from ringlog.actors.http_gateway.streams.watches import WatchSession, WatchSessions, maker_of
-from ringlog.client.read.pages import Cursor, Filters, tag_filter
-from ringlog.errors import NotReady, Unauthorized
+from ringlog.envelope import messages as m
+from ringlog.errors import InvalidRequest, NotReady, RinglogError, Unauthorized
 from ringlog.limits import (
+    HTTP_SESSION_GIVEN_MS,
     HTTP_SESSION_HOPS_MAX,
+    HTTP_SESSIONS_GIVEN_MAX,
     HTTP_SESSIONS_MOVED_MAX,
     HTTP_SESSIONS_PER_NOTICE_MAX,
     HTTP_SESSIONS_RENEWED_MS,
     HTTP_SIBLING_MS_MAX,
-    READ_BYTES_MAX,
-    READ_LIMIT_MAX,
     WATCH_SESSION_TTL_MS,
 )
+from ringlog.link.peer_request import PeerReply
 
 if TYPE_CHECKING:
     from ringlog.actors.http_gateway.gateway import Gateway
 
 _NOBODY = -1
 _WAIT_S = HTTP_SIBLING_MS_MAX / 1_000
+_ABSENT = PeerReply(m.FoundSession("absent"))
+_FOREIGN = PeerReply(m.FoundSession("foreign"))
+_HERE = PeerReply(m.FoundSession("here"))
+_encode = msgspec.msgpack.Encoder().encode
+_decode_state = msgspec.msgpack.Decoder(SessionState).decode
+_decode_list = msgspec.msgpack.Decoder(list[tuple[str, int]]).decode
 
 
 class SessionPointer(NamedTuple):
@@ -68,6 +69,16 @@ class SessionPointer(NamedTuple):
     """When this was last known."""
 
 
+class GivenSession(NamedTuple):
+    """A session that was given away, and has not been confirmed."""
+
+    principal: Principal
+    taker: int
+    """Number of the gateway that it was given to."""
+    state: SessionState
+    given_ms: int
+
+
 class SessionMoves:
     """Finds sessions at other gateways, takes them over, and gives away those of this one."""
 
@@ -75,7 +86,12 @@ class SessionMoves:
         self._gateway, self._sessions, self._siblings = gateway, sessions, siblings
         self._moved: OrderedDict[str, SessionPointer] = OrderedDict()
         """By wid: where sessions are. The oldest pointer comes first. At most HTTP_SESSIONS_MOVED_MAX."""
-        self._searches: dict[tuple[str, str], asyncio.Task[WatchSession]] = {}
+        self._given: OrderedDict[str, GivenSession] = OrderedDict()
+        """By wid, the oldest first. At most HTTP_SESSIONS_GIVEN_MAX."""
+        self._untold: dict[int, dict[str, int]] = {}
+        """By number of a gateway: sessions that it is to be told of, with their moves. At most
+        HTTP_SESSIONS_MOVED_MAX each."""
+        self._searches: dict[tuple[str, str], asyncio.Task[None]] = {}
         """Sessions that are being taken over, by wid and name of the key."""
 
     # -- for requests of clients ----------------------------------------------------------------------
@@ -110,8 +126,7 @@ class SessionMoves:
         Raises:
             HttpError: 404, it is not known, or was lost with the gateway that had it.
             Unauthorized: It belongs to another key.
-            NotReady: A gateway does not answer within HTTP_SIBLING_MS_MAX. It may still give the session away
-                later. Then the session is here.
+            NotReady: A gateway does not answer within HTTP_SIBLING_MS_MAX. A later request finds the session.
             Throttled: `http.max_watch_sessions` is reached here.
         """
         session = self.find(wid, principal)
@@ -135,21 +150,26 @@ class SessionMoves:
         for search in tuple(self._searches.values()):
             search.cancel()
 
-    def _end_search(self, key: tuple[str, str], done: asyncio.Task[WatchSession]) -> None:
+    def _end_search(self, key: tuple[str, str], done: asyncio.Task[None]) -> None:
         del self._searches[key]
         if not done.cancelled():
             done.exception()  # A request that still waits raises it.
 
-    async def _taken(self, wid: str, principal: Principal) -> WatchSession:
-        found = await self._search(wid, principal, self._siblings.number)
-        assert found.state is not None
-        session = session_of(wid, principal, found.state)
+    async def _taken(self, wid: str, principal: Principal) -> None:
+        giver, found = await self._search(wid, principal, self._siblings.number)
+        if found.message.what == "here":
+            return
+        try:
+            state = _decode_state(found.attachment or b"")
+        except msgspec.DecodeError:
+            raise _silent() from None
+        moved = self._moved.get(wid)
+        if moved is not None and moved.moves > state.moves:
+            raise _absent()  # A repeated answer: this gateway has had the session since, and given it away.
         self._moved.pop(wid, None)
-        self._sessions.add(session)
-        maker = maker_of(wid, self._siblings.processes)
-        if maker != self._siblings.number:
-            self._siblings.tell(maker, SessionsHeld(self._siblings.number, [(wid, session.moves)]))
-        return session
+        self._sessions.add(session_of(wid, principal, state))
+        for number in {giver, maker_of(wid, self._siblings.processes)} - {self._siblings.number}:
+            self._tell_held(number, [(wid, state.moves)])
 
     def _starts(self, wid: str) -> list[SessionPointer]:
         """Return the other gateways that may know where a session is."""
@@ -157,74 +177,140 @@ class SessionMoves:
         found = [] if moved is None else [moved]
         return found + [SessionPointer(maker, 0)] * (maker not in {_NOBODY, self._siblings.number})
 
-    async def _search(self, wid: str, principal: Principal, taker: int) -> FoundSession:
-        """Follow the pointers to a session. Returns FoundSession `here` or `given`."""
+    async def _search(self, wid: str, principal: Principal, taker: int) -> tuple[int, PeerReply]:
+        """Follow the pointers to a session. Returns a gateway, and its FoundSession `here` or `given`."""
+        if await self._took_back(wid) and self.find(wid, principal) is not None:
+            return self._siblings.number, _HERE
         for start in self._starts(wid):
             at = start
             for _ in range(HTTP_SESSION_HOPS_MAX):
-                found = await self._ask(at.holder, FindSession(wid, principal.name, taker, at.moves))
-                if found.what == "absent":
+                found = await self._ask(at.holder, m.FindSession(wid, principal.name, taker, at.moves))
+                if found.message.what == "absent":
                     break
-                if found.what != "moved":
-                    return found
-                at = SessionPointer(found.holder, found.moves)
+                if found.message.what != "moved":
+                    return at.holder, found
+                at = SessionPointer(found.message.holder, found.message.moves)
             else:
                 raise _silent()
         raise _absent()
 
-    async def _ask(self, number: int, request: FindSession) -> FoundSession:
-        """Return the answer of a gateway: `here`, `given`, `moved` or `absent`."""
+    async def _ask(self, number: int, request: m.FindSession) -> PeerReply:
+        """Return the FoundSession of a gateway: `here`, `given`, `moved` or `absent`."""
         siblings = self._siblings
         # A pointer to this gateway is older than what this gateway knows.
         if number not in siblings.pages or siblings.is_given_up(number):
-            return FoundSession("absent")
+            return _ABSENT
         try:
             found = await siblings.ask(number, request)
-        except OSError:
+        except RinglogError:
             if siblings.is_given_up(number):
-                return FoundSession("absent")
+                return _ABSENT
             raise _silent() from None
-        if not isinstance(found, FoundSession) or found.what == "busy":
+        if not isinstance(found.message, m.FoundSession) or found.message.what == "busy":
             raise _silent()
-        if found.what == "foreign":
+        if found.message.what == "foreign":
             raise _foreign()
         return found
 
     # -- for other gateways ---------------------------------------------------------------------------
 
-    async def answer(self, request: SiblingRequest) -> SiblingReply:
+    async def answer(self, request: m.FindSession | m.ListSessions) -> PeerReply:
         """Answer a request of another gateway."""
-        if isinstance(request, ListSessions):
-            return SessionsHeld(self._siblings.number, self._held_of(request.maker)[:HTTP_SESSIONS_MOVED_MAX])
+        own = self._siblings.number
+        if isinstance(request, m.ListSessions):
+            held = self._held_of(request.maker)[:HTTP_SESSIONS_MOVED_MAX]
+            return PeerReply(m.SessionsListed(own), _encode(held))
+        if request.taker != _NOBODY and request.taker not in self._siblings.pages:
+            raise InvalidRequest(f"taker must be another HTTP gateway, got {request.taker}", field="taker")
+        given = self._given.get(request.wid)
+        if given is not None and given.taker != request.taker:
+            await self._took_back(request.wid)
         search = self._searches.get((request.wid, request.principal))
         found = self._found(request)
-        if found.what == "absent" and request.moves and search is not None:
+        if found.message.what == "absent" and request.moves and search is not None:
             await asyncio.wait((search,), timeout=_WAIT_S)
-            found = self._found(request) if search.done() else FoundSession("busy")
+            found = self._found(request) if search.done() else PeerReply(m.FoundSession("busy"))
         return found
 
-    def _found(self, request: FindSession) -> FoundSession:
-        session, moved = self._sessions.find(request.wid), self._moved.get(request.wid)
+    def _found(self, request: m.FindSession) -> PeerReply:
+        wid, session = request.wid, self._sessions.find(request.wid)
+        given, moved = self._given.get(wid), self._moved.get(wid)
+        if session is None and given is not None and given.state.moves > request.moves:
+            if given.principal.name != request.principal:
+                return _FOREIGN
+            if given.taker == request.taker:
+                # Its first reply may be lost. A new entry: `_took_back` sees that the taker asked meanwhile.
+                return self._give(wid, given.principal, given.taker, given.state)
         if session is None:
             if moved is None or moved.moves <= request.moves:
-                return FoundSession("absent")
-            return FoundSession("moved", moved.holder, moved.moves)
+                return _ABSENT
+            return PeerReply(m.FoundSession("moved", moved.holder, moved.moves))
         if session.principal.name != request.principal:
-            return FoundSession("foreign")
+            return _FOREIGN
         if request.taker == _NOBODY:
-            return FoundSession("here")
+            return _HERE
         self._sessions.remove(session)
         session.moves += 1
-        self._note_moved(session.wid, SessionPointer(request.taker, session.moves, self._now_ms()))
-        return FoundSession("given", state=state_of(session))
+        self._note_moved(wid, SessionPointer(request.taker, session.moves, self._now_ms()))
+        return self._give(wid, session.principal, request.taker, state_of(session))
 
-    def note_held(self, notice: SessionsHeld) -> None:
-        """Note where sessions are that this gateway has made."""
+    def _give(self, wid: str, principal: Principal, taker: int, state: SessionState) -> PeerReply:
+        """Return the answer that gives a session away, and keep the session until it is confirmed."""
+        self._given.pop(wid, None)
+        self._given[wid] = GivenSession(principal, taker, state, self._now_ms())
+        self._forget_given()
+        return PeerReply(m.FoundSession("given"), _encode(state))
+
+    def _forget_given(self) -> None:
+        given, oldest_ms = self._given, self._now_ms() - HTTP_SESSION_GIVEN_MS
+        while given and (
+            len(given) > HTTP_SESSIONS_GIVEN_MAX or next(iter(given.values())).given_ms < oldest_ms
+        ):
+            given.popitem(last=False)
+
+    async def _took_back(self, wid: str) -> bool:
+        """Take a session back if its taker neither has nor expects it. Returns whether that was done."""
+        self._forget_given()
+        given = self._given.get(wid)
+        if given is None:
+            return False
+        asked = m.FindSession(wid, given.principal.name, _NOBODY, given.state.moves)
+        try:
+            found = await self._ask(given.taker, asked)
+        except (NotReady, Unauthorized):
+            return False
+        if self._given.get(wid) is not given or self._sessions.find(wid) is not None:
+            return False
+        # What the taker knows of the session now, it knows because it has got it.
+        del self._given[wid]
+        if found.message.what != "absent":
+            return False
+        self._moved.pop(wid, None)
+        self._sessions.add(session_of(wid, given.principal, given.state))
+        return True
+
+    def note_held(self, holder: int, sessions: list[tuple[str, int]]) -> None:
+        """Note where sessions are that this gateway has made or given away."""
+        if holder not in self._siblings.pages:
+            raise InvalidRequest(f"holder must be another HTTP gateway, got {holder}", field="holder")
         now_ms = self._now_ms()
-        for wid, moves in notice.sessions:
-            moved = self._moved.get(wid)
+        for wid, moves in sessions:
+            given, moved = self._given.get(wid), self._moved.get(wid)
+            if given is not None and moves >= given.state.moves:
+                del self._given[wid]
             if self._sessions.find(wid) is None and (moved is None or moves >= moved.moves):
-                self._note_moved(wid, SessionPointer(notice.holder, moves, now_ms))
+                self._note_moved(wid, SessionPointer(holder, moves, now_ms))
+
+    def _tell_held(self, number: int, held: list[tuple[str, int]]) -> None:
+        """Tell a gateway which sessions are here."""
+        untold = self._untold.setdefault(number, {})
+        untold.update(held[: HTTP_SESSIONS_MOVED_MAX - len(untold)])
+        self._siblings.tell(number, self._take_held)
+
+    def _take_held(self, number: int) -> m.SessionsHeld | None:
+        untold = self._untold[number]
+        part = [untold.popitem() for _ in range(min(len(untold), HTTP_SESSIONS_PER_NOTICE_MAX))]
+        return m.SessionsHeld(self._siblings.number, part) if part else None
 
     def _note_moved(self, wid: str, pointer: SessionPointer) -> None:
         moved = self._moved
@@ -245,12 +331,10 @@ class SessionMoves:
 
         async def ask(number: int) -> None:
             try:
-                async with asyncio.timeout(_WAIT_S):
-                    found = await self._siblings.ask(number, ListSessions(own))
-            except (OSError, TimeoutError):
+                found = await self._siblings.ask(number, m.ListSessions(own))
+                self.note_held(number, _decode_list(found.attachment or b""))
+            except (RinglogError, msgspec.DecodeError):
                 return
-            if isinstance(found, SessionsHeld):
-                self.note_held(found)
 
         # Those that do not serve have no sessions.
         await asyncio.gather(*(ask(n) for n in self._siblings.pages if self._siblings.is_ready(n)))
@@ -258,48 +342,14 @@ class SessionMoves:
     def keep_renewing(self) -> None:
         """Renew the pointers of the makers from now on, if there are other gateways."""
         if self._siblings.pages:
+            self._forget_given()
             for maker in self._siblings.pages:
-                held = self._held_of(maker)
-                for at in range(0, len(held), HTTP_SESSIONS_PER_NOTICE_MAX):
-                    part = held[at : at + HTTP_SESSIONS_PER_NOTICE_MAX]
-                    self._siblings.tell(maker, SessionsHeld(self._siblings.number, part))
+                self._tell_held(maker, self._held_of(maker))
             self._gateway.loop.call_later(HTTP_SESSIONS_RENEWED_MS / 1_000, self.keep_renewing)
 
     def _held_of(self, maker: int) -> list[tuple[str, int]]:
         made = self._sessions.made_by(maker, self._siblings.processes)
         return [(session.wid, session.moves) for session in made]
-
-
-def state_of(session: WatchSession) -> SessionState:
-    """Return what another gateway needs to continue a session."""
-    state = SessionState(
-        session.moves, session.heartbeat_s, session.is_strong, READ_LIMIT_MAX, READ_BYTES_MAX,
-        include_data=True, include_tags=False, include_meta=True, tags=session.tags, nodes=[], positions=[],
-    )  # fmt: skip
-    for sub in session.subs.values():  # They differ in their positions, and some topics ignore nodes.
-        shown, nodes = sub.projection, sub.projection.filters.nodes
-        state.limit, state.max_bytes = sub.limit, sub.max_bytes
-        state.include_data, state.include_tags = shown.include_data, shown.include_tags
-        state.include_meta = shown.include_meta
-        state.nodes = list(nodes) or state.nodes
-        state.positions.append(TopicPosition(sub.topic, sub.epoch, sub.seq, sub.head_seq, bool(nodes)))
-    return state
-
-
-def session_of(wid: str, principal: Principal, state: SessionState) -> WatchSession:
-    """Return the session that continues where `state_of` ended it."""
-    nodes, tag = frozenset(state.nodes), tag_filter(state.tags)
-    subs = {}
-    for topic, epoch, seq, head_seq, omits_nodes in map(msgspec.structs.astuple, state.positions):
-        filters = Filters(nodes if omits_nodes else frozenset(), tag)
-        projection = Projection(state.include_data, state.include_tags, state.include_meta, filters)
-        subs[topic] = Subscriber(topic, Cursor(epoch, seq), projection, state.limit, state.max_bytes)
-        subs[topic].head_seq = head_seq
-    session = WatchSession(
-        wid, principal, subs, heartbeat_s=state.heartbeat_s, is_strong=state.is_strong, tags=state.tags
-    )
-    session.moves = state.moves
-    return session
 
 
 def _absent() -> HttpError:

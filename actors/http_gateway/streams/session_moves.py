@@ -167,6 +167,7 @@ class SessionMoves:
         if moved is not None and moved.moves > state.moves:
             raise _absent()  # A repeated answer: this gateway has had the session since, and given it away.
         self._moved.pop(wid, None)
+        self._given.pop(wid, None)
         self._sessions.add(session_of(wid, principal, state))
         for number in {giver, maker_of(wid, self._siblings.processes)} - {self._siblings.number}:
             self._tell_held(number, [(wid, state.moves)])

@@ -16,7 +16,7 @@ class FindSession(Message, frozen=True):
 
     wid: Name
     """Name of the session."""
-    principal: Name
+    principal: str
     """Name of the key of the client. A session of another key is not given away."""
     taker: Place
     """Number of the gateway that asks, and takes the session over; -1 = the session stays where it is."""

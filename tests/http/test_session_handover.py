@@ -14,6 +14,7 @@ from ringlog.board.processes import http_gateway_socket
 from ringlog.envelope import messages as m
 from ringlog.envelope.wire import decode, encode
 from ringlog.errors import InvalidRequest
+from ringlog.limits import ENVELOPE_BYTES_MAX
 from ringlog.link.shard_requests import Requester, RequesterReply
 from ringlog.testing.real_engine import TestEngine
 from tests.support.engines import engine_fixture
@@ -94,6 +95,14 @@ def test_a_session_whose_taker_has_not_received_it_streams_everywhere(
     with clients[number].into_stream(f"/v0/watch/{wid}") as stream:
         assert goes_on(stream)
         assert [sibling.what(n, wid) for n in range(PROCESSES)][number] == "here"
+
+
+def test_a_session_may_be_larger_than_an_envelope(clients: list[HttpClient], wid: str, topic: str) -> None:
+    nodes = [f"{number:0100}" for number in range(2 * ENVELOPE_BYTES_MAX // 100)]
+    answer = clients[0]("POST", "/v0/watch", {"topics": {topic: {}}, "node": nodes})
+    assert answer.status == 200, answer
+    with clients[1].into_stream(answer.body["stream_url"]) as stream:
+        assert goes_on(stream)
 
 
 def test_head_finds_such_a_session(sibling: Sibling, clients: list[HttpClient], wid: str) -> None:

@@ -80,7 +80,7 @@ def compiled_modules() -> list[Any]:
 
 
 def index_page() -> str:
-    """Return the README without links to files of the checkout, which lead nowhere on the page of an index."""
+    """Return the README for the page of an index, where links to files of the checkout lead nowhere."""
     return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]*\)", r"\1", Path("README.md").read_text())
 
 

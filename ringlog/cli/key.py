@@ -205,7 +205,7 @@ def pair(out: str, *, options: Given) -> None:
     """Create a CURVE key pair in a new file: for a server, or for a client on its own host.
 
     A server with a TCP endpoint needs one (native.curve_key_file). A client that creates its pair itself
-    sends the public key to the operator, who runs `ringlog key new NAME --public-key KEY`.
+    sends the public key to the operator, who runs `ringlog key new NAME --public-key=KEY`.
 
     Parameters
     ----------

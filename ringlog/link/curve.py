@@ -28,11 +28,16 @@ class CurveKey:
 
 
 def new_key() -> CurveKey:
-    """Return a new random key pair."""
+    """Return a new random key pair. The public key does not begin with "-", as one in 85 does.
+
+    Commands take it as the value of an option.
+    """
     import zmq
 
-    public, secret = zmq.curve_keypair()
-    return CurveKey(public, secret)
+    while True:
+        public, secret = zmq.curve_keypair()
+        if not public.startswith(b"-"):
+            return CurveKey(public, secret)
 
 
 def key_file_text(key: CurveKey) -> str:

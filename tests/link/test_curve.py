@@ -3,6 +3,7 @@
 import os
 
 import pytest
+import zmq
 
 from ringlog.errors import ConfigError
 from ringlog.link.curve import CurveKey, is_public_key, key_file_text, new_key, read_key_file
@@ -69,3 +70,10 @@ def test_a_key_file_that_is_a_symlink_or_missing_is_refused(tmp_path):
     for wrong in (tmp_path / "link", tmp_path / "absent", tmp_path):
         with pytest.raises(ConfigError):
             read_key_file(str(wrong), needs_secret=True)
+
+
+def test_a_public_key_can_be_the_value_of_an_option(monkeypatch):
+    """It does not begin with "-"."""
+    pairs = iter([(b"-" * 40, b"secret"), (b"-W" * 20, b"secret"), (b"a-" * 20, b"secret")])
+    monkeypatch.setattr(zmq, "curve_keypair", lambda: next(pairs))
+    assert new_key().public == b"a-" * 20

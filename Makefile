@@ -34,7 +34,7 @@ INTERRUPTING_TESTS = $(addprefix tests/client/test_,interrupts.py signal_handler
 help:
 	@echo "make demo              run the main job on real data, with kills on the way"
 	@echo "make quick             the tests that start no process: under a minute"
-	@echo "make test              all tests, without those of make check (WORKERS=$(WORKERS))"
+	@echo "make test              all tests of the program (WORKERS=$(WORKERS)); make check and make chaos have theirs"
 	@echo "make test-wheel        the wheel as installed: its contents, and the tests of its compiled modules"
 	@echo "make wheel             a wheel for an index, in dist/"
 	@echo "make matrix            the quick tests and the wheel with each of PYTHONS ($(PYTHONS))"
@@ -45,7 +45,7 @@ help:
 	@echo "make peers             install Redis, beanstalkd and NATS below build/, for AREA=queue and peers; MORE=1: Kafka"
 	@echo "make bench-against REV=main AREA=commit [ONLY=text] [PAIRS=7]  the working tree and a revision in turns"
 	@echo "make conformance TOPICS=path  the HTTP tests of slopus/topics (a checkout) against this gateway; needs cargo"
-	@echo "make chaos             every class of faults, 9 minutes and more; chaos-night: two hours and a half; chaos-long: two more"
+	@echo "make chaos             tests of the harness, every class of faults: 10 minutes and more; chaos-night: two hours and a half; chaos-long: two more"
 	@echo "make mutants           deliberate bugs, which the classes must find"
 	@echo "make test-night        the longest enumerations, and tests of the harness of chaos: planted bugs; some minutes"
 	@echo "make spark-night       Spark: crash matrices, clusters, Connect, brokers; takes long"
@@ -124,7 +124,7 @@ quick: $(STAMP)
 # A worker with nothing left takes half of what another still has before it, from the end: they end together. By
 # whole files they did not: those go out by their number of tests, and the few tests of a real engine last longest.
 test: bytecode
-	$(PY) -m pytest -n $(WORKERS) --dist worksteal -q tests --ignore=tests/source
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal -q tests --ignore=tests/source --ignore=tests/chaos
 
 # The wheel, installed in an environment of its own: what it contains, and the tests of the modules that it has compiled.
 # The dependencies and the tests come from the checkout and its environment, behind the installed package.
@@ -193,7 +193,8 @@ conformance: $(STAMP)
 	@test -n "$(TOPICS)" || { echo "set TOPICS=<checkout of https://github.com/slopus/topics>"; exit 1; }
 	$(PY) tools/conformance.py "$(TOPICS)"
 
-chaos: $(FUZZ_STAMP) $(COMPILED)
+chaos: $(FUZZ_STAMP) $(COMPILED) bytecode
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal -q tests/chaos
 	$(RUN_CHAOS) --plan ci
 
 chaos-night: $(FUZZ_STAMP) $(COMPILED)

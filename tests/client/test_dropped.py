@@ -19,6 +19,7 @@ from ringlog.testing.pytest_plugin import ringlog_engine, ringlog_topic
 from ringlog.testing.real_engine import wait_until
 
 __all__ = ["ringlog_engine", "ringlog_topic"]
+pytestmark = pytest.mark.usefixtures("quick_collections")
 ROUNDS = 30
 
 

@@ -33,9 +33,10 @@ __all__ = ["ringlog_engine", "ringlog_topic"]
 
 # The garbage collector frees objects that an interrupt left incomplete, and Python warns about them. An
 # exception in such a finalizer is not raised at all.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
-)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+    pytest.mark.usefixtures("quick_collections"),
+]
 
 ROUNDS = 60
 CLOSE_S = 8.0

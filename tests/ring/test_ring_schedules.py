@@ -49,7 +49,7 @@ def test_a_new_producer_that_resends_unsettled_frames_duplicates_nothing() -> No
     assert explore(Plan(TWO_FRAMES_AND_A_PAD, frames=3, resend=True)).schedules > 100_000
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize(("producer", "consumer"), [(2, 1), (1, 2)])
 def test_no_schedule_with_repeated_crashes_loses_or_duplicates(producer: int, consumer: int) -> None:
     """One side dies twice, also while its successor attaches (RF-115)."""

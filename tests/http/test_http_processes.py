@@ -19,7 +19,7 @@ from ringlog.testing.real_engine import TestEngine, wait_until
 from tests.support.engines import engine_fixture
 from tests.support.http_client import EventStream, HttpClient
 from tests.support.http_metrics import samples
-from tests.support.http_processes import client_at, requests_of, stream_at
+from tests.support.http_processes import client_at, clients_of, requests_of, stream_at
 from tests.support.http_queues import make_queue, put
 
 pytestmark = pytest.mark.slow
@@ -34,12 +34,8 @@ http_engine = engine_fixture("module", ready="http_gateway", http=SETTINGS, deli
 
 @pytest.fixture
 def clients(http_engine: TestEngine) -> Iterator[list[HttpClient]]:
-    """A client of each gateway process."""
-    http_engine.wait_ready("http_gateway")
-    found = [client_at(http_engine, number, PROCESSES) for number in range(PROCESSES)]
-    yield found
-    for client in found:
-        client.close()
+    with clients_of(http_engine, PROCESSES) as found:
+        yield found
 
 
 def write(call: HttpClient, topic: str, *data: object) -> None:

@@ -19,7 +19,7 @@ from ringlog.link.shard_requests import Requester, RequesterReply
 from ringlog.testing.real_engine import TestEngine
 from tests.support.engines import engine_fixture
 from tests.support.http_client import EventStream, HttpClient
-from tests.support.http_processes import client_at
+from tests.support.http_processes import clients_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -58,12 +58,8 @@ def sibling(http_engine: TestEngine) -> Iterator[Sibling]:
 
 @pytest.fixture
 def clients(http_engine: TestEngine) -> Iterator[list[HttpClient]]:
-    """A client of each gateway process."""
-    http_engine.wait_ready("http_gateway")
-    found = [client_at(http_engine, number, PROCESSES) for number in range(PROCESSES)]
-    yield found
-    for client in found:
-        client.close()
+    with clients_of(http_engine, PROCESSES) as found:
+        yield found
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from ringlog.board.board import Board
 from ringlog.board.layout import ProcessField
@@ -35,6 +36,18 @@ def client_at(engine: TestEngine, number: int, processes: int, key: str = "") ->
             return client
         client.close()
     raise AssertionError(f"none of {CONNECTIONS_MAX} connections reached http_gateway-{number:02d}")
+
+
+@contextmanager
+def clients_of(engine: TestEngine, processes: int) -> Iterator[list[HttpClient]]:
+    """Have a client of each gateway process."""
+    engine.wait_ready("http_gateway")
+    found = [client_at(engine, number, processes) for number in range(processes)]
+    try:
+        yield found
+    finally:
+        for client in found:
+            client.close()
 
 
 def stream_at(

@@ -417,6 +417,7 @@ FIRST_USE = """
 FIRST_USE_CALLS = [200, 600, 2_000, 4_000, 6_000, 8_000, 10_000]
 
 
+@pytest.mark.slow
 def test_a_client_whose_first_use_was_interrupted_works_the_second_time(tmp_path: Path) -> None:
     """An exception during the import of a compiled module would end the process, then or at the next attempt.
 

@@ -16,7 +16,7 @@ def raise_malloc_trim_threshold() -> None:
     """Make the allocator keep up to about 62 MiB of freed memory for the next frames.
 
     For processes that create or copy many frames. It takes microseconds, because the block is never touched:
-    bytes of zeros come from calloc. (A bytearray writes its zeros, 10 ms at each start of a process.) It has
+    bytes of zeros come from calloc. (A bytearray writes its zeros, 15 ms at each start of a process.) It has
     no effect with other C libraries.
     """
     bytes(_BLOCK_BYTES)

@@ -25,7 +25,10 @@ def requests_of(engine: TestEngine, processes: int) -> list[int]:
 
 
 def client_at(engine: TestEngine, number: int, processes: int, key: str = "") -> HttpClient:
-    """Return a client with a connection to one gateway process. Nobody else may send requests meanwhile."""
+    """Return a client with a connection to one gateway process.
+
+    The process is known by its number of requests, so no other client may send requests at this time.
+    """
     for _ in range(CONNECTIONS_MAX):
         client = HttpClient(engine.http_url, key)
         before = requests_of(engine, processes)

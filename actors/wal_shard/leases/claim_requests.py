@@ -61,6 +61,8 @@ class ClaimRequests:
     ) -> m.Message | None:
         topic, group = self._leases.find(message)
         check_claim(topic, message)
+        if self._leases.is_cancelled(group, message):
+            return claim_reply(topic, group, None)
         if self._waiting_claims.reattach_claim(event, message.call):
             return None
         reply = self.previous_reply(topic, group, message, now_us)
@@ -80,7 +82,7 @@ class ClaimRequests:
     ) -> m.ClaimReply | None:
         """Return the earlier reply to this claim, reduced to the jobs that the worker still holds.
 
-        Return None if there was no reply, its lease has expired, or the claim was undone.
+        Return None if there was no reply, or its lease has expired.
         """
         reply = self._leases.previous_reply(topic, group, message.call)
         if not isinstance(reply, m.ClaimReply):
@@ -151,7 +153,7 @@ class ClaimRequests:
         earlier_reply = self.previous_reply(topic, group, message, now_us)
         if earlier_reply is not None:
             return earlier_reply
-        if not all(self._registry.room_for(group, [message])):
+        if self._leases.is_cancelled(group, message) or not all(self._registry.room_for(group, [message])):
             return claim_reply(topic, group, None)
         change = group.steal(
             np.unique(seqs), message.node, message.lease_ms or topic.config.lease_ms,

@@ -84,6 +84,9 @@ class LeaseUpdates:
         topic, group, found = self._leases.matched(message, now_us)
         check_claim(topic, message)
         before = self._leases.previous_reply(topic, group, message.call)
+        is_cancelled = self._leases.is_cancelled(group, message)
+        if is_cancelled:
+            before = None  # If the undo arrived before the request, nothing has been acked.
         if isinstance(before, m.ClaimReply) or (before is not None and not group.is_default_group):
             held = self._leases.claims.previous_reply(topic, group, message, now_us)
             return claim_reply(topic, group, None) if held is None else held
@@ -95,6 +98,8 @@ class LeaseUpdates:
         acked = group.ack(found, message.node, now_us // 1_000, call=message.call)
         self._registry.log(topic, group, acked, batch)
         self._leases.on_capacity_freed(topic, group)
+        if is_cancelled:
+            return claim_reply(topic, group, None)
         claim = m.Claim(
             message.topic, message.node, message.max, message.lease_ms, 0, message.call, message.pid,
             message.pid_started, group=message.group,
@@ -114,14 +119,16 @@ class LeaseUpdates:
     ) -> m.Message:
         """Undo a claim, or return records that no worker has started. The delivery does not count.
 
-        Without seqs, the request undoes the claim with the same call number, whether it waits or was
-        answered.
+        Without seqs, the request undoes the claim with the same call number, whether it waits, was answered
+        or has not arrived yet. A claim that is cancelled leases nothing from then on.
         """
         before, key = (
             self._leases.previous_reply(topic, group, message.call, message.seqs),
             key_of(topic, group),
         )
         if not message.seqs:
+            if message.call:
+                self._leases.cancelled_claims.remember_claim(message.call, message.node)
             self._waiting_claims.cancel_claim(key, message.call, claim_reply(topic, group, None))
             if isinstance(before, m.ClaimReply) and before.topic_id == topic.topic_id and before.runs:
                 found = group.match(*entries_of(before.runs), message.node, now_us // 1_000)

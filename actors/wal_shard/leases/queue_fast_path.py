@@ -130,7 +130,12 @@ class QueueFastPath:
             return False
         if message.lease_ms and not LEASE_MS_MIN <= message.lease_ms <= LEASE_MS_MAX:
             return False
-        return 1 <= len(message.node.encode()) <= NODE_BYTES_MAX and not self._leases.knows_call(message.call)
+        if not 1 <= len(message.node.encode()) <= NODE_BYTES_MAX:
+            return False
+        leases = self._leases
+        return not (
+            leases.knows_call(message.call) or leases.cancelled_claims.has(message.call, message.node)
+        )
 
     def _claim(
         self, found: tuple[ShardTopic, ConsumerGroup], message: m.Claim | m.AckAndClaim, now_us: int

@@ -1,4 +1,8 @@
-"""Cache of replies to lease requests, for retries under the same call number. Pure."""
+"""What a shard remembers about earlier lease requests, by call number. Pure.
+
+Replies are kept for retries. Cancelled claims are kept because a claim may arrive after its undo, or again:
+the two may take different channels, and a client sends its requests again after a reconnect.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections import OrderedDict
 from typing import Any
 
 from ringlog.envelope import messages as m
-from ringlog.limits import REPLY_CACHE_REPLIES_MAX, REPLY_CACHE_ROWS_MAX
+from ringlog.limits import CANCELLED_CLAIMS_MAX, REPLY_CACHE_REPLIES_MAX, REPLY_CACHE_ROWS_MAX
 
 
 class ReplyCache:
@@ -36,6 +40,25 @@ class ReplyCache:
         self._rows += _rows_in(reply)
         while len(self._replies) > REPLY_CACHE_REPLIES_MAX or self._rows > REPLY_CACHE_ROWS_MAX:
             self._rows -= _rows_in(self._replies.popitem(last=False)[1])
+
+
+class CancelledClaims:
+    """The latest claims of one shard that their clients cancelled. Their number is limited."""
+
+    def __init__(self) -> None:
+        self._node_of: OrderedDict[int, str] = OrderedDict()
+        """Node by call number, in the order of the undo requests."""
+
+    def remember_claim(self, call: int, node: str) -> None:
+        """Remember that this node cancelled the claim with this call number."""
+        self._node_of[call] = node
+        self._node_of.move_to_end(call)
+        if len(self._node_of) > CANCELLED_CLAIMS_MAX:
+            self._node_of.popitem(last=False)
+
+    def has(self, call: int, node: str) -> bool:
+        """Return True if this node cancelled the claim with this call number."""
+        return self._node_of.get(call) == node
 
 
 def _rows_in(reply: Any) -> int:

@@ -24,13 +24,13 @@ from ringlog.actors.wal_shard.leases.lease_registry import LeaseRegistry, key_of
 from ringlog.actors.wal_shard.leases.lease_requests import checked_node, entries_in, reply_of
 from ringlog.actors.wal_shard.leases.lease_updates import LeaseUpdates
 from ringlog.actors.wal_shard.leases.queue_fast_path import QueueFastPath
-from ringlog.actors.wal_shard.leases.reply_cache import ReplyCache
+from ringlog.actors.wal_shard.leases.reply_cache import CancelledClaims, ReplyCache
 from ringlog.actors.wal_shard.leases.waiting_claims import WaitingClaims
 from ringlog.actors.wal_shard.retention.removal import Removals
 from ringlog.contract import ControlReceived
 from ringlog.envelope import messages as m
 from ringlog.errors import GroupNotFound, ShuttingDown, TopicNotFound
-from ringlog.leases.change import SPAN_ROW, LeaseChange
+from ringlog.leases.change import SPAN_ROW, LeaseChange, Op
 from ringlog.leases.group import ConsumerGroup
 from ringlog.leases.types import LeaseMatch
 from ringlog.topic.config import QUEUE
@@ -51,6 +51,7 @@ class ShardLeases:
         self.registry: LeaseRegistry = LeaseRegistry(incarnation, directory)
         self.removals = removals
         self.replies: ReplyCache = ReplyCache()
+        self.cancelled_claims: CancelledClaims = CancelledClaims()
         self.waiting_claims: WaitingClaims = WaitingClaims()
         """Waiting claims, by `key_of` their group."""
         self.recent_records: HotTail = HotTail()
@@ -120,6 +121,13 @@ class ShardLeases:
     def knows_call(self, call: int) -> bool:
         """Return True if a request about a queue used this call number before."""
         return call in self.replies or self.waiting_claims.has(call)
+
+    def is_cancelled(self, group: ConsumerGroup, message: m.Claim | m.Steal | m.AckAndClaim) -> bool:
+        """Return True if the client has cancelled this claim. It must not lease anything any more."""
+        if self.cancelled_claims.has(message.call, message.node):
+            return True
+        change = group.recent_calls.find(message.call)
+        return change is not None and change.op == Op.UNDONE and change.node == message.node
 
     def count_exhausted(self, change: LeaseChange | None) -> None:
         """Add the jobs that a claim exhausted to `exhausted_total`."""

@@ -496,8 +496,8 @@ and its retry counts as a new request."""
 REPLY_CACHE_ROWS_MAX = 65_536
 """Runs and seqs in all these replies together. Beyond it the oldest reply is dropped."""
 CANCELLED_CLAIMS_MAX = 4_096
-"""Latest cancelled claims that a shard remembers, in case a claim arrives after its cancellation. Beyond it the
-oldest is dropped, and its claim counts as a new one."""
+"""Latest cancelled claims that a shard remembers, in case a claim arrives after its cancellation. Beyond it
+the oldest is dropped, and its claim counts as a new one."""
 EXPIRED_CLAIMS_MAX = 16
 """Consecutive claims of a client whose jobs had all expired when they were read. Then the call returns no
 job."""

@@ -43,6 +43,8 @@ from ringlog.types import Durability
 PUTS_PER_S = 60.0
 MEMBERS = 2
 """Members of each group. One of them uses the gateway and takes over idle leases of others."""
+WITH_CANCELS = 0
+"""Topic whose group SHARE has a member that cancels its claims."""
 LAST = 0
 """Client number of the journal that is written after all clients have exited."""
 
@@ -80,6 +82,7 @@ class Groups:
                 for n in range(1 if kind is AGAIN else MEMBERS):
                     hook, way = ("", "auto") if n else (TAKES_OVER, "ipc")
                     members.append(start(tasks[kind], topic=topic, hook=hook, transport=way))
+        members.append(start("groups_cancel", topic=WITH_CANCELS))
         # `groups_look` also seeks, and `groups_redrive` returns dead letters. While they run, the groups
         # cannot finish, so both must end together with the producers.
         return [*putters, start("groups_look"), start("groups_redrive", topic=REDRIVEN)], members

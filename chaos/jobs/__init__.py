@@ -3,6 +3,8 @@
 At the end, every job must be completed at least once. No job is lost, and no completed job is delivered
 again. Every repeated delivery is counted under its reason: an expired lease, a nack by the holder, a death.
 
+Case `cancels`, without kills: claims and their undo requests arrive in any order and more than once.
+
 Settings: `storm_s`: length of a storm; storms fill the remaining time; `empty_s`: time that workers have to
 empty the queues after a storm. A replay runs one case by its name.
 """
@@ -13,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import ringlog
+from chaos.jobs.cancels import cancels
 from chaos.kills.scene import SHARDS, Scene
 from chaos.leases import storm as storms
 from chaos.leases.clients import DEAD, LEASE_MS, REJECTS
@@ -27,6 +30,8 @@ WORKERS = 3
 """Workers per queue. One of them uses the gateway."""
 WITH_LETTERS = 1
 """Index, within its class, of the queue that has a dead-letter topic."""
+WITH_CANCELS = (0, 3)
+"""Indexes of the queues with a worker that cancels its claims."""
 WITH_MARKS = 3
 """Index of the queue whose jobs have priorities and `not_before` times."""
 
@@ -61,6 +66,7 @@ class Jobs:
                 start("jobs_work", topic=number, hook=hook, transport="ipc" if n == 0 else "auto")
                 for n in range(WORKERS)
             ]
+        workers += [start("jobs_cancel", topic=number) for number in WITH_CANCELS]
         return putters, workers
 
     def left(self, client: ringlog.Client, topics: list[str]) -> int:
@@ -85,10 +91,14 @@ storm = partial(storms.storm, Jobs())
 
 
 def run(order: Order, account: Account) -> None:
-    """Run storms until the time is over."""
-    storms.run(order, account, Jobs())
+    """Run case `cancels`, then storms until the time is over."""
+    storms.run(order, account, Jobs(), _first(order))
 
 
 def replay(order: Order, case: str) -> None:
-    """Repeat one case by its name: storm."""
-    storms.replay(order, case, Jobs())
+    """Repeat one case by its name: cancels or storm."""
+    storms.replay(order, case, Jobs(), _first(order))
+
+
+def _first(order: Order) -> dict[str, storms.Case]:
+    return {"cancels": partial(cancels, random=order.random("cancels"))}

@@ -9,6 +9,7 @@ from random import Random
 from typing import Literal, NamedTuple
 
 import ringlog
+from chaos.leases.cancelling import cancel_claims
 from chaos.leases.journal import Did, Journal, Outcome
 from chaos.leases.putting import End, put_all, value_of
 from ringlog.client import Client
@@ -119,6 +120,10 @@ def _put_jobs(client: Client, task: Task, journal: Journal, end: End, report: Re
 
 def _work(client: Client, task: Task, journal: Journal, end: End, report: Report) -> None:
     _Worker(client.queue(task.topics[task.topic]), task, QUEUE, journal, report).work(end)
+
+
+def _cancel(client: Client, task: Task, journal: Journal, end: End, report: Report) -> None:
+    cancel_claims(task, journal, end, report, group=SHARE.name if task.kind == "groups_cancel" else "")
 
 
 def _share(client: Client, task: Task, journal: Journal, end: End, report: Report) -> None:
@@ -428,7 +433,7 @@ def _send_back(group: Group, topic: int, journal: Journal) -> None:
 
 
 _KINDS: Mapping[str, Callable[[Client, Task, Journal, End, Report], None]] = {
-    "jobs_put": _put_jobs, "jobs_work": _work,
+    "jobs_put": _put_jobs, "jobs_work": _work, "jobs_cancel": _cancel, "groups_cancel": _cancel,
     "groups_put": _put, "groups_share": _share, "groups_again": _again, "groups_follow": _follow,
     "groups_look": _look, "groups_redrive": _redrive,
 }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from random import Random
 from typing import Any, Protocol
@@ -57,26 +57,31 @@ class Cast(Protocol):
         """Return the rules that explain repeated deliveries."""
 
 
-def run(order: Order, account: Account, cast: Cast) -> None:
-    """Run storms until the time is over."""
+Case = Callable[[Stage], None]
+
+
+def run(order: Order, account: Account, cast: Cast, first: Mapping[str, Case] | None = None) -> None:
+    """Run the cases in `first`, then storms until the time is over."""
     settings = order.choose(DEFAULTS)
     end = time.monotonic() + order.seconds
     with Nursery("chaos.rigs.work") as nursery:
         stage = Stage(order, account, nursery)
+        for name, case in (first or {}).items():
+            stage.run(name, case)
         number = 0
-        while number == 0 or (time.monotonic() + settings["storm_s"] < end and not account.findings):
+        while not account.findings and (number == 0 or time.monotonic() + settings["storm_s"] < end):
             stage.run("storm", _case(cast, settings, order.random("storm", number)))
             number += 1
 
 
-def replay(order: Order, case: str, cast: Cast) -> None:
-    """Repeat one case by its name: storm."""
+def replay(order: Order, case: str, cast: Cast, first: Mapping[str, Case] | None = None) -> None:
+    """Repeat one case by its name: storm, or one in `first`."""
     settings = order.choose(DEFAULTS)
-    cases = {"storm": _case(cast, settings, order.random("storm", 0))}
+    cases = {**(first or {}), "storm": _case(cast, settings, order.random("storm", 0))}
     Stage.replay(order, case, cases[case])
 
 
-def _case(cast: Cast, settings: dict[str, Any], random: Random) -> Callable[[Stage], None]:
+def _case(cast: Cast, settings: dict[str, Any], random: Random) -> Case:
     return partial(storm, cast, seconds=settings["storm_s"], empty_s=settings["empty_s"], random=random)
 
 

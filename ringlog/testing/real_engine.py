@@ -16,7 +16,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -273,7 +273,7 @@ class TestEngine:
         left = [pid for pid in _processes_of(self.data_dir) if pid != os.getpid()]
         for pid in left:
             _kill(pid)
-        for pid in left:
+        for pid in [*left, *_exiting(_pids_on_board(shm_dir))]:
             wait_until(lambda pid=pid: not _is_alive(pid), STOP_S, f"process {pid} to end")  # type: ignore[misc]
         if shm_dir and Path(shm_dir).is_dir():
             shutil.rmtree(shm_dir, ignore_errors=True)
@@ -369,6 +369,28 @@ def _is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
     except OSError:
         return False
+
+
+def _pids_on_board(shm_dir: str) -> list[int]:
+    """Return the pids of the engine's actors, dead or alive; none if its shared memory is gone."""
+    try:
+        board = Board.open(shm_dir, writable=False)
+    except BoardError:
+        return []
+    try:
+        return [board.process(slot).get(ProcessField.PID) for slot in range(board.processes)]
+    finally:
+        board.close()
+
+
+def _exiting(pids: Iterable[int]) -> list[int]:
+    """Return those processes that are alive but have no command line: they have returned their memory."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if pid and not Path(f"/proc/{pid}/cmdline").read_bytes() and _is_alive(pid):
+                found.append(pid)
+    return found
 
 
 def _children_of(pid: int) -> list[int]:

@@ -34,8 +34,8 @@ from chaos.leases.clients import (
     look_at,
     read_stream,
 )
+from chaos.leases.history import Death, Place, Rules
 from chaos.leases.putting import MARKS
-from chaos.leases.verdict import Death, Place, Rules
 from chaos.order import Account, Order
 from ringlog.drill.nursery import ClientProcess
 from ringlog.types import Durability

@@ -19,8 +19,8 @@ from chaos.jobs.cancels import cancels
 from chaos.kills.scene import SHARDS, Scene
 from chaos.leases import storm as storms
 from chaos.leases.clients import DEAD, LEASE_MS, REJECTS
+from chaos.leases.history import Death, Place, Rules
 from chaos.leases.putting import MARKS
-from chaos.leases.verdict import Death, Place, Rules
 from chaos.order import Account, Order
 from ringlog.drill.nursery import ClientProcess
 from ringlog.types import Durability

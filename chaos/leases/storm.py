@@ -14,8 +14,9 @@ from chaos.kills.rig import on_shard
 from chaos.kills.scene import SHARDS, Scene, Stage
 from chaos.leases import journal
 from chaos.leases.clients import DEAD
+from chaos.leases.history import Death, LeaseVerdict, Place, Rules
 from chaos.leases.putting import value_of
-from chaos.leases.verdict import Death, LeaseVerdict, Place, Rules, judge
+from chaos.leases.verdict import judge
 from chaos.order import Account, Order
 from ringlog.board.processes import GATEWAY, SCHEDULER, WAL_SHARD
 from ringlog.drill.engine import close_down, kill_tree

@@ -16,8 +16,9 @@ import pytest
 from chaos import groups
 from chaos.kills.rig import Engine
 from chaos.kills.scene import Stage
+from chaos.leases.history import Death, LeaseVerdict, Place, Rules
 from chaos.leases.journal import ROW, Did, Outcome
-from chaos.leases.verdict import Death, LeaseVerdict, Place, Rules, judge
+from chaos.leases.verdict import judge
 from chaos.order import Account, Order
 from chaos.plan import load_faults, load_plan
 from ringlog.drill.nursery import Nursery

@@ -12,9 +12,10 @@ import pytest
 
 from chaos import jobs
 from chaos.kills.scene import Stage
+from chaos.leases.history import Death, LeaseVerdict, Place, Rules
 from chaos.leases.journal import ROW, Did, Journal, Outcome, load
 from chaos.leases.putting import payload_of, value_of
-from chaos.leases.verdict import Death, LeaseVerdict, Place, Rules, judge
+from chaos.leases.verdict import judge
 from chaos.order import Account, Order
 from chaos.plan import load_plan
 from ringlog.drill.nursery import Nursery

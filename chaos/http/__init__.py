@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.http import hostile, storm
+from chaos.http.place import Place
 from chaos.order import Account, Order
 from ringlog.drill.checks import GuaranteeBroken
 from ringlog.errors import RinglogError
@@ -71,7 +72,7 @@ def _attack(
     account: Account, running: TestEngine, rows: dict[str, hostile.Row], seed: int, given: dict[str, Any]
 ) -> None:
     with contextlib.ExitStack() as stack:
-        place = hostile.Place(running)
+        place = Place(running)
         if not given["rows"] or hostile.SLOW_SENDERS in given["rows"]:
             slow = hostile.SlowSenders(place, with_bodies=given["slow_bodies"])
             stack.callback(slow.close)

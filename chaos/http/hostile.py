@@ -12,110 +12,24 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import psutil
-
+from chaos.http.place import CANARY, END_S, JSON, Place, head_of, post, status_of
+from chaos.http.upgrades import http2, upgrades, web_socket_frames
 from ringlog.drill.checks import require
-from ringlog.errors import RequestTimeout
 from ringlog.limits import HTTP_BODY_S_MAX, HTTP_HEADER_MS_MAX
-from ringlog.testing.real_engine import TestEngine, wait_until
 
-ANSWER_S = 5.0
-"""Bound of an answer to a normal request, during and after an attack."""
-END_S = 5.0
-"""Time (s) in which the gateway ends or answers a connection that it refuses."""
-GROWTH_BYTES_MAX = 192 << 20
-"""Memory that the gateway may have more than before the first row."""
-CALM_S = 10.0
-FDS_GROWTH_MAX = 16
 IDLE_CONNECTIONS = 2_000
 SLOW = 16
 SLOW_SENDERS = "slow"
 DRIP_S = 0.2
 PIPELINED = 200
-CANARY = "hostile.canary"
 SMUGGLED = "hostile.smuggled"
-JSON = "content-type: application/json"
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 CHUNKS_COUNT = {"a length and chunks", "chunks and a length", "a length of 0 and chunks"}
 CUT = "a chunk without its end"
 """Its body is complete JSON, which the HTTP server hands over before it sees that the framing is broken."""
-UPGRADE = (
-    "GET /v0/ws HTTP/1.1", "host: localhost", "upgrade: websocket", "connection: upgrade",
-    "sec-websocket-version: 13", "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==",
-)  # fmt: skip
-
-
-class Place:
-    """The gateway under attack, and what it was like before."""
-
-    def __init__(self, running: TestEngine) -> None:
-        self._engine = running
-        host, _, port = running.http_url.removeprefix("http://").rpartition(":")
-        self.address = (host, int(port))
-        self.pid = running.pid_of("http_gateway")
-        self.check_canary()
-        self.held_fds = 0
-        """Descriptors of connections that the harness holds open."""
-        self._process = psutil.Process(self.pid)
-        self._rss, self._fds = self._process.memory_info().rss, self._process.num_fds()
-
-    @property
-    def grown_mib(self) -> float:
-        """Growth of the gateway's memory in MiB."""
-        grown: int = self._process.memory_info().rss - self._rss
-        return round(grown / (1 << 20), 1)
-
-    def connect(self) -> socket.socket:
-        """Open a connection. Its reads have the bound END_S."""
-        return socket.create_connection(self.address, END_S)
-
-    def check_canary(self) -> None:
-        """Write and read a record. Raises GuaranteeBroken if that takes longer than ANSWER_S."""
-        body = json.dumps({"records": [{"data": 1}]}).encode()
-        begun = time.monotonic()
-        for request in (post(f"/v0/topics/{CANARY}", body), head_of(f"GET /v0/topics/{CANARY} HTTP/1.1")):
-            with self.connect() as raw:
-                raw.sendall(request)
-                status = status_of(until_end(raw, is_first_only=True))
-                require(status in {200, 201}, f"a normal request got {status}")
-        took = time.monotonic() - begun
-        require(took < ANSWER_S, f"a normal request took {took:.1f} s")
-
-    def judge(self) -> None:
-        """Check after a row. Raises GuaranteeBroken."""
-        self.check_canary()
-        found = self._engine.pid_of("http_gateway")
-        require(found == self.pid, f"the gateway died: it was {self.pid}, and is {found}")
-        more = 0
-
-        def is_calm() -> bool:
-            nonlocal more
-            more = int(self._process.num_fds() - self._fds - self.held_fds)
-            return more <= FDS_GROWTH_MAX
-
-        with contextlib.suppress(RequestTimeout):
-            wait_until(is_calm, CALM_S, "the gateway to close connections")
-        require(more <= FDS_GROWTH_MAX, f"the gateway holds {more} descriptors more than before")
-        limit = GROWTH_BYTES_MAX >> 20
-        require(self.grown_mib < limit, f"the gateway grew by {self.grown_mib} MiB, limit {limit}")
-
-    def exchange(self, data: bytes, *, half_close: bool = False) -> bytes:
-        """Send bytes on a connection of their own; return what comes until its end or for END_S."""
-        with self.connect() as raw:
-            with contextlib.suppress(OSError):  # The gateway may have answered and closed before the end.
-                raw.sendall(data)
-                if half_close:
-                    raw.shutdown(socket.SHUT_WR)
-            return until_end(raw, is_first_only=not half_close)
-
-    def refuses(self, what: str, data: bytes, *, half_close: bool = False) -> None:
-        """Check that bytes get a 4xx or the end of the connection. Raises GuaranteeBroken."""
-        status = status_of(self.exchange(data, half_close=half_close))
-        require(status == 0 or 400 <= status < 500, f"{what} got {status}")
 
 
 Row = Callable[[Place, random.Random], int]
@@ -138,48 +52,6 @@ def rows_of(names: list[str], *, idle: int) -> dict[str, Row]:
         "noise": noise,
     }
     return {name: row for name, row in every.items() if not names or name in names}
-
-
-# -- requests ---------------------------------------------------------------------------------------------
-
-
-def head_of(*lines: str) -> bytes:
-    """Return the head of a request, with a Host."""
-    first, *rest = lines
-    return "\r\n".join([first, "host: localhost", *rest, "", ""]).encode("latin-1")
-
-
-def post(path: str, body: bytes, *more: str) -> bytes:
-    """Return a write with these bytes as its body."""
-    return head_of(f"POST {path} HTTP/1.1", JSON, f"content-length: {len(body)}", *more) + body
-
-
-def until_end(raw: socket.socket, *, is_first_only: bool) -> bytes:
-    """Return what arrives until the end, the read bound, or the end of the first answer."""
-    found = b""
-    with contextlib.suppress(OSError):
-        while piece := raw.recv(65_536):
-            found += piece
-            head, end, body = found.partition(b"\r\n\r\n")
-            if is_first_only and end and len(body) >= _length(head):
-                break
-    return found
-
-
-def _length(head: bytes) -> int:
-    for line in head.lower().split(b"\r\n"):
-        if line.startswith(b"content-length:"):
-            return int(line.partition(b":")[2])
-    return 0
-
-
-def status_of(answer: bytes) -> int:
-    """Return the status of an answer; 0 if there is none."""
-    first = answer.split(b"\r\n", 1)[0].split()
-    return int(first[1]) if len(first) > 1 and first[0].startswith(b"HTTP/1") and first[1].isdigit() else 0
-
-
-# -- rows -------------------------------------------------------------------------------------------------
 
 
 def framing(place: Place, dice: random.Random) -> int:
@@ -382,88 +254,6 @@ def idle_connections(place: Place, dice: random.Random, *, most: int = IDLE_CONN
         for _ in range(5):
             place.check_canary()
     return most
-
-
-def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
-
-
-def http2(place: Place, dice: random.Random) -> int:
-    """Send the preface of HTTP/2 and then what does not belong there."""
-    settings = _frame(4, 0, 0)
-    # GET / of localhost, from the static table of HPACK.
-    block = b"\x82\x86\x84\x41\x09localhost"
-    odd = range(1, 4_001, 2)
-    cases = [
-        b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n", PREFACE[:10], PREFACE + dice.randbytes(500),
-        PREFACE + _frame(4, 0, 0, b"abc"), PREFACE + settings + _frame(0, 0, 0, b"data"),
-        PREFACE + settings + _frame(1, 4, 2, block),
-        PREFACE + settings + _frame(1, 4, 1, dice.randbytes(40)),
-        PREFACE + settings + _frame(9, 4, 1, block),
-        PREFACE + settings + b"\xff\xff\xff\x00\x00\x00\x00\x00\x01",
-        PREFACE + settings + _frame(1, 0, 1, block) + _frame(9, 0, 1, b"\x00" * 1_000) * 500,
-        PREFACE + settings * 20_000,
-        PREFACE + settings + _frame(6, 0, 0, bytes(8)) * 20_000,
-        PREFACE + settings + b"".join(_frame(1, 5, n, block) + _frame(3, 0, n, bytes(4)) for n in odd),
-        PREFACE + settings + _frame(8, 0, 0, b"\x7f\xff\xff\xff") * 3,
-    ]  # fmt: skip
-    for data in cases:
-        with place.connect() as raw:
-            raw.settimeout(0.5)
-            with contextlib.suppress(OSError):
-                raw.sendall(data)
-            until_end(raw, is_first_only=False)
-        place.check_canary()
-    return len(cases)
-
-
-def upgrades(place: Place, _: random.Random) -> int:
-    """Ask for upgrades that do not exist, and for WebSockets in wrong ways."""
-    cases = [
-        head_of(f"GET {path} HTTP/1.1", f"upgrade: {what}", "connection: upgrade", *more)
-        for path in ("/v0/ws", "/v0/topics/hostile.none")
-        for what, more in (
-            ("h2c", ("http2-settings: AAMAAABkAAQAAP__",)), ("chat", ()), ("websocket", ()), ("", ()),
-            ("websocket", ("sec-websocket-version: 12", "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==")),
-            ("TLS/1.0, websocket", ()),
-        )
-    ]  # fmt: skip
-    cases.append("\r\n".join([*UPGRADE, "origin: https://example.com", "", ""]).encode())
-    for data in cases:
-        place.refuses(f"an upgrade {data[:200]!r}", data)
-    return len(cases)
-
-
-def _masked(kind: int, payload: bytes, *, final: bool = True, reserved: int = 0) -> bytes:
-    size = len(payload)
-    length = bytes([0x80 | size]) if size < 126 else b"\xfe" + size.to_bytes(2, "big")
-    return bytes([final << 7 | reserved << 4 | kind]) + length + bytes(4) + payload
-
-
-def web_socket_frames(place: Place, dice: random.Random) -> int:
-    """Send invalid frames and messages to a WebSocket."""
-    deep = b"[" * 30_000
-    cases: Iterable[bytes] = (
-        dice.randbytes(300), _masked(3, b"x"), _masked(11, b"x"), _masked(1, b"{}", reserved=4),
-        b"\x81\x02{}", b"\x81\xff" + b"\x7f" + b"\xff" * 7 + bytes(4), b"\x81\xff" + b"\xff" * 12,
-        _masked(9, b"x", final=False), _masked(9, b"x" * 126), _masked(0, b"x"), _masked(1, b"\xff\xfe"),
-        _masked(1, b"{", final=False) + _masked(1, b"}"), _masked(8, b"x"), _masked(8, b"\x00\x00"),
-        _masked(1, deep), _masked(1, b"{}"), _masked(1, b"[]"), _masked(1, b"1"), _masked(2, b"{}"),
-        _masked(1, b'{"op":"nothing"}'), _masked(1, b'{"op":"ping","op":"ping"}'), _masked(1, b'{"op":1}'),
-        _masked(1, b'{"op":"subscribe","topics":{"x":[]}}'), _masked(1, b'{"op":"publish"}') * 200,
-        _masked(9, b"") * 5_000, _masked(1, b"a", final=False) + _masked(0, b"a", final=False) * 5_000,
-    )  # fmt: skip
-    tried = 0
-    for data in cases:
-        with place.connect() as raw:
-            raw.sendall("\r\n".join([*UPGRADE, "", ""]).encode())
-            require(status_of(until_end(raw, is_first_only=True)) == 101, "no WebSocket was opened")
-            raw.settimeout(0.2)
-            with contextlib.suppress(OSError):
-                raw.sendall(data)
-            until_end(raw, is_first_only=False)
-        tried += 1
-    return tried
 
 
 def noise(place: Place, dice: random.Random) -> int:

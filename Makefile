@@ -173,7 +173,7 @@ docs: $(DOCS_STAMP)
 
 # The tables of docs/reference that list settings, errors, commands, metrics and log events.
 reference: $(STAMP)
-	$(PY) tools/reference.py
+	$(PY) -m tools.reference
 
 bench: $(BENCH_STAMP) $(COMPILED)
 	$(RUN_COMPILED) -m bench $(AREA)
@@ -209,7 +209,7 @@ mutants: $(FUZZ_STAMP) $(COMPILED)
 # And write what is generated: the synchronous client, and the tables of docs/reference.
 fmt: $(STAMP)
 	$(PY) tools/unasync.py
-	$(PY) tools/reference.py
+	$(PY) -m tools.reference
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 

@@ -12,7 +12,7 @@ from ringlog import errors
 from ringlog.envelope.messages import KINDS
 from ringlog.errors import Status
 from ringlog.spark.options import SINK_NAMES, SOURCE_NAMES, UNSUPPORTED_OPTIONS, VIEWS
-from tools import reference
+from tools import log_events, reference
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs/reference").glob("*.md"))
@@ -47,7 +47,7 @@ def test_every_table_is_on_a_page() -> None:
 
 def test_every_logger_has_a_table() -> None:
     tables = {f"ringlog.{name.removeprefix('log.')}" for name in reference.TABLES if name.startswith("log.")}
-    assert {event.logger for event in reference.events()} <= tables
+    assert {event.logger for event in log_events.events()} <= tables
 
 
 def test_a_renamed_row_keeps_its_meaning() -> None:

@@ -19,6 +19,7 @@ from ringlog.supervision.endpoints import (
     public_key_of,
     resolve,
 )
+from tests.support.certificates import self_signed
 
 
 def config(
@@ -144,25 +145,7 @@ def http_config(tmp_path: Path, **given: object) -> Config:
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A self-signed certificate and its key."""
-    directory = tmp_path_factory.mktemp("tls")
-    cert, key = directory / "cert.pem", directory / "key.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-    ]
-    command += ["-subj", "/CN=localhost", "-days", "2", "-keyout", str(key), "-out", str(cert)]
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=30)
-    except FileNotFoundError:
-        pytest.skip("needs openssl")
-    key.chmod(0o600)
-    return cert, key
+    return self_signed(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])

@@ -6,6 +6,7 @@ import http.client
 import json
 import select
 import socket
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -27,15 +28,24 @@ class Answer(NamedTuple):
 
 
 class HttpClient:
-    """One keep-alive connection to a gateway, which is opened again when the server has closed it."""
+    """One keep-alive connection to a gateway, which is opened again when the server has closed it.
 
-    def __init__(self, url: str, key: str = "", timeout: float = TIMEOUT_S) -> None:
+    `tls`: what is trusted, for a URL with https.
+    """
+
+    def __init__(
+        self, url: str, key: str = "", timeout: float = TIMEOUT_S, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.url, self.key = url, key
         parts = urlsplit(url)
         assert parts.hostname is not None
         assert parts.port is not None
         self.host, self.port = parts.hostname, parts.port
-        self._connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
+        self._connection: http.client.HTTPConnection = (
+            http.client.HTTPSConnection(self.host, self.port, timeout=timeout, context=tls)
+            if parts.scheme == "https"
+            else http.client.HTTPConnection(self.host, self.port, timeout=timeout)
+        )
 
     def __call__(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None

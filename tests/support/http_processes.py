@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -24,13 +25,15 @@ def requests_of(engine: TestEngine, processes: int) -> list[int]:
         board.close()
 
 
-def client_at(engine: TestEngine, number: int, processes: int, key: str = "") -> HttpClient:
+def client_at(
+    engine: TestEngine, number: int, processes: int, key: str = "", tls: ssl.SSLContext | None = None
+) -> HttpClient:
     """Return a client with a connection to one gateway process.
 
     The process is known by its number of requests, so no other client may send requests at this time.
     """
     for _ in range(CONNECTIONS_MAX):
-        client = HttpClient(engine.http_url, key)
+        client = HttpClient(engine.http_url, key, tls=tls)
         before = requests_of(engine, processes)
         assert client("GET", "/v0/health").status == 200
         after = requests_of(engine, processes)

@@ -8,22 +8,16 @@ acknowledged, further writes wait. A client that acknowledges nothing for STREAM
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import os
-import socket
-import struct
-from collections.abc import Callable
-from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ringlog.actors.http_gateway.api.error_replies import HttpError
+from ringlog.actors.http_gateway.streams.client_socket import ClientSocket
 from ringlog.clock import SystemClock
 from ringlog.limits import STREAM_BUFFER_BYTES_MAX, STREAM_STALL_S_MAX
 
 if TYPE_CHECKING:
     from ringlog.actors.http_gateway.api.request import HttpProtocol, Scope, StreamTransport
 
-T = TypeVar("T")
 HEADERS = [
     ("content-type", "text/event-stream"),
     ("cache-control", "no-store"),
@@ -32,9 +26,6 @@ HEADERS = [
 EVENT_STREAM = "text/event-stream"
 _POLL_S_MIN, _POLL_S_MAX = 0.002, 0.05
 _clock = SystemClock()
-_TCP_INFO_BYTES = 256
-_BYTES_ACKED_AT = 120
-"""Offset of tcpi_bytes_acked in struct tcp_info (linux/tcp.h)."""
 _CHUNK_FRAMING_BYTES = 8
 """Bytes that HTTP/1.1 adds to a chunk: its length and two line ends."""
 
@@ -152,6 +143,7 @@ class EventStream:
         """End the response: the server ends it when its transport is dropped. Idempotent."""
         self.is_ended = True
         self._transport = None
+        self._socket.forget()
         self.gone.cancel()
 
     # -- what the client has not acknowledged ---------------------------------------------------------
@@ -173,107 +165,3 @@ class EventStream:
         if _now_s() - self._progress[1] > self._stall_s:
             self._socket.abort()
             raise StreamEnded
-
-
-Peer = tuple[str, int]
-
-
-class _Descriptors:
-    """Descriptors of the connections of this process, by peer. Hints: they are checked at each use."""
-
-    def __init__(self) -> None:
-        self._links: dict[int, str] = {}
-        self._fds: dict[Peer, int] = {}
-
-    def find(self, peer: Peer) -> int:
-        """Return the descriptor of a peer as known, -1 if it is not."""
-        return self._fds.get(peer, -1)
-
-    def scan(self) -> None:
-        """Look at all descriptors of this process that are new since the last scan."""
-        links: dict[int, str] = {}
-        for name in os.listdir("/proc/self/fd"):
-            fd = int(name)
-            try:
-                link = os.readlink(f"/proc/self/fd/{fd}")
-            except OSError:
-                continue
-            if not link.startswith("socket:"):
-                continue
-            links[fd] = link
-            if self._links.get(fd) != link and (peer := _on_socket(fd, _peer_of)) is not None:
-                self._fds[peer] = fd
-        self._links = links
-        self._fds = {peer: fd for peer, fd in self._fds.items() if fd in links}
-
-
-_descriptors = _Descriptors()
-
-
-class ClientSocket:
-    """The TCP socket of a client, which the HTTP server owns. It is found by the address of the client."""
-
-    def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self._peer = (_plain(host), int(port) if port.isdecimal() else 0)
-        self._fd = _descriptors.find(self._peer)
-
-    def acked_bytes(self) -> int | None:
-        """Return the number of bytes that the client has acknowledged. None if the socket is closed."""
-        return self._call(_acked)
-
-    def abort(self) -> None:
-        """Close the connection in both directions. The HTTP server then frees what it has queued."""
-        self._call(_shut_down)
-
-    def _call(self, use: Callable[[socket.socket], int]) -> int | None:
-        for is_last in (False, True):
-            if self._fd >= 0:
-                found = _on_socket(self._fd, lambda s: use(s) if _peer_of(s) == self._peer else None)
-                if found is not None:
-                    return found
-            if is_last:
-                break
-            _descriptors.scan()
-            self._fd = _descriptors.find(self._peer)
-        return None
-
-
-def _on_socket(fd: int, use: Callable[[socket.socket], T | None]) -> T | None:
-    """Call `use` with the socket of a descriptor, which stays open. Returns None if it is no open socket."""
-    try:
-        borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd)
-    except OSError:
-        return None
-    try:
-        return use(borrowed)
-    except OSError:
-        return None
-    finally:
-        borrowed.detach()
-
-
-def _peer_of(client: socket.socket) -> Peer | None:
-    peer = client.getpeername()
-    return (_plain(peer[0]), int(peer[1])) if isinstance(peer, tuple) and len(peer) >= 2 else None
-
-
-def _acked(client: socket.socket) -> int:
-    info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-    return int(struct.unpack_from("=Q", info, _BYTES_ACKED_AT)[0])
-
-
-def _shut_down(client: socket.socket) -> int:
-    client.shutdown(socket.SHUT_RDWR)
-    return 0
-
-
-@lru_cache(4_096)
-def _plain(host: str) -> str:
-    """Return an address in its shortest form, IPv4 in IPv6 as IPv4."""
-    try:
-        found = ipaddress.ip_address(host.strip("[]").split("%", 1)[0])
-    except ValueError:
-        return host
-    mapped = getattr(found, "ipv4_mapped", None)
-    return str(mapped or found)

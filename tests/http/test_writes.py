@@ -10,10 +10,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 
 import ringlog
-from ringlog.testing.real_engine import TestEngine
+from ringlog.testing.real_engine import TestEngine, wait_until
 from tests.support.http_client import HttpClient
 
 Call = Callable[..., Any]
@@ -284,6 +285,12 @@ def test_a_body_that_ends_early_writes_nothing(http_engine: TestEngine, call: Ca
     )
     with socket.create_connection((call.host, call.port)) as connection:
         connection.sendall(f'{head}content-length: 100\r\n\r\n{{"records":[{{"data":1}}]}}'.encode())
+        own = connection.getsockname()
+    gateway = psutil.Process(http_engine.pid_of("http_gateway"))
+    wait_until(
+        lambda: all(each.raddr != own for each in gateway.net_connections("tcp4")), 10.0,
+        "the gateway to close the connection",
+    )  # fmt: skip
     refused(call("GET", path), 404, "topic_not_found")
 
 

@@ -40,7 +40,7 @@ LATE_VARIABLES = ("RINGLOG_", "PYTEST_CURRENT_TEST")
 """Prefixes of variables that are read after the imports. pytest changes its own with each test."""
 _INHERITED = ("Umask", "Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp", "Cpus_allowed", "Mems_allowed")
 """Fields of /proc/self/status, by prefix, that a process passes on to its children."""
-END_S = 1.0
+END_S = 5.0
 """Time in seconds that the end of this process waits for its launchers."""
 _MESSAGE_BYTES_MAX = 1 << 20
 """Largest request: arguments and environment of an engine."""
@@ -193,7 +193,7 @@ def _end_launchers() -> None:
 # -- in the launcher ------------------------------------------------------------------------------------
 
 
-def main(requests: socket.socket, parent_pid: int) -> None:
+def main(requests: socket.socket, parent_pid: int) -> NoReturn:
     """Import the engine and fork one for each request, until the parent ends or closes the socket.
 
     In each child, run the supervisor: SystemExit.
@@ -225,6 +225,7 @@ def main(requests: socket.socket, parent_pid: int) -> None:
             elif not _receive(requests, children, poll):
                 poll.unregister(requests)
                 is_open = False
+    os._exit(0)  # The parent waits, and the interpreter's end is slow.
 
 
 def _import_engine() -> None:

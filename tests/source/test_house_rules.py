@@ -515,6 +515,21 @@ TEST_IMPORT = re.compile(
 )
 
 
+STOPWATCHES = {"perf_counter", "perf_counter_ns", "process_time", "process_time_ns", "thread_time"}
+
+
+def stopwatches(source: str) -> list[int]:
+    return [call.lineno for call in calls(source) if dotted(call.func).rpartition(".")[2] in STOPWATCHES]
+
+
+def test_no_test_measures_speed() -> None:
+    """A busy machine fails such a test. Tests count steps, calls or bytes; `bench` measures."""
+    assert stopwatches("took = time.perf_counter() - began")
+    found = {str(path): stopwatches(path.read_text()) for path in (ROOT / "tests").rglob("*.py")}
+    assert len(found) > 300, "the tests were found"
+    assert not {path: lines for path, lines in found.items() if lines}
+
+
 def test_nobody_imports_a_test_module_or_a_conftest():
     """What several tests share is in tests/support."""
     found = {

@@ -89,13 +89,20 @@ class DealerSocket:
             return False
         return True
 
-    def receive(self) -> list[zmq.Frame] | None:
-        """Return the parts of the next message; None if there is none."""
+    def receive(self) -> tuple[bytes, memoryview | None] | None:
+        """Return the next message and its attachment; None if there is none.
+
+        The message is copied: when a zmq.Frame is freed, pyzmq runs the handlers of pending signals, and an
+        exception that one raises, such as KeyboardInterrupt, is lost.
+        """
         try:
-            parts: list[zmq.Frame] = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            data: bytes = self._socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
-        return parts
+        if not self._socket.getsockopt(zmq.RCVMORE):
+            return data, None
+        attachment: zmq.Frame = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)[0]
+        return data, attachment.buffer
 
     def close(self) -> None:
         """Close the socket. Unsent messages are lost."""

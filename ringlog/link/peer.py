@@ -356,11 +356,11 @@ class Peer:
         self._is_receiving = True
         try:
             while self._socket is not None:
-                parts = self._socket.receive()
-                if parts is None:
+                received = self._socket.receive()
+                if received is None:
                     break
                 happened = True
-                self.on_message(bytes(parts[0].buffer), parts[1].buffer if len(parts) > 1 else None)
+                self.on_message(*received)
         finally:
             self._is_receiving = False
         return happened

@@ -87,7 +87,7 @@ class Requester:
             # A late reply must not be mistaken for the reply to the next request.
             self._drop()
             raise
-        return self._open(received, wanted)
+        return self._open(*received, wanted)
 
     def close(self) -> None:
         """Close the connection. The Requester cannot be used any more."""
@@ -117,12 +117,12 @@ class Requester:
             self._sleep()
         return self._socket
 
-    def _wait_for_reply(self, socket: DealerSocket, deadline_ns: int) -> list[zmq.Frame]:
+    def _wait_for_reply(self, socket: DealerSocket, deadline_ns: int) -> tuple[bytes, memoryview | None]:
         while True:
             state = socket.state()
-            while (parts := socket.receive()) is not None:
-                if decode(parts[0].buffer, bytes_max=MESSAGE_BYTES_MAX).corr == self._corr:
-                    return parts
+            while (received := socket.receive()) is not None:
+                if decode(received[0], bytes_max=MESSAGE_BYTES_MAX).corr == self._corr:
+                    return received
             if state != "up":
                 raise self._unavailable_error()
             if self._clock.monotonic_ns() >= deadline_ns:
@@ -145,8 +145,8 @@ class Requester:
                 f"stopped while a request to {self.name} was open", outcome="unknown", to=self.name
             )
 
-    def _open(self, parts: list[zmq.Frame], wanted: type[M]) -> RequesterReply[M]:
-        message = decode(parts[0].buffer, bytes_max=MESSAGE_BYTES_MAX).message
+    def _open(self, data: bytes, attachment: memoryview | None, wanted: type[M]) -> RequesterReply[M]:
+        message = decode(data, bytes_max=MESSAGE_BYTES_MAX).message
         if isinstance(message, ErrorReply):
             raise error_from_status(message.status, message.message, message.detail)
         if not isinstance(message, wanted):
@@ -154,7 +154,7 @@ class Requester:
                 f"reply must be {wanted.__name__}, got {type(message).__name__}", kind=type(message).__name__,
                 wanted=wanted.__name__,
             )  # fmt: skip
-        return RequesterReply(message, parts[1].buffer if len(parts) > 1 else memoryview(b""))
+        return RequesterReply(message, memoryview(b"") if attachment is None else attachment)
 
     def _unavailable_error(self) -> NotReady:
         return NotReady(

@@ -39,6 +39,7 @@ pytestmark = [
 ]
 
 ROUNDS = 60
+SIGNALS = 400
 CLOSE_S = 8.0
 """Far longer than a close takes, and far shorter than the timeout of the test."""
 
@@ -87,6 +88,41 @@ def one_hit(delay_s: float) -> Iterator[None]:
                 thread.join()
             except Hit:
                 continue
+
+
+def test_no_interrupt_is_lost(ringlog_engine, topic, transport):
+    """A handler may run where Python ignores its exception: in the finalizer of an object of pyzmq."""
+    chance, fired, raised = random.Random(transport), 0, 0
+
+    def on_signal(_signal: int, _frame: object) -> None:
+        nonlocal fired
+        fired += 1
+        raise Hit
+
+    def connect() -> ringlog.Client:
+        return ringlog.connect(ringlog_engine.url, wait=20, transport=transport)
+
+    before = signal.signal(signal.SIGUSR2, on_signal)
+    client = connect()
+    try:
+        client.topics.create(topic)
+        while fired < SIGNALS:
+            goal = fired + 1
+            try:
+                with one_hit(chance.random() * 0.003):
+                    while fired < goal:
+                        client.topics.state(topic)
+            except Hit:
+                raised += 1
+            try:
+                client.topics.state(topic)
+            except Interrupted:
+                client.close()
+                client = connect()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+        client.close()
+    assert raised == fired, f"{fired - raised} of {fired} interrupts were lost"
 
 
 class Aim:

@@ -332,7 +332,7 @@ def _frames_of(message: m.Route, data: bytearray | None) -> _RoutedFrames:
             raise InvalidRequest("forward request has an invalid row", router=row.router, frame=row.frame)
     measures = measure(data or b"", batch)
     wrong = (
-        (frames.types_of(batch.words) != layout.FrameType.APPEND)
+        ~frames.is_of_type(batch.words, layout.FrameType.APPEND)
         | ((frames.columns_of(batch.words) & ~np.uint64(layout.PRODUCER_COLUMNS)) != 0)
         | (frames.body_hashes(data or b"", batch) != batch.words[:, layout.W_BODY_XXH3])
         | np.isin(measures.faults, list(FORMAT_FAULTS))

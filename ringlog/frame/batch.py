@@ -310,6 +310,14 @@ def types_of(words: U64) -> U64:
     return (words[:, layout.W_HEAD] >> np.uint64(layout.TYPE_SHIFT)) & np.uint64(0xFF)
 
 
+def is_of_type(words: U64, kind: int) -> Mask:
+    """(n,) which frames have this FrameType."""
+    # A plain integer: for a member of an enum, numpy looks up attributes in Python, and loses the exceptions
+    # of signals there.
+    found: Mask = types_of(words) == int(kind)
+    return found
+
+
 def columns_of(words: U64) -> U64:
     """(n,) column bitmaps."""
     return words[:, layout.W_HEAD] >> np.uint64(layout.COLUMNS_SHIFT)

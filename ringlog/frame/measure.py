@@ -73,7 +73,7 @@ def measure(buffer: Any, batch: FrameBatch) -> Measures:
 
 def measure_unchecked(buffer: Any, batch: FrameBatch, accounted: I64, largest: I64, bad: I64) -> list[int]:
     """Measure the rows that the kernel left open: control frames and compressed ones. Return these rows."""
-    rows: list[int] = np.flatnonzero(bad == FrameFault.UNCHECKED).tolist()
+    rows: list[int] = np.flatnonzero(bad == int(FrameFault.UNCHECKED)).tolist()
     view = memoryview(buffer).cast("B") if rows else None
     for row in rows:
         assert view is not None

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ringlog.errors import FrameInvalid, UsageError
 from ringlog.frame import layout
-from ringlog.frame.batch import U64, FrameBatch, RoutedCopies, malformed, seals, types_of
+from ringlog.frame.batch import U64, FrameBatch, RoutedCopies, is_of_type, malformed, seals
 from ringlog.frame.layout import FrameType
 from ringlog.limits import FRAME_BYTES_MAX, ROUTER_HOPS_MAX
 from ringlog.types import Durability
@@ -107,7 +107,7 @@ def routed_frame(content: RoutedContent, rows: Sequence[CopyRow]) -> bytearray:
 
 def has_routed(batch: FrameBatch) -> bool:
     """Return whether the batch has a routed frame, so that `resolve_copies` would change it."""
-    return bool((types_of(batch.words) == FrameType.ROUTED).any())
+    return bool(is_of_type(batch.words, FrameType.ROUTED).any())
 
 
 def resolve_copies(
@@ -120,7 +120,7 @@ def resolve_copies(
     they are verified here for frames with copies of the topic. Raises FrameInvalid with the offset of an
     invalid routed frame.
     """
-    is_routed = types_of(batch.words) == FrameType.ROUTED
+    is_routed = is_of_type(batch.words, FrameType.ROUTED)
     if not is_routed.any():
         return batch
     routed = np.flatnonzero(is_routed)

@@ -206,7 +206,7 @@ def _check_frames(
     ends = np.concatenate(([np.uint64(last[1])], bases + counts))
     wrong = (
         frames.malformed(words)
-        | (frames.types_of(words) != FrameType.APPEND)
+        | ~frames.is_of_type(words, FrameType.APPEND)
         | (frames.seals(words, salt) != words[:, frame_layout.W_SEAL_XXH3])
         | (frames.body_hashes(buffer, batch) != words[:, frame_layout.W_BODY_XXH3])
         | (topics[1:] < topics[:-1])

@@ -114,7 +114,7 @@ def _frame_of(piece: SalvagedSlice, data: bytes, topic_id: int, epoch: int) -> t
         words = found.words
         bases = words[:, layout.W_BASE_SEQ]
         rows = np.flatnonzero(
-            (frames.types_of(words) == FrameType.APPEND)
+            frames.is_of_type(words, FrameType.APPEND)
             & (words[:, layout.W_TOPIC] == np.uint64(topic_id))
             & (frames.epochs_of(words) == epoch)
             & (bases <= np.uint64(piece.first))

@@ -262,7 +262,7 @@ def _appends_of(checked: AuditedFrames, topics: Mapping[int, tuple[str, int]]) -
 def _is_append_of(checked: AuditedFrames, topics: Mapping[int, tuple[str, int]]) -> NDArray[np.bool_]:
     words = checked.words
     known = np.array(sorted(topics), dtype=np.uint64)
-    found: NDArray[np.bool_] = (frames.types_of(words) == layout.FrameType.APPEND) & np.isin(
+    found: NDArray[np.bool_] = frames.is_of_type(words, layout.FrameType.APPEND) & np.isin(
         words[:, layout.W_TOPIC], known
     )
     epochs = np.array([topics[int(one)][1] for one in known], dtype=np.int64)

@@ -182,11 +182,10 @@ def _start_of(piece: _MapSection) -> int:
 def _section_of(buffer: Any, found: FrameBatch, origin: int, low: int, high: int) -> _MapSection:
     """Build the section of the appends, and the copies in routed frames, that begin below `high`."""
     found = found.take(slice(0, int(np.searchsorted(found.offsets, high - origin))))
-    kinds = frames.types_of(found.words)
-    rows = np.flatnonzero(kinds == FrameType.APPEND)
+    rows = np.flatnonzero(frames.is_of_type(found.words, FrameType.APPEND))
     topics = [found.words[rows, W_TOPIC]]
     at = [rows]
-    for row in np.flatnonzero(kinds == FrameType.ROUTED).tolist():
+    for row in np.flatnonzero(frames.is_of_type(found.words, FrameType.ROUTED)).tolist():
         try:
             copies = topics_of(buffer, found, row)
         except FrameInvalid:

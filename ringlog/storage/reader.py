@@ -417,7 +417,7 @@ class TopicReader:
     def _undelivered(self, ours: FrameBatch) -> tuple[FrameBatch, frames.I64]:
         """Return the appends of this epoch with records after the cursor, each only once, and the seq of the
         last record of each of them."""
-        wanted = (frames.types_of(ours.words) == layout.FrameType.APPEND) & (
+        wanted = frames.is_of_type(ours.words, layout.FrameType.APPEND) & (
             frames.epochs_of(ours.words) == self.records.located.epoch
         )
         last = last_seqs(ours)

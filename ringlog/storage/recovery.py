@@ -196,12 +196,12 @@ class FileScan:
         for text, row in checks:
             if row is not None and row < cut:
                 cut, reason = row, text
-        marks = np.flatnonzero(frames.types_of(batch.words[:cut]) == layout.FrameType.GROUP_MARK)
+        marks = np.flatnonzero(frames.is_of_type(batch.words[:cut], layout.FrameType.GROUP_MARK))
         for row in marks.tolist():
             if not self._apply_mark(buffer, batch, row):
                 cut, reason = row, "the chain of commit batches is broken"
                 break
-        for row in np.flatnonzero(frames.types_of(batch.words[:cut]) == layout.FrameType.ROUTED).tolist():
+        for row in np.flatnonzero(frames.is_of_type(batch.words[:cut], layout.FrameType.ROUTED)).tolist():
             if not is_valid_routed_frame(buffer, batch, row):
                 cut, reason = row, "routed frame is invalid"
                 break
@@ -396,7 +396,7 @@ def frames_after_damage(scan: FileScan) -> Iterator[WalScanChunk]:
 
 def _identified(buffer: bytes, batch: FrameBatch, salt: int) -> FrameBatch:
     """Replace readable routed frames by their copies. The contents of other routed frames are unknown."""
-    rows = np.flatnonzero(frames.types_of(batch.words) == layout.FrameType.ROUTED)
+    rows = np.flatnonzero(frames.is_of_type(batch.words, layout.FrameType.ROUTED))
     unread = [
         row for row in rows.tolist() if not is_valid_routed_frame(buffer, batch, row, is_verified=False)
     ]

@@ -259,7 +259,7 @@ class TopicTail:
         words = found.words
         wanted = (
             (words[:, layout.W_TOPIC] == np.uint64(self._topic_id))
-            & (frames.types_of(words) == layout.FrameType.APPEND)
+            & frames.is_of_type(words, layout.FrameType.APPEND)
             & (frames.epochs_of(words) == self._epoch)
         )
         wanted &= words[:, layout.W_BASE_SEQ] + frames.counts_of(words) > np.uint64(self.last_seq + 1)

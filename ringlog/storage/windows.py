@@ -41,30 +41,58 @@ class WindowFile(Protocol):
         ...
 
 
+class _OpenFile:
+    """An open descriptor, which is closed when this object is dropped.
+
+    A reader that is dropped without a close may hold the only reference to its file.
+    """
+
+    def __init__(self) -> None:
+        self.disk: Disk | None = None
+        self.fd: int = -1
+
+    def __del__(self) -> None:
+        if self.disk is not None:
+            with suppress(RinglogError):
+                self.disk.close(self.fd)
+
+
+_UNUSED_MAX = 64
+_unused: list[_OpenFile] = []
+"""For the next files, at most _UNUSED_MAX; further ones are dropped.
+Python loses the exception of a signal (KeyboardInterrupt) in `__del__`, so the objects of files that were
+closed are kept."""
+
+
 class PreadFile:
     """Reads with pread into new private buffers. A disk failure raises an error and causes no SIGBUS."""
 
     def __init__(self, disk: Disk, path: str) -> None:
-        self._disk = disk
-        self._fd = -1
-        self._fd = disk.open_read(path)
+        fd = disk.open_read(path)
+        try:
+            opened = _unused.pop()
+        except IndexError:
+            opened = _OpenFile()
+        opened.fd, opened.disk = fd, disk
+        self._open: _OpenFile | None = opened
 
     def window(self, start: int, stop: int) -> Window:
         """See WindowFile."""
+        opened = self._open
+        assert opened is not None, "the file is open"
+        assert opened.disk is not None
         buffer = np.empty(stop - start, dtype=np.uint8)
-        count = self._disk.read_into(self._fd, buffer, start)
+        count = opened.disk.read_into(opened.fd, buffer, start)
         return Window(buffer, 0, count & ~7, start)
 
     def close(self) -> None:
         """See WindowFile."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            self._disk.close(fd)
-
-    def __del__(self) -> None:
-        # A reader that was dropped without a close may hold the only reference to this file.
-        with suppress(RinglogError):
-            self.close()
+        opened, self._open = self._open, None
+        if opened is not None and opened.disk is not None:
+            disk, fd, opened.disk = opened.disk, opened.fd, None
+            if len(_unused) < _UNUSED_MAX:
+                _unused.append(opened)
+            disk.close(fd)
 
 
 class MappedFile:

@@ -82,7 +82,7 @@ def check_frames(message: Append, data: Any, bytes_max: int) -> SentFrames:
     bad = batch.first_true(batch.malformed(batch.as_stored(found.words)))
     if bad is not None:
         raise CorruptFrame("header is malformed", offset=int(found.offsets[bad]))
-    if (batch.types_of(found.words) != layout.FrameType.APPEND).any():
+    if not batch.is_of_type(found.words, layout.FrameType.APPEND).all():
         raise InvalidRequest("all frames must be appends", topic=message.topic)
     topics = found.words[:, layout.W_TOPIC]
     if (topics != topics[0]).any():

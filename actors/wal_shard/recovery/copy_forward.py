@@ -47,7 +47,7 @@ class CopyForward:
         source = RowSource(piece, origin)
         words = piece.batch.words
         types = frames.types_of(words)
-        appends = types == FrameType.APPEND
+        appends = types == int(FrameType.APPEND)
         wanted = appends & source.is_of_shard(self._topics.identity)
         if excluded is not None:
             wanted &= ~excluded

@@ -182,7 +182,7 @@ class FileReplay:
 
 def _note_doubt(in_doubt: dict[tuple[int, int], int], piece: WalScanChunk) -> None:
     """Record the highest producer number of each (topic, producer) in a chunk."""
-    words = piece.batch.words[frames.types_of(piece.batch.words) == layout.FrameType.APPEND]
+    words = piece.batch.words[frames.is_of_type(piece.batch.words, layout.FrameType.APPEND)]
     columns = (layout.W_TOPIC, layout.W_PRODUCER_ID, layout.W_PRODUCER_SEQ)
     for topic, producer, number in words[:, columns].tolist():
         in_doubt[topic, producer] = max(number, in_doubt.get((topic, producer), 0))

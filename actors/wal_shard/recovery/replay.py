@@ -103,13 +103,13 @@ class Replay:
         source = RowSource(piece, origin)
         words = piece.batch.words
         types = frames.types_of(words)
-        appends = types == FrameType.APPEND
+        appends = types == int(FrameType.APPEND)
         ours = appends & source.is_of_shard(self._identity)
         if excluded is not None:
             ours &= ~excluded
         start = 0
         for row in np.flatnonzero(IS_CONTROL[types]).tolist():
-            if types[row] == FrameType.IDEMPOTENCY_KEY:
+            if int(types[row]) == FrameType.IDEMPOTENCY_KEY:
                 self._key_used(source, row, ours)
                 continue
             self._append_rows(source, ours, start, row)
@@ -340,12 +340,12 @@ class Replay:
                 one = piece.batch.take(slice(row, row + 1))
                 if frames.first_bad_body(piece.buffer, one) is not None:
                     # The header alone shows the id and the epoch of a topic that was created here.
-                    if types[row] == FrameType.TOPIC_CREATE:
+                    if int(types[row]) == FrameType.TOPIC_CREATE:
                         epoch = int(frames.epochs_of(words[row : row + 1])[0])
                         last.setdefault(int(words[row, layout.W_TOPIC]), (epoch, 0))
-                elif types[row] != FrameType.IDEMPOTENCY_KEY:
+                elif int(types[row]) != FrameType.IDEMPOTENCY_KEY:
                     self._control(source, row, is_excluded=False)
-            for row in np.flatnonzero(mine & (types == FrameType.APPEND)).tolist():
+            for row in np.flatnonzero(mine & (types == int(FrameType.APPEND))).tolist():
                 stop = int(words[row, layout.W_BASE_SEQ] + frames.counts_of(words[row : row + 1])[0])
                 epoch = int(frames.epochs_of(words[row : row + 1])[0])
                 last[int(words[row, layout.W_TOPIC])] = (epoch, stop - 1)

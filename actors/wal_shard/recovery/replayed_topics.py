@@ -103,8 +103,7 @@ class ReplayedTopics:
     def learn_names(self, piece: WalScanChunk, origin: ReplayedFile) -> None:
         """Record the topic names in the log of another shard, and the ids of their topics."""
         source = RowSource(piece, origin)
-        types = frames.types_of(piece.batch.words)
-        for row in np.flatnonzero(types == FrameType.TOPIC_CREATE).tolist():
+        for row in np.flatnonzero(frames.is_of_type(piece.batch.words, FrameType.TOPIC_CREATE)).tolist():
             body = source.body(row)
             assert isinstance(body, TopicCreated)
             self.note_name(int(piece.batch.words[row, layout.W_TOPIC]), body)

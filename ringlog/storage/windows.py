@@ -41,7 +41,7 @@ class WindowFile(Protocol):
         ...
 
 
-class _OpenFile:
+class _OwnedDescriptor:
     """An open descriptor, which is closed when this object is dropped.
 
     A reader that is dropped without a close may hold the only reference to its file.
@@ -58,7 +58,7 @@ class _OpenFile:
 
 
 _UNUSED_MAX = 64
-_unused: list[_OpenFile] = []
+_unused: list[_OwnedDescriptor] = []
 """For the next files, at most _UNUSED_MAX; further ones are dropped.
 Python loses the exception of a signal (KeyboardInterrupt) in `__del__`, so the objects of files that were
 closed are kept."""
@@ -72,9 +72,9 @@ class PreadFile:
         try:
             opened = _unused.pop()
         except IndexError:
-            opened = _OpenFile()
+            opened = _OwnedDescriptor()
         opened.fd, opened.disk = fd, disk
-        self._open: _OpenFile | None = opened
+        self._open: _OwnedDescriptor | None = opened
 
     def window(self, start: int, stop: int) -> Window:
         """See WindowFile."""

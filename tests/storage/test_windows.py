@@ -27,14 +27,14 @@ def path(tmp_path: Path) -> str:
 def dropped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Descriptors of the finalizers that run."""
     found: list[int] = []
-    real = windows._OpenFile.__del__
+    real = windows._OwnedDescriptor.__del__
 
-    def counted(opened: windows._OpenFile) -> None:
+    def counted(opened: windows._OwnedDescriptor) -> None:
         found.append(opened.fd)
         real(opened)
 
     monkeypatch.setattr(windows, "_unused", [])
-    monkeypatch.setattr(windows._OpenFile, "__del__", counted)
+    monkeypatch.setattr(windows._OwnedDescriptor, "__del__", counted)
     return found
 
 

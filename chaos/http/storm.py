@@ -1,4 +1,4 @@
-"""A storm: the gateway and shards die while clients write, claim, ack and watch over HTTP.
+"""A storm: gateways and shards die while clients write, claim, ack and watch over HTTP.
 
 Writers repeat a write without an answer under the same idempotency key. Claimers forget some jobs, which
 return when their lease ends. Watchers close their connection now and then in the middle of a backlog and
@@ -55,8 +55,12 @@ class Job:
 class Storm:
     """One storm on its own topics."""
 
-    def __init__(self, running: TestEngine, dice: random.Random, name: str, seconds: float) -> None:
+    def __init__(
+        self, running: TestEngine, dice: random.Random, name: str, seconds: float, gateways: int = 1
+    ) -> None:
         self._engine, self._dice, self._seconds = running, dice, seconds
+        self._gateways = gateways
+        """Number of gateway processes."""
         self._url = running.http_url
         self.counts: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -135,19 +139,21 @@ class Storm:
                 self._engine.kill("wal_shard", shard=self._dice.randrange(2))
                 self._count("shard kills")
             elif draw < SHARD_SHARE + TERM_SHARE:
-                self._stop_gateway()
+                self._stop_gateway(self._dice.randrange(self._gateways))
                 self._count("stops")
             else:
-                self._engine.kill("http_gateway")
+                self._engine.kill("http_gateway", shard=self._dice.randrange(self._gateways))
                 self._count("kills")
             for kind in ("wal_shard", "http_gateway"):
                 self._engine.wait_ready(kind)
             self._recoveries = self._shard_deaths
 
-    def _stop_gateway(self) -> None:
-        pid = self._engine.pid_of("http_gateway")
+    def _stop_gateway(self, number: int) -> None:
+        pid = self._engine.pid_of("http_gateway", number)
         os.kill(pid, signal.SIGTERM)
-        wait_until(lambda: self._engine.pid_of("http_gateway") != pid, DONE_S, "a new gateway after SIGTERM")
+        wait_until(
+            lambda: self._engine.pid_of("http_gateway", number) != pid, DONE_S, "a new gateway after SIGTERM"
+        )
 
     def _count(self, what: str, times: int = 1) -> None:
         with self._lock:

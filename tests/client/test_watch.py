@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import threading
+import time
 from collections import Counter
 
 import pytest
@@ -432,13 +434,31 @@ def test_an_event_wakes_up_only_the_waiting_thread(ringlog_engine, writer, topic
     with ringlog.connect(ringlog_engine.url, wait=10) as client, client.watch(topic, start=LATEST) as watch:
         take(watch, lambda events: "CaughtUp" in kinds(events))
 
-        def deliver(count):
-            for n in range(count):
+        leadership, waiting = client._shell.leadership, threading.current_thread()
+        taken, is_over = 0, False
+
+        def append(first, count):
+            for n in range(first, first + count):
+                while (taken < n or leadership.leader is not waiting) and not is_over:
+                    time.sleep(0)
                 writer.append(topic, b"%d" % n)
-                assert data_of([watch.next(WAIT_S)]) == [b"%d" % n]
+
+        def deliver(count):
+            nonlocal taken, is_over
+            appending = threading.Thread(target=append, args=(taken, count))
+            appending.start()
+            try:
+                for n in range(taken, taken + count):
+                    assert data_of([watch.next(WAIT_S)]) == [b"%d" % n]
+                    taken += 1
+            except BaseException:
+                is_over = True
+                raise
+            finally:
+                appending.join()
 
         deliver(20)
-        (background,) = {client._shell.leadership.daemon.thread}
+        (background,) = {leadership.daemon.thread}
         status = f"/proc/self/task/{background.native_id}/status"
         before = _switches(status)
         deliver(300)

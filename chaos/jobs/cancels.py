@@ -98,7 +98,8 @@ async def _round(scene: Scene, clients: Sequence[Client], place: int, random: Ra
         if random.random() < NEW_CONNECTION_SHARE:
             new = await stack.enter_async_context(_client(scene, "ring"))
             chosen = [new if random.random() < 0.5 else each for each in chosen]
-        with _suspended(scene, place % SHARDS) if random.random() < SUSPENDED_SHARE else _no_fault():
+        is_suspended = random.random() < SUSPENDED_SHARE
+        with _suspended(scene, place % SHARDS) if is_suspended else contextlib.nullcontext():
             asked = [
                 asyncio.ensure_future(client.run(_ask(client, request)))
                 for client, request in zip(chosen, requests, strict=True)
@@ -129,8 +130,3 @@ def _suspended(scene: Scene, shard: int) -> Iterator[None]:
             yield
         finally:
             target.send(signal.SIGCONT)
-
-
-@contextlib.contextmanager
-def _no_fault() -> Iterator[None]:
-    yield

@@ -1,7 +1,7 @@
 """Clients of `jobs` and `groups` that cancel their claims, each from a connection that has just been opened.
 
 The first requests of a connection may take different channels, so a claim may arrive after its undo. Leases
-are long: a lease of a cancelled claim that remains is seen as work that nobody gets.
+are long: if a cancelled claim keeps one, its jobs are not done at the end of the run.
 """
 
 from __future__ import annotations

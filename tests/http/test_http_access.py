@@ -7,6 +7,7 @@ import signal
 import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,16 @@ def write(client: HttpClient, data: Any) -> None:
     assert answer.status in {200, 201}, answer
 
 
+def client_of(
+    opened: ExitStack, engine: TestEngine, processes: int, number: int, key: str = "",
+    tls: ssl.SSLContext | None = None,
+) -> HttpClient:  # fmt: skip
+    """Return a client of one gateway process, which is closed at the end of the block."""
+    client = client_at(engine, number, processes, key, tls)
+    opened.callback(client.close)
+    return client
+
+
 # -- TLS ----------------------------------------------------------------------------------------------
 
 
@@ -57,12 +68,7 @@ def test_all_processes_serve_tls(tmp_path: Path, processes: int) -> None:
     with ringlog.testing.engine(http=http, delivery={"schedulers": 1}) as engine, ExitStack() as opened:
         engine.wait_ready("http_gateway")
         assert engine.http_url.startswith("https://")
-
-        def at(number: int) -> HttpClient:
-            client = client_at(engine, number, processes, tls=tls)
-            opened.callback(client.close)
-            return client
-
+        at = partial(client_of, opened, engine, processes, tls=tls)
         clients = [at(number) for number in range(processes)]
         write(clients[0], 0)
         with at(processes - 1).into_stream(watch(clients[0])) as stream:
@@ -124,12 +130,7 @@ def test_a_revoked_key_loses_its_streams_at_all_processes(
 ) -> None:
     """The streams and requests of the other key continue."""
     with ExitStack() as opened:
-
-        def at(number: int, key: str) -> HttpClient:
-            client = client_at(guarded, number, processes, key)
-            opened.callback(client.close)
-            return client
-
+        at = partial(client_of, opened, guarded, processes)
         owners = [at(number, OWNER) for number in range(processes)]
         guests = [at(number, GUEST) for number in range(processes)]
         write(owners[0], 1)
@@ -141,7 +142,11 @@ def test_a_revoked_key_loses_its_streams_at_all_processes(
                 stream = at((number + 1) % processes, key).into_stream(path)
                 streams[key, number] = opened.enter_context(stream)
                 assert [each["$seq"] for each in stream.records(1)] == [1]
-        keys_file.write_text(keys_text(owner=OWNER))
+        # At once: a gateway that polls must not find half a file.
+        changed = keys_file.with_suffix(".new")
+        changed.write_text(keys_text(owner=OWNER))
+        changed.chmod(0o600)
+        changed.replace(keys_file)
         os.kill(guarded.pid, signal.SIGHUP)
         assert all(is_over(streams[GUEST, number]) for number in range(processes))
         wait_until(
@@ -155,12 +160,7 @@ def test_a_revoked_key_loses_its_streams_at_all_processes(
 
 def test_a_session_belongs_to_its_key_at_all_processes(guarded: TestEngine, processes: int) -> None:
     with ExitStack() as opened:
-
-        def at(number: int, key: str) -> HttpClient:
-            client = client_at(guarded, number, processes, key)
-            opened.callback(client.close)
-            return client
-
+        at = partial(client_of, opened, guarded, processes)
         owner = at(0, OWNER)
         write(owner, 1)
         path, statuses = watch(owner), set()

@@ -712,6 +712,11 @@ HTTP_HEADER_MS_MAX = 10_000
 """Longest time in ms in which the head of a request must arrive. Then the connection is closed."""
 HTTP_BODY_S_MAX = 30.0
 """Longest time in s in which the body of a request must arrive. Then it is answered with 408."""
+HTTP_DISCARD_S_MAX = 5.0
+"""Longest time in s for which the rest of a body without a reader is awaited after the answer. Then the
+connection is closed."""
+HTTP_DISCARD_BYTES_MAX = 64 << 20
+"""Most bytes of such a body that are taken off the connection. Then it is closed."""
 HTTP_GZIP_BYTES_MIN = 1_024
 """Smallest reply in bytes that is compressed for clients that accept gzip."""
 HTTP_GZIP_INLINE_BYTES_MAX = 65_536

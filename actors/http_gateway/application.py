@@ -32,6 +32,7 @@ from ringlog.actors.http_gateway.api.request import (
     Scope,
     authorization_of,
 )
+from ringlog.actors.http_gateway.api.request_body import RequestBody
 from ringlog.actors.http_gateway.api.route_table import Route, RouteTable
 from ringlog.actors.http_gateway.gateway import Gateway
 from ringlog.actors.http_gateway.streams.web_socket import serve_web_socket
@@ -83,6 +84,7 @@ class Application:
         gateway.slot.add(ProcessField.REQUESTS, 1)
         request_id = scope.headers.get("x-request-id") or ""
         route_name = "-"
+        request_body = RequestBody(gateway, scope, protocol)
         try:
             if request_id and not (len(request_id) <= _REQUEST_ID_CHARS_MAX and request_id.isprintable()):
                 request_id = ""
@@ -99,7 +101,8 @@ class Application:
             route_name = route.name
             if principal is None:
                 principal = self._without_header(route, scope)
-            reply = await self._run(scope, protocol, route, params, principal, request_id)
+            request = Request(gateway, scope, protocol, request_body, route, params, principal, request_id)
+            reply = await self._run(request)
         except RinglogError as e:
             reply = self._error_reply(e)
         except asyncio.CancelledError:
@@ -121,20 +124,22 @@ class Application:
         ):
             body = await body_compression.compressed(body)
             sent += body_compression.HEADERS
+        if not request_body.is_left:
+            protocol.response_bytes(status, sent, body)
+            return
+        if request_body.ends_connection:
+            sent.append(("connection", "close"))
         protocol.response_bytes(status, sent, body)
+        await request_body.discard()
 
-    async def _run(
-        self, scope: Scope, protocol: HttpProtocol, route: Route, params: tuple[str, ...],
-        principal: Principal, request_id: str,
-    ) -> Response | None:  # fmt: skip
-        gateway = self.gateway
-        request = Request(gateway, scope, protocol, route, params, principal, request_id)
+    async def _run(self, request: Request) -> Response | None:
+        gateway, route, principal = self.gateway, request.route, request.principal
         if route.is_probe:
             return await route.handler(request)
         gateway.acquire_request(principal)
         try:
             if route.access is not None and not principal.is_unrestricted:
-                request.authorise(route.access(*params))
+                request.authorise(route.access(*request.params))
             gateway.require_serving()
             return await route.handler(request)
         finally:

@@ -9,6 +9,7 @@ import gzip
 import json
 import random
 import resource
+import select
 import socket
 import threading
 import time
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from chaos.http.place import CANARY, END_S, JSON, Place, head_of, post, status_of
+from chaos.http.place import CANARY, END_S, JSON, Place, head_of, post, status_of, until_end
 from chaos.http.upgrades import http2, upgrades, web_socket_frames
 from ringlog.drill.checks import require
 from ringlog.limits import HTTP_BODY_S_MAX, HTTP_HEADER_MS_MAX
@@ -26,6 +27,9 @@ SLOW = 16
 SLOW_SENDERS = "slow"
 DRIP_S = 0.2
 PIPELINED = 200
+LATE_BODIES = 40
+LATE_BODY_S = 0.02
+"""Longest wait in s between a head and its body, if no answer comes first."""
 SMUGGLED = "hostile.smuggled"
 CHUNKS_COUNT = {"a length and chunks", "chunks and a length", "a length of 0 and chunks"}
 CUT = "a chunk without its end"
@@ -42,6 +46,7 @@ def rows_of(names: list[str], *, idle: int) -> dict[str, Row]:
         "heads": heads,
         "text": text,
         "half-closed": half_closed,
+        "late-bodies": late_bodies,
         "pipelined": pipelined,
         "json": json_bodies,
         "gzip": gzip_bodies,
@@ -172,6 +177,32 @@ def half_closed(place: Place, dice: random.Random) -> int:
             raw.shutdown(socket.SHUT_WR)
             raw.recv(1)
     return 2 * len(cuts) + 10
+
+
+def late_bodies(place: Place, dice: random.Random) -> int:
+    """Send the body of a request that is answered by its head, at a random moment around the answer.
+
+    The connection must serve the next request."""
+    data = b"x" * dice.randint(1, 100_000)
+    cases = (
+        f"POST /v0/topics/{CANARY}/nowhere",
+        "POST /v0/health",
+        "PUT /v0/topics/..",
+        "DELETE /v0/topics/..",
+    )
+    for start in cases:
+        for _ in range(LATE_BODIES):
+            with place.connect() as raw:
+                raw.sendall(head_of(f"{start} HTTP/1.1", JSON, f"content-length: {len(data)}"))
+                select.select([raw], [], [], dice.uniform(0, LATE_BODY_S))
+                raw.sendall(data)
+                first = status_of(until_end(raw, is_first_only=True))
+                require(200 <= first < 500, f"{start} with a late body got {first}")
+                with contextlib.suppress(OSError):  # What is judged is the answer.
+                    raw.sendall(head_of("GET /v0/health HTTP/1.1"))
+                status = status_of(until_end(raw, is_first_only=True))
+                require(status == 200, f"the request behind the late body of {start} got {status}")
+    return len(cases) * LATE_BODIES
 
 
 def pipelined(place: Place, _: random.Random) -> int:

@@ -1,4 +1,4 @@
-"""The time in which the body of a request must arrive."""
+"""The time in which the body of a request must arrive, or what is left of it after the answer."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pytest
 from ringlog.access.keys import ANYONE
 from ringlog.actors.http_gateway.api.error_replies import HttpError
 from ringlog.actors.http_gateway.api.request import Request
+from ringlog.actors.http_gateway.api.request_body import RequestBody
 from ringlog.actors.http_gateway.gateway import Gateway
 from ringlog.clock import SystemClock
 from ringlog.config import Config
-from ringlog.limits import HTTP_BODY_S_MAX
+from ringlog.limits import HTTP_BODY_S_MAX, HTTP_DISCARD_S_MAX
 
 HEADERS = {"content-type": "application/json", "content-length": "10"}
 
@@ -26,13 +27,21 @@ class SilentProtocol:
         await asyncio.Event().wait()
         raise AssertionError
 
+    def __aiter__(self) -> SilentProtocol:
+        return self
 
-def silent_request() -> tuple[Any, Request]:
+    async def __anext__(self) -> bytes:
+        return await self()
+
+
+def silent_request() -> tuple[Any, Request, RequestBody]:
     """Return a gateway with the clock and the table of late bodies, and a request without its body."""
     gateway = SimpleNamespace(reading={}, clock=SystemClock(), settings=Config())
     scope = SimpleNamespace(headers=HEADERS, http_version="1.1", query_string="")
-    args: Any = (gateway, scope, SilentProtocol(), None, ("t",))
-    return gateway, Request(*args, ANYONE, "")
+    protocol = SilentProtocol()
+    body = RequestBody(cast("Any", gateway), cast("Any", scope), cast("Any", protocol))
+    args: Any = (gateway, scope, protocol, body, None, ("t",))
+    return gateway, Request(*args, ANYONE, ""), body
 
 
 def after(gateway: Any, seconds: float) -> int:
@@ -41,7 +50,7 @@ def after(gateway: Any, seconds: float) -> int:
 
 
 async def test_a_body_that_does_not_arrive_is_answered_with_408() -> None:
-    gateway, request = silent_request()
+    gateway, request, body = silent_request()
     reading = asyncio.ensure_future(request.body())
     await asyncio.sleep(0)
     Gateway.end_late_bodies(cast("Gateway", gateway), after(gateway, HTTP_BODY_S_MAX - 5))
@@ -51,10 +60,25 @@ async def test_a_body_that_does_not_arrive_is_answered_with_408() -> None:
         await reading
     assert (caught.value.http_status, caught.value.http_code) == (408, "request_timeout")
     assert not gateway.reading
+    assert body.is_left
+    assert body.ends_connection
+
+
+async def test_a_body_that_nobody_reads_is_not_awaited_for_long() -> None:
+    gateway, _, body = silent_request()
+    assert body.is_left
+    assert not body.ends_connection
+    discarding = asyncio.ensure_future(body.discard())
+    await asyncio.sleep(0)
+    Gateway.end_late_bodies(cast("Gateway", gateway), after(gateway, HTTP_DISCARD_S_MAX - 1))
+    assert len(gateway.reading) == 1
+    Gateway.end_late_bodies(cast("Gateway", gateway), after(gateway, HTTP_DISCARD_S_MAX + 1))
+    await discarding
+    assert not gateway.reading
 
 
 async def test_a_client_that_leaves_is_no_timeout() -> None:
-    gateway, request = silent_request()
+    gateway, request, _ = silent_request()
     reading = asyncio.ensure_future(request.body())
     await asyncio.sleep(0)
     reading.cancel()

@@ -1,7 +1,4 @@
-"""One HTTP request: its path, query, headers and body, and who sent it.
-
-The body is read with a bound before it is decoded. A body without a length is counted as it arrives.
-"""
+"""One HTTP request: its path, query, headers and body, and who sent it."""
 
 from __future__ import annotations
 
@@ -18,9 +15,10 @@ from msgspec import Meta
 from ringlog.access.keys import Principal, authorise
 from ringlog.actors.http_gateway.api.body_compression import TooLong, decompressed
 from ringlog.actors.http_gateway.api.error_replies import HttpError
+from ringlog.actors.http_gateway.api.request_body import RequestBody, body_too_large
 from ringlog.envelope.messages import Message
-from ringlog.errors import InvalidRequest, PayloadTooLarge
-from ringlog.limits import HTTP_BODY_S_MAX, HTTP_NESTING_MAX
+from ringlog.errors import InvalidRequest
+from ringlog.limits import HTTP_NESTING_MAX
 from ringlog.native_kernel import kernel
 
 if TYPE_CHECKING:
@@ -33,7 +31,6 @@ Whole = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 JSON = "application/json"
 _KEY_SEED = secrets.randbits(64)
 _TRUE, _FALSE = {"true", "1"}, {"false", "0"}
-_BODY_NS_MAX = round(HTTP_BODY_S_MAX * 1e9)
 
 
 class Headers(Protocol):
@@ -83,7 +80,10 @@ class HttpProtocol(Protocol):
         """Return the whole body."""
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """Iterate over the body as it arrives."""
+        """Iterate over the body as it arrives. Once, and not after a call."""
+
+    async def __anext__(self) -> bytes:
+        """Return the next part of the body, after `__aiter__`."""
 
     def response_bytes(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
         """Send the whole response."""
@@ -107,12 +107,13 @@ class Request:
     """One request that has a route. `params` are the decoded parts of the path, in order."""
 
     __slots__ = (
-        "_holds_slot", "_query", "gateway", "params", "principal", "protocol", "request_id", "route", "scope",
+        "_body", "_holds_slot", "_query", "gateway", "params", "principal", "protocol", "request_id",
+        "route", "scope",
     )  # fmt: skip
 
     def __init__(
-        self, gateway: Gateway, scope: Scope, protocol: HttpProtocol, route: Route, params: tuple[str, ...],
-        principal: Principal, request_id: str,
+        self, gateway: Gateway, scope: Scope, protocol: HttpProtocol, body: RequestBody, route: Route,
+        params: tuple[str, ...], principal: Principal, request_id: str,
     ) -> None:  # fmt: skip
         self.gateway: Gateway = gateway
         self.scope: Scope = scope
@@ -121,6 +122,7 @@ class Request:
         self.params: tuple[str, ...] = params
         self.principal: Principal = principal
         self.request_id: str = request_id
+        self._body = body
         self._query: dict[str, str] | None = None
         self._holds_slot = True
 
@@ -193,64 +195,15 @@ class Request:
 
     async def raw_body(self) -> bytes:
         """Read the body of any type, not compressed any more, within the bounds."""
-        body = await self._read()
-        return self._decompressed(body) if self.header("content-encoding") else body
-
-    @property
-    def body_bytes_max(self) -> int:
-        """Largest body in bytes."""
-        return self.gateway.settings.limits.max_body_bytes
-
-    async def _read(self) -> bytes:
-        length = self.header("content-length")
-        if length == "0" or not (
-            length or self.header("transfer-encoding") or self.scope.http_version != "1.1"
-        ):
-            return b""
-        if length and (not length.isdigit() or int(length) > self.body_bytes_max):
-            raise self._too_large()
-        task = asyncio.current_task()
-        assert task is not None
-        reading = self.gateway.reading
-        reading[task] = self.gateway.clock.monotonic_ns() + _BODY_NS_MAX
+        bytes_max = self.gateway.settings.limits.max_body_bytes
+        body = await self._body.read(bytes_max)
+        coding = self.header("content-encoding")
+        if not coding:
+            return body
         try:
-            if not length:
-                return await self._read_chunks()
-            body = await self.protocol()
-        except asyncio.CancelledError:
-            if task in reading:
-                raise
-            task.uncancel()
-            raise HttpError(
-                408, "request_timeout", f"the body did not arrive within {HTTP_BODY_S_MAX:g} s"
-            ) from None
-        except RuntimeError:  # The connection has ended: the server says it this way.
-            raise InvalidRequest("the body ended early") from None
-        finally:
-            reading.pop(task, None)
-        if len(body) != int(length):
-            raise InvalidRequest("the body ended early", bytes=len(body), content_length=int(length))
-        return body
-
-    async def _read_chunks(self) -> bytes:
-        found, size = [], 0
-        async for chunk in self.protocol:
-            size += len(chunk)
-            if size > self.body_bytes_max:
-                raise self._too_large()
-            found.append(bytes(chunk))
-        return b"".join(found)
-
-    def _decompressed(self, body: bytes) -> bytes:
-        try:
-            return decompressed(body, self.header("content-encoding"), self.body_bytes_max)
+            return decompressed(body, coding, bytes_max)
         except TooLong:
-            raise self._too_large() from None
-
-    def _too_large(self) -> PayloadTooLarge:
-        return PayloadTooLarge(
-            f"the body must have at most {self.body_bytes_max} bytes", max=self.body_bytes_max
-        )
+            raise body_too_large(bytes_max) from None
 
 
 def decode(body: bytes, kind: type[T]) -> T:

@@ -878,6 +878,7 @@ assert (
     HTTP_SETTLED_ROWS_MAX * (TOPIC_NAME_BYTES_MAX + NODE_BYTES_MAX + 16) + 9 * HTTP_SETTLED_SEQS_MAX
     <= ENVELOPE_BYTES_MAX
 ), "settled jobs fit a message"
+assert HTTP_PROCESSES_MAX == 16, "the names of watch sessions have 4 bits for the process"
 assert 3 * HTTP_SESSIONS_RENEWED_MS <= WATCH_SESSION_TTL_MS, "two lost notices do no harm"
 assert SHARDS_MAX + SCHEDULERS_MAX + HTTP_PROCESSES_MAX + 8 <= PROCESSES_MAX, "every process has a slot"
 assert DEAD_LETTERS_POLL_MS >= HEARTBEAT_INTERVAL_MS, "looking wakes nobody who would sleep"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import string
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,6 +21,7 @@ from ringlog.client.requests.topic_requests import list_topic_names
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, Throttled, TopicNotFound
 from ringlog.limits import (
+    HTTP_PROCESSES_MAX,
     READ_BYTES_DEFAULT,
     READ_BYTES_MAX,
     READ_LIMIT_DEFAULT,
@@ -35,8 +37,10 @@ if TYPE_CHECKING:
 
 Count = Annotated[int, Meta(ge=0)]
 _ID_BYTES = 16
-_WID = re.compile(r"wid_(0|[1-9][0-9]?)_[A-Za-z0-9_-]{22}", re.ASCII)
-"""The second part is _ID_BYTES in base64url."""
+_BASE64URL = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
+_WID = re.compile(r"wid_[A-Za-z0-9_-]{22}", re.ASCII)
+"""The second part is _ID_BYTES in base64url. Its last character stands for 2 of their bits; in the other 4 is
+the number of the gateway that made the session."""
 _HEARTBEAT_MS_MIN, _HEARTBEAT_MS_MAX = 1_000, 60_000
 
 
@@ -65,14 +69,16 @@ class WatchBody(msgspec.Struct):
 
 
 def new_wid(maker: int) -> str:
-    """Return a name for a session that the gateway with number `maker` makes: `wid_0_…`."""
-    return f"wid_{maker}_{secrets.token_urlsafe(_ID_BYTES)}"
+    """Return a name for a session that the gateway with number `maker` makes."""
+    secret = secrets.token_urlsafe(_ID_BYTES)
+    return f"wid_{secret[:-1]}{_BASE64URL[_BASE64URL.index(secret[-1]) + maker]}"
 
 
 def maker_of(wid: str, processes: int) -> int:
     """Return the number of the gateway that made a session; -1 if the name can be of none of `processes`."""
-    found = _WID.fullmatch(wid)
-    number = int(found[1]) if found is not None else processes
+    if not _WID.fullmatch(wid):
+        return -1
+    number = _BASE64URL.index(wid[-1]) % HTTP_PROCESSES_MAX
     return number if number < processes else -1
 
 

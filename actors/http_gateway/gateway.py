@@ -56,6 +56,9 @@ class Gateway:
         """Tasks of open streams. At a stop each is cancelled, and sends its final frame."""
         self.reading: dict[asyncio.Task[Any], int] = {}
         """Tasks that read the body of a request, with their deadlines in ns."""
+        self.discarding: dict[asyncio.Task[Any], int] = {}
+        """Tasks that take an unread body off its connection after the answer, with their deadlines in ns.
+        A stop does not wait for them."""
         self._count_files = [http_gateway_counts(shm_dir, number) for number in range(siblings.processes)]
         self.requests: RequestCounts = RequestCounts(self._count_files[self.number])
         """Requests that this gateway has answered, by route template and status."""
@@ -169,9 +172,17 @@ class Gateway:
         return None
 
     def end_late_bodies(self, now_ns: int) -> None:
-        """Cancel the requests whose bodies did not arrive in time: they are answered with 408."""
-        for task in [task for task, deadline_ns in self.reading.items() if deadline_ns <= now_ns]:
-            del self.reading[task]
+        """Cancel the requests whose bodies did not arrive in time: they are answered with 408, if they are
+        not answered yet."""
+        for table in (self.reading, self.discarding):
+            for task in [task for task, deadline_ns in table.items() if deadline_ns <= now_ns]:
+                del table[task]
+                task.cancel()
+
+    def end_discards(self) -> None:
+        """Await no body any more that has been answered. Its connection ends."""
+        for task in tuple(self.discarding):
+            del self.discarding[task]
             task.cancel()
 
     @property

@@ -157,6 +157,7 @@ class HttpGatewayShell:
         deadline = self._loop.time() + self._settings.supervisor.drain_s * GATEWAY_DRAIN_SHARE
         for stream in tuple(gateway.streams):
             stream.cancel()
+        gateway.end_discards()
         while (gateway.streams or gateway.requests_in_flight) and self._loop.time() < deadline:
             await asyncio.sleep(_POLL_S)
         if gateway.requests_in_flight:

@@ -36,7 +36,9 @@ class SilentProtocol:
 
 def silent_request() -> tuple[Any, Request, RequestBody]:
     """Return a gateway with the clock and the table of late bodies, and a request without its body."""
-    gateway = SimpleNamespace(reading={}, clock=SystemClock(), settings=Config())
+    gateway = SimpleNamespace(
+        reading={}, discarding={}, is_draining=False, clock=SystemClock(), settings=Config()
+    )
     scope = SimpleNamespace(headers=HEADERS, http_version="1.1", query_string="")
     protocol = SilentProtocol()
     body = RequestBody(cast("Any", gateway), cast("Any", scope), cast("Any", protocol))
@@ -71,10 +73,22 @@ async def test_a_body_that_nobody_reads_is_not_awaited_for_long() -> None:
     discarding = asyncio.ensure_future(body.discard())
     await asyncio.sleep(0)
     Gateway.end_late_bodies(cast("Gateway", gateway), after(gateway, HTTP_DISCARD_S_MAX - 1))
-    assert len(gateway.reading) == 1
+    assert len(gateway.discarding) == 1
     Gateway.end_late_bodies(cast("Gateway", gateway), after(gateway, HTTP_DISCARD_S_MAX + 1))
     await discarding
-    assert not gateway.reading
+    assert not gateway.discarding
+
+
+async def test_a_stop_waits_for_no_body_that_nobody_reads() -> None:
+    gateway, _, body = silent_request()
+    discarding = asyncio.ensure_future(body.discard())
+    await asyncio.sleep(0)
+    Gateway.end_discards(cast("Gateway", gateway))
+    await discarding
+    assert not gateway.discarding
+    gateway.is_draining = True
+    assert body.ends_connection
+    await body.discard()
 
 
 async def test_a_client_that_leaves_is_no_timeout() -> None:

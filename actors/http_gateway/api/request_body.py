@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ringlog.actors.http_gateway.api.error_replies import HttpError
 from ringlog.errors import InvalidRequest, PayloadTooLarge
@@ -56,12 +56,13 @@ class RequestBody:
         length = self._length
         if length and (not length.isdigit() or int(length) > bytes_max):
             raise body_too_large(bytes_max)
-        task = self._begin(_BODY_NS_MAX)
+        reading = self._gateway.reading
+        task = self._begin(reading, _BODY_NS_MAX)
         try:
             body = await self._protocol() if length else await self._chunks(bytes_max)
         except asyncio.CancelledError:
             self._progress = _Progress.FAILED
-            if task in self._gateway.reading:
+            if task in reading:
                 raise
             task.uncancel()
             raise HttpError(
@@ -71,7 +72,7 @@ class RequestBody:
             self._progress = _Progress.FAILED
             raise InvalidRequest("the body ended early") from None
         finally:
-            self._gateway.reading.pop(task, None)
+            reading.pop(task, None)
         if length and len(body) != int(length):
             self._progress = _Progress.FAILED
             raise InvalidRequest("the body ended early", bytes=len(body), content_length=int(length))
@@ -92,6 +93,7 @@ class RequestBody:
         """Whether the connection of a body that is left takes no further request after the answer."""
         return (
             self._progress is not _Progress.UNREAD
+            or self._gateway.is_draining
             or bool(self._scope.headers.get("expect"))  # The client may leave the body out now.
             or (self._length.isdigit() and int(self._length) > HTTP_DISCARD_BYTES_MAX)
         )
@@ -99,11 +101,16 @@ class RequestBody:
     async def discard(self) -> None:
         """Take what is left of the body off the connection, after the answer.
 
-        At most HTTP_DISCARD_BYTES_MAX and for HTTP_DISCARD_S_MAX; then the connection ends.
+        At most HTTP_DISCARD_BYTES_MAX and for HTTP_DISCARD_S_MAX. Then, or at a stop, the connection ends.
         """
-        if self._progress is _Progress.FAILED or self._scope.headers.get("expect"):
+        if (
+            self._progress is _Progress.FAILED
+            or self._scope.headers.get("expect")
+            or self._gateway.is_draining
+        ):
             return
-        task = self._begin(_DISCARD_NS_MAX)
+        discarding = self._gateway.discarding
+        task = self._begin(discarding, _DISCARD_NS_MAX)
         size = 0
         try:
             if self._progress is _Progress.UNREAD:
@@ -115,17 +122,17 @@ class RequestBody:
         except RuntimeError:  # The connection has ended.
             self._progress = _Progress.FAILED
         except asyncio.CancelledError:
-            if task in self._gateway.reading:
+            if task in discarding:
                 raise
             task.uncancel()
         finally:
-            self._gateway.reading.pop(task, None)
+            discarding.pop(task, None)
 
-    def _begin(self, ns_max: int) -> asyncio.Task[object]:
-        """Give the current task a deadline, at which it is cancelled."""
+    def _begin(self, table: dict[asyncio.Task[Any], int], ns_max: int) -> asyncio.Task[Any]:
+        """Give the current task a deadline in a table of the gateway, which cancels it then."""
         task = asyncio.current_task()
         assert task is not None
-        self._gateway.reading[task] = self._gateway.clock.monotonic_ns() + ns_max
+        table[task] = self._gateway.clock.monotonic_ns() + ns_max
         return task
 
     @property

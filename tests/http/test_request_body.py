@@ -66,7 +66,7 @@ async def test_a_body_that_does_not_arrive_is_answered_with_408() -> None:
     assert body.ends_connection
 
 
-async def test_a_body_that_nobody_reads_is_not_awaited_for_long() -> None:
+async def test_a_body_without_a_reader_is_not_awaited_for_long() -> None:
     gateway, _, body = silent_request()
     assert body.is_left
     assert not body.ends_connection
@@ -79,7 +79,7 @@ async def test_a_body_that_nobody_reads_is_not_awaited_for_long() -> None:
     assert not gateway.discarding
 
 
-async def test_a_stop_waits_for_no_body_that_nobody_reads() -> None:
+async def test_a_stop_waits_for_no_body_without_a_reader() -> None:
     gateway, _, body = silent_request()
     discarding = asyncio.ensure_future(body.discard())
     await asyncio.sleep(0)

@@ -48,10 +48,9 @@ class Answer(NamedTuple):
 
 
 def send_head(raw: socket.socket, request: str, *headers: str) -> None:
-    key = (
-        () if any(each.startswith("authorization") for each in headers) else (f"authorization: Bearer {KEY}",)
-    )
-    lines = [f"{request} HTTP/1.1", "host: localhost", *key, *headers]
+    lines = [f"{request} HTTP/1.1", "host: localhost", *headers]
+    if not any(each.startswith("authorization") for each in headers):
+        lines.append(f"authorization: Bearer {KEY}")
     raw.sendall("\r\n".join([*lines, "", ""]).encode())
 
 

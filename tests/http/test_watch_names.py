@@ -1,4 +1,4 @@
-"""Names of watch sessions: nobody guesses one, and each tells which gateway made it."""
+"""Names of watch sessions: they cannot be guessed, and each contains the number of its gateway."""
 
 from __future__ import annotations
 

@@ -37,12 +37,13 @@ class _Progress(Enum):
 class RequestBody:
     """The body of one request. A body without a length is counted as it arrives."""
 
-    __slots__ = ("_gateway", "_progress", "_protocol", "_scope")
+    __slots__ = ("_gateway", "_length", "_progress", "_protocol", "_scope")
 
     def __init__(self, gateway: Gateway, scope: Scope, protocol: HttpProtocol) -> None:
         self._gateway = gateway
         self._scope = scope
         self._protocol = protocol
+        self._length: str = scope.headers.get("content-length") or ""
         self._progress = _Progress.UNREAD
 
     async def read(self, bytes_max: int) -> bytes:
@@ -135,14 +136,9 @@ class RequestBody:
         table[task] = self._gateway.clock.monotonic_ns() + ns_max
         return task
 
-    @property
-    def _length(self) -> str:
-        return self._scope.headers.get("content-length") or ""
-
     def _has_any(self) -> bool:
-        length = self._length
-        if length:
-            return length != "0"
+        if self._length:
+            return self._length != "0"
         return self._scope.http_version != "1.1" or bool(self._scope.headers.get("transfer-encoding"))
 
     async def _chunks(self, bytes_max: int) -> bytes:

@@ -14,6 +14,7 @@ from ringlog.envelope import messages as m
 from ringlog.testing.simulated_disk import SimulatedDisk
 from ringlog.topic.row import decode_row, encode_row
 from ringlog.types import Durability
+from tests.support.busy_world import SEQS, TOKENS
 from tests.support.message_generator import ByteChoices, MessageGenerator
 from tests.support.shard_world import NoReply, World
 
@@ -28,8 +29,8 @@ Its first records do not survive the shard, even if its class changes.
 WAIT = (m.Claim,)
 """Message kinds whose reply may be delayed."""
 KNOWN = {
-    "topic": ("t", "q", "u"), "group": ("", "g", "s"), "node": ("w", "v"), "dead_letter": ("u",),
-    "name": ("r",),
+    "topic": ("t", "q", "u", "p"), "group": ("", "g", "s"), "node": ("w", "v"), "dead_letter": ("u",),
+    "name": ("r",), "seqs": SEQS, "tokens": TOKENS,
     "epoch": (0, 1), "lease_ms": (0, 1_000), "wait_ms": (0, 5), "delay_ms": (0, 1), "number": (1, 2),
 }  # fmt: skip
 
@@ -38,7 +39,7 @@ def check(data: bytes) -> None:
     """Send the requests of one input. Each must be answered, and recovery must restore the same facts."""
     world = _prepared()
     run, script = world.run_of("t"), ByteChoices(data)
-    ids = [world.topic(name).topic_id for name in ("t", "q", "u")]
+    ids = [world.topic(name).topic_id for name in ("t", "q", "u", "p")]
     writer, kinds = MessageGenerator(script, {**KNOWN, "topic_id": ids}), run.core.requests.kinds
     for _ in range(REQUESTS_MAX):
         if script.is_over:
@@ -90,11 +91,13 @@ def _prepared() -> World:
     world.put_topic("t")
     world.put_topic("q", type="queue", dead_letter="u", max_deliveries=2, record_priority=True)
     world.put_topic(EPHEMERAL, durability="ephemeral")
-    for name in ("t", "q", "u"):
+    world.put_topic("p", type="queue")
+    for name in ("t", "q", "u", "p"):
         world.append(name, [b"1", b"2", b"3"])
     world.request(m.GroupOpen("t", "g", 1, dead_letter="u", max_deliveries=2))
     world.request(m.GroupOpen("t", "s", 2))
     world.request(m.Claim("q", "w", 2))
+    world.request(m.Claim("p", "w", 2))
     world.request(m.Claim("t", "w", 2, group="g"))
     return world
 

@@ -7,7 +7,7 @@ import pytest
 from chaos.fuzz.fuzz_shard import recovered
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest
-from tests.support.busy_world import WAIT, prepared
+from tests.support.busy_world import SEQS, TOKENS, TOPICS, WAIT, prepared
 from tests.support.message_generator import MessageGenerator, SeededChoices
 from tests.support.shard_world import NoReply
 
@@ -15,8 +15,8 @@ REQUESTS = 250
 KINDS_AT_ONCE = 12
 """A few kinds reach more states than all kinds: one creates what another needs or removes."""
 KNOWN = {
-    "topic": ("t", "q", "u", "dead"), "group": ("", "g", "s"), "node": ("w", "v"), "dead_letter": ("dead",),
-    "name": ("r",), "epoch": (0, 1), "lease_ms": (0, 1_000), "wait_ms": (0, 5), "delay_ms": (0, 1),
+    "topic": TOPICS, "seqs": SEQS, "tokens": TOKENS, "group": ("", "g", "s"), "node": ("w", "v"),
+    "dead_letter": ("dead",), "name": ("r",), "epoch": (0, 1), "lease_ms": (0, 1_000), "wait_ms": (0, 5), "delay_ms": (0, 1),
 }  # fmt: skip
 
 
@@ -25,7 +25,7 @@ KNOWN = {
 def test_a_shard_answers_any_request_and_recovers_from_its_log(seed: int) -> None:
     world, dice = prepared(), SeededChoices(seed)
     run = world.run_of("t")
-    ids = {"topic_id": [world.topic(name).topic_id for name in ("t", "q", "u", "dead")], "number": [1, 2]}
+    ids = {"topic_id": [world.topic(name).topic_id for name in TOPICS], "number": [1, 2]}
     writer = MessageGenerator(dice, KNOWN | ids)
     handled = run.core.requests.kinds
     kinds = [writer.pick(handled) for _ in range(KINDS_AT_ONCE)]

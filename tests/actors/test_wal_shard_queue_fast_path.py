@@ -330,6 +330,17 @@ def test_a_repeated_request_has_the_same_reply() -> None:
     assert world.topic("q").count == 7
 
 
+@pytest.mark.parametrize("token", [1 << 63, (1 << 64) - 2, (1 << 64) - 1])
+def test_a_token_that_cannot_have_a_successor_acks_nothing(token: int) -> None:
+    world, _ = make()
+    world.append("q", [b"x"] * 9)
+    claimed = world.request(m.Claim("q", "ann", 2, call=7))
+    first, second = (seq for seq, _ in jobs_of(claimed))
+    jobs = [(first, token), (second, min(token + 1, (1 << 64) - 1))]
+    assert world.request(ack_of(jobs, "ann", 8)).acked == 0
+    assert world.request(ack_of(jobs_of(claimed), "ann", 9)).acked == 2
+
+
 def test_a_wrong_token_or_node_acks_nothing() -> None:
     world, _ = make()
     world.append("q", [b"x"] * 9)

@@ -30,7 +30,7 @@ from ringlog.leases.holders import NO_PROCESS, ProcessId
 from ringlog.leases.live_seqs import LiveSeqs
 from ringlog.leases.match import tokens_of
 from ringlog.leases.run_columns import encode_runs
-from ringlog.leases.runs import EXHAUSTED, LEASED
+from ringlog.leases.runs import DELAYED, EXHAUSTED, LEASED, RETURNED
 from ringlog.leases.spans import (
     SeqRun,
     Span,
@@ -47,6 +47,7 @@ from ringlog.limits import DURABLE_HOLDERS_MAX, GROUP_PENDING_MAX, RUNS_PER_CHAN
 
 _CLAIMED: Final = Op.CLAIMED
 _STOLEN: Final = Op.STOLEN
+_STEALABLE: Final = (LEASED, DELAYED, RETURNED)
 _SNAPSHOT_ROWS = 4_096
 """Runs in one part of the snapshot that is logged when leases become durable."""
 _NONE: I64 = np.zeros(0, np.int64)
@@ -125,7 +126,7 @@ class ConsumerGroup(GroupState):
         runs, found = self.runs, list[SeqRun]()
         for first, stop in spans_of(seqs):
             for row in runs.within(first, stop):
-                if runs.given[row] <= now_ms - min_idle_ms and runs.state[row] != EXHAUSTED:
+                if runs.given[row] <= now_ms - min_idle_ms and runs.state[row] in _STEALABLE:
                     low, high = max(first, runs.first[row]), min(stop, runs.stop[row])
                     found.append((low, high, self.deliveries_of(row)))
         return self._lease(_STOLEN, truncate_runs(found, room), node, lease_ms, now_ms, call, process_id)

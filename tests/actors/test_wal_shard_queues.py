@@ -498,4 +498,16 @@ def test_an_idle_lease_may_be_taken_over_by_another_worker(world, leases_durable
         restart(world)
     assert numbers(ack(world, theirs, node="a").skipped) == [1, 2]
     assert ack(world, held(stolen), node="b").acked == 1
+
+
+@pytest.mark.parametrize("leases_durable", [False, True])
+def test_a_deleted_job_cannot_be_taken_over(world, leases_durable):
+    """Its holder may still ack it, but it is not pending."""
+    make(world, 3, leases_durable=leases_durable)
+    theirs = held(claim(world, 2, node="a"))
+    assert delete(world, "q", before=3).deleted == 2
+    assert world.request(m.Steal("q", "b", words([1, 2]), call=7)).runs == []
+    assert stats(world) == (1, 0, 0)
+    assert list(held(claim(world, 9, node="c"))) == [3]
+    assert ack(world, theirs, node="a").acked == 2
     assert stats(world) == (0, 1, 0)

@@ -210,8 +210,13 @@ class QueueMachine(RuleBasedStateMachine):
         wanted += fresh[:taken]
         self.promoted += len(overdue & set(fresh[:taken])) if has_marked else 0
         assert self.queue.promoted == self.promoted, "L12"
+        assert self.leased(claimed, who) == sorted(wanted), "QC-3, QC-5, L11, L14"
+        assert not wanted or claimed.until_ms == self.now + lease, "QC-7"
+
+    def leased(self, change, who: str) -> list[int]:
+        """Note the leases that a worker got, and return their seqs."""
         found = []
-        for run in lease_runs(claimed):
+        for run in lease_runs(change):
             for seq in range(run.first, run.stop):
                 job = self.jobs[seq]
                 token = run.token + seq - run.first
@@ -219,11 +224,10 @@ class QueueMachine(RuleBasedStateMachine):
                 self.tokens.add(token)
                 job.deliveries += 1
                 assert run.deliveries == job.deliveries, "QL-10"
-                job.state, job.node, job.token, job.at = "leased", who, token, claimed.until_ms
+                job.state, job.node, job.token, job.at = "leased", who, token, change.until_ms
                 self.given.append((seq, token, who))
                 found.append(seq)
-        assert found == sorted(wanted), "QC-3, QC-5, L11, L14"
-        assert not found or claimed.until_ms == self.now + lease, "QC-7"
+        return found
 
     @rule(who=node, picks=st.lists(pick, max_size=8), with_tokens=st.booleans(), strangers=st.booleans())
     def ack(self, who, picks, with_tokens, strangers):
@@ -339,6 +343,19 @@ class QueueMachine(RuleBasedStateMachine):
             job = self.jobs[seq]
             job.state = "spent"
             job.failure = Failure("why", self.now, job.failure.nacks if job.failure else 0)
+
+    @rule(who=node, picks=st.lists(pick, max_size=8))
+    def steal(self, who, picks):
+        """Take over jobs that another worker holds, that are delayed or that were returned. Jobs that were
+        deleted while they were leased are not among them."""
+        self.expire()
+        seqs = sorted({self.given[at % len(self.given)][0] for at in picks if self.given})
+        wanted = [
+            seq for seq in seqs
+            if seq in self.jobs and self.jobs[seq].state in {"leased", "delayed", "returned"}
+        ]  # fmt: skip
+        stolen = self.queue.steal(np.array(seqs, dtype=np.int64), who, 200, self.now, process_id=LIVES[who])
+        assert sorted(self.leased(stolen, who)) == wanted
 
     @rule(who=node)
     def worker_dies(self, who):

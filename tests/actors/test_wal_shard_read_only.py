@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from pyroaring import BitMap64
 
 from ringlog.actors.wal_shard.io.read_only_probe import ReadOnlyProbe
 from ringlog.contract import DrainRequested
@@ -18,6 +19,7 @@ from ringlog.storage.disk import Disk, disk_error
 from ringlog.supervision.restart import read_only_probe_ms
 from ringlog.testing.clock import ManualClock
 from ringlog.testing.disk import SimulatedDisk
+from tests.support.removal_world import delete
 from tests.support.shard_world import DATA, SimulatedBoardMarks, World, refusals
 from tests.support.shard_worlds import started
 
@@ -140,6 +142,17 @@ def test_a_reader_beyond_the_shown_head_does_not_start_over():
     assert (located.head_seq, located.recreated, located.is_behind) == (1, False, True)
     located = writable(world).request(m.Locate("d", 2, world.topic("d").epoch))
     assert (located.head_seq, located.recreated, located.is_behind) == (2, False, False)
+
+
+def test_a_reader_far_beyond_the_head_is_answered():
+    """The answer costs what the shard has, not what the reader asks for."""
+    world = started({"f": "fsync"})
+    world.append("f", [b"a", b"b", b"c"])
+    assert delete(world, "f", seqs=[2]).deleted == 1
+    world.kill_shard(0)
+    relatched(world)
+    assert BitMap64.deserialize(world.request(m.Locate("f", 0)).deleted) == BitMap64([2])
+    assert world.request(m.Locate("f", (1 << 63) - 1)).deleted == b""
 
 
 @pytest.mark.parametrize("is_board_kept", [True, False], ids=["shard killed", "everything killed"])

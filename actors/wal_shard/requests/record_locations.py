@@ -69,7 +69,9 @@ class RecordLocations:
         """Return the seqs above `after` that were deleted one by one, as many as fit into one reply."""
         if topic.dead is None:
             return {}
-        dead = topic.dead - BitMap64(range(after + 1))
+        # `after` comes from a client. A range is removed at the cost of what exists, not of its length.
+        dead = topic.dead.copy()
+        dead.remove_range(0, after + 1)
         deleted_to = 0
         while len(data := dead.serialize()) > DELETED_PER_LOCATE_BYTES:
             deleted_to = int(dead[len(dead) // 2])

@@ -63,6 +63,9 @@ class IdempotencyKeys:
         if window_ms == 0:
             return
         self._expire(entry.created_us, window_ms)
+        if entry.created_us < self._newest_us:
+            # The clock went back. By its own time the entry would be too old at once.
+            entry = entry._replace(created_us=self._newest_us)
         while len(self._by_key) >= most:
             self._forget_next(window_ms)
         self._by_key[key] = entry
@@ -83,9 +86,9 @@ class IdempotencyKeys:
         return len(self._by_key)
 
     def _expire(self, now_us: int, window_ms: int) -> None:
-        # A clock that goes back must not extend a window, so ages are relative to the latest time. Each entry
-        # is removed once, which is amortized constant time for a write. Entries with their own window are an
-        # exception: they do not expire in the order of first use.
+        # A clock that goes back must not extend the window of earlier entries, so ages are relative to the
+        # latest time. Each entry is removed once, which is amortized constant time for a write. Entries with
+        # their own window are an exception: they do not expire in the order of first use.
         self._newest_us = max(self._newest_us, now_us)
         newest_ms = self._newest_us // 1000
         while self._early and self._early[0][0] < newest_ms:

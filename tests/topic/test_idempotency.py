@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ringlog.digests import DIGEST_BYTES, digest_of_id, digest_of_key
 from ringlog.topic.idempotency import IdempotencyEntry, IdempotencyKeys
 
@@ -44,6 +46,20 @@ def test_a_clock_that_steps_back_does_not_extend_a_window():
     assert keys.find(b"k", 2_000, 10) is not None
     assert keys.find(b"other", 11_000, 10) is None
     assert keys.find(b"k", 2_000, 10) is None
+
+
+@pytest.mark.parametrize("own_ms", [0, 5])
+@pytest.mark.parametrize("last_us", [9_000, 11_000], ids=["beside an earlier key", "in an empty table"])
+def test_a_key_used_after_the_clock_stepped_back_is_known(own_ms, last_us):
+    """Its window begins at the latest time that the table has seen, not before the first look at it."""
+    keys = IdempotencyKeys()
+    keys.remember(b"earlier", used(1, 0), 10)
+    assert len(keys.items(last_us, 10)) == (last_us < 10_000)
+    keys.remember(b"k", used(2, last_us - 8_000, window_ms=own_ms), 10)
+    assert keys.find(b"k", last_us - 7_000, 10).first_seq == 2
+    window_us = (own_ms or 10) * 1_000
+    assert keys.find(b"k", last_us + window_us, 10).first_seq == 2
+    assert keys.find(b"k", last_us + window_us + 1_000, 10) is None
 
 
 def test_a_window_of_0_keeps_no_key():

@@ -214,7 +214,8 @@ class ShardCore:
             self.log_roll.on_opened(event)
         elif kind is StorageQueried:
             self.state.awaited = AwaitedCompletion.NOTHING
-            self.removals.take_answers(event.answers, self.state.batch, self.state.now_us)
+            most = self.log_roll.bytes_before_kept
+            self.removals.take_answers(event.answers, self.state.batch, self.state.now_us, most)
         elif kind is VolatileOpened or kind is VolatileFailed:
             self.state.awaited = AwaitedCompletion.NOTHING
             if kind is VolatileOpened:

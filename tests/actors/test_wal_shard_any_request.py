@@ -16,7 +16,8 @@ KINDS_AT_ONCE = 12
 """A few kinds reach more states than all kinds: one creates what another needs or removes."""
 KNOWN = {
     "topic": TOPICS, "seqs": SEQS, "tokens": TOKENS, "group": ("", "g", "s"), "node": ("w", "v"),
-    "dead_letter": ("dead",), "name": ("r",), "epoch": (0, 1), "lease_ms": (0, 1_000), "wait_ms": (0, 5), "delay_ms": (0, 1),
+    "dead_letter": ("dead",), "name": ("r",), "epoch": (0, 1), "lease_ms": (0, 1_000), "wait_ms": (0, 5),
+    "delay_ms": (0, 1),
 }  # fmt: skip
 
 

@@ -15,13 +15,15 @@ from ringlog.errors import (
     TopicNotEmpty,
     TopicNotFound,
 )
-from ringlog.testing.disk import SimulatedDisk
+from ringlog.testing.disk import DiskFault, FaultyDisk, SimulatedDisk
 from ringlog.topic.tombstone import Gap
 from tests.support.removal_world import append, delete, read, state
-from tests.support.shard_world import World
-from tests.support.shard_worlds import restart
+from tests.support.shard_world import DATA, World, refusals
+from tests.support.shard_worlds import restart, started
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")
+EXPIRIES = 600
+"""Times at which records expire, while the end of a log has room for fewer removals."""
 
 
 def write(world: World, name: str, *numbers: int) -> None:
@@ -298,6 +300,30 @@ def test_deletes_succeed_on_a_full_disk(world):
     assert delete(world, "t", before=2).deleted == 1
     assert delete(world, "t", seqs=[3]).deleted == 1
     assert read(world, "t") == (None, [2])
+
+
+def test_records_that_expire_on_a_full_disk_leave_room_for_requests():
+    """No log file can be created for as long as hundreds of passes remove expired records."""
+    disk = FaultyDisk(SimulatedDisk(DATA))
+    world = started({"f": "fsync"}, disk=disk)
+    world.put_topic("t", durability="fsync", ttl_ms=EXPIRIES * 300)
+    for _ in range(EXPIRIES):
+        world.append("t", [b"x"])
+        world.clock.advance(0.3)
+    disk.plan = [DiskFault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
+    while not any(refusals(world.send("f", [world.frame_for("f", [b"x" * 30_000])]))):
+        continue
+    core = world.runs[0].core
+    before = core.log.offset
+    for _ in range(EXPIRIES):
+        world.tick(0.3)
+    assert core.log.offset > before, "expected removals while there is room"
+    assert state(world, "f").count > 0
+    assert delete(world, "f", before=2).deleted == 1
+    assert isinstance(world.request(m.Locate("t", 0)), m.Located)
+    disk.plan = []
+    world.tick(20)
+    assert state(world, "t").count == 0
 
 
 # -- caps ------------------------------------------------------------------------------------------------

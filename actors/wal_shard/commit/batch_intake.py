@@ -23,8 +23,6 @@ from ringlog.errors import Status
 from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.topic.directory import TopicDirectory
 
-_KEPT_BYTES = 256 << 10
-"""Bytes reserved for requests without records at the end of a file, while no next file can be created."""
 _CONTROL_BYTES = 4 << 10
 """Maximum bytes that one such request adds to the log."""
 _SLACK = 64 << 10
@@ -145,8 +143,8 @@ class BatchIntake:
     def _room_for(self, event: FramesArrived | ControlReceived) -> Room:
         """Check whether a file certainly has room for what this event may add. NONE means that it is refused.
 
-        While no new file can be created, the end of the current file is reserved for requests without
-        records, so that deletes are possible on a full disk.
+        While no new file can be created, the end of the current file is kept for requests without records, so
+        that deletes are possible on a full disk.
         """
         if self._requests.read_only is not None:
             return Room.NONE
@@ -173,10 +171,8 @@ class BatchIntake:
         if isinstance(event, ControlReceived):
             added = added_bytes(event.message) + self._requests.leases.registry.bytes_of(event.message)
         needed = self._state.batch.bytes + self._fast_path.bytes + len(data or b"") + added + _SLACK
-        kept = 0
-        if self._log_roll.failure and data:
-            kept = min(_KEPT_BYTES, self._log.capacity // 8)
-        elif self._log_roll.failure:
+        kept = self._log_roll.kept_bytes if data else 0
+        if self._log_roll.failure and not data:
             needed = self._state.batch.bytes + _CONTROL_BYTES + added + self._removals.delete_bytes
         if self._log.is_open and self._log.fits(needed + kept):
             return Room.NOW

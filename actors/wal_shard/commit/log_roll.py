@@ -5,6 +5,8 @@ If a file cannot be created, the shard continues in the current one and tries ag
 
 from __future__ import annotations
 
+import sys
+
 from ringlog.actors.wal_shard.commit.commit_batch import MARK_BYTES_MAX, LogPosition
 from ringlog.actors.wal_shard.commit.log_sync import LogSync
 from ringlog.actors.wal_shard.events import FileFailed, FileOpened, FileReady, OpenFile, PrepareFile
@@ -15,6 +17,8 @@ from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.topic.directory import TopicDirectory
 
 _FILE_RETRY_NS = 1_000_000_000
+_KEPT_BYTES = 256 << 10
+"""Bytes kept for requests without records at the end of a file, while no next file can be created."""
 _FILL_WHEN_HALF_TAKES_NS = 1_000_000_000
 """If the first half of a file lasted at least this long, the next file is filled in advance.
 For faster streams it is only allocated. Filling would take half of the device's bandwidth, and their batches
@@ -54,6 +58,18 @@ class LogRoll:
         """Request the file again if its creation failed and the pause is over."""
         if self.failure and not self._is_preparing and self._state.now_ns >= self.retry_at_ns:
             self.prepare(self._wanted_bytes)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes at the end of the current file that are kept for requests without records."""
+        return min(_KEPT_BYTES, self._log.capacity // 8) if self.failure else 0
+
+    @property
+    def bytes_before_kept(self) -> int:
+        """Maximum size of a commit batch that leaves what is kept. Unlimited while files can be created."""
+        if not self.failure:
+            return sys.maxsize
+        return self._log.capacity - self._log.offset - MARK_BYTES_MAX - self.kept_bytes
 
     def has_ready(self, needed: int) -> bool:
         """Return True if the prepared file has room for `needed` bytes."""

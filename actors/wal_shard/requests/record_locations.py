@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyroaring import BitMap64
-
 from ringlog.actors.wal_shard.commit.commit_batch import CommitBatch
 from ringlog.actors.wal_shard.recovery.log_file_table import LogFileTable
 from ringlog.contract import ControlReceived

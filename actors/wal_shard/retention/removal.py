@@ -43,7 +43,7 @@ from ringlog.types import Durability
 
 _INCARNATION_SHIFT = 32
 _FRAME_BYTES = 256
-"""Maximum bytes of a removal's frame without its bitmap."""
+"""Maximum bytes of one of a removal's frames without its bitmap."""
 _NUMBERS_MAX = 16_000_000
 """Maximum number of seqs in one delete request."""
 
@@ -147,8 +147,14 @@ class Removals:
         )  # fmt: skip
         return StorageQuery(topic, held, place, staged, now_us, wanted, self._volatile_files(topic))
 
-    def take_answers(self, answers: Sequence[StorageAnswer], batch: CommitBatch, now_us: int) -> None:
-        """Process query results: stage retention, and keep a delete's result for its handler."""
+    def take_answers(
+        self, answers: Sequence[StorageAnswer], batch: CommitBatch, now_us: int, bytes_max: int
+    ) -> None:
+        """Process query results: stage retention, and keep a delete's result for its handler.
+
+        Retention that would make the commit batch larger than `bytes_max` is tried again later: readers skip
+        expired records anyway.
+        """
         asked, self._asked = self._asked, []
         for question, found in zip(asked, answers, strict=True):
             if question.record_query is not None:
@@ -158,7 +164,7 @@ class Removals:
                 raise Internal("internal error: storage result of the wrong type", topic=question.topic.name)
             elif question.delete_selector is not None:
                 self._delete, self._delete_of = found, (question.topic, question.topic.version)
-            elif isinstance(found, CorruptData):
+            elif isinstance(found, CorruptData) or batch.bytes + _logged_bytes(found) > bytes_max:
                 self.schedule.retry_later(question.topic, now_us)
             else:
                 self.schedule.clear_retry(question.topic)
@@ -181,7 +187,7 @@ class Removals:
     def delete_bytes(self) -> int:
         """Maximum log bytes of the pending delete."""
         found = self._delete
-        return _FRAME_BYTES + (_bitmap_bytes(found.seqs) if isinstance(found, Removal) else 0)
+        return _logged_bytes(found) if isinstance(found, Removal) else 0
 
     def delete(
         self, message: m.RecordsDelete, event: ControlReceived, batch: CommitBatch, now_us: int
@@ -351,6 +357,11 @@ def _numbers_of(data: bytes) -> BitMap64:
         )  # fmt: skip
     # Rebuild the bitmap, because a bitmap serialized by a client may be internally inconsistent.
     return BitMap64(found.to_array())
+
+
+def _logged_bytes(removal: Removal) -> int:
+    """Return the maximum log bytes of a removal: its floors, and what was removed one by one."""
+    return 0 if removal.is_empty else 2 * _FRAME_BYTES + _bitmap_bytes(removal.seqs)
 
 
 def _bitmap_bytes(seqs: BitMap64) -> int:

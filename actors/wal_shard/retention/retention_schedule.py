@@ -21,7 +21,7 @@ LEASE_REQUESTS = (
 )  # fmt: skip
 """Requests about jobs and groups. Expired records are removed first; they must not be leased or counted."""
 _RETRY_US = 10_000_000
-"""Time after which retention is tried again if storage reported damage."""
+"""Time after which retention is tried again if storage reported damage, or the log has no room for it."""
 
 
 class RetentionSchedule:
@@ -37,7 +37,7 @@ class RetentionSchedule:
         Expired records must make room before a write is refused."""
         self._wanted: dict[int, ShardTopic] = {}
         self._not_before: dict[int, int] = {}
-        """topic_id -> time in microseconds until which caps are not applied, because of damage."""
+        """topic_id -> time in microseconds until which caps are not applied."""
 
     def finish_recovery(self) -> None:
         """Schedule expiry for the recovered topics, and request retention for topics above their caps."""
@@ -116,7 +116,7 @@ class RetentionSchedule:
         return topics
 
     def retry_later(self, topic: ShardTopic, now_us: int) -> None:
-        """Postpone the retention of a topic whose stored records are damaged."""
+        """Postpone the retention of a topic with damaged records, or of one whose removal has no room."""
         self._not_before[topic.topic_id] = topic.due_us = now_us + _RETRY_US
         self.add(topic)
 

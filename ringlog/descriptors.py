@@ -32,6 +32,16 @@ def can_open_descriptors(count: int) -> bool:
     return True
 
 
+def raise_descriptor_limit(count: int) -> None:
+    """Raise the limit of this process to `count` descriptors, as far as its hard limit permits."""
+    import resource  # Late: the module does not exist on every platform.
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def descriptor_limit_message() -> str:
     """Return the error text for a process at its descriptor limit."""
     import resource  # Late: the module does not exist on every platform.

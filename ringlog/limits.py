@@ -165,6 +165,9 @@ HOT_SEGMENTS_DEFAULT = 4
 SNAPSHOTS_KEPT = 2
 """Snapshots of each shard that are kept. Log files are deleted only when all of them cover the files, so that
 recovery survives a damaged snapshot."""
+BACKUP_HOLD_S = 86_400
+"""Longest time in s for which the engine deletes no segment because a backup copies them, 1 day. Then it
+deletes what it no longer needs, and the backup fails: a backup that hangs must not fill the disk."""
 CHECKPOINT_ROWS_PER_REPLY = 512
 """Most topics whose state a shard hands over in one reply. The rest follows in further replies, so that a
 checkpoint does not delay commits."""

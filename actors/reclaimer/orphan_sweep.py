@@ -45,12 +45,13 @@ class OrphanSweep:
         quarantined: Callable[[], set[int]],
         want_checkpoint: Callable[[], None],
         submit_cold_job: Callable[[Callable[[], None]], bool],
+        is_held: Callable[[], bool],
     ) -> None:
         """Create a sweep. See Reclaimer for the functions."""
         self._disk, self._data_dir, self._copies = disk, data_dir, copies
         self._shards, self._indexes, self._clock = shards, indexes, clock
         self._quarantined, self._want_checkpoint = quarantined, want_checkpoint
-        self._submit_cold_job = submit_cold_job
+        self._submit_cold_job, self._is_held = submit_cold_job, is_held
         self.orphans: OrphanFiles = OrphanFiles()
         self._swept_ns = -(1 << 62)
         self._removing: set[str] = set()
@@ -73,8 +74,9 @@ class OrphanSweep:
                 self.orphans.add((stems.keys() - registered_stems) | set(temporaries), state.snapshots)
                 self.orphans.add(self._orphan_dirs({*names, *registered_stems}), state.snapshots)
             due = [name for name in self.orphans.removable(state.snapshots) if name not in self._removing]
-            for name in due[:ORPHANS_PER_ROUND]:
-                self._remove(name, state)
+            if due and not self._is_held():
+                for name in due[:ORPHANS_PER_ROUND]:
+                    self._remove(name, state)
         except DiskError as e:
             log_event(log, logging.WARNING, "orphan files not removed, will retry", reason=str(e))
         if len(self.orphans):

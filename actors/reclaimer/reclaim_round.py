@@ -76,11 +76,13 @@ class Reclaimer:
         quarantined: Callable[[], set[int]],
         want_checkpoint: Callable[[], None],
         submit_cold_job: Callable[[Callable[[], None]], bool],
+        is_held: Callable[[], bool] = lambda: False,
     ) -> None:
         """Create a reclaimer.
 
         `submit_cold_job(job)` runs a job that may block on the cold store in another thread, or returns False
         if its queue is full. `want_checkpoint` requests new snapshots, which no longer list dropped segments.
+        While `is_held` returns True, a backup may copy any orphan, and none is removed.
         """
         self._settings, self._rewriter = settings, rewriter
         self._engine_id, self._clock, self._quarantined = engine_id, clock, quarantined
@@ -88,7 +90,7 @@ class Reclaimer:
         self._indexes = SegmentIndexes(disk, data_dir)
         self._sweep = OrphanSweep(
             disk, data_dir, copies, self._shards, self._indexes, clock, quarantined=quarantined,
-            want_checkpoint=want_checkpoint, submit_cold_job=submit_cold_job,
+            want_checkpoint=want_checkpoint, submit_cold_job=submit_cold_job, is_held=is_held,
         )  # fmt: skip
         self.counts: ReclaimCounters = ReclaimCounters()
         self._assessed_state: tuple[dict[int, int], set[tuple[int, int]]] | None = None

@@ -44,6 +44,7 @@ from ringlog.runtime.thread_pool import BackgroundThread, ThreadPool
 from ringlog.segment.layout import CREATOR_RECLAIMER, CREATOR_SHIFT, NumberAllocator
 from ringlog.signals import StopFlag
 from ringlog.storage.real_disk import RealDisk
+from ringlog.storage.segment_hold import SegmentHold
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.open_store import open_store
 
@@ -105,6 +106,7 @@ class ReclaimerShell:
             ask=lambda shard, message, attachment=None: self._ask("rounds", shard, message, attachment),
             clock=self._clock, quarantined=lambda: set(self.scrubber.quarantined),
             want_checkpoint=self._want_checkpoint, submit_cold_job=self._submit_cold_job,
+            is_held=SegmentHold(boot.data_dir, self._clock).is_held,
         )  # fmt: skip
         self.exit_code: ExitCode | None = None
         self._disk_poll_ns = 0

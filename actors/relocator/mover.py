@@ -69,11 +69,15 @@ class Mover:
         jitter: Callable[[], float],
         is_stopping: Callable[[], bool] = lambda: False,
         on_change: Callable[[str], None] = lambda name: None,
+        is_held: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Create a mover. `on_change` is called with the name of every cold object whose bytes may change."""
+        """Create a mover. `on_change` is called with the name of every cold object whose bytes may change.
+
+        While `is_held` returns True, a backup may copy any hot data part, and none is deleted.
+        """
         self._copies, self._cold, self._shards = copies, cold, shards
         self._ask, self._clock = ask, clock
-        self._is_stopping, self._on_change = is_stopping, on_change
+        self._is_stopping, self._on_change, self._is_held = is_stopping, on_change, is_held
         self.backoff: MoveBackoff = MoveBackoff(cold.interval_s, jitter)
         self.counts: MoveCounters = MoveCounters()
         self._dropped: set[int] = set()
@@ -99,6 +103,8 @@ class Mover:
         waiting = segments_due(by_number.values(), self._cold.hot_segments, self._cold.hot_bytes)
         self.counts.segments_due = len(waiting)
         for placement in waiting:
+            if self._is_held():
+                break
             self._attempt(placement, self.move_segment)
         for placement in by_number.values():
             if placement.tier == m.TIER_COLD and placement.ref.number not in self._dropped:
@@ -223,12 +229,14 @@ class Mover:
                 raise TierChangeRefused(f"shard {shard} refused tier {tier}: {reply.reason}")
 
     def _drop_hot_data(self, placement: SegmentPlacement) -> None:
-        """Delete the hot data part of a cold segment.
+        """Delete the hot data part of a cold segment, or leave it for a later round while a backup runs.
 
         If the segment was cold before, its copy is verified first.
         """
         stem = placement.ref.stem
         if self._copies.has_local(stem + DATA):
+            if self._is_held():
+                return
             if placement.tier == m.TIER_COLD:
                 # Left by a crash or a failed unlink: this incarnation has not verified the copy.
                 self._verify_cold(placement.ref)

@@ -38,6 +38,7 @@ from ringlog.runtime.control import ActorControlSocket, Sleeper
 from ringlog.runtime.thread_pool import BackgroundThread, ThreadPool
 from ringlog.signals import StopFlag
 from ringlog.storage.real_disk import RealDisk
+from ringlog.storage.segment_hold import SegmentHold
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
 from ringlog.tier.open_store import open_store
@@ -84,7 +85,7 @@ class RelocatorShell:
         self.mover: Mover = Mover(
             SegmentCopies(disk, boot.data_dir, self._store), settings.cold, shards=boot.shards, ask=self._ask,
             clock=self._clock, jitter=random.random, is_stopping=self._stopping.is_set,
-            on_change=self._changed_parts.append,
+            on_change=self._changed_parts.append, is_held=SegmentHold(boot.data_dir, self._clock).is_held,
         )  # fmt: skip
         self._requests: ShardRequests | None = None
         self.exit_code: ExitCode | None = None

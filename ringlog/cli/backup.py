@@ -3,15 +3,20 @@
 A running engine makes a checkpoint and lists the files of a consistent set. They are copied and verified with
 the decoder of `ringlog verify`. A manifest with sizes and checksums is written last. The engine keeps writing
 its log meanwhile: of the newest file, the copy contains the frames that were complete when it was read.
+
+The set stays complete however long the copy takes. A hold keeps the parts of segments (segment_hold.py). Log
+files and snapshots are opened before the first byte is copied, and an open file can be read without its name.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import msgspec
 from cyclopts import Parameter
@@ -24,6 +29,7 @@ from ringlog.cli.copies import (
     ManifestEntry,
     copy_file,
     copy_identity,
+    copy_open_file,
     entry_of,
     make_empty,
     read_registers,
@@ -36,10 +42,12 @@ from ringlog.cli.maintenance import COMPACTOR, local_engine, request_process
 from ringlog.cli.options import Options
 from ringlog.cli.verify import refuse_running
 from ringlog.config_sources import load_config
+from ringlog.descriptors import raise_descriptor_limit
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 from ringlog.errors import CorruptData, UsageError
-from ringlog.storage.disk import Disk
+from ringlog.storage.disk import Disk, disk_error
 from ringlog.storage.real_disk import RealDisk
+from ringlog.storage.segment_hold import hold_segments
 from ringlog.verify.directory import Verification, verify_directory
 from ringlog.verify.findings import DAMAGE
 from ringlog.verify.frame_decoder import VerifyError
@@ -52,6 +60,11 @@ _WANTED = re.compile(
     r"^(wal/shard-\d+/wal-\d+-\d+\.log|(topics|packs)/.*\.(data|idx|tags|del)|meta/snapshot-[\d.]+)$"
 )
 _IS_LOG = re.compile(r"\.log$")
+_IS_SHORT_LIVED = re.compile(r"^(wal/.*\.log|meta/snapshot-[\d.]+)$")
+DEL = ".del"
+"""Suffix of a segment's deletion marks."""
+DESCRIPTORS_OF_A_COPY = 64
+"""Descriptors that a copy needs besides the files that it opens in advance."""
 
 
 def backup(data_dir: str | None = None, *, to: str, cold_dir: str | None = None, options: Given) -> int:
@@ -80,8 +93,8 @@ def backup(data_dir: str | None = None, *, to: str, cold_dir: str | None = None,
     disk = RealDisk()
     make_empty(disk, target)
     if data_dir is None:
-        manifest = _copy_online(options, target, cold)
-        write_manifest(disk, target, manifest)
+        source = Path(local_engine(options).data_dir)
+        manifest = copy_running(options, BackupJob(source, target, cold, is_online=True, disk=disk))
     else:
         copying = BackupJob(Path(data_dir), target, cold, is_online=False, disk=disk)
         manifest = copy_stopped(copying, options.clock.now_us())
@@ -105,14 +118,16 @@ class BackupJob:
 def copy_stopped(copying: BackupJob, now_us: int) -> BackupManifest:
     """Back up the directory of a stopped engine. On DiskError or CorruptData no manifest is written."""
     registers = read_registers(copying.source)
-    manifest = _copy(copying, _files_in(copying.source), registers, now_us)
+    manifest = _copy(copying, _files_in(copying.source), registers, now_us, {})
     write_manifest(copying.disk, copying.target, manifest)
     return manifest
 
 
-def _copy_online(options: Options, target: Path, cold_dir: str) -> BackupManifest:
-    source = Path(local_engine(options).data_dir)
-    copying = BackupJob(source, target, cold_dir, is_online=True, disk=RealDisk())
+def copy_running(options: Options, copying: BackupJob) -> BackupManifest:
+    """Back up the directory of the running engine of `options`.
+
+    On DiskError, CorruptData, OSError and the errors of a checkpoint no manifest is written.
+    """
     for _ in range(TRIES - 1):
         try:
             return _attempt_copy(options, copying)
@@ -122,10 +137,30 @@ def _copy_online(options: Options, target: Path, cold_dir: str) -> BackupManifes
 
 
 def _attempt_copy(options: Options, copying: BackupJob) -> BackupManifest:
-    # Read before the checkpoint: the newest log files that registers name are then in the set, or absorbed.
-    registers = read_registers(copying.source)
-    files = request_process(options, COMPACTOR, CheckpointNow(), CheckpointMade).files
-    return _copy(copying, files, registers, options.clock.now_us())
+    with hold_segments(str(copying.source)), ExitStack() as stack:
+        # Read before the checkpoint: the newest log files that registers name are then in the set, or
+        # absorbed.
+        registers = read_registers(copying.source)
+        files = request_process(options, COMPACTOR, CheckpointNow(), CheckpointMade).files
+        opened = _open_short_lived(stack, copying.source, files)
+        manifest = _copy(copying, files, registers, options.clock.now_us(), opened)
+    write_manifest(copying.disk, copying.target, manifest)
+    return manifest
+
+
+def _open_short_lived(stack: ExitStack, source: Path, files: list[str]) -> dict[str, BinaryIO]:
+    """Open the files that the next checkpoints delete: log files and snapshots.
+
+    Raises FileNotFoundError if one was deleted since it was listed, and DiskError at the descriptor limit.
+    """
+    wanted = [path for path in files if _IS_SHORT_LIVED.match(path)]
+    raise_descriptor_limit(len(wanted) + DESCRIPTORS_OF_A_COPY)
+    try:
+        return {path: stack.enter_context((source / path).open("rb")) for path in wanted}
+    except OSError as e:
+        if e.errno not in {errno.EMFILE, errno.ENFILE}:
+            raise
+        raise disk_error("open", str(source), e.errno, files=len(wanted)) from None
 
 
 def _left_behind(manifest: BackupManifest) -> int:
@@ -154,10 +189,21 @@ def _files_in(data_dir: Path) -> list[str]:
     return found
 
 
-def _copy(copying: BackupJob, files: list[str], registers: dict[str, bytes], now_us: int) -> BackupManifest:
-    """Copy and verify files; return the manifest. Raises CorruptData if the copy does not verify."""
+def _copy(
+    copying: BackupJob,
+    files: list[str],
+    registers: dict[str, bytes],
+    now_us: int,
+    opened: dict[str, BinaryIO],
+) -> BackupManifest:
+    """Copy and verify files; return the manifest. Files in `opened` are read there and closed.
+
+    Deletion marks are copied before the log: the log then contains the deletions that they belong to. Raises
+    CorruptData if the copy does not verify.
+    """
     target = copying.target
-    entries = [_copy_one(copying, path) for path in dict.fromkeys([*files, ENGINE_FILE])]
+    order = sorted(files, key=lambda path: (not path.endswith(DEL), path not in opened))
+    entries = [_copy_one(copying, path, opened) for path in dict.fromkeys([*order, ENGINE_FILE])]
     for path, data in registers.items():
         write_synced(copying.disk, target / path, data)
         entries.append(entry_of(target / path, path))
@@ -168,11 +214,12 @@ def _copy(copying: BackupJob, files: list[str], registers: dict[str, bytes], now
     return BackupManifest(1, identity["engine_id"], __version__, now_us, copying.is_online, entries)
 
 
-def _copy_one(copying: BackupJob, path: str) -> ManifestEntry:
+def _copy_one(copying: BackupJob, path: str, opened: dict[str, BinaryIO]) -> ManifestEntry:
     source, target, disk = copying.source, copying.target, copying.disk
     if path == ENGINE_FILE:
         return copy_identity(disk, source, target)
-    entry = copy_file(disk, source / path, target / path)
+    with opened.get(path) or (source / path).open("rb") as reading:
+        entry = copy_open_file(disk, reading, target / path)
     if copying.is_online and _IS_LOG.search(path):
         _cut_at_last_frame(disk, target / path)
         entry = entry_of(target / path, path)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import xxhash
@@ -71,7 +72,12 @@ def make_dirs(disk: Disk, directory: Path) -> None:
 def copy_file(disk: Disk, source: Path, target: Path) -> ManifestEntry:
     """Copy one file with mode 0600 and sync it; return the entry of the copy, read back. Raise DiskError."""
     with source.open("rb") as reading:
-        _write_pieces(disk, target, iter(partial(reading.read, _PIECE_BYTES), b""))
+        return copy_open_file(disk, reading, target)
+
+
+def copy_open_file(disk: Disk, reading: BinaryIO, target: Path) -> ManifestEntry:
+    """Copy a file that is open, and may have lost its name, as `copy_file` does."""
+    _write_pieces(disk, target, iter(partial(reading.read, _PIECE_BYTES), b""))
     return entry_of(target, target.name)
 
 

@@ -39,6 +39,7 @@ class World:
         self.cold = cold
         self.lives = 0
         self.quarantined: set[int] = set()
+        self.is_held = False
         self.asked_for_checkpoint = 0
 
     def segment(self, n: int, topics, *, shard: int = 0, **facts) -> m.SegmentRef:
@@ -70,6 +71,7 @@ class World:
             rewriter=Rewriter(disk, "/data", SETTINGS, numbers, self.pace), shards=len(self.shards.refs),
             engine_id=ENGINE_ID, ask=self.shards.ask, clock=self.clock,
             quarantined=lambda: self.quarantined, want_checkpoint=checkpoint, submit_cold_job=later,
+            is_held=lambda: self.is_held,
         )  # fmt: skip
 
     def snapshots(self, count: int = SNAPSHOTS_BEFORE_REMOVAL) -> None:
@@ -135,6 +137,19 @@ def test_a_segment_below_the_floor_is_dropped_and_its_files_are_removed_three_sn
     assert world.stems() == [new.stem]
     assert reclaimer.counts.dropped == 1
     assert reclaimer.counts.reclaimed_bytes == old.data_bytes
+
+
+def test_no_part_of_a_dropped_segment_is_removed_while_a_backup_holds_the_segments(world):
+    old, new = world.segment(1, {7: range(1, 11)}), world.segment(2, {7: range(11, 21)})
+    world.set(7, earliest=11)
+    before = world.files()
+    world.is_held = True
+    world.settle()
+    assert world.registered() == [new.stem]
+    assert world.files() == before, old.stem
+    world.is_held = False
+    world.settle()
+    assert world.stems() == [new.stem]
 
 
 @pytest.mark.parametrize(

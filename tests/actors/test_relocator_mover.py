@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain, repeat
+
 import pytest
 
 from ringlog.actors.relocator.mover import Mover
@@ -33,6 +35,8 @@ class World:
             for n in range(3)
         ]
         self.shards.register(*self.refs)
+        self.held = repeat(False)
+        """Whether a backup runs, at each check."""
 
     def mover(self, disk=None, store=None, hot_segments: int = 1) -> Mover:
         disk = disk or self.base
@@ -40,7 +44,7 @@ class World:
         return Mover(
             self.copies, ColdConfig(dir="/cold", hot_segments=hot_segments), shards=len(self.shards.refs),
             ask=lambda shard, message, wanted: self.shards.ask(shard, message)[0], clock=self.clock,
-            jitter=lambda: 0.0,
+            jitter=lambda: 0.0, is_held=lambda: next(self.held),
         )  # fmt: skip
 
     def tiers(self, shard: int = 0) -> list[int]:
@@ -424,3 +428,25 @@ def test_a_hot_part_that_cannot_be_removed_is_retried(world):
     world.wait()
     mover.run_round()
     assert not world.has("/data", 0, DATA)
+
+
+def test_nothing_is_moved_while_a_backup_holds_the_segments(world):
+    world.held = repeat(True)
+    mover = world.mover()
+    mover.run_round()
+    assert world.tiers() == [0, 0, 0]
+    world.held = repeat(False)
+    mover.run_round()
+    assert world.tiers() == [2, 2, 0]
+
+
+def test_a_hot_part_stays_if_a_backup_begins_during_its_move(world):
+    """Its shard already leads readers to the cold copy. A later round removes the hot part."""
+    world.held = chain([False], repeat(True))
+    mover = world.mover()
+    mover.run_round()
+    assert world.tiers() == [2, 0, 0]
+    assert world.has("/data", 0, DATA)
+    world.held = repeat(False)
+    mover.run_round()
+    assert [world.has("/data", n, DATA) for n in range(3)] == [False, False, True]

@@ -9,16 +9,22 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import ringlog
 from ringlog.cli.app import run
+from ringlog.cli.backup import BackupJob, copy_running
+from ringlog.cli.copies import changed_files, read_manifest
+from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
 from ringlog.client import Client
 from ringlog.client.write.fields import NewRecord
+from ringlog.storage.real_disk import RealDisk
 from ringlog.testing.real_engine import TestEngine, engine, wait_until
+from ringlog.testing.wrapped_disk import WrappedDisk
 from ringlog.verify.directory import verify_directory
 from tests.support.engines import engine_fixture
 
@@ -86,6 +92,54 @@ def test_a_backup_of_a_running_engine_restores_every_record(
             seqs = [record[0] for record in more]
             assert seqs == list(range(3_001, 3_001 + len(seqs)))
         assert client.append("fast", b"goes on").first_seq == after["fast"][-1][0] + 1
+
+
+class InterruptedDisk(WrappedDisk):
+    """Calls `interrupt` before each attempt of a backup creates its first data part."""
+
+    def __init__(self, backup: Path, interrupt: Callable[[], None]) -> None:
+        super().__init__(RealDisk())
+        self.backup, self.interrupt = backup, interrupt
+        self.interrupts = 0
+
+    def create(self, path: str) -> int:
+        if path.endswith(".data") and not list(self.backup.rglob("*.data")):
+            self.interrupts += 1
+            self.interrupt()
+        return super().create(path)
+
+
+def test_a_backup_outlasts_any_number_of_checkpoints(running: TestEngine, tmp_path: Path) -> None:
+    """The checkpoints delete every log file and snapshot that the backup was to copy."""
+    backup, data = tmp_path / "backup", Path(running.data_dir)
+    names = ("wal/*/*.log", "meta/snapshot-*")
+
+    def short_lived() -> set[Path]:
+        return {path for name in names for path in data.glob(name)}
+
+    with ringlog.connect(running.url, wait=10) as client:
+        fill(client)
+        before = contents(client)
+
+        def make_checkpoints() -> None:
+            was = short_lived()
+            for _ in range(4):
+                for topic in TOPICS:
+                    client.append(topic, b"later")
+                assert run(["checkpoint", "--url", running.url]) == CliExit.DONE
+            assert not was & short_lived(), "all files of the first checkpoint are gone"
+
+        disk = InterruptedDisk(backup, make_checkpoints)
+        made = copy_running(Options(url=running.url), BackupJob(data, backup, "", is_online=True, disk=disk))
+    assert disk.interrupts == 1, "no second attempt was necessary"
+    assert (made, []) == (read_manifest(backup), changed_files(backup, made.files))
+    running.stop()
+    shutil.rmtree(data)
+    assert run(["restore", str(backup), "--to", str(data)]) == CliExit.DONE
+    assert not verify_directory(str(data), is_deep=True).is_damaged
+    running.start()
+    with ringlog.connect(running.url, wait=10) as client:
+        assert contents(client) == before
 
 
 def test_a_stopped_engine_is_backed_up_without_a_start(running: TestEngine, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ DISK = {"storage.disk", "storage.real_disk"}
 # `DISK`: the doctor command tests the disk under a data directory.
 CLI = {
     *WIRE, *DISK, "access", "link", "client", "supervision", "verify", "storage.identity_file",
-    "storage.layout", "storage.log_register", "storage.reader", "cli", "root",
+    "storage.layout", "storage.log_register", "storage.reader", "storage.segment_hold", "cli", "root",
 }  # fmt: skip
 
 # Modules that a process needs to read a topic's records wherever they are stored.

@@ -1,0 +1,65 @@
+"""The hold of a backup: while it copies a running engine's files, the engine deletes no part of a segment.
+
+A backup may take hours, and a segment that was merged or moved meanwhile still belongs to its set. The hold
+is a shared lock on the directory `meta/`. The kernel releases it when the process ends. The reclaimer and the
+relocator check it before they delete parts that shards knew. Log files and snapshots are not covered, because
+the log must be able to shrink: a backup opens them before it copies anything.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ringlog.clock import Clock
+from ringlog.limits import BACKUP_HOLD_S
+from ringlog.storage.layout import META_DIR
+
+
+@contextmanager
+def hold_segments(data_dir: str) -> Iterator[None]:
+    """Hold the segments of a data directory. Any number of processes may do so. Raise OSError."""
+    fd = _open_meta(data_dir)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(fd)
+
+
+class SegmentHold:
+    """Tells a process of the engine whether a backup holds the segments."""
+
+    def __init__(self, data_dir: str, clock: Clock) -> None:
+        self._data_dir, self._clock = data_dir, clock
+        self._since_ns: int | None = None
+
+    def is_held(self) -> bool:
+        """Return whether a backup runs. After BACKUP_HOLD_S without a pause, a hold no longer counts."""
+        if not self._is_locked():
+            self._since_ns = None
+            return False
+        now_ns = self._clock.monotonic_ns()
+        if self._since_ns is None:
+            self._since_ns = now_ns
+        return now_ns - self._since_ns < BACKUP_HOLD_S * 1_000_000_000
+
+    def _is_locked(self) -> bool:
+        try:
+            fd = _open_meta(self._data_dir)
+        except FileNotFoundError:
+            return False
+        try:
+            # Two processes that check at the same time may take each other for a backup. They check again.
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+
+def _open_meta(data_dir: str) -> int:
+    return os.open(os.path.join(data_dir, META_DIR), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

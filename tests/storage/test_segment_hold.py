@@ -1,0 +1,48 @@
+"""The hold of a backup: the engine sees it in another process, and not longer than a day."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ringlog.limits import BACKUP_HOLD_S
+from ringlog.storage.segment_hold import SegmentHold, hold_segments
+from ringlog.testing import ManualClock
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> str:
+    (tmp_path / "meta").mkdir()
+    return str(tmp_path)
+
+
+def test_a_hold_is_seen_until_the_last_backup_ends(data_dir: str) -> None:
+    clock = ManualClock()
+    reclaimer, relocator = SegmentHold(data_dir, clock), SegmentHold(data_dir, clock)
+    assert not reclaimer.is_held()
+    with hold_segments(data_dir):
+        with hold_segments(data_dir):
+            assert reclaimer.is_held()
+        assert relocator.is_held()
+    assert not reclaimer.is_held()
+    assert not relocator.is_held()
+
+
+def test_a_hold_counts_for_a_limited_time(data_dir: str) -> None:
+    """A backup that hangs must not fill the disk."""
+    clock = ManualClock()
+    hold = SegmentHold(data_dir, clock)
+    with hold_segments(data_dir):
+        assert hold.is_held()
+        clock.advance(seconds=BACKUP_HOLD_S - 1)
+        assert hold.is_held()
+        clock.advance(seconds=1)
+        assert not hold.is_held()
+    assert not hold.is_held()
+    with hold_segments(data_dir):
+        assert hold.is_held(), "the next backup has its own time"
+
+
+def test_a_directory_without_metadata_is_not_held(tmp_path: Path) -> None:
+    assert not SegmentHold(str(tmp_path), ManualClock()).is_held()

@@ -31,6 +31,7 @@ from ringlog.cli.copies import (
     copy_identity,
     copy_open_file,
     entry_of,
+    make_dirs,
     make_empty,
     read_registers,
     truncate_file,
@@ -40,7 +41,8 @@ from ringlog.cli.copies import (
 )
 from ringlog.cli.maintenance import COMPACTOR, local_engine, request_process
 from ringlog.cli.options import Options
-from ringlog.cli.verify import refuse_running
+from ringlog.cli.settings import warn
+from ringlog.cli.verify import refuse_running, require_cold_dir
 from ringlog.config_sources import load_config
 from ringlog.descriptors import raise_descriptor_limit
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
@@ -87,7 +89,13 @@ def backup(data_dir: str | None = None, *, to: str, cold_dir: str | None = None,
     ringlog backup ./ringlog-data --to /backup/monday
     """
     target = Path(to).absolute()
-    cold = load_config().config.cold.dir if cold_dir is None else cold_dir
+    if cold_dir is None:
+        loaded = load_config()
+        warn(loaded, options)
+        cold = loaded.config.cold.dir
+    else:
+        require_cold_dir(cold_dir)
+        cold = cold_dir
     if data_dir is not None:
         refuse_running(data_dir)
     disk = RealDisk()
@@ -166,7 +174,7 @@ def _open_short_lived(stack: ExitStack, source: Path, files: list[str]) -> dict[
 def _left_behind(manifest: BackupManifest) -> int:
     """Return the number of segments whose data stays in the cold tier: the backup has only the index."""
     paths = {entry.path.removeprefix(COLD) for entry in manifest.files}
-    return sum(path.endswith(".idx") and f"{path[:-4]}.data" not in paths for path in paths)
+    return sum(path.endswith(".idx") and _data_of(path) not in paths for path in paths)
 
 
 def _clear(copying: BackupJob) -> None:
@@ -201,14 +209,19 @@ def _copy(
     Deletion marks are copied before the log: the log then contains the deletions that they belong to. Raises
     CorruptData if the copy does not verify.
     """
-    target = copying.target
+    target, disk = copying.target, copying.disk
+    cold_parts = _cold_parts(copying, files)
     order = sorted(files, key=lambda path: (not path.endswith(DEL), path not in opened))
     entries = [_copy_one(copying, path, opened) for path in dict.fromkeys([*order, ENGINE_FILE])]
     for path, data in registers.items():
-        write_synced(copying.disk, target / path, data)
+        write_synced(disk, target / path, data)
         entries.append(entry_of(target / path, path))
-    entries += _cold_parts(copying, files)
-    found = verify_directory(str(target), cold_dir=str(target / "cold"))
+    if copying.cold_dir:
+        make_dirs(disk, target / COLD)  # With it, the verification requires the data of every segment.
+    for part in cold_parts:
+        entry = copy_file(disk, Path(copying.cold_dir) / part, target / COLD / part)
+        entries.append(with_path(entry, COLD + part))
+    found = verify_directory(str(target), cold_dir=str(target / COLD))
     _require_whole(found)
     identity: dict[str, Any] = msgspec.json.decode((target / ENGINE_FILE).read_bytes())
     return BackupManifest(1, identity["engine_id"], __version__, now_us, copying.is_online, entries)
@@ -238,16 +251,28 @@ def _cut_at_last_frame(disk: Disk, path: Path) -> None:
     truncate_file(disk, path, walk.stop)
 
 
-def _cold_parts(copying: BackupJob, files: list[str]) -> list[ManifestEntry]:
-    """Copy the data parts in a cold directory whose indexes are part of the set."""
-    source, cold = copying.source, Path(copying.cold_dir)
-    entries = []
-    for path in files if copying.cold_dir else ():
-        part = Path(path).with_suffix(".data").as_posix()
-        if path.endswith(".idx") and not (source / part).exists() and (cold / part).exists():
-            entry = copy_file(copying.disk, cold / part, copying.target / COLD / part)
-            entries.append(with_path(entry, COLD + part))
-    return entries
+def _cold_parts(copying: BackupJob, files: list[str]) -> list[str]:
+    """Return the data parts of the set that are in the cold directory and not on the host.
+
+    Raises UsageError if one is in neither place. Of a stopped engine, `files` may contain an index that a
+    crash left, so that only the verification of the copy can tell.
+    """
+    cold, listed = Path(copying.cold_dir), set(files)
+    if not copying.cold_dir:
+        return []
+    wanted = [_data_of(path) for path in files if path.endswith(".idx") and _data_of(path) not in listed]
+    found = [part for part in wanted if (cold / part).exists()]
+    absent = sorted(set(wanted) - set(found))
+    if absent and (copying.is_online or not cold.is_dir()):
+        raise UsageError(
+            "the cold directory lacks the data of segments: is it mounted, and is it the right one?",
+            cold_dir=copying.cold_dir, segment=absent[0], segments=len(absent),
+        )  # fmt: skip
+    return found
+
+
+def _data_of(index: str) -> str:
+    return f"{index.removesuffix('.idx')}.data"
 
 
 def _require_whole(found: Verification) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -10,6 +11,7 @@ from ringlog.cli.option_parsing import human_bytes
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
 from ringlog.cli.output import Format, Printer
+from ringlog.errors import UsageError
 from ringlog.verify.cross_check import TopicCoverage
 from ringlog.verify.directory import Verification, verify_directory
 from ringlog.verify.findings import Range, count_seqs
@@ -50,6 +52,7 @@ def verify(
     ringlog verify ./ringlog-data --deep
     """
     refuse_running(data_dir)
+    require_cold_dir(cold_dir)
     found = verify_directory(data_dir, is_deep=deep, jobs=jobs, cold_dir=cold_dir)
     show(found, options.printer())
     if found.is_damaged:
@@ -62,8 +65,6 @@ def refuse_running(data_dir: str) -> None:
     import fcntl
     import os
 
-    from ringlog.errors import UsageError
-
     try:
         fd = os.open(os.path.join(data_dir, "LOCK"), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -74,6 +75,12 @@ def refuse_running(data_dir: str) -> None:
         raise UsageError("an engine runs on this data directory: stop it first", path=data_dir) from None
     finally:
         os.close(fd)
+
+
+def require_cold_dir(path: str) -> None:
+    """Raise UsageError if --cold-dir names no directory: its records would be taken for records elsewhere."""
+    if path and not Path(path).is_dir():
+        raise UsageError("--cold-dir names no directory: is it mounted?", cold_dir=path)
 
 
 def show(found: Verification, printer: Printer) -> None:

@@ -17,7 +17,7 @@ import pytest
 import ringlog
 from ringlog.cli.app import run
 from ringlog.cli.backup import BackupJob, copy_running
-from ringlog.cli.copies import changed_files, read_manifest
+from ringlog.cli.copies import MANIFEST, changed_files, read_manifest
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
 from ringlog.client import Client
@@ -157,7 +157,9 @@ def test_a_stopped_engine_is_backed_up_without_a_start(running: TestEngine, tmp_
         assert contents(client) == before
 
 
-def test_a_cold_directory_is_backed_up_and_restored_with_the_data(tmp_path: Path, capsys) -> None:
+def test_a_cold_directory_is_backed_up_and_restored_with_the_data(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
     cold, backup, restored = tmp_path / "cold", tmp_path / "backup", tmp_path / "cold2"
     cold.mkdir(mode=0o700)
     tiers = {"dir": str(cold), "hot_segments": 0, "interval_s": 0.1}
@@ -169,9 +171,25 @@ def test_a_cold_directory_is_backed_up_and_restored_with_the_data(tmp_path: Path
             wait_until(lambda: not list(data.glob("[pt]*/**/*.data")), 30, "everything to be relocated")
             assert run(["checkpoint", "--url", running.url]) == CliExit.DONE
             before = contents(client)
-            options = ["--url", running.url, "--cold-dir", str(cold)]
-            assert run(["backup", "--to", str(backup), *options]) == CliExit.DONE
+            options = ["--url", running.url, "--cold-dir"]
+            empty = tmp_path / "empty"
+            for wrong in (tmp_path / "absent", empty):  # Mistyped, or a volume that is not mounted.
+                assert run(["backup", "--to", str(backup), *options, str(wrong)]) == CliExit.USAGE
+                assert str(wrong) in capsys.readouterr().err
+                assert not (backup / MANIFEST).exists()
+                empty.mkdir(exist_ok=True)
+            assert run(["backup", "--to", str(backup), *options, str(cold)]) == CliExit.DONE
         running.stop()
+        for wrong, code in ((tmp_path / "absent", CliExit.USAGE), (empty, CliExit.DAMAGE)):
+            target = tmp_path / f"from-{wrong.name}"
+            assert run(["backup", str(data), "--to", str(target), "--cold-dir", str(wrong)]) == code
+            assert not (target / MANIFEST).exists()
+        target, there = tmp_path / "configured", tmp_path / "absent"
+        monkeypatch.setenv("RINGLOG_COLD_DIR", str(there))
+        capsys.readouterr()
+        assert run(["backup", str(data), "--to", str(target)]) == CliExit.USAGE
+        assert capsys.readouterr().err.count(str(there)) == 2, "a warning about the setting, and the error"
+        assert not (target / MANIFEST).exists()
         shutil.rmtree(data)
         assert run(["restore", str(backup), "--to", str(data)]) == CliExit.USAGE
         assert "--cold-dir" in capsys.readouterr().err

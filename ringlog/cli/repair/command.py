@@ -20,7 +20,7 @@ from ringlog.cli.output import Format
 from ringlog.cli.repair.decisions import plan_repair
 from ringlog.cli.repair.plan import RepairPlan
 from ringlog.cli.repair.repaired_copy import build_copy
-from ringlog.cli.verify import refuse_running
+from ringlog.cli.verify import refuse_running, require_cold_dir
 from ringlog.segment.salvage import SalvagedTopic
 from ringlog.verify.directory import verify_directory
 from ringlog.verify.findings import DAMAGE, count_seqs
@@ -61,6 +61,7 @@ def repair(
     """
     asks = write and needs_confirmation(yes=yes)
     refuse_running(data_dir)
+    require_cold_dir(cold_dir)
     plan = plan_repair(data_dir, cold_dir)
     printer = options.printer()
     facts = {"repaired": False, **_facts(plan)}

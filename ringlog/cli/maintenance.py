@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, TypeVar
 
 from cyclopts import Parameter
@@ -10,17 +11,19 @@ from ringlog.board.processes import socket_of
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
 from ringlog.cli.output import Format
-from ringlog.clock import SystemClock
+from ringlog.clock import Clock, SystemClock
 from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow, Message, ScrubNow, ScrubReport
 from ringlog.errors import NotConnected, NotReady, UsageError
 from ringlog.link.address import parse_url, read_engine_file
-from ringlog.link.shard_requests import Requester
+from ringlog.link.shard_requests import CONNECT_S, Requester, RequesterReply
 
 Given = Annotated[Options, Parameter(parse=False)]
 COMPACTOR, RECLAIMER = "compactor", "reclaimer"
 START_S = 15.0
 """Timeout for a process that is starting: the engine may be ready before its background processes."""
+SERVED_S = 2 * CONNECT_S
+"""A request that took longer reached its process, or a shard behind it, which then exited."""
 POLL_INTERVAL_S = 0.05
 PASS_S = 600.0
 """Minimum timeout of a pass over all data, which takes longer than a normal request.
@@ -89,15 +92,36 @@ def request_actor(
     The request must be idempotent.
     """
     clock = SystemClock()
-    deadline = clock.monotonic_ns() + round(START_S * 1e9)
     requester = Requester(actor, socket_of(shm_dir, actor), clock=clock)
     try:
-        while True:
-            try:
-                return requester.ask(request, wanted, timeout_s=timeout_s).message
-            except NotReady:
-                if clock.monotonic_ns() > deadline:
-                    raise
-                clock.sleep(POLL_INTERVAL_S)
+        return ask_until_ready(requester.ask, request, wanted, timeout_s=timeout_s, clock=clock)
     finally:
         requester.close()
+
+
+def ask_until_ready(
+    ask: Callable[..., RequesterReply[M]],
+    request: Message,
+    wanted: type[M],
+    *,
+    timeout_s: float,
+    clock: Clock,
+) -> M:
+    """Call `ask`, and repeat it after NotReady: for START_S, and in total for `timeout_s` seconds.
+
+    A process that exits during a request leaves its successor the whole START_S. Raises as Requester.ask
+    does.
+    """
+    end_ns = clock.monotonic_ns() + round(timeout_s * 1e9)
+    start_ns = clock.monotonic_ns() + round(START_S * 1e9)
+    while True:
+        asked_ns = clock.monotonic_ns()
+        try:
+            return ask(request, wanted, timeout_s=(end_ns - asked_ns) / 1e9).message
+        except NotReady:
+            now_ns = clock.monotonic_ns()
+            if now_ns - asked_ns >= SERVED_S * 1e9:
+                start_ns = now_ns + round(START_S * 1e9)
+            if now_ns + POLL_INTERVAL_S * 1e9 >= min(start_ns, end_ns):
+                raise
+            clock.sleep(POLL_INTERVAL_S)

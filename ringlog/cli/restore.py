@@ -52,18 +52,28 @@ def restore(backup: str, *, to: str, cold_dir: str = "", options: Given) -> int:
     if wrong:
         raise CorruptData("the backup is damaged", file=wrong[0], files=len(wrong))
     disk = RealDisk()
+    cold_target = Path(cold_dir).absolute()
+    make_targets(disk, [target, cold_target] if cold else [target])
     copy_back(disk, source, target, [entry for entry in manifest.files if entry not in cold])
     if cold:
         stripped = [with_path(entry, entry.path.removeprefix(COLD)) for entry in cold]
-        copy_back(disk, source / COLD, Path(cold_dir).absolute(), stripped)
+        copy_back(disk, source / COLD, cold_target, stripped)
     facts = {"restored": str(target), "files": len(manifest.files), "bytes": manifest.total}
     options.printer().item(facts | {"engine_id": manifest.engine_id, "cold_files": len(cold)})
     return 0
 
 
+def make_targets(disk: Disk, targets: list[Path]) -> None:
+    """Create the directories before anything is copied; raise UsageError if one cannot be used, DiskError."""
+    data, *cold = [target.resolve() for target in targets]
+    if any(place == data or place in data.parents for place in cold):
+        raise UsageError("--cold-dir must not be or contain the data directory", cold_dir=str(targets[1]))
+    for target in targets:
+        make_empty(disk, target)
+
+
 def copy_back(disk: Disk, source: Path, target: Path, entries: list[ManifestEntry]) -> None:
-    """Copy the files of a manifest into a new directory and compare them; raise DiskError or CorruptData."""
-    make_empty(disk, target)
+    """Copy the files of a manifest to an empty directory and compare them; raise DiskError or CorruptData."""
     for entry in entries:
         copy_file(disk, source / entry.path, target / entry.path)
     sync_tree(disk, target)

@@ -81,7 +81,8 @@ def backup(data_dir: str | None = None, *, to: str, cold_dir: str | None = None,
     to
         Directory of the backup; new or empty.
     cold_dir
-        Directory of the cold tier, which is copied as well (default: as configured).
+        Directory of the cold tier, which is copied as well (default: that of the running engine, or as
+        configured).
 
     Examples
     --------
@@ -89,27 +90,31 @@ def backup(data_dir: str | None = None, *, to: str, cold_dir: str | None = None,
     ringlog backup ./ringlog-data --to /backup/monday
     """
     target = Path(to).absolute()
-    if cold_dir is None:
-        loaded = load_config()
-        warn(loaded, options)
-        cold = loaded.config.cold.dir
-    else:
+    if cold_dir is not None:
         require_cold_dir(cold_dir)
-        cold = cold_dir
-    if data_dir is not None:
-        refuse_running(data_dir)
     disk = RealDisk()
-    make_empty(disk, target)
     if data_dir is None:
-        source = Path(local_engine(options).data_dir)
-        manifest = copy_running(options, BackupJob(source, target, cold, is_online=True, disk=disk))
+        engine = local_engine(options)
+        cold = engine.cold_dir if cold_dir is None else cold_dir
+        make_empty(disk, target)
+        copying = BackupJob(Path(engine.data_dir), target, cold, is_online=True, disk=disk)
+        manifest = copy_running(options, copying)
     else:
+        refuse_running(data_dir)
+        cold = _configured_cold_dir(options) if cold_dir is None else cold_dir
+        make_empty(disk, target)
         copying = BackupJob(Path(data_dir), target, cold, is_online=False, disk=disk)
         manifest = copy_stopped(copying, options.clock.now_us())
     facts = {"backup": str(target), "files": len(manifest.files), "bytes": manifest.total}
     facts |= {"engine_id": manifest.engine_id, "online": manifest.is_online}
     options.printer().item(facts | {"left_in_cold_tier": _left_behind(manifest)})
     return 0
+
+
+def _configured_cold_dir(options: Options) -> str:
+    loaded = load_config()
+    warn(loaded, options)
+    return loaded.config.cold.dir
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,7 +178,7 @@ def test_a_cold_directory_is_backed_up_and_restored_with_the_data(
                 assert str(wrong) in capsys.readouterr().err
                 assert not (backup / MANIFEST).exists()
                 empty.mkdir(exist_ok=True)
-            assert run(["backup", "--to", str(backup), *options, str(cold)]) == CliExit.DONE
+            assert run(["backup", "--to", str(backup), "--url", running.url]) == CliExit.DONE
         running.stop()
         for wrong, code in ((tmp_path / "absent", CliExit.USAGE), (empty, CliExit.DAMAGE)):
             target = tmp_path / f"from-{wrong.name}"
@@ -193,6 +193,13 @@ def test_a_cold_directory_is_backed_up_and_restored_with_the_data(
         shutil.rmtree(data)
         assert run(["restore", str(backup), "--to", str(data)]) == CliExit.USAGE
         assert "--cold-dir" in capsys.readouterr().err
+        restored.mkdir()
+        (restored / "other").touch()
+        for wrong in (restored, data, data.parent):
+            command = ["restore", str(backup), "--to", str(data), "--cold-dir", str(wrong)]
+            assert run(command) == CliExit.USAGE
+            assert not list(data.rglob("*")), "nothing is copied"
+        (restored / "other").unlink()
         assert run(["restore", str(backup), "--to", str(data), "--cold-dir", str(restored)]) == CliExit.DONE
         shutil.rmtree(cold)
         restored.rename(cold)

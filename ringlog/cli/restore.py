@@ -16,10 +16,13 @@ from ringlog.cli.copies import (
     read_manifest,
     sync_tree,
     with_path,
+    write_synced,
 )
 from ringlog.cli.options import Options
+from ringlog.entropy import random_hex
 from ringlog.errors import CorruptData, UsageError
 from ringlog.storage.disk import Disk
+from ringlog.storage.layout import META_DIR, RESTORED
 from ringlog.storage.real_disk import RealDisk
 
 Given = Annotated[Options, Parameter(parse=False)]
@@ -54,6 +57,8 @@ def restore(backup: str, *, to: str, cold_dir: str = "", options: Given) -> int:
     disk = RealDisk()
     cold_target = Path(cold_dir).absolute()
     make_targets(disk, [target, cold_target] if cold else [target])
+    # First, so that no directory with copied data lacks it.
+    write_synced(disk, target / META_DIR / RESTORED, random_hex(8).encode())
     copy_back(disk, source, target, [entry for entry in manifest.files if entry not in cold])
     if cold:
         stripped = [with_path(entry, entry.path.removeprefix(COLD)) for entry in cold]

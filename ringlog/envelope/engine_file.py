@@ -36,3 +36,15 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """Number of schedulers. A client finds the scheduler of a topic by the topic's id."""
     http_url: str = ""
     """Address of the HTTP gateway, such as `http://127.0.0.1:4000`; "" if it does not run."""
+    restore_id: str = ""
+    """Changes when the data directory is restored from a backup; "" if it never was."""
+
+    @property
+    def log_id(self) -> str:
+        """Identity of the log, for positions that are stored outside of the engine."""
+        return log_id_of_engine(self.engine_id, self.restore_id)
+
+
+def log_id_of_engine(engine_id: str, restore_id: str) -> str:
+    """Return the identity of a log. A restored directory has the id of its engine, but another log."""
+    return f"{engine_id}-{restore_id}" if restore_id else engine_id

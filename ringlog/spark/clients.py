@@ -45,8 +45,11 @@ def engine_of(path: str) -> tuple[str, EngineInfo]:
 
 
 def log_id_of(path: str) -> str:
-    """Return the identity of the log of `client_of(path)`. It does not change when the engine restarts."""
-    return cold_client(path).log_id if is_address(path) else engine_of(path)[1].engine_id
+    """Return the identity of the log of `client_of(path)`.
+
+    It does not change when the engine restarts, but when its data directory is restored from a backup.
+    """
+    return cold_client(path).log_id if is_address(path) else engine_of(path)[1].log_id
 
 
 def disk_of(path: str) -> Any:

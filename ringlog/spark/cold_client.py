@@ -23,6 +23,7 @@ from pyroaring import BitMap64
 
 from ringlog.board.topics import TOPIC_LIVE, TopicFacts
 from ringlog.config import ColdConfig
+from ringlog.envelope.engine_file import log_id_of_engine
 from ringlog.envelope.messages import ColdRead, Extent, Located, SegmentRef
 from ringlog.errors import ColdUnavailable, CorruptData, DiskError, NotReady, TopicNotFound, UsageError
 from ringlog.link.futures import Pending, Steps, resolved
@@ -32,6 +33,7 @@ from ringlog.segment.segment import Segment
 from ringlog.spark.cold_address import parse_address
 from ringlog.spark.errors import OptionError
 from ringlog.storage.disk import Disk, disk_error
+from ringlog.storage.identity_file import read_restore_id
 from ringlog.storage.log_map import LogMap
 from ringlog.storage.real_disk import RealDisk
 from ringlog.storage.snapshot import Snapshot, load_snapshots, snapshot_numbers
@@ -263,7 +265,7 @@ class ColdClient:
         root = "" if is_bucket else cold
         self._meta: tuple[Disk, str] = (disk, snapshots) if snapshots else (self.disk, root)
         self._seen = self._names()
-        self.log_id: str = _owner(store, cold)
+        self.log_id: str = log_id_of_engine(_owner(store, cold), _restore_id(*self._meta))
         self._topics = _topics_of(_layers(*self._meta, cold), store, self.disk, root)
         self.connection: ColdConnection = ColdConnection(self._topics, store, root)
         self.topics: _Topics = _Topics([_TopicName(name) for name in self._topics])
@@ -291,6 +293,15 @@ def _owner(store: SegmentStore, cold: str) -> str:
         return store.get_range(OWNER, 0, _OWNER_BYTES_MAX).decode("ascii", "replace")
     except ColdMissing:
         raise OptionError("cold: this location is not the cold tier of an engine", cold=cold) from None
+
+
+def _restore_id(disk: Disk, directory: str) -> str:
+    try:
+        return read_restore_id(disk, directory)
+    except ValueError as e:
+        raise CorruptData(
+            "meta/restored is damaged", file=f"{directory}/meta/restored", reason=str(e)
+        ) from None
 
 
 class _Layer(NamedTuple):

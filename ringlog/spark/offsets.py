@@ -1,7 +1,7 @@
 """Stream offsets: the JSON that Spark stores in the checkpoint of a query. Pure.
 
-    {"log": "<id of the data directory>", "topics": {"orders": [epoch, seq], …}, "v": 1}
-    {"log": "<id of the data directory>", "v": 1}                   before the start positions are known
+    {"log": "<id of the log>", "topics": {"orders": [epoch, seq], …}, "v": 1}
+    {"log": "<id of the log>", "v": 1}                   before the start positions are known
 
 `seq` is the last processed position, so an offset contains one cursor per topic. Spark compares offsets as
 JSON text. Equal positions must therefore give equal text: topics are sorted, and nothing else is stored.
@@ -26,7 +26,8 @@ BEGINNING = None
 
 
 class CheckpointRefused(UsageError):
-    """The offset is malformed, or belongs to another data directory or a newer ringlog."""
+    """The offset is malformed, or belongs to a newer ringlog, another data directory, or one before its
+    restore."""
 
     code = "checkpoint"
 
@@ -54,7 +55,8 @@ def decode(offset: Mapping[str, Any], log_id: str) -> TopicCursors | None:
         )  # fmt: skip
     if offset.get("log") != log_id:
         raise CheckpointRefused(
-            "the checkpoint belongs to another data directory; give this query a checkpoint of its own",
+            "the checkpoint belongs to another data directory, or to this one before it was restored from a "
+            "backup; give this query a checkpoint of its own",
             checkpoint_log=offset.get("log"), log=log_id,
         )  # fmt: skip
     if "topics" not in offset:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from typing import Annotated
 
 import msgspec
@@ -15,10 +16,11 @@ import xxhash
 
 from ringlog.errors import DiskError
 from ringlog.storage.disk import Disk
-from ringlog.storage.layout import META_DIR, WAL_DIR, parse_shard_dir, parse_wal_name
+from ringlog.storage.layout import META_DIR, RESTORED, WAL_DIR, parse_shard_dir, parse_wal_name
 
 ENGINE_FILE = "engine"
 _BYTES_MAX = 65_536
+_RESTORE_ID = re.compile(rb"[0-9a-f]{16}")
 
 
 class EngineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -61,6 +63,25 @@ def read_identity(disk: Disk, data_dir: str) -> EngineFile | None:
     finally:
         disk.close(fd)
     return decode_identity(data)
+
+
+def read_restore_id(disk: Disk, data_dir: str) -> str:
+    """Return the restore id of the directory; empty if it was never restored. Raise ValueError or DiskError.
+
+    The log of a restored directory is another log than before: it repeats positions of records that the
+    backup lacks. Only state that outlives the directory, such as a checkpoint of Spark, needs the difference.
+    """
+    path = os.path.join(data_dir, META_DIR, RESTORED)
+    if not disk.exists(path):
+        return ""
+    fd = disk.open_read(path)
+    try:
+        found = disk.read_at(fd, _BYTES_MAX, 0)
+    finally:
+        disk.close(fd)
+    if not _RESTORE_ID.fullmatch(found):
+        raise ValueError(f"a restore id must be 16 hexadecimal digits, got {found[:32]!r}")
+    return found.decode()
 
 
 def newest_incarnation(disk: Disk, data_dir: str) -> int:

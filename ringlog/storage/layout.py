@@ -78,6 +78,8 @@ QUARANTINE_DIR = "quarantine"
 """Directory for copies of damaged files. The engine does not read them."""
 COLD_OWNER = "cold-owner"
 """File in `meta/` that marks a directory with a cold tier. Missing data parts of segments may lie there."""
+RESTORED = "restored"
+"""File in `meta/` of a directory that `ringlog restore` made: its restore id, 16 random hex digits."""
 TMP_SUFFIX = ".tmp"
 
 

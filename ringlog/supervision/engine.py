@@ -309,6 +309,7 @@ class Engine:
             cold_dir=self.config.cold.dir,
             schedulers=self.config.delivery.schedulers,
             http_url=http_url(self.config.http) if self.config.http.enabled else "",
+            restore_id=resources.identity.restore_id,
         )
 
     # -- one pass of the loop -------------------------------------------------------------------------

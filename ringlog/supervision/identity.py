@@ -18,8 +18,9 @@ from ringlog.storage.identity_file import (
     encode_identity,
     newest_incarnation,
     read_identity,
+    read_restore_id,
 )
-from ringlog.storage.layout import META_DIR, WAL_DIR
+from ringlog.storage.layout import META_DIR, RESTORED, WAL_DIR
 
 __all__ = ["ENGINE_FILE", "EngineFile", "EngineIdentity"]
 _BLOCK = 16
@@ -41,6 +42,7 @@ class EngineIdentity:
             known = EngineFile(engine_id=random_hex(16), next_incarnation=1)
         self._refuse_used_numbers(data_dir, known)
         self.engine_id: str = known.engine_id
+        self.restore_id: str = self._read_restore_id(data_dir)
         self.previous_shm_dir: str = known.shm_dir
         self._shm_dir = known.shm_dir
         self._next = self._durable_to = known.next_incarnation
@@ -91,6 +93,15 @@ class EngineIdentity:
             raise StartRefused(
                 "meta/engine is corrupt: restore it from a backup; nothing was changed", file=path,
                 reason=str(e),
+            ) from None  # fmt: skip
+
+    def _read_restore_id(self, data_dir: str) -> str:
+        try:
+            return read_restore_id(self._disk, data_dir)
+        except ValueError as e:
+            raise StartRefused(
+                "meta/restored is corrupt: write 16 random hexadecimal digits to it", reason=str(e),
+                file=os.path.join(self._meta, RESTORED),
             ) from None  # fmt: skip
 
     def _refuse_used_numbers(self, data_dir: str, known: EngineFile) -> None:

@@ -21,7 +21,10 @@ from ringlog.cli.copies import MANIFEST, changed_files, read_manifest
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
 from ringlog.client import Client
+from ringlog.client.read.pages import Cursor
 from ringlog.client.write.fields import NewRecord
+from ringlog.spark.clients import log_id_of
+from ringlog.spark.offsets import CheckpointRefused, decode, encode
 from ringlog.storage.real_disk import RealDisk
 from ringlog.testing.real_engine import TestEngine, engine, wait_until
 from ringlog.testing.wrapped_disk import WrappedDisk
@@ -92,6 +95,29 @@ def test_a_backup_of_a_running_engine_restores_every_record(
             seqs = [record[0] for record in more]
             assert seqs == list(range(3_001, 3_001 + len(seqs)))
         assert client.append("fast", b"goes on").first_seq == after["fast"][-1][0] + 1
+
+
+def test_each_restore_is_another_log_of_the_same_engine(running: TestEngine, tmp_path: Path) -> None:
+    """Its positions are given to other records. Checkpoints and archives of the log before are refused."""
+    data, backup = Path(running.data_dir), tmp_path / "backup"
+    path = str(data)
+    before, logs = running.info.engine_id, [log_id_of(path)]
+    with ringlog.connect(running.url, wait=10) as client:
+        fill(client)
+    assert run(["backup", "--to", str(backup), "--url", running.url]) == CliExit.DONE
+    checkpoint = encode(logs[0], {"fast": Cursor(1, 3_005)})
+    for _ in range(2):
+        running.stop()
+        shutil.rmtree(data)
+        assert run(["restore", str(backup), "--to", path]) == CliExit.DONE
+        running.start()
+        with pytest.raises(CheckpointRefused, match="restored from a backup"):
+            decode(checkpoint, log_id_of(path))
+        logs.append(log_id_of(path))
+        assert running.info.engine_id == before
+    running.restart()
+    assert log_id_of(path) == logs[-1]
+    assert len(set(logs)) == 3
 
 
 class InterruptedDisk(WrappedDisk):

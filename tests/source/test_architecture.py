@@ -83,7 +83,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The cold tier without its engine: the snapshots of shards, and the stores of segments.
     "spark.cold_client": {
         *DISK, "base", "board", "frame", "envelope", "link", "segment", "storage.log_map",
-        "storage.snapshot", "tier", "topic.row", "topic.state", "spark", "spark.cold_client",
+        "storage.snapshot", "storage.identity_file", "tier", "topic.row", "topic.state", "spark",
+        "spark.cold_client",
     },
     # The supervisor locks the data directory and writes meta/engine. Only one module changes the disk.
     "supervision": {

@@ -41,6 +41,17 @@ def test_an_identity_from_before_checksums_is_accepted(tmp_path: Path) -> None:
     assert msgspec.json.decode((tmp_path / "meta" / "engine").read_bytes(), type=EngineFile).check
 
 
+def test_a_damaged_restore_id_is_refused(tmp_path: Path) -> None:
+    assert not EngineIdentity(RealDisk(), str(tmp_path)).restore_id
+    path = tmp_path / "meta" / "restored"
+    for damaged in (b"", b"0123", b"0123456789abcdef\n", b"0123456789abcdeF"):
+        path.write_bytes(damaged)
+        with pytest.raises(StartRefused, match="meta/restored"):
+            EngineIdentity(RealDisk(), str(tmp_path))
+    path.write_bytes(b"0123456789abcdef")
+    assert EngineIdentity(RealDisk(), str(tmp_path)).restore_id == "0123456789abcdef"
+
+
 def test_an_identity_older_than_the_log_is_refused(tmp_path: Path) -> None:
     """The file is complete and valid, but from an old backup (RF-76)."""
     identity = EngineIdentity(RealDisk(), str(tmp_path))

@@ -14,7 +14,7 @@ from ringlog.segment.layout import CREATOR_COMPACTOR, NumberAllocator
 from ringlog.segment.salvage import SalvagedTopic, write_deletion_marks, write_salvaged
 from ringlog.storage.disk import Disk
 from ringlog.storage.identity_file import encode_identity
-from ringlog.storage.layout import META_DIR, QUARANTINE_DIR, ids_upper_bound
+from ringlog.storage.layout import META_DIR, QUARANTINE_DIR, RESTORED, ids_upper_bound
 from ringlog.storage.log_register import RegisterEntry, encode_register, register_name
 from ringlog.storage.real_disk import RealDisk
 from ringlog.verify.directory import HOT
@@ -49,6 +49,9 @@ def build_copy(plan: RepairPlan, target: Path, disk: Disk | None = None) -> None
 
 def _copy_identity(disk: Disk, plan: RepairPlan, target: Path) -> None:
     """Copy the identity of the directory. If it is damaged, rebuild it from the headers of other files."""
+    restored = f"{META_DIR}/{RESTORED}"
+    if (plan.root / restored).exists():
+        copy_file(disk, plan.root / restored, target / restored)
     report = next((each for each in plan.found.files if each.path == ENGINE_FILE), None)
     if report is not None and not report.is_damaged:
         copy_identity(disk, plan.root, target)

@@ -281,7 +281,8 @@ def check_same_log(manifests: list[ArchiveManifest], log_id: str, directory: str
     for each in manifests[-1:]:
         if each.log != log_id:
             raise OptionError(
-                "the archive belongs to another data directory; give this one an archive of its own",
+                "the archive belongs to another data directory, or to this one before it was restored from a "
+                "backup; give this one an archive of its own",
                 archive=directory, archive_log=each.log, log=log_id,
             )  # fmt: skip
 

@@ -111,6 +111,8 @@ class Committer:
     staging: Staging
     create_topics: bool = False
     durability: Durability | None = None
+    log: str = ""
+    """Identity of the engine's log; "" if it is not known."""
 
     def commit(self, key: WriterKey, batch: int, files: Sequence[StagedFile]) -> BatchCommitReport:
         """Append the frames of these files as batch `batch` of this writer. Idempotent.
@@ -125,7 +127,7 @@ class Committer:
             return BatchCommitReport("nothing", batch)
         names = [file.name for file in ordered]
         with self.staging.lock_writer(key.text) as locked:
-            plan = locked.plan()
+            plan = self._plan_of(locked)
             if plan is None and key.legacy_text and self._is_written_before(key.legacy_text, batch, ordered):
                 locked.delete_files(names)
                 return BatchCommitReport("repeated", batch)
@@ -149,7 +151,7 @@ class Committer:
         not written.
         """
         with self.staging.lock_writer(legacy_key) as locked:
-            plan = locked.plan()
+            plan = self._plan_of(locked)
             topics = {topic for file in files for topic in file.topics}
             if plan is None or plan.batch < batch or not topics & set(plan.topics):
                 return False
@@ -181,7 +183,7 @@ class Committer:
         for plan in self.staging.open_plans():
             try:
                 with self.staging.lock_writer(plan.key, wait_s=0) as locked:
-                    now = locked.plan()
+                    now = self._plan_of(locked)
                     if now is None or now.done:
                         continue
                     end = self._finish(locked, now)
@@ -199,6 +201,21 @@ class Committer:
 
     # -- internals ----------------------------------------------------------------------------------
 
+    def _plan_of(self, locked: LockedWriter) -> SinkCommitPlan | None:
+        """Return the last plan; raise StagingLost if it was written to another log.
+
+        The batches that it has as done may be missing there, and would be skipped.
+        """
+        plan = locked.plan()
+        if plan is not None and plan.log and self.log and plan.log != self.log:
+            raise StagingLost(
+                "the staging directory belongs to another data directory, or to this one before it was "
+                "restored from a backup: give this one a staging directory of its own, and start the query "
+                "with a new checkpoint", plan_log=plan.log, log=self.log, staging=self.staging.directory,
+                writer=locked.writer_id,
+            )  # fmt: skip
+        return plan
+
     def _new_plan(
         self,
         locked: LockedWriter,
@@ -209,13 +226,20 @@ class Committer:
     ) -> SinkCommitPlan:
         first = 1 if before is None else before.next
         plan = SinkCommitPlan(
-            key.text, batch, first, first + sum(file.frames for file in files), files, fresh=key.is_one_time
+            key.text,
+            batch,
+            first,
+            first + sum(file.frames for file in files),
+            files,
+            fresh=key.is_one_time,
+            log=self.log,
         )
         for topic, settled in self._settled(plan).items():
             if settled >= first:
                 raise StagingLost(
                     "the engine has frames of this writer that the staging directory does not know: it was "
-                    "lost or replaced. Put it back, or start the query with a new checkpoint",
+                    "lost or replaced, or the engine was restored from a backup. Put it back, or start the "
+                    "query with a new checkpoint, or the write with a new txnAppId",
                     topic=topic, settled=settled, first=first, staging=self.staging.directory,
                     writer=writer_file_id(key.text),
                 )  # fmt: skip

@@ -47,10 +47,11 @@ class DataLoss(RinglogError):
 
 
 class StagingLost(RinglogError):
-    """The sink's state of a writer is missing, or older than the engine's state of that writer.
+    """The sink's state of a writer is missing, older than the engine's state, or from before a restore.
 
-    If the sink continued its numbers from there, the engine would drop new rows as duplicates. So nothing is
-    written. `detail` has topic, settled (the highest number that the engine knows) and staging.
+    If the sink continued from there, the engine would drop new rows as duplicates, or the sink would skip
+    batches that the restored log lacks. So nothing is written. `detail` has staging, and either topic and
+    settled (the highest number that the engine knows), or plan_log and log (identities of the two logs).
     """
 
     code = "staging_lost"

@@ -27,7 +27,7 @@ from ringlog import stop_points
 from ringlog.client.client import Client
 from ringlog.errors import ConnectionTrouble, NotReady, TopicNotFound
 from ringlog.frame import raise_malloc_trim_threshold
-from ringlog.spark.clients import CONNECT_S, client_of, engine_of
+from ringlog.spark.clients import CONNECT_S, client_of, engine_of, log_id_of
 from ringlog.spark.commit import BatchCommitReport, Committer, WriterKey, abort, unknown_topic
 from ringlog.spark.errors import OptionError
 from ringlog.spark.options import SinkOptions
@@ -91,7 +91,10 @@ def sink_staging(options: SinkOptions) -> Staging:
 
 def committer_of(options: SinkOptions) -> Committer:
     """Return the Committer for these options."""
-    return Committer(sink_client(options), sink_staging(options), options.create_topics, options.durability)
+    log = log_id_of(options.path) if options.path else ""
+    return Committer(
+        sink_client(options), sink_staging(options), options.create_topics, options.durability, log
+    )
 
 
 def recover(options: SinkOptions) -> list[BatchCommitReport]:

@@ -74,6 +74,8 @@ class SinkCommitPlan(msgspec.Struct, frozen=True):
     """New numbers of frames, by frame index, whose original number was refused permanently."""
     fresh: bool = False
     """True if the key belongs to this write only: its state is deleted when the plan is done."""
+    log: str = ""
+    """Identity of the log that the plan writes to; "" if it is not known, as for remote engines."""
 
     @property
     def frames(self) -> int:

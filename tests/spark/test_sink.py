@@ -416,6 +416,18 @@ def test_a_lost_staging_directory_is_detected_before_the_write(new_world):
     assert world.found() == world.expected(IDS)
 
 
+def test_a_staging_directory_from_before_a_restore_is_refused_before_the_write(new_world):
+    """A batch that its plan has as done may be missing in the restored log, and must not be skipped."""
+    world = new_world()
+    replace(world.committer(), log="log").commit(world.key, 0, world.stage(IDS))
+    restored = replace(world.committer(), log="log-0123456789abcdef")
+    for number in (0, 1):
+        with pytest.raises(StagingLost, match="restored"):
+            restored.commit(world.key, number, world.stage(NEXT_IDS))
+    assert world.found() == world.expected(IDS)
+    assert world.batch(1, NEXT_IDS).outcome == "written", "a log that is not known is not compared"
+
+
 def test_a_changed_staged_file_is_refused_before_the_write(new_world):
     world = new_world()
     files = world.stage(IDS)

@@ -159,7 +159,7 @@ class OrphanSweep:
         """Remove the cold parts of a segment. Runs in a thread that may wait for the store."""
         try:
             self._copies.drop_cold(stem)
-        except ColdUnavailable as e:
+        except (ColdUnavailable, DiskError) as e:
             log_event(log, logging.WARNING, "cold segment not removed", segment=stem, reason=str(e))
             self._removing.discard(stem)
         else:

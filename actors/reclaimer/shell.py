@@ -46,7 +46,7 @@ from ringlog.signals import StopFlag
 from ringlog.storage.real_disk import RealDisk
 from ringlog.storage.segment_hold import SegmentHold
 from ringlog.tier.copies import SegmentCopies
-from ringlog.tier.open_store import open_store
+from ringlog.tier.open_store import open_owned_store
 
 log: logging.Logger = logging.getLogger("ringlog.reclaimer")
 REQUESTS_PER_TURN = 64
@@ -73,7 +73,7 @@ class ReclaimerShell:
         self._stopping = threading.Event()
         self._bell = EventBell()
         self._disk = RealDisk()
-        store = open_store(settings.cold, self._disk)
+        store = open_owned_store(settings.cold, self._disk, boot.data_dir, boot.engine_id)
         self._slot = Board.open(boot.shm_dir, writable=True).process(boot.slot)
         self._router = ActorControlSocket(socket_of(boot.shm_dir, boot.name), boot, self._slot)
         self._cold_jobs = ThreadPool("cold", 1, COLD_JOBS_MAX, self._bell.ring)

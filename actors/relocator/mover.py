@@ -135,7 +135,7 @@ class Mover:
                 continue
             try:
                 self._copies.drop_cold(stem)
-            except ColdUnavailable as e:
+            except (ColdUnavailable, DiskError) as e:
                 log_event(log, logging.WARNING, "cold copy not removed", segment=stem, reason=str(e))
                 return
             del self._copied[number]

@@ -40,10 +40,7 @@ from ringlog.signals import StopFlag
 from ringlog.storage.real_disk import RealDisk
 from ringlog.storage.segment_hold import SegmentHold
 from ringlog.tier.copies import SegmentCopies
-from ringlog.tier.local import LocalStore
-from ringlog.tier.open_store import open_store
-from ringlog.tier.ownership import claim_store
-from ringlog.tier.store import SegmentStore
+from ringlog.tier.open_store import open_owned_store
 
 log: logging.Logger = logging.getLogger("ringlog.relocator")
 REQUESTS_PER_TURN = 256
@@ -55,23 +52,12 @@ STOP_S = 2.0
 class RelocatorShell:
     """One incarnation of the relocator."""
 
-    def __init__(
-        self,
-        boot: ActorBoot,
-        settings: Config,
-        *,
-        store: SegmentStore | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        """Create the shell.
-
-        `store` is for tests. Raises ConfigError if the settings name no store that can be opened.
-        """
+    def __init__(self, boot: ActorBoot, settings: Config, *, clock: Clock | None = None) -> None:
+        """Create the shell. Raises ConfigError if the settings name no store that can be opened."""
         self._boot, self._cold = boot, settings.cold
         self._clock = clock or SystemClock()
-        self._disk = disk = RealDisk()
-        self._owner = ""
-        opened = store or open_store(settings.cold, disk)
+        disk = RealDisk()
+        opened = open_owned_store(settings.cold, disk, boot.data_dir, boot.engine_id)
         if opened is None:
             raise ConfigError("no cold store configured: set cold.dir or cold.url")
         self._store = opened
@@ -178,24 +164,20 @@ class RelocatorShell:
             self._requests.close()
 
     def _owns_store(self) -> bool:
-        """Return whether the store belongs to this engine only. If not, nothing is moved to it.
+        """Claim the store, if it has no owner, and return whether it is this engine's.
 
-        A directory is checked before each round: its volume may be unmounted, and a write would then fill
-        another disk.
+        Its volume may be unmounted later in the round: the store itself checks its owner before each change.
         """
-        if self._owner == self._boot.engine_id and not isinstance(self._store, LocalStore):
-            return True
         try:
-            self._owner = claim_store(self._store, self._disk, self._boot.data_dir, self._boot.engine_id)
+            owner = self._store.claim()
         except (ColdUnavailable, CorruptData, DiskError) as e:
             log_event(log, logging.WARNING, "cold store unavailable", reason=str(e))
             return False
-        if self._owner != self._boot.engine_id:
+        if owner != self._boot.engine_id:
             log_event(
-                log, logging.ERROR, "cold store belongs to another engine, nothing is moved",
-                owner=self._owner,
-            )  # fmt: skip
-        return self._owner == self._boot.engine_id
+                log, logging.ERROR, "cold store belongs to another engine, nothing is moved", owner=owner
+            )
+        return owner == self._boot.engine_id
 
     def _ask(self, shard: int, message: m.Message, wanted: type[M]) -> M:
         assert self._requests is not None, "only the moving thread asks"

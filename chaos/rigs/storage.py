@@ -30,6 +30,7 @@ from ringlog.segment.layout import CREATOR_RECLAIMER, CREATOR_SHIFT, NumberAlloc
 from ringlog.storage.disk import Disk
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
+from ringlog.tier.ownership import OwnedStore
 from tests.support.shard_world import DATA, ENGINE_ID, World
 from tests.support.world_checkpoints import WorldShardRequests, checkpoint
 
@@ -109,13 +110,15 @@ def reclaimer_numbers(incarnation: int) -> NumberAllocator:
 
 def cold_copies(disk: Disk) -> SegmentCopies:
     """Return the two tiers, both on one disk."""
-    return SegmentCopies(disk, DATA, LocalStore(disk, COLD))
+    return SegmentCopies(disk, DATA, OwnedStore(LocalStore(disk, COLD), disk, DATA, ENGINE_ID.hex()))
 
 
 def mover_of(world: World, asking: Any, hot_segments: int) -> Mover:
-    """Return a relocator that has just started and keeps `hot_segments` on the host."""
+    """Return a relocator that has claimed its store and keeps `hot_segments` on the host."""
+    copies = cold_copies(world.disk)
+    copies.require_store().claim()
     return Mover(
-        cold_copies(world.disk), ColdConfig(dir=COLD, hot_segments=hot_segments), shards=world.shards,
+        copies, ColdConfig(dir=COLD, hot_segments=hot_segments), shards=world.shards,
         clock=world.clock, jitter=lambda: 0.0,
         ask=lambda shard, message, wanted: asking.ask(shard, message, wanted).message,
     )  # fmt: skip

@@ -31,6 +31,7 @@ from ringlog.testing.clock import ManualClock
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
+from ringlog.tier.ownership import OwnedStore
 from tests.support.segment_files import ENGINE_ID, FakeShards, make_segment
 from tests.support.shard_world import DATA as DATA_DIR
 
@@ -50,7 +51,7 @@ class Rig:
     """Segments of one topic in the hot tier. Some may be copied to the cold tier."""
 
     def __init__(self) -> None:
-        self.disk = SimulatedDisk("/data", "/cold")
+        self.disk = SimulatedDisk("/data", "/data/meta", "/cold")
         self.clock = ManualClock()
         self.shards = FakeShards()
         self.refs = [
@@ -62,7 +63,9 @@ class Rig:
         ]  # fmt: skip
         self.shards.register(*self.refs)
         self.shards.topics[TOPIC] = (1, 1, BitMap64())
-        self.copies = SegmentCopies(self.disk, "/data", LocalStore(self.disk, "/cold"))
+        store = OwnedStore(LocalStore(self.disk, "/cold"), self.disk, "/data", ENGINE_ID.hex())
+        store.claim()
+        self.copies = SegmentCopies(self.disk, "/data", store)
         self.scrubber = Scrubber(
             self.disk, "/data", self.copies, rate_limiter=lambda _: None, is_current=lambda _: True
         )

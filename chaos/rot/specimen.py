@@ -26,7 +26,7 @@ from ringlog.testing.disk import SimulatedDisk
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
 from ringlog.tier.ownership import OWNER_OBJECT as COLD_ENGINE
-from ringlog.tier.ownership import claim_store
+from ringlog.tier.ownership import OwnedStore
 from tests.support.shard_world import DATA, ENGINE_ID, SimulatedBoardMarks, World
 from tests.support.world_checkpoints import checkpoint_all
 
@@ -169,8 +169,8 @@ def _numbers(*seqs: int) -> bytes:
 
 def _chill(world: World) -> None:
     """Move the oldest segment of each shard to the cold tier, as the relocator does."""
-    store = LocalStore(world.disk, COLD)
-    assert claim_store(store, world.disk, DATA, ENGINE_ID.hex()) == ENGINE_ID.hex()
+    store = OwnedStore(LocalStore(world.disk, COLD), world.disk, DATA, ENGINE_ID.hex())
+    assert store.claim() == ENGINE_ID.hex()
     copies = SegmentCopies(world.disk, DATA, store)
     for shard, run in world.runs.items():
         refs = sorted(run.core.checkpoint.segments.refs.values(), key=lambda ref: ref.number)

@@ -284,9 +284,15 @@ class FaultyEngine(Harness):
 
     def relocate(self, hot_segments: int = 1) -> None:
         """Run a round of a new relocator."""
-        mover = mover_of(self.world, self.asking, hot_segments)
-        self.try_to(mover.run_round)
-        self.model.failed += mover.counts.failed
+
+        def run() -> None:
+            mover = mover_of(self.world, self.asking, hot_segments)
+            try:
+                mover.run_round()
+            finally:
+                self.model.failed += mover.counts.failed
+
+        self.try_to(run)
 
     def segments(self) -> list[m.SegmentRef]:
         """Return the segments in force."""

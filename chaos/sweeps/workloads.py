@@ -166,6 +166,7 @@ def _rotten(house: FaultyEngine) -> None:
     """Damage every data part in the hot tier, after an intact copy of each is in the cold tier."""
     _sealed(house)
     house.has_rot = True
+    house.copies().require_store().claim()
     for ref in house.segments():
         house.copies().upload_index_parts(ref.stem)
         house.copies().upload_part(ref.stem + PART)

@@ -36,9 +36,10 @@ from ringlog.segment.layout import (
     parse_stem,
 )
 from ringlog.segment.segment import find_segments
+from ringlog.storage.disk import Disk
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
-from ringlog.tier.ownership import claim_store
+from ringlog.tier.ownership import OwnedStore
 from tests.support.shard_world import DATA, ENGINE_ID
 
 DAMAGE_WORDS = frozenset({"index not readable", "segments not rewritten"})
@@ -165,7 +166,7 @@ def compactor(engine: Engine, child: Child, process: Process) -> None:
 def reclaimer(engine: Engine, child: Child, process: Process) -> None:
     """Run the reclaimer: rounds, forever."""
     loop, settings, disk = engine.loop, engine.config.storage, engine.disk_for(process)
-    store = LocalStore(disk, COLD) if engine.config.cold.dir else None
+    store = _store(disk) if engine.config.cold.dir else None
 
     def want_checkpoint() -> None:
         known = engine.child("compactor")
@@ -200,6 +201,10 @@ def reclaimer(engine: Engine, child: Child, process: Process) -> None:
 # -- relocator -------------------------------------------------------------------------------------------
 
 
+def _store(disk: Disk) -> OwnedStore:
+    return OwnedStore(LocalStore(disk, COLD), disk, DATA, ENGINE_ID.hex())
+
+
 class RelocatorActor:
     """Replaces actors/relocator/shell.py, without its sockets.
 
@@ -209,7 +214,7 @@ class RelocatorActor:
     def __init__(self, engine: Engine, child: Child, process: Process) -> None:
         self.engine, self.child, self.process = engine, child, process
         self.disk, cold, loop = engine.disk_for(process), engine.config.cold, engine.loop
-        self.store = LocalStore(self.disk, COLD)
+        self.store = _store(self.disk)
         self.reads = ColdReads(cold.cache_bytes, round(cold.timeout_s * 1e9))
         asking = SimulatedShardRequests(engine)
         self.mover = Mover(
@@ -256,15 +261,12 @@ class RelocatorActor:
         self._perform(self.reads.handle([Fetched(fetch.ticket, data, error)]))
 
     def _move(self) -> None:
-        engine, loop, is_ours = self.engine, self.engine.loop, False
+        engine, loop = self.engine, self.engine.loop
         moved = 0
         while True:
             loop.pause(engine.config.cold.interval_s)
             try:
-                is_ours = (
-                    is_ours or claim_store(self.store, self.disk, DATA, ENGINE_ID.hex()) == ENGINE_ID.hex()
-                )
-                if is_ours:
+                if self.store.claim() == ENGINE_ID.hex():
                     self.mover.run_round()
             except (ColdUnavailable, DiskError, ShuttingDown) as e:
                 engine.tell("", f"relocator: {e}")

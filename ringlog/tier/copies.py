@@ -18,10 +18,10 @@ from ringlog.errors import CorruptData, DiskError
 from ringlog.segment.layout import DATA, DEL, IDX, TAGS, parse_stem
 from ringlog.storage.disk import Disk
 from ringlog.storage.layout import TMP_SUFFIX
+from ringlog.tier.ownership import OwnedStore
 from ringlog.tier.store import (
     COPY_BYTES,
     ColdMissing,
-    SegmentStore,
     digest_of,
     file_pieces,
     object_pieces,
@@ -42,12 +42,12 @@ class SegmentCopies:
     """Access to both copies of every segment of one data directory. Use one thread at a time per segment."""
 
     def __init__(
-        self, disk: Disk, data_dir: str, store: SegmentStore | None, progress: Progress = no_progress
+        self, disk: Disk, data_dir: str, store: OwnedStore | None, progress: Progress = no_progress
     ) -> None:
         """`progress` is called with the number of bytes of each read. It may sleep, to limit the rate."""
         self.disk: Disk = disk
         self.data_dir: str = data_dir
-        self.store: SegmentStore | None = store
+        self.store: OwnedStore | None = store
         self._progress = progress
 
     def path(self, name: str) -> str:
@@ -58,7 +58,7 @@ class SegmentCopies:
         """Return whether the host has a part. Raises DiskError if the check fails."""
         return self.disk.exists(self.path(name))
 
-    def require_store(self) -> SegmentStore:
+    def require_store(self) -> OwnedStore:
         """Return the store. The caller must know that one is configured."""
         assert self.store is not None, "nothing is cold without a store"
         return self.store
@@ -88,6 +88,7 @@ class SegmentCopies:
         Raises CorruptData, ColdMissing, ColdUnavailable.
         """
         store, name = self.require_store(), stem + DATA
+        store.check()
         size = store.size(name)
         verify_data_part(
             lambda start, stop: store.get_range(name, start, stop), name, _number(stem), size, self._progress
@@ -139,6 +140,7 @@ class SegmentCopies:
         copy changes meanwhile.
         """
         store, path = self.require_store(), self.path(name)
+        store.check()
         expected = digest_of(object_pieces(store, name))
         temporary = path + TMP_SUFFIX
         if self.disk.exists(temporary):
@@ -172,9 +174,8 @@ class SegmentCopies:
         return freed
 
     def drop_cold(self, stem: str) -> None:
-        """Remove a segment from the store. A missing object is no error. Raises ColdUnavailable."""
-        for suffix in (IDX, TAGS, DEL, DATA):
-            self.require_store().delete(stem + suffix)
+        """Remove a segment from the store; see OwnedStore.delete. Raises ColdUnavailable, DiskError."""
+        self.require_store().delete(*(stem + suffix for suffix in (IDX, TAGS, DEL, DATA)))
 
     def _size(self, path: str) -> int:
         try:

@@ -29,8 +29,26 @@ class ColdMissing(CorruptData):
     """The store replied that the object does not exist."""
 
 
-class SegmentStore(Protocol):
-    """A place for parts of segments. Thread-safe. All methods are idempotent."""
+class ObjectReader(Protocol):
+    """Reads parts of segments. Thread-safe."""
+
+    def get_range(self, name: str, start: int, stop: int) -> bytes:
+        """Return the bytes [start, stop); fewer only at the end of the object.
+
+        Raises ColdMissing if the object does not exist, and ColdUnavailable.
+        """
+        ...
+
+    def size(self, name: str) -> int:
+        """Return the length in bytes. Raises ColdMissing, ColdUnavailable."""
+        ...
+
+
+class SegmentStore(ObjectReader, Protocol):
+    """A place for parts of segments. Thread-safe. All methods are idempotent.
+
+    An engine uses its store only as an ownership.OwnedStore.
+    """
 
     def put(self, name: str, source: str) -> str:
         """Store the file at `source` durably under `name`, and replace an existing object.
@@ -44,17 +62,6 @@ class SegmentStore(Protocol):
 
         Needed because a process that stored it may have died after it became visible, before it was durable.
         """
-        ...
-
-    def get_range(self, name: str, start: int, stop: int) -> bytes:
-        """Return the bytes [start, stop); fewer only at the end of the object.
-
-        Raises ColdMissing if the object does not exist, and ColdUnavailable.
-        """
-        ...
-
-    def size(self, name: str) -> int:
-        """Return the length in bytes. Raises ColdMissing, ColdUnavailable."""
         ...
 
     def exists(self, name: str) -> bool:
@@ -85,7 +92,7 @@ def file_pieces(disk: Disk, path: str, step: int = COPY_BYTES) -> Generator[byte
         disk.close(fd)
 
 
-def object_pieces(store: SegmentStore, name: str, step: int = COPY_BYTES) -> Iterator[bytes]:
+def object_pieces(store: ObjectReader, name: str, step: int = COPY_BYTES) -> Iterator[bytes]:
     """Yield the contents of an object in pieces of `step` bytes. Raises ColdMissing, ColdUnavailable."""
     offset = 0
     while piece := store.get_range(name, offset, offset + step):
@@ -122,7 +129,7 @@ def digest_of(pieces: Iterable[bytes]) -> str:
     return digest.text
 
 
-def verify_object(store: SegmentStore, name: str, expected: str) -> None:
+def verify_object(store: ObjectReader, name: str, expected: str) -> None:
     """Read an object back and compare it with the digest `expected`.
 
     Raises CorruptData if it is missing or has another length or other bytes; ColdUnavailable.

@@ -24,6 +24,7 @@ from ringlog.testing import ManualClock
 from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, SimulatedDisk
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
+from ringlog.tier.ownership import OwnedStore
 from tests.support.disk_files import damage_file
 from tests.support.segment_files import ENGINE_ID, FakeShards, make_segment, seqs_of
 
@@ -33,10 +34,12 @@ SETTINGS = StorageConfig(segment_bytes=64 * KIB, own_segment_bytes=16 * KIB, seg
 
 class World:
     def __init__(self, shards: int = 1, cold: bool = False) -> None:
-        self.base = SimulatedDisk("/data", "/cold")
+        self.base = SimulatedDisk("/data", "/data/meta", "/cold")
         self.shards = FakeShards(shards)
         self.clock = ManualClock()
         self.cold = cold
+        if cold:
+            assert self.store().claim() == ENGINE_ID.hex()
         self.lives = 0
         self.quarantined: set[int] = set()
         self.is_held = False
@@ -49,6 +52,10 @@ class World:
             self.shards.topics.setdefault(topic, (1, 1, BitMap64()))
         return ref
 
+    def store(self, disk=None, root: str = "/cold") -> OwnedStore:
+        disk = disk or self.base
+        return OwnedStore(LocalStore(disk, root), disk, "/data", ENGINE_ID.hex())
+
     def set(self, topic: int, *, epoch: int = 1, earliest: int = 1, deleted=()) -> None:
         self.shards.topics[topic] = (epoch, earliest, BitMap64(deleted))
 
@@ -57,7 +64,7 @@ class World:
         self.lives += 1
         numbers = NumberAllocator(CREATOR_RECLAIMER, [(CREATOR_RECLAIMER << 48) | self.lives << 20])
         self.pace = ByteRateLimiter(1 << 40, self.clock, lambda: False)
-        store = LocalStore(disk, "/cold") if self.cold else None
+        store = self.store(disk) if self.cold else None
 
         def later(job) -> bool:
             job()
@@ -416,7 +423,7 @@ def test_a_dead_cold_segment_is_removed_from_both_tiers():
     """No file of it remains, neither in the data directory nor in the cold tier."""
     world = World(cold=True)
     ref = world.segment(1, {7: range(1, 11)})
-    copies = SegmentCopies(world.base, "/data", LocalStore(world.base, "/cold"))
+    copies = SegmentCopies(world.base, "/data", world.store())
     copies.upload_index_parts(ref.stem)
     copies.upload_part(ref.stem + DATA)
     copies.drop_local(ref.stem, (DATA,))
@@ -425,6 +432,41 @@ def test_a_dead_cold_segment_is_removed_from_both_tiers():
     world.settle()
     assert world.files() == []
     assert world.files("/cold") == []
+
+
+def test_a_dead_segment_leaves_the_object_of_another_engine_in_its_store():
+    """Both engines use the same cold directory by mistake, and their segments have the same names."""
+    world = World(cold=True)
+    ref = world.segment(1, {7: range(1, 11)})
+    theirs = OwnedStore(LocalStore(world.base, "/cold"), world.base, "/theirs", ENGINE_ID.hex())
+    SegmentCopies(world.base, "/data", theirs).upload_part(ref.stem + DATA)
+    world.store = lambda disk=None: OwnedStore(
+        LocalStore(world.base, "/cold"), world.base, "/ours", "bb" * 16
+    )
+    world.set(7, epoch=0)
+    world.settle()
+    assert world.files() == []
+    assert world.files("/cold") == [ref.stem + DATA]
+
+
+def test_an_index_stays_while_the_volume_of_its_cold_segment_is_not_mounted():
+    """The mount point exists and is empty. The segment is removed when the volume returns."""
+    world = World(cold=True)
+    ref = world.segment(1, {7: range(1, 11)})
+    copies = SegmentCopies(world.base, "/data", world.store())
+    copies.upload_part(ref.stem + DATA)
+    copies.drop_local(ref.stem, (DATA,))
+    world.shards.register(m.SegmentRef(ref.number, ref.stem, 1, 1, 10, 1, 1, 2))
+    world.set(7, epoch=0)
+    world.base.make_dir("/bare")
+    mounted = world.store
+    world.store = lambda disk=None: mounted(disk, "/bare")
+    world.settle()
+    assert world.files() == [ref.stem + IDX]
+    assert world.files("/cold") == [ref.stem + DATA]
+    world.store = mounted
+    world.settle()
+    assert world.files() == world.files("/cold") == []
 
 
 @pytest.mark.slow

@@ -16,7 +16,8 @@ from ringlog.storage.snapshot import Snapshot, write_snapshot
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
-from tests.support.segment_files import make_segment, mark_deleted
+from ringlog.tier.ownership import OwnedStore
+from tests.support.segment_files import ENGINE_ID, make_segment, mark_deleted
 
 NUMBER = 1 << 48
 
@@ -25,7 +26,9 @@ class World:
     def __init__(self) -> None:
         self.disk = SimulatedDisk("/data", "/data/meta", "/cold")
         self.ref = make_segment(self.disk, "/data", NUMBER, {7: range(1, 101), 8: range(1, 11)})
-        self.copies = SegmentCopies(self.disk, "/data", LocalStore(self.disk, "/cold"))
+        self.store = OwnedStore(LocalStore(self.disk, "/cold"), self.disk, "/data", ENGINE_ID.hex())
+        assert self.store.claim() == ENGINE_ID.hex()
+        self.copies = SegmentCopies(self.disk, "/data", self.store)
         self.current = True
         self.paced: list[int] = []
         self.scrubber = Scrubber(
@@ -152,11 +155,33 @@ def test_an_unavailable_store_is_no_damage():
     ref = world.make_cold()
 
     class Absent:
-        def size(self, name):
+        def get_range(self, name, start, stop):
             raise ColdUnavailable("store not available")
 
-    world.copies.store = Absent()
+    world.copies.store = OwnedStore(Absent(), world.disk, "/data", ENGINE_ID.hex())
     assert world.verify(ref=ref) == []
+
+
+def test_an_empty_mount_point_is_no_damage():
+    """The volume of the cold tier is not mounted, so the segment is not verified."""
+    world = World()
+    ref = world.make_cold()
+    world.disk.make_dir("/bare")
+    bare = LocalStore(world.disk, "/bare")
+    world.copies.store = OwnedStore(bare, world.disk, "/data", ENGINE_ID.hex())
+    assert world.verify(ref=ref) == []
+    assert world.scrubber.quarantined == set()
+
+
+def test_a_damaged_part_is_not_replaced_by_a_segment_of_another_engine():
+    """Both engines have given their segments the same name, and the other one owns the store."""
+    world = World()
+    world.copies.upload_part(world.ref.stem + DATA)
+    world.rot(world.part(DATA), 5_000)
+    other = OwnedStore(LocalStore(world.disk, "/cold"), world.disk, "/data", "bb" * 16)
+    world.copies.store = other
+    assert len(world.verify()) == 1
+    assert world.scrubber.quarantined == {world.ref.number}
 
 
 def snapshot(number: int) -> Snapshot:

@@ -15,9 +15,10 @@ from ringlog.testing import ManualClock
 from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, SimulatedDisk
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
+from ringlog.tier.ownership import OWNER_OBJECT, OwnedStore
 from ringlog.tier.store import digest_of, object_pieces
 from tests.support.disk_files import damage_file
-from tests.support.segment_files import FakeShards, make_segment, mark_deleted
+from tests.support.segment_files import ENGINE_ID, FakeShards, make_segment, mark_deleted
 
 NUMBER = 1 << 48
 TOPIC = 7
@@ -27,7 +28,8 @@ class World:
     """One data directory, one cold directory, and fake shards that only know segments."""
 
     def __init__(self, disk=None, shards: int = 1) -> None:
-        self.base = SimulatedDisk("/data", "/cold")
+        self.base = SimulatedDisk("/data", "/data/meta", "/cold")
+        assert self.store().claim() == ENGINE_ID.hex()
         self.shards = FakeShards(shards)
         self.clock = ManualClock()
         self.refs = [
@@ -38,9 +40,13 @@ class World:
         self.held = repeat(False)
         """Whether a backup runs, at each check."""
 
+    def store(self, disk=None, store=None) -> OwnedStore:
+        disk = disk or self.base
+        return OwnedStore(store or LocalStore(disk, "/cold"), disk, "/data", ENGINE_ID.hex())
+
     def mover(self, disk=None, store=None, hot_segments: int = 1) -> Mover:
         disk = disk or self.base
-        self.copies = SegmentCopies(disk, "/data", store or LocalStore(disk, "/cold"))
+        self.copies = SegmentCopies(disk, "/data", self.store(disk, store))
         return Mover(
             self.copies, ColdConfig(dir="/cold", hot_segments=hot_segments), shards=len(self.shards.refs),
             ask=lambda shard, message, wanted: self.shards.ask(shard, message)[0], clock=self.clock,
@@ -63,7 +69,7 @@ class World:
 
     def require_readable(self) -> None:
         """Check that every segment is intact in the tier to which its shard leads readers."""
-        copies = SegmentCopies(self.base, "/data", LocalStore(self.base, "/cold"))
+        copies = SegmentCopies(self.base, "/data", self.store())
         for n, ref in enumerate(self.refs):
             if self.shards.refs[0][ref.number].tier == 2:
                 copies.verify_cold(ref.stem)
@@ -244,7 +250,7 @@ class LosesObjects(Wrapped):
 class ReturnsOtherBytes(Wrapped):
     def get_range(self, name, start, stop):
         data = bytearray(self.inner.get_range(name, start, stop))
-        if data:
+        if data and name != OWNER_OBJECT:
             data[-1] ^= 1
         return bytes(data)
 
@@ -256,7 +262,8 @@ class LiesAboutSize(Wrapped):
 
 class CutsShort(Wrapped):
     def get_range(self, name, start, stop):
-        return self.inner.get_range(name, start, max(start, min(stop, self.inner.size(name)) - 9))
+        cut = 0 if name == OWNER_OBJECT else 9
+        return self.inner.get_range(name, start, max(start, min(stop, self.inner.size(name)) - cut))
 
 
 @pytest.mark.parametrize("kind", [LosesObjects, ReturnsOtherBytes, LiesAboutSize, CutsShort])
@@ -324,6 +331,31 @@ def test_damage_is_reported_only_if_a_shard_confirms_the_segment(world):
     world.wait()
     mover.run_round()
     assert mover.backoff.quarantined == {world.refs[0].number}
+
+
+class LosesItsVolume(Wrapped):
+    """The volume is unmounted when a segment's data was read back. The mount point stays."""
+
+    def get_range(self, name, start, stop):
+        data = self.inner.get_range(name, start, stop)
+        if name.endswith(DATA):
+            self.inner.root = "/bare"
+        return data
+
+
+def test_nothing_moves_to_a_mount_point_after_its_volume_was_unmounted(world):
+    """The first segment is on the volume. The second one stays on the host, and moves when it returns."""
+    world.base.make_dir("/bare")
+    mover = world.mover(store=LosesItsVolume(LocalStore(world.base, "/cold")))
+    mover.run_round()
+    assert world.base.list_dir("/bare") == []
+    assert world.tiers()[1:] == [0, 0]
+    assert all(world.has("/data", n, DATA) for n in (1, 2))
+    assert not mover.backoff.quarantined
+    world.require_readable()
+    world.mover().run_round()
+    assert world.tiers() == [2, 2, 0]
+    world.require_readable()
 
 
 class IsAbsent(Wrapped):

@@ -14,7 +14,7 @@ from ringlog.segment.layout import IDX
 from ringlog.storage.disk import disk_error
 from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
-from ringlog.tier.ownership import claim_store
+from ringlog.tier.ownership import OwnedStore
 from tests.support.checkpoint_world import checkpoint, fill, state
 from tests.support.disk_files import create_file
 from tests.support.shard_world import DATA, ENGINE_ID, World, refusals
@@ -230,8 +230,8 @@ def relocated_world() -> tuple[World, str, Any]:
     stem = segments_of(world, "a")[1]
     world.disk.make_dir(world.cold)
     world.disk.sync_dir(DATA)
-    store = LocalStore(world.disk, world.cold)
-    assert claim_store(store, world.disk, DATA, ENGINE_ID.hex()) == ENGINE_ID.hex()
+    store = OwnedStore(LocalStore(world.disk, world.cold), world.disk, DATA, ENGINE_ID.hex())
+    assert store.claim() == ENGINE_ID.hex()
     copies = SegmentCopies(world.disk, DATA, store)
     copies.upload_index_parts(stem)
     copies.upload_part(stem + DATA_SUFFIX)

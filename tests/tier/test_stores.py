@@ -18,6 +18,7 @@ from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
 from ringlog.tier.objects import SINGLE_PUT_BYTES_MAX, ObjectStore
 from ringlog.tier.open_store import open_store
+from ringlog.tier.ownership import OwnedStore
 from ringlog.tier.store import ColdMissing, SegmentStore, digest_of, object_pieces, verify_object
 from tests.support.disk_files import create_file
 from tests.support.machine import free_port
@@ -130,6 +131,10 @@ def test_verify_object_detects_wrong_bytes_wrong_size_and_a_lost_object(store, s
 
 def local(disk) -> LocalStore:
     return LocalStore(disk, "/cold")
+
+
+def copies_of(disk) -> SegmentCopies:
+    return SegmentCopies(disk, "/data", OwnedStore(local(disk), disk, "/data", "aa" * 16))
 
 
 def prepared(data: bytes = b"d" * 10_000) -> SimulatedDisk:
@@ -264,14 +269,15 @@ def test_an_invalid_cold_url_is_refused():
 
 def test_a_copy_of_a_dead_predecessor_is_synced_before_it_counts():
     """The predecessor died after the rename and before the sync of the directory. Then the power fails."""
-    for calls in range(1, 12):
-        disk = SimulatedDisk("/data", "/cold")
+    for calls in range(1, 20):
+        disk = SimulatedDisk("/data", "/data/meta", "/cold")
+        assert copies_of(disk).require_store().claim() == "aa" * 16
         make_dirs(disk, "/data", "packs")
         create_file(disk, f"/data/{PACK}.data", b"cold bytes")
         dying = FaultyDisk(disk, DiskFault("any", calls, "halt"))
         with contextlib.suppress(Halted):
-            SegmentCopies(dying, "/data", LocalStore(dying, "/cold")).upload_part(f"{PACK}.data")
+            copies_of(dying).upload_part(f"{PACK}.data")
         disk.process_kill()
-        SegmentCopies(disk, "/data", LocalStore(disk, "/cold")).upload_part(f"{PACK}.data")
+        copies_of(disk).upload_part(f"{PACK}.data")
         disk.power_loss(1, PowerLossDamage.LOST)
         assert LocalStore(disk, "/cold").get_range(f"{PACK}.data", 0, 100) == b"cold bytes"

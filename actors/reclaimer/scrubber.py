@@ -165,7 +165,9 @@ class Scrubber:
         if ref.tier != COLD:
             rebuild_index(self._disk, self._data_dir, stem).close()
             return True
+        if self._copies.store is None:
+            return False
         for suffix in LOCAL_INDEX[:2]:
-            if self._copies.require_store().exists(stem + suffix):
+            if self._copies.store.exists(stem + suffix):
                 self._copies.download_part(stem + suffix)
         return True

@@ -184,6 +184,15 @@ def test_a_damaged_part_is_not_replaced_by_a_segment_of_another_engine():
     assert world.scrubber.quarantined == {world.ref.number}
 
 
+def test_a_damaged_index_of_a_cold_segment_is_reported_while_no_cold_tier_is_configured():
+    """The scrub cannot repair it, and goes on."""
+    world = World()
+    ref = world.make_cold()
+    world.rot(world.part(IDX), 200)
+    world.copies.store = None
+    assert len(world.verify(ref=ref)) == 1
+
+
 def snapshot(number: int) -> Snapshot:
     ids = np.array([7], dtype=np.uint64)
     return Snapshot(number, 0, 1, 1, 5, b"facts", ids, np.array([0, 4], dtype=np.uint64), b"rows")

@@ -50,6 +50,7 @@ from ringlog.errors import CorruptData, UsageError
 from ringlog.storage.disk import Disk, disk_error
 from ringlog.storage.real_disk import RealDisk
 from ringlog.storage.segment_hold import hold_segments
+from ringlog.verify.cold_owner import require_own_cold_tier
 from ringlog.verify.directory import Verification, verify_directory
 from ringlog.verify.findings import DAMAGE
 from ringlog.verify.frame_decoder import VerifyError
@@ -259,9 +260,11 @@ def _cut_at_last_frame(disk: Disk, path: Path) -> None:
 def _cold_parts(copying: BackupJob, files: list[str]) -> list[str]:
     """Return the data parts of the set that are in the cold directory and not on the host.
 
-    Raises UsageError if one is in neither place. Of a stopped engine, `files` may contain an index that a
-    crash left, so that only the verification of the copy can tell.
+    Raises UsageError if one is in neither place, and for the cold tier of another engine. Of a stopped
+    engine, `files` may contain an index that a crash left, so that only the verification of the copy can
+    tell.
     """
+    require_own_cold_tier(copying.source, copying.cold_dir)
     cold, listed = Path(copying.cold_dir), set(files)
     if not copying.cold_dir:
         return []

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from ringlog.errors import UsageError
+from ringlog.verify.cold_owner import require_own_cold_tier
 from ringlog.verify.cross_check import TopicCoverage, TopicHistories
 from ringlog.verify.findings import DAMAGE, UNREACHABLE, FileFinding, FileReport
 from ringlog.verify.frame_decoder import VerifyError
@@ -84,11 +85,12 @@ def verify_directory(
         cold_dir: Directory of the cold tier; "" = do not verify it.
 
     Raises:
-        UsageError: `data_dir` is not a data directory.
+        UsageError: `data_dir` is not a data directory, or `cold_dir` is not its cold tier.
     """
     root = Path(data_dir)
     if not (root / "wal").is_dir() and not (root / "meta").is_dir():
         raise UsageError("not a data directory: it has no wal/ and no meta/", path=data_dir)
+    require_own_cold_tier(root, cold_dir)
     found = Verification()
     paths = data_paths(root, cold_dir)
     found.files = _read_all(root, paths, is_deep, jobs or len(os.sched_getaffinity(0)), cold_dir)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from chaos.rot.specimen import Specimen, make_specimen
-from ringlog.errors import CorruptData
+from ringlog.cli.backup import BackupJob, copy_stopped
+from ringlog.cli.repair.decisions import plan_repair
+from ringlog.errors import CorruptData, UsageError
 from ringlog.segment.layout import DATA as DATA_SUFFIX
 from ringlog.segment.layout import IDX
 from ringlog.segment.segment import Segment
@@ -18,7 +20,7 @@ from ringlog.verify.segment_decoder import next_frame, read_data_header
 from ringlog.verify.segment_verifier import verify_segment
 from ringlog.verify.wal_decoder import verify_wal
 from tests.support.log_world import LogWorld
-from tests.support.shard_world import DATA
+from tests.support.shard_world import DATA, ENGINE_ID
 from tests.support.shard_worlds import started
 
 
@@ -143,6 +145,33 @@ def test_a_cold_segment_without_its_data_part_is_damage(specimen: Specimen, laid
     assert not without.is_damaged, "who does not name the cold tier is not told about it"
     away = verify_directory(str(laid / "data"), jobs=1, cold_dir=str(laid / "away"))
     assert not away.is_damaged, "nor when it is not mounted"
+
+
+def test_a_cold_tier_of_another_engine_is_refused(laid: Path, tmp_path: Path) -> None:
+    """Its segments may have the same names. Repair would take records from it, and a backup copy them."""
+    put(laid, "/cold/engine", b"bb" * 16)
+    for use in (
+        lambda: verified(laid),
+        lambda: plan_repair(str(laid / "data"), str(laid / "cold"), jobs=1),
+        lambda: copy_stopped(
+            BackupJob(
+                laid / "data", tmp_path / "backup", str(laid / "cold"), is_online=False, disk=RealDisk()
+            ),
+            1,
+        ),
+    ):
+        with pytest.raises(UsageError, match="belongs to another engine"):
+            use()
+
+
+def test_a_mount_point_without_its_volume_is_refused(laid: Path) -> None:
+    """Repair would give the records on the volume up as lost."""
+    put(laid, "/data/meta/cold-owner", b"%s confirmed" % ENGINE_ID.hex().encode())
+    put(laid, "/cold/engine", ENGINE_ID.hex().encode())
+    assert not verified(laid).is_damaged
+    (laid / "bare").mkdir()
+    with pytest.raises(UsageError, match="mount its volume"):
+        plan_repair(str(laid / "data"), str(laid / "bare"), jobs=1)
 
 
 @pytest.mark.parametrize("how", ["topic", "seq", "pack"])

@@ -25,16 +25,18 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ringlog.errors import CorruptData, FrameInvalid
+from ringlog.errors import ColdUnavailable, CorruptData, FrameInvalid
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
 from ringlog.frame.routed_frame import resolve_copies
 from ringlog.frame.view import FrameView, open_frame
 from ringlog.limits import FRAME_BYTES_MAX, KIB, MIB
+from ringlog.segment.layout import DATA_HEADER_BYTES, SegmentDataHeader
 from ringlog.storage.disk import Disk
 from ringlog.storage.extent_files import ExtentFiles
 from ringlog.storage.extents import (
+    TIER_COLD,
     VOLATILE_PREFIX,
     ExtentFacts,
     HighWatermarkReader,
@@ -471,8 +473,28 @@ class TopicReader:
         self._offset = at
         return Pause.MOVED
 
+    def _require_own_part(self, extent: ExtentFacts) -> None:
+        """Raise ColdUnavailable if the file in the cold directory is a segment of another engine.
+
+        Numbers are unique within an engine, and salts everywhere.
+        """
+        window = self._files.window(extent, self._file, 0, DATA_HEADER_BYTES) if self._file else None
+        if window is None:
+            return
+        try:
+            header = SegmentDataHeader.decode(bytes(window.buffer[window.start : window.stop]), extent.path)
+        except CorruptData:
+            return
+        if header.number == extent.segment and header.salt != extent.salt:
+            raise ColdUnavailable(
+                "the cold directory is of another engine; check cold.dir and its mount",
+                topic=self.records.located.topic, file=extent.path,
+            )  # fmt: skip
+
     def _raise_corrupt(self, extent: ExtentFacts, reason: str, offset: int, **detail: Any) -> NoReturn:
         self._offset = offset
+        if extent.tier == TIER_COLD:
+            self._require_own_part(extent)
         first, last = self.cursor + 1, max(self.cursor + 1, extent.last_seq)
         place = None
         if extent.segment and self._segment_cache is not None:

@@ -19,15 +19,17 @@ from ringlog.client.read.pages import Cursor
 from ringlog.client.read.paging import read, read_page
 from ringlog.client.read.record_batches import visible_record_batches
 from ringlog.client.read.tail_batch import tail_batches_of
-from ringlog.errors import CorruptData, NotReady
+from ringlog.errors import ColdUnavailable, CorruptData, NotReady
 from ringlog.frame import batch as frames
 from ringlog.frame.layout import Column
 from ringlog.storage.extents import LogHighWatermark
 from ringlog.storage.frame_run import FrameRun
 from ringlog.storage.reader import Pause, TopicReader
 from ringlog.storage.segment_cache import SegmentCache
+from ringlog.testing.disk import SimulatedDisk
 from tests.support.log_file import TS_US
 from tests.support.log_world import LogWorld, log_world_fixture
+from tests.support.segment_files import make_segment
 
 world = log_world_fixture()
 
@@ -444,6 +446,31 @@ def test_a_missing_cold_store_gives_not_ready_and_no_data_loss(world, has_dir):
     assert e.value.detail["reason"] == "cold_unavailable"
     os.rename(f"{world.data_dir}/elsewhere", f"{world.data_dir}/cold")
     assert len(pages(world)) == 100
+
+
+def test_a_cold_segment_of_another_engine_with_the_same_name_is_not_ready_and_no_damage(world):
+    """The wrong volume is mounted. Only the salts of the segments differ."""
+    fill(world, 100)
+    world.seal()
+    world.cold_dir = f"{world.data_dir}/cold"
+    world.move_to_cold()
+    (extent,) = world.sealed
+    theirs = SimulatedDisk("/theirs")
+    ref = make_segment(theirs, "/theirs", extent.segment, {world.topic_id: range(1, 101)})
+    before = _swap(f"{world.cold_dir}/{extent.path}", theirs.contents()[f"/theirs/{ref.stem}.data"])
+    with pytest.raises(ColdUnavailable, match="of another engine"):
+        pages(world)
+    _swap(f"{world.cold_dir}/{extent.path}", before)
+    assert len(pages(world)) == 100
+
+
+def _swap(path: str, data: bytes) -> bytes:
+    with open(path, "rb+") as file:
+        before = file.read()
+        file.seek(0)
+        file.write(data)
+        file.truncate()
+    return before
 
 
 # -- time ------------------------------------------------------------------------------------------------

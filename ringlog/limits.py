@@ -205,6 +205,9 @@ DISK_POLL_S = 1.0
 # -- topics -------------------------------------------------------------------------------------------
 TOPICS_MAX_DEFAULT = 100_000
 """Default of `limits.max_topics`. A further topic fails with Throttled."""
+STALE_DUES_MAX = 1_024
+"""Times in a shard's schedule of expiry that are in force for no topic. Above this number and one for each
+topic, the schedule is built again."""
 PRODUCERS_PER_TOPIC_MAX = 65_536
 """Producers that a topic remembers to detect retries. Beyond it the topic forgets the session producer with
 the longest silence. Named producers are never forgotten: if the table has only named ones, a new producer is

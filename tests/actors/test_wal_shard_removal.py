@@ -15,6 +15,7 @@ from ringlog.errors import (
     TopicNotEmpty,
     TopicNotFound,
 )
+from ringlog.limits import STALE_DUES_MAX
 from ringlog.testing.disk import DiskFault, FaultyDisk, SimulatedDisk
 from ringlog.topic.tombstone import Gap
 from tests.support.removal_world import append, delete, read, state
@@ -486,6 +487,43 @@ def test_records_expire_without_a_request(world):
     world.tick(1.0)
     world.tick(1.0)
     assert core.next_deadline_ns() is None
+
+
+def _dues_of(world: World, name: str) -> list[int]:
+    schedule = world.run_of(name).core.removals.schedule
+    return [len(schedule.dues), len(schedule.strict_dues)]
+
+
+@pytest.mark.parametrize("discard", ["old", "reject"])
+def test_a_topic_that_evicts_with_every_write_has_one_time_in_the_schedule(world, discard):
+    """The time of its oldest record moves with every write. The records still expire at their time."""
+    world.put_topic("t", cap_records=5, ttl_ms=7 * 86_400_000, discard=discard)
+    for number in range(1, 201):
+        if discard == "reject" and number > 5:
+            delete(world, "t", before=number - 4)
+        write(world, "t", number)
+        world.clock.advance(1)
+    assert max(_dues_of(world, "t")) == 1
+    world.tick(7 * 86_400 - 6)
+    assert world.topic("t").count == 5
+    world.tick(6)
+    assert world.topic("t").count == 0
+
+
+def test_the_schedule_keeps_a_bounded_number_of_times_that_are_not_in_force(world):
+    """The topic expires earlier and earlier. It is due at the earliest time only."""
+    world.put_topic("t", ttl_ms=86_400_000)
+    write(world, "t", 1)
+    topic, schedule = world.topic("t"), world.run_of("t").core.removals.schedule
+    for _ in range(3 * STALE_DUES_MAX):
+        topic.due_us -= 1
+        schedule.add(topic)
+        assert len(schedule.dues) <= 1 + STALE_DUES_MAX
+    assert schedule.next_due_us == topic.due_us
+    assert schedule.dues.take(topic.due_us - 1) == []
+    assert schedule.dues.take(topic.due_us) == [topic]
+    assert schedule.dues.take(topic.due_us + 86_400_000_000) == []
+    assert len(schedule.dues) == 0
 
 
 def test_expired_records_stay_expired_with_an_earlier_clock_and_a_longer_ttl(world):

@@ -7,6 +7,7 @@ import heapq
 from ringlog.actors.wal_shard.commit.admission import Admission
 from ringlog.actors.wal_shard.commit.commit_batch import CommitBatch
 from ringlog.envelope import messages as m
+from ringlog.limits import STALE_DUES_MAX
 from ringlog.topic.config import DISCARD_REJECT
 from ringlog.topic.directory import TopicDirectory
 from ringlog.topic.retention import exceeds_cap
@@ -24,17 +25,74 @@ _RETRY_US = 10_000_000
 """Time after which retention is tried again if storage reported damage, or the log has no room for it."""
 
 
+class DueTopics:
+    """When topics are due: a heap with one entry in force for each topic, at its `due_us` or earlier.
+
+    Retention postpones a topic with each commit batch that evicts records. The topic then keeps its entry,
+    and gets a later one when that time has come.
+    """
+
+    def __init__(self, directory: TopicDirectory) -> None:
+        self._directory = directory
+        self._heap: list[tuple[int, int]] = []
+        """(time in microseconds, topic_id). At most one for each topic and STALE_DUES_MAX others."""
+        self._in_force: dict[int, int] = {}
+        """topic_id -> time of its entry in force."""
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    @property
+    def next_us(self) -> int:
+        """Time in microseconds before which no topic is due; 0 if none will be."""
+        return self._heap[0][0] if self._heap else 0
+
+    def add(self, topic: ShardTopic) -> None:
+        """Add a topic that has a `due_us`."""
+        known = self._in_force.get(topic.topic_id)
+        if known is not None and known <= topic.due_us:
+            return
+        self._push(topic)
+        if len(self._heap) > len(self._directory.by_id) + STALE_DUES_MAX:
+            self._rebuild()
+
+    def take(self, now_us: int) -> list[ShardTopic]:
+        """Remove and return the topics that are due."""
+        found: list[ShardTopic] = []
+        while self._heap and self._heap[0][0] <= now_us:
+            due_us, topic_id = heapq.heappop(self._heap)
+            if self._in_force.get(topic_id) != due_us:
+                continue  # An earlier entry replaced this one.
+            del self._in_force[topic_id]
+            topic = self._directory.by_id.get(topic_id)
+            if topic is None or not topic.due_us:
+                continue
+            if topic.due_us > now_us:
+                self._push(topic)
+            else:
+                found.append(topic)
+        return found
+
+    def _push(self, topic: ShardTopic) -> None:
+        self._in_force[topic.topic_id] = topic.due_us
+        heapq.heappush(self._heap, (topic.due_us, topic.topic_id))
+
+    def _rebuild(self) -> None:
+        """Remove replaced entries, and those of topics that were deleted or no longer expire."""
+        topics = [self._directory.by_id.get(topic_id) for topic_id in self._in_force]
+        self._in_force = {topic.topic_id: topic.due_us for topic in topics if topic and topic.due_us}
+        self._heap = [(due_us, topic_id) for topic_id, due_us in self._in_force.items()]
+        heapq.heapify(self._heap)
+
+
 class RetentionSchedule:
     """Due and requested retention of the topics of one shard."""
 
     def __init__(self, directory: TopicDirectory) -> None:
         self._directory = directory
-        self._dues: list[tuple[int, int]] = []
-        """Heap of (time in microseconds, topic_id).
-        An entry is valid only if it equals the topic's `due_us`."""
-        self._strict_dues: list[tuple[int, int]] = []
-        """Entries of topics with `discard: reject`.
-        Expired records must make room before a write is refused."""
+        self.dues: DueTopics = DueTopics(directory)
+        self.strict_dues: DueTopics = DueTopics(directory)
+        """Topics with `discard: reject`. Expired records must make room before a write is refused."""
         self._wanted: dict[int, ShardTopic] = {}
         self._not_before: dict[int, int] = {}
         """topic_id -> time in microseconds until which caps are not applied."""
@@ -51,9 +109,9 @@ class RetentionSchedule:
     def add(self, topic: ShardTopic) -> None:
         """Schedule the topic's next expiry after its time has changed."""
         if topic.due_us:
-            heapq.heappush(self._dues, (topic.due_us, topic.topic_id))
+            self.dues.add(topic)
             if topic.config.discard == DISCARD_REJECT:
-                heapq.heappush(self._strict_dues, (topic.due_us, topic.topic_id))
+                self.strict_dues.add(topic)
 
     def request(self, topic: ShardTopic) -> None:
         """Apply this topic's retention with the next commit batch."""
@@ -66,17 +124,17 @@ class RetentionSchedule:
 
     @property
     def next_due_us(self) -> int:
-        """Time in microseconds at which the next record expires; 0 if none does."""
-        return self._dues[0][0] if self._dues else 0
+        """Time in microseconds before which no record expires; 0 if none will."""
+        return self.dues.next_us
 
     def request_due(self, now_us: int) -> None:
         """Request the retention of every topic that is due."""
-        self._take_due(self._dues, now_us)
+        self._take_due(self.dues, now_us)
 
     def must_run_first(self, message: m.Message | None, batch: CommitBatch, now_us: int) -> bool:
         """Return True if retention must be applied before this request (X6). `message` None means frames."""
         if message is None or isinstance(message, m.Append | m.Route):
-            return self._take_due(self._strict_dues, now_us)
+            return self._take_due(self.strict_dues, now_us)
         if isinstance(message, LEASE_REQUESTS):
             topic = self._directory.find(message.topic)
             if topic is not None and 0 < topic.due_us <= now_us:
@@ -92,15 +150,10 @@ class RetentionSchedule:
                 self._wanted[topic.topic_id] = topic
         return bool(self._wanted) or batch.has_removals
 
-    def _take_due(self, dues: list[tuple[int, int]], now_us: int) -> bool:
-        found = False
-        while dues and dues[0][0] <= now_us:
-            due_us, topic_id = heapq.heappop(dues)
-            topic = self._directory.by_id.get(topic_id)
-            if topic is not None and topic.due_us == due_us:
-                self._wanted[topic_id] = topic
-                found = True
-        return found
+    def _take_due(self, dues: DueTopics, now_us: int) -> bool:
+        found = dues.take(now_us)
+        self._wanted.update((topic.topic_id, topic) for topic in found)
+        return bool(found)
 
     def take_requested(self, admission: Admission, now_us: int) -> list[ShardTopic]:
         """Return the topics whose retention is requested, or that the admission took above their caps."""

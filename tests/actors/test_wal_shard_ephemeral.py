@@ -107,6 +107,26 @@ def test_the_oldest_file_is_evicted_and_floors_and_counts_follow(world):
     assert (state.evict_floor, state.head_seq) == (topic.cap_floor, 12)
 
 
+def test_removals_from_deleted_topics_and_evicted_files_are_forgotten(world):
+    """The shard counts them per volatile file, so that an evicted file does not remove records twice."""
+    removals = world.runs[0].core.removals
+    for number in range(20):
+        name = f"short-{number}"
+        world.put_topic(name, durability="ephemeral")
+        for _ in range(3):
+            world.append(name, [b"x"])
+        world.request(m.RecordsDelete(name, before_seq=3))
+        world.request(m.TopicDelete(name))
+    assert not any(removals._left.values())
+    files = set()
+    for number in range(12):
+        world.append("e", [b"y" * 40_000])
+        world.request(m.RecordsDelete("e", before_seq=number + 1))
+        files |= removals._left.keys()
+    assert len(removals._left) < len(files)
+    assert removals._left.keys() <= world.runs[0].core.volatile_files._topics_of.keys()
+
+
 def test_frames_of_durable_topics_evict_no_ephemeral_records(world):
     """A large durable frame must not enter the volatile log."""
     world.append("e", [b"kept"])

@@ -245,6 +245,7 @@ class TopicRequests:
         batch.add_control(frame_of(TopicRemoved(topic.epoch), topic.topic_id, topic.epoch))
         batch.dirty_topics.pop(topic.topic_id, None)
         self._directory.remove(topic)
+        self._removals.forget_topic(topic)
         self._routing.forget(topic)
         self._leases.forget_topic(topic)
         self._idle_topic_expiry.forget(topic)

@@ -67,8 +67,8 @@ class Removals:
             StorageQuery, RecordQueryResult | CorruptData
         ]()
         """Notified of the results of `record_queries`."""
-        self._left: dict[tuple[int, int], tuple[int, int]] = {}
-        """(volatile file, topic_id) -> (records, bytes) removed by deletes, caps and expiry."""
+        self._left: dict[int, dict[int, tuple[int, int]]] = {}
+        """Volatile file -> topic_id -> (records, bytes) removed by deletes, caps and expiry."""
         self._base = incarnation << _INCARNATION_SHIFT
         self._directory = directory
         self.schedule: RetentionSchedule = RetentionSchedule(directory)
@@ -247,8 +247,9 @@ class Removals:
         if notify:
             self.removed.notify(topic, removal, on_request)
         for file_id, records, accounted in removal.shares:
-            left, remaining_bytes = self._left.get((file_id, topic.topic_id), (0, 0))
-            self._left[file_id, topic.topic_id] = (left + records, remaining_bytes + accounted)
+            of_file = self._left.setdefault(file_id, {})
+            left, remaining_bytes = of_file.get(topic.topic_id, (0, 0))
+            of_file[topic.topic_id] = (left + records, remaining_bytes + accounted)
         if removal.cap_floor or removal.ttl_floor:
             self.bump_version(topic)
             if is_logged:
@@ -266,12 +267,21 @@ class Removals:
         The file contained `records` records with `accounted` bytes of the topic, all below `floor`. Records
         that deletes, caps or expiry removed earlier are not counted again.
         """
-        left, remaining_bytes = self._left.pop((file_id, topic.topic_id), (0, 0))
+        left, remaining_bytes = self._left.get(file_id, {}).get(topic.topic_id, (0, 0))
         if records > left:
             removal = Removal(cap_floor=floor, records=records - left, bytes=accounted - remaining_bytes)
             self._apply(topic, removal)
             self.removed.notify(topic, removal, False)
             self.bump_version(topic)
+
+    def forget_file(self, file_id: int) -> None:
+        """Forget what was removed from a volatile file that was deleted."""
+        self._left.pop(file_id, None)
+
+    def forget_topic(self, topic: ShardTopic) -> None:
+        """Forget what was removed from a topic that was deleted."""
+        for of_file in self._left.values():
+            of_file.pop(topic.topic_id, None)
 
     def _apply(self, topic: ShardTopic, removal: Removal) -> None:
         apply_removal(topic, removal)

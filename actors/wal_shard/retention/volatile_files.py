@@ -120,6 +120,7 @@ class VolatileFileTable:
                     topic.index.drop_file(file_id)
                     batch.dirty_topics[topic.topic_id] = topic
                     batch.has_removals = True
+            removals.forget_file(file_id)
             log_files = self._log_files
             for table in (log_files.paths, log_files.salts, log_files.stops, log_files.starts):
                 table.pop(file_id, None)

@@ -2,8 +2,8 @@
 
 A filter selects one tag, all tags with a prefix, or all tags that match an MQTT topic filter. In the latter
 `/` separates levels, `+` matches one level, and `#` at the end matches any number of levels, also none. A
-pattern that starts with a wildcard does not match tags that start with `$`. Tag filters never match untagged
-records.
+topic filter that starts with `+` or `#` does not match tags that start with `$`; the empty prefix does. Tag
+filters never match untagged records.
 """
 
 from __future__ import annotations

@@ -50,6 +50,22 @@ def test_a_newline_matches_like_any_byte() -> None:
 
 
 @pytest.mark.parametrize(
+    ("wanted", "matched", "others"),
+    [
+        ("*", ["a", "a/b", "$a", "$a/b", "*"], [""]),
+        ("a*", ["a", "ab", "a/b"], ["", "$a", "b"]),
+        ("$*", ["$", "$a"], ["", "a", "a$"]),
+    ],
+)
+def test_a_prefix_matches_every_tag_that_begins_with_it(
+    wanted: str, matched: list[str], others: list[str]
+) -> None:
+    """Unlike a wildcard of a level pattern, `*` also matches tags that begin with `$`."""
+    match = parse_match(wanted)
+    assert [tag for tag in [*matched, *others] if match.test(tag.encode())] == matched
+
+
+@pytest.mark.parametrize(
     ("wanted", "match", "form"),
     [
         ("a", TagMatch(b"a"), ["tag", "Eq", "a"]),

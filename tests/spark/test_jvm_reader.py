@@ -192,14 +192,39 @@ def test_unsupported_reads_use_the_python_reader(spark, sealing_engine, sealing_
     path = sealing_engine.data_dir
     rows = read(spark, "other", path=path, includeHeaders=True).orderBy("seq").collect()
     assert [None if row.headers is None else row.headers[0].key for row in rows] == ["a", None]
+    for text in ("1", "yes", " TRUE "):
+        dressed = read(spark, "other", path=path, includeHeaders=text)
+        assert dressed.where("headers is not null").count() == 1, text
     assert read(spark, "other", path=path, tags=["x"]).count() == 1
     assert read(spark, "other", path=path, view="topics").count() == 1
+    assert read(spark, "other", path=path, view=" Topics ").count() == 1
     with pytest.raises(Exception, match="reader must be one of jvm, python"):
         read(spark, "other", path=path, reader="c").count()
     with pytest.raises(Exception, match="no such column"):
         spark.read.format("ringlog").schema("seqs long").options(path=path, subscribe="other").load().count()
     with pytest.raises(Exception, match="wrong column type"):
         spark.read.format("ringlog").schema("seq int").options(path=path, subscribe="other").load().count()
+
+
+@pytest.mark.parametrize(
+    ("options", "is_in_jvm"),
+    [
+        ({}, True), ({"includeHeaders": "0"}, True), ({"includeHeaders": " No "}, True),
+        ({"view": " Records "}, True), ({"reader": " JVM "}, True), ({"reader": " Python "}, False),
+    ],
+)  # fmt: skip
+def test_an_option_selects_the_same_reader_in_every_spelling(
+    spark, sealing_engine, sealing_client, topic, options, is_in_jvm
+):
+    """Python accepts any case, spaces around a word, and three words for each boolean."""
+    write(sealing_client, topic, 1, 3)
+    rows, pythons, _ = both(spark, sealing_engine, topic)
+    assert rows == pythons
+    frame = read(spark, topic, path=sealing_engine.data_dir, **options)
+    assert [tuple(row) for row in frame.orderBy("seq").collect()] == pythons
+    # Only the reader in the JVM decodes the columns that a query uses, so only its plan names them.
+    plan = frame.select("seq")._jdf.queryExecution().executedPlan().toString()
+    assert ("BatchScan ringlog[seq#" in plan) == is_in_jvm
 
 
 def test_a_stream_reads_with_the_jvm_reader_and_keeps_limits_and_offsets(

@@ -64,12 +64,29 @@ public final class RinglogSource implements TableProvider, DataSourceRegister {
     return new CaseInsensitiveStringMap(all);
   }
 
+  /**
+   * Return whether this read supports pieces. Only values that certainly select such a read do; Python
+   * parses all others, also the invalid ones.
+   */
   private static boolean isForPieces(CaseInsensitiveStringMap options) {
-    boolean isPlain = options.getOrDefault("view", "records").equalsIgnoreCase("records");
-    return isPlain
-        && options.getOrDefault("reader", "jvm").equalsIgnoreCase("jvm")
-        && !options.containsKey("tags")
-        && !options.getOrDefault("includeHeaders", "false").equalsIgnoreCase("true");
+    return is(options, "view", "records")
+        && is(options, "reader", "jvm")
+        && is(options, "includeHeaders", "false", "0", "no")
+        && !options.containsKey("tags");
+  }
+
+  /** Return whether the option is not set or has one of these values, which Python accepts in any case. */
+  private static boolean is(CaseInsensitiveStringMap options, String name, String... values) {
+    String found = options.get(name);
+    if (found == null) {
+      return true;
+    }
+    for (String value : values) {
+      if (found.strip().equalsIgnoreCase(value)) {
+        return true;
+      }
+    }
+    return false;
   }
 
   private PythonDataSourceV2 python() {

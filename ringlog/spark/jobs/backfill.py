@@ -24,7 +24,7 @@ from ringlog.spark.errors import OptionError
 from ringlog.spark.jobs.archive_files import STATE_DIR, Archive, topic_of
 from ringlog.spark.jobs.job_steps import JobStateFile, check_same_options, step_rows, steps
 from ringlog.spark.jobs.report import SilentProgress, SparkJobProgress
-from ringlog.spark.options import as_text
+from ringlog.spark.options import as_text, sink_options
 from ringlog.spark.rows import ENGINE_COLUMNS, ROW_COLUMN_TYPES
 
 if TYPE_CHECKING:
@@ -42,6 +42,9 @@ class BackfillState(msgspec.Struct, frozen=True):
     """Tuples of (path, rows), ordered by path."""
     steps: int
     done: int = 0
+    options: dict[str, Any] | None = None
+    """Options that decide what the rows become. None: an earlier version started the job, and the options of
+    its next run are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,8 @@ def run(
             directories.
         columns: record columns as SQL expressions: {"payload": "to_json(struct(*))", "key": "id"}. Default:
             all columns whose names are columns of records. An archive's seqs and commit times are not copied.
-        name: name of the job. A repeated run with this name continues it.
+        name: name of the job. A repeated run with this name continues it; source, topic and columns must be
+            the same, rate and the other options of the sink may differ.
         rate: maximum rows per second.
         sink: further options of the sink.
         progress: receives the progress of the job.
@@ -95,17 +99,23 @@ def run(
     started = clock.monotonic_ns()
     path, source = os.path.abspath(path), os.path.abspath(source)
     client_of(path)
+    written = as_text({"createTopics": True, **({"topic": topic} if topic else {}), **(sink or {})})
+    options = {"topic": sink_options({**written, "path": path}).topic, "columns": dict(columns or {})}
     kept = JobStateFile(path, "backfill", name)
     state = kept.load(BackfillState)
     if state is None:
         files = tuple((each, pq.read_metadata(each).num_rows) for each in _files(source))
         total = sum(rows for _, rows in files)
         state = BackfillState(source, path, files, -(-total // step_rows(rate)))
+    check_same_options(
+        {"source": state.source, "to_path": state.to_path, **(state.options or {})},
+        {"source": source, "to_path": path, **options},
+    )
+    if state.options is None:
+        state = msgspec.structs.replace(state, options=options)
         kept.save(state)
-    check_same_options(state, {"source": source, "to_path": path})
     work = _StepRanges(state, source)
     skipped = state.done
-    written = as_text({"createTopics": True, **({"topic": topic} if topic else {}), **(sink or {})})
     for step in steps(state.done, state.steps, work.size, rate, progress or SilentProgress(), "backfill"):
         rows = _records(work.step(session, step), topic, columns)
         rows.write.format("ringlog").mode("append").options(

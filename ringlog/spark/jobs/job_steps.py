@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -74,9 +74,9 @@ class JobStateFile:
         replace_file(self._disk, self._directory, self._file, msgspec.json.encode(state))
 
 
-def check_same_options(kept: Any, asked: dict[str, Any]) -> None:
-    """Raise OptionError if the job of this name was started with other options."""
-    differs = {name: getattr(kept, name) for name, value in asked.items() if getattr(kept, name) != value}
+def check_same_options(kept: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Raise OptionError if the job of this name was started with other options; it names those."""
+    differs = {name: value for name, value in kept.items() if asked.get(name) != value}
     if differs:
         raise OptionError(
             "a job of this name was started with other options: use these, or another name", **differs

@@ -18,7 +18,14 @@ from ringlog.spark.clients import client_of
 from ringlog.spark.errors import OptionError
 from ringlog.spark.jobs.job_steps import JobStateFile, check_same_options, step_rows, steps
 from ringlog.spark.jobs.report import Bound, SilentProgress, SparkJobProgress
-from ringlog.spark.options import as_text, source_options
+from ringlog.spark.options import (
+    SourceOptions,
+    TopicOffsets,
+    TopicTimes,
+    as_text,
+    sink_options,
+    source_options,
+)
 from ringlog.spark.sessions import read
 
 if TYPE_CHECKING:
@@ -38,6 +45,9 @@ class ReplayState(msgspec.Struct, frozen=True):
     steps: int
     done: int = 0
     """Number of steps known to be written."""
+    options: dict[str, Any] | None = None
+    """Options that decide which records are copied, and as what. None: an earlier version started the job,
+    and the options of its next run are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +93,7 @@ def run(
         suffix: suffix of the target names.
         to_path: another data directory on this host; default: `path`.
         name: name of the job. A repeated run with this name continues it, or does nothing if all is done.
+            Topics, targets, bounds, tags and keep_times must be the same; rate and all others may differ.
         rate: maximum positions per second.
         keep_times: use the commit time as event_ts of records without one.
         sink: further options of the sink (durability, createTopics, …).
@@ -105,17 +116,30 @@ def run(
     def target_of(topic: str) -> str:
         return to or f"{prefix}{topic}{suffix}"
 
+    subscribed: dict[str, Any] = {"subscribePattern": pattern or ".*"}
+    if topics is not None:
+        subscribed = {"subscribe": [topics] if isinstance(topics, str) else list(topics)}
+    selected = source_options(as_text({**subscribed, **source, "path": path}), streaming=False)
+    written = as_text({"createTopics": True, **(sink or {})})
+    options = {
+        **_selection(selected), "keep_times": keep_times,
+        "topic": sink_options({**written, "path": target}).topic,
+    }  # fmt: skip
     state = kept.load(ReplayState)
     with Catalog.open(path) as catalog:
         if state is None:
-            subscribed: dict[str, Any] = {"subscribePattern": pattern or ".*"}
-            if topics is not None:
-                subscribed = {"subscribe": [topics] if isinstance(topics, str) else list(topics)}
-            given = as_text({**subscribed, **source, "path": path})
-            state = _begin(catalog, path, target, given, target_of, rate)
-            kept.save(state)
+            state = _begin(catalog, path, target, selected, target_of, rate)
         names = {topic: target_of(topic) for topic in state.names}
-        check_same_options(state, {"path": path, "to_path": target, "log": catalog.log_id, "names": names})
+        check_same_options(
+            {
+                "path": state.path, "to_path": state.to_path, "log": state.log, "names": state.names,
+                **(state.options or {}),
+            },
+            {"path": path, "to_path": target, "log": catalog.log_id, "names": names, **options},
+        )  # fmt: skip
+        if state.options is None:
+            state = msgspec.structs.replace(state, options=options)
+            kept.save(state)
         _check_epochs(catalog, state)
     skipped = state.done
     extra = {name: source[name] for name in source if not _is_bound(name)}
@@ -124,7 +148,7 @@ def run(
     ):
         frame = _step(session, state, step, extra, keep_times)
         if frame is not None:
-            _write(frame, target, sink or {}, kept.app_id, step)
+            _write(frame, target, written, kept.app_id, step)
         state = msgspec.structs.replace(state, done=step + 1)
         kept.save(state)
     return ReplayReport(
@@ -134,12 +158,27 @@ def run(
     )  # fmt: skip
 
 
+def _selection(options: SourceOptions) -> dict[str, Any]:
+    """Return the options that select the records, as JSON values and in one spelling. `*`: other topics."""
+
+    def by_topic(found: TopicOffsets | TopicTimes) -> dict[str, Any]:
+        own = {topic: each for topic, each in found.by_topic if each != found.default}
+        return {"*": found.default, **own}
+
+    return {
+        "subscribe": sorted(options.topics), "subscribePattern": options.pattern,
+        "startingOffsets": by_topic(options.starting), "endingOffsets": by_topic(options.ending),
+        "startingTimestamp": by_topic(options.starting_ts), "endingTimestamp": by_topic(options.ending_ts),
+        "startingOffsetsByTimestampStrategy": "latest" if options.latest_if_too_new else "error",
+        "tags": sorted(options.tags),
+    }  # fmt: skip
+
+
 def _begin(
-    catalog: Catalog, path: str, target: str, given: dict[str, str], target_of: Callable[[str], str],
+    catalog: Catalog, path: str, target: str, options: SourceOptions, target_of: Callable[[str], str],
     rate: float | None,
 ) -> ReplayState:  # fmt: skip
     """Resolve the bounds of a new replay and divide it into steps. Raises OptionError."""
-    options = source_options(given, streaming=False)
     bounds = resolve_bounds(catalog, options)
     check_gaps(catalog, bounds, options)
     names = {each.topic: target_of(each.topic) for each in bounds}
@@ -162,9 +201,8 @@ def _is_bound(option: str) -> bool:
     return "start" in option.lower() or "end" in option.lower()
 
 
-def _write(frame: DataFrame, target: str, sink: Mapping[str, Any], app_id: str, step: int) -> None:
-    """Write the rows of a step. A step that was written before is skipped."""
-    written = as_text({"createTopics": True, **sink})
+def _write(frame: DataFrame, target: str, written: Mapping[str, str], app_id: str, step: int) -> None:
+    """Write the rows of a step with the options `written`. A step that was written before is skipped."""
     frame.write.format("ringlog").mode("append").options(
         **written, path=target, txnAppId=app_id, txnVersion=str(step)
     ).save()

@@ -67,7 +67,7 @@ class BatchReader(DataSourceReader):
 
 def plan_partitions(
     catalog: Catalog, bounds: Sequence[Bounds], options: SourceOptions
-) -> list[InputPartition]:
+) -> list[SlicePartition]:
     """Return partitions over these bounds, for batch and stream; empty if there is nothing to read."""
     stored = [
         (each, catalog.stored_ranges(each.topic, each.after, each.until, options.tags))

@@ -27,7 +27,7 @@ from ringlog.spark.batch import BatchReader, SlicePartition
 from ringlog.spark.options import SourceOptions
 from ringlog.spark.plan import Slices
 from ringlog.spark.schema import arrow_schema
-from ringlog.spark.slice_reader import read_batches
+from ringlog.spark.slice_reader import OnGap, read_batches
 from ringlog.spark.stream import StreamReader
 from ringlog.spark.workers import freeze_imports
 from ringlog.storage.disk import Disk
@@ -103,12 +103,13 @@ class JvmFrameReader(BatchReader):
 class JvmFrameStreamReader(StreamReader):
     """Stream whose tasks return frame descriptions."""
 
-    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        """Yield the frame descriptions of a partition; see read_jvm_frames."""
-        return read_jvm_frames(None if partition is None else partition.slices, self._options)
+    def _read_slices(self, slices: Slices, on_gap: OnGap) -> Iterator[pa.RecordBatch]:
+        return read_jvm_frames(slices, self._options, on_gap)
 
 
-def read_jvm_frames(slices: Slices | None, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+def read_jvm_frames(
+    slices: Slices | None, options: SourceOptions, on_gap: OnGap | None = None
+) -> Iterator[pa.RecordBatch]:
     """Yield one batch of one row (see SCHEMA) for each range of frames; raise as read_slices does.
 
     The JVM verifies the bodies. Only for onCorrupt=quarantine they are verified here, because damage is then
@@ -118,7 +119,7 @@ def read_jvm_frames(slices: Slices | None, options: SourceOptions) -> Iterator[p
         # The reader of this worker's previous task has opened all of that task's files, since Spark gives a
         # worker one task at a time. Deleted files use disk space as long as they are open.
         PINNED_FILES.close()
-        for item in read_batches(slices, options, checks_bodies=options.quarantine):
+        for item in read_batches(slices, options, on_gap, checks_bodies=options.quarantine):
             yield frame_row(item, PINNED_FILES)
         freeze_imports("pieces")
 

@@ -79,14 +79,15 @@ def read_batches(
             if reader is None or reader.topic != each.bounds.topic:
                 if reader is not None:
                     reader.close()
-                reader = _SliceReader(client, each.bounds.topic, options, on_gap or _log_gap, checks_bodies)
+                reader = _SliceReader(client, each.bounds.topic, options, on_gap or log_gap, checks_bodies)
             yield from reader.read(each)
     finally:
         if reader is not None:
             reader.close()
 
 
-def _log_gap(gap: GapRow) -> None:
+def log_gap(gap: GapRow) -> None:
+    """Log a gap as a warning."""
     log.warning("records %d..%d of topic %s are lost: %s", gap.gap_from, gap.gap_to, gap.topic, gap.reason)
 
 

@@ -31,16 +31,16 @@ from ringlog.client.read.pages import Cursor
 from ringlog.errors import TopicNotFound, UsageError
 from ringlog.limits import KIB
 from ringlog.spark.admission import StreamAdmissionStep, admit_bytes, admit_offsets
-from ringlog.spark.batch import plan_partitions
+from ringlog.spark.batch import SlicePartition, plan_partitions
 from ringlog.spark.bounds import check_gaps, start_of
 from ringlog.spark.catalog import Catalog, GapRow, TopicState
 from ringlog.spark.errors import DataLoss
-from ringlog.spark.gap_files import write_gaps
+from ringlog.spark.gap_files import RangeGaps, write_planned
 from ringlog.spark.offsets import BEGINNING, TopicCursors, decode, encode
 from ringlog.spark.options import SourceOptions
-from ringlog.spark.plan import WAL, Bounds, StoredRange
+from ringlog.spark.plan import WAL, Bounds, Slices, StoredRange
 from ringlog.spark.schema import check_schema
-from ringlog.spark.slice_reader import DELETED, data_loss, read_slices
+from ringlog.spark.slice_reader import DELETED, OnGap, data_loss, log_gap, read_slices
 from ringlog.spark.stream_state import (
     SparkStreamState,
     StreamPendingRange,
@@ -69,6 +69,14 @@ POSITION_BYTES_MIN = 8
 It bounds the positions that planning with maxBytesPerTrigger examines.
 """
 SCAN_POSITIONS_MIN = 10_000
+
+
+class StreamPartition(SlicePartition):
+    """Slices of one task, and the gap files of the offset range; None without gapsPath."""
+
+    def __init__(self, slices: Slices, bounds: tuple[Bounds, ...], range_gaps: RangeGaps | None) -> None:
+        super().__init__(slices, bounds)
+        self.range_gaps = range_gaps
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -162,16 +170,37 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 breaks_between(before or {}, after or {}, self._subscribed)
             )
             gaps = self._check_heads(catalog, bounds) + check_gaps(catalog, bounds, options)
+            range_gaps = None
             if options.gaps_path is not None:
-                write_gaps(RealDisk(), options.gaps_path, start, end, [*found, *gaps])
+                range_gaps = write_planned(RealDisk(), options.gaps_path, start, end, [*found, *gaps])
             removed_topics = {gap.topic for gap in gaps if gap.reason in {DELETED, RECREATED}}
             existing = [each for each in bounds if each.topic not in removed_topics]
-            return plan_partitions(catalog, existing, options)
+            planned = plan_partitions(catalog, existing, options)
+            return [StreamPartition(each.slices, each.bounds, range_gaps) for each in planned]
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        """Yield the records of a partition; see read_slices. Runs in a Spark task."""
-        slices = None if partition is None else partition.slices
-        return read_slices(slices, self._options, self._schema)
+        """Yield the records of a partition; see read_slices. Runs in a Spark task.
+
+        With failOnDataLoss=false, gaps that occurred after planning are logged and written to gapsPath. For a
+        plan without partitions Spark creates one partition itself, which has no records.
+        """
+        if not isinstance(partition, StreamPartition):
+            return
+        found: list[GapRow] = []
+
+        def on_gap(gap: GapRow) -> None:
+            log_gap(gap)
+            found.append(gap)
+
+        try:
+            yield from self._read_slices(partition.slices, on_gap)
+        finally:
+            # Also if the query ends the task early: what was missed so far is missing in its result.
+            if partition.range_gaps is not None:
+                partition.range_gaps.write_read(RealDisk(), found)
+
+    def _read_slices(self, slices: Slices, on_gap: OnGap) -> Iterator[pa.RecordBatch]:
+        return read_slices(slices, self._options, self._schema, on_gap)
 
     # -- internals ----------------------------------------------------------------------------------
 

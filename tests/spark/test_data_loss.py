@@ -19,6 +19,10 @@ import ringlog
 from ringlog.errors import CorruptData, DiskError, NotReady, RinglogError
 from ringlog.spark.clients import close_clients
 from ringlog.spark.errors import DataLoss
+from ringlog.spark.jvm_frames import JvmFrameStreamReader
+from ringlog.spark.options import source_options
+from ringlog.spark.schema import record_schema
+from ringlog.spark.stream import StreamReader
 from ringlog.testing.real_engine import engine, wait_until
 from tests.support.checkpoints import checkpoint
 from tests.support.spark_query import Query
@@ -185,6 +189,50 @@ def test_a_stream_task_whose_records_are_lost_fails_and_so_does_the_restart(
     assert "1..60" in caplog.text
     query.drain()
     assert query.seqs(topic) == span(61, 100)
+
+
+@pytest.mark.parametrize("kind", [StreamReader, JvmFrameStreamReader])
+def test_what_a_stream_task_misses_is_listed_in_gaps_path(
+    sealing_engine, sealing_client, topic, tmp_path, kind
+):
+    """Each position once: lost before planning or after it, for any attempts of the task, and after a
+    repeated plan."""
+    gaps = tmp_path / "gaps"
+    write(sealing_client, topic, 1, 100, frame=10)
+    query = Query(sealing_engine, topic, failOnDataLoss="false", gapsPath=str(gaps))
+    query.step()
+    sealing_client.topics.configure(topic, cap_records=80)
+    wait_until(lambda: sealing_client.topics.state(topic).earliest_seq == 21, 10, "the cap to remove")
+    assert query.plan()
+    start, end = map(json.loads, query.ends)
+    parsed = source_options(query.given, streaming=True)
+    reader = copied(kind(parsed, record_schema(parsed)))
+    planned = copied(reader.partitions(start, end))
+    assert [(row["gap_from"], row["gap_to"]) for row in lines(gaps)] == [(1, 20)]
+    lose_by_cap(sealing_client, topic)
+    for _ in range(2):
+        for each in planned:
+            list(copied(reader).read(each))
+    assert sorted(n for row in lines(gaps) for n in span(row["gap_from"], row["gap_to"])) == span(1, 60)
+    assert {(row["topic"], row["reason"]) for row in lines(gaps)} == {(topic, "cap")}
+    query.drain()
+    assert query.seqs(topic) == span(61, 100)
+    assert [(row["gap_from"], row["gap_to"]) for row in lines(gaps)] == [(1, 60)]
+
+
+def test_a_stream_task_that_spark_ends_early_lists_what_it_missed(
+    sealing_engine, sealing_client, topic, tmp_path
+):
+    write(sealing_client, topic, 1, 100, frame=10)
+    query = Query(sealing_engine, topic, failOnDataLoss="false", gapsPath=str(tmp_path))
+    query.step()
+    assert query.plan()
+    (planned,) = query.reader.partitions(*map(json.loads, query.ends))
+    lose_by_cap(sealing_client, topic)
+    rows = query.reader.read(planned)
+    assert next(rows)["seq"][0].as_py() == 61
+    rows.close()
+    assert [(row["gap_from"], row["gap_to"]) for row in lines(tmp_path)] == [(1, 60)]
 
 
 # -- row 3: another epoch -------------------------------------------------------------------------------

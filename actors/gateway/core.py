@@ -45,10 +45,12 @@ from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import ExitCode, Internal, InvalidRequest, Refused, RinglogError, ShuttingDown
 from ringlog.limits import (
+    BATCH_RECORDS_MAX,
     FRAME_BYTES_MAX,
     GATEWAY_REQUESTS_PER_CONNECTION_MAX,
     READ_BYTES_MAX,
     READ_LIMIT_MAX,
+    RECORD_BYTES_DEFAULT,
     REQUEST_BYTES_MAX,
 )
 
@@ -74,6 +76,10 @@ class GatewayIdentity:
     """Largest attachment of a request in bytes, without the overhead of frames."""
     read_limit: int = READ_LIMIT_MAX
     """Largest number of records in one reply."""
+    record_bytes_max: int = RECORD_BYTES_DEFAULT
+    """Largest payload and metadata of a record in bytes, which the shards check."""
+    batch_records_max: int = BATCH_RECORDS_MAX
+    """Largest number of records in one write, which the shards check."""
 
 
 def frames_bytes_max(body_bytes: int) -> int:
@@ -340,6 +346,7 @@ class GatewayCore:
             "frame_bytes": frames_bytes_max(identity.body_bytes_max),
             "request_bytes": identity.body_bytes_max, "read_limit": identity.read_limit,
             "read_bytes": READ_BYTES_MAX, "in_flight": GATEWAY_REQUESTS_PER_CONNECTION_MAX,
+            "record_bytes": identity.record_bytes_max, "batch_records": identity.batch_records_max,
         }  # fmt: skip
         return m.Welcome(
             identity.protocol,

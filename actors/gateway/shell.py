@@ -103,6 +103,7 @@ class GatewayShell:
         identity = GatewayIdentity(
             boot.engine_id, __version__, PROTOCOL, boot.shards, boot.incarnation,
             ring_bytes // RING_FRAME_FRACTION, bounds.max_body_bytes, bounds.max_limit,
+            bounds.max_record_bytes, bounds.max_batch_records,
         )  # fmt: skip
         self.core: GatewayCore = GatewayCore(identity, self._key_source.keys.curve)
         self.sockets: GatewaySockets = GatewaySockets(boot, listeners, lambda: self._key_source.keys.curve)

@@ -28,10 +28,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ringlog.errors import InvalidRequest
+from ringlog.errors import InvalidRequest, PayloadTooLarge, RecordTooLarge
 from ringlog.frame import encode_arrow
 from ringlog.frame.header import append_header_template
-from ringlog.limits import BATCH_RECORDS_MAX
+from ringlog.limits import BATCH_RECORDS_MAX, FRAME_BYTES_MAX, RECORD_BYTES_MAX
 from ringlog.spark.errors import SchemaError
 from ringlog.spark.option_values import near_names
 from ringlog.spark.options import SinkOptions
@@ -106,6 +106,18 @@ def _words(name: str) -> str:
     return " or ".join(kind.typeName() for kind in ROW_COLUMN_TYPES[name])
 
 
+@dataclass(frozen=True, slots=True)
+class SinkLimits:
+    """Limits of the target engine. Frames beyond them are refused for good, so none is staged."""
+
+    record_bytes: int = RECORD_BYTES_MAX
+    """Most bytes of payload and meta of a record."""
+    batch_records: int = BATCH_RECORDS_MAX
+    """Most records of a frame."""
+    frame_bytes: int = FRAME_BYTES_MAX
+    """Most bytes of a frame."""
+
+
 class SinkFrame(NamedTuple):
     """One encoded frame: topic, buffers, size in bytes and number of records."""
 
@@ -127,11 +139,17 @@ class _BufferedRows:
 class FrameMaker:
     """Encodes Spark's batches as frames. One instance per task."""
 
-    def __init__(self, options: SinkOptions, number_of: Callable[[str], int] = lambda _: 0) -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        number_of: Callable[[str], int] = lambda _: 0,
+        limits: SinkLimits = SinkLimits(),
+    ) -> None:
         """`number_of` returns the topic_id for a topic's frames. It is called once per frame."""
         self._number_of = number_of
+        self._limits = limits
         self._topic = options.topic
-        self._records = min(options.max_frame_records, BATCH_RECORDS_MAX)
+        self._records = min(options.max_frame_records, limits.batch_records)
         self._bytes = options.max_frame_bytes
         # EPHEMERAL (0) requests no durability beyond that of the topic.
         self._durability = options.durability or Durability.EPHEMERAL
@@ -141,7 +159,8 @@ class FrameMaker:
     def add(self, batch: pa.RecordBatch) -> Iterator[SinkFrame]:
         """Add rows; yield the frames that are full, in the row order of each topic.
 
-        Raises InvalidRequest or RecordTooLarge for a row that is invalid in every topic.
+        Raises InvalidRequest or RecordTooLarge for a row that the engine accepts in no topic, and
+        PayloadTooLarge for a frame that it does not accept.
         """
         for topic, rows in self._by_topic(batch):
             sizes = row_bytes(rows)
@@ -227,11 +246,38 @@ class FrameMaker:
         for start, stop in zip([0, *cuts[:-1]], cuts, strict=True):
             try:
                 header = append_header_template(self._number_of(topic), flags=int(self._durability))
-                whole = encode_arrow(rows.slice(start, stop - start), header).buffer
-            except InvalidRequest as e:
+                part = rows.slice(start, stop - start)
+                whole = encode_arrow(part, header).buffer
+                _check_sizes(part, len(whole), self._limits)
+            except (InvalidRequest, RecordTooLarge, PayloadTooLarge) as e:
                 e.detail.setdefault("topic", topic)
                 raise
             yield SinkFrame(topic, [whole], len(whole), stop - start)
+
+
+def _check_sizes(rows: pa.RecordBatch, frame_bytes: int, limits: SinkLimits) -> None:
+    """Raise RecordTooLarge or PayloadTooLarge if the engine does not accept the frame of these rows."""
+    import pyarrow.compute as pc
+
+    if frame_bytes > limits.frame_bytes:
+        raise PayloadTooLarge(
+            f"a frame must have at most {limits.frame_bytes} bytes, got {frame_bytes}: set a smaller "
+            "maxFrameBytes",
+            bytes=frame_bytes, max=limits.frame_bytes, rows=rows.num_rows,
+        )  # fmt: skip
+    if frame_bytes <= limits.record_bytes:
+        return  # None of its records is larger than the frame.
+    sizes = np.zeros(rows.num_rows, dtype=np.int64)
+    for name in ("payload", "meta"):
+        if name in rows.schema.names:
+            lengths: Any = pc.fill_null(pc.binary_length(rows.column(name)), 0)
+            sizes += lengths.to_numpy(zero_copy_only=False)
+    largest = int(sizes.max(initial=0))
+    if largest > limits.record_bytes:
+        raise RecordTooLarge(
+            f"payload and meta of a row must have at most {limits.record_bytes} bytes, got {largest}",
+            bytes=largest, max=limits.record_bytes, hint="the engine's limit is limits.max_record_bytes",
+        )  # fmt: skip
 
 
 def row_bytes(rows: pa.RecordBatch) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,11 +27,13 @@ from ringlog import stop_points
 from ringlog.client.client import Client
 from ringlog.errors import ConnectionTrouble, NotReady, TopicNotFound
 from ringlog.frame import raise_malloc_trim_threshold
+from ringlog.limits import BATCH_RECORDS_MAX, FRAME_BYTES_MAX, RECORD_BYTES_MAX
+from ringlog.link.futures import Steps
 from ringlog.spark.clients import CONNECT_S, client_of, engine_of, log_id_of
 from ringlog.spark.commit import BatchCommitReport, Committer, WriterKey, abort, unknown_topic
 from ringlog.spark.errors import OptionError
 from ringlog.spark.options import SinkOptions
-from ringlog.spark.rows import FrameMaker, check_columns
+from ringlog.spark.rows import FrameMaker, SinkLimits, check_columns
 from ringlog.spark.staging import FramesWriter, StagedFile, Staging
 from ringlog.spark.workers import freeze_imports
 
@@ -242,24 +244,42 @@ def require_topic(client: Client, topic: str) -> None:
         raise unknown_topic(topic) from None
 
 
+def limits_of(client: Client) -> SinkLimits:
+    """Query the limits of the client's engine. Limits that an older engine does not name are the largest."""
+
+    def steps() -> Steps[Mapping[str, int]]:
+        named: Mapping[str, int] = yield client.connection.engine_limits()
+        return named
+
+    found = client.run(steps())
+    return SinkLimits(
+        found.get("record_bytes", RECORD_BYTES_MAX),
+        found.get("batch_records", BATCH_RECORDS_MAX),
+        found.get("frame_bytes", FRAME_BYTES_MAX),
+    )
+
+
 def stage(
     batches: Iterator[pa.RecordBatch], writer: FramesWriter, partition: int, options: SinkOptions
 ) -> StagedFile | None:
     """Encode batches into the writer's file. If it raises, the caller abandons the file.
 
-    Each topic is checked at its first row, so an unknown topic fails the task instead of the commit.
+    Each topic is checked at its first row, and each frame by the engine's limits. So an unknown topic, or a
+    row that the engine never accepts, fails the task. In the commit it would be too late: the rows are
+    planned by then, and no later batch can be written before them.
     """
+    client = sink_client(options)
     numbers: dict[str, int] = {}
 
     def number_of(topic: str) -> int:
         number = numbers.get(topic)
         if number is None:
             if not options.create_topics:
-                require_topic(sink_client(options), topic)
+                require_topic(client, topic)
             number = numbers[topic] = len(numbers)
         return number
 
-    maker = FrameMaker(options, number_of)
+    maker = FrameMaker(options, number_of, limits_of(client))
     for batch in batches:
         for encoded in maker.add(batch):
             writer.add(encoded.pieces, encoded.size, encoded.rows)

@@ -109,10 +109,11 @@ def test_hello_and_ping_need_no_shard(gateway):
 
 
 def test_configured_limits_are_announced_and_enforced():
-    """The limits are `limits.max_body_bytes` and `limits.max_limit`."""
-    gateway = Driver(body_bytes_max=1 << 20, read_limit=10)
+    """The shards enforce `limits.max_record_bytes` and `limits.max_batch_records`, the gateway the others."""
+    gateway = Driver(body_bytes_max=1 << 20, read_limit=10, record_bytes_max=99, batch_records_max=7)
     bounds = only(gateway.ask(m.Hello(1, "x")), Reply).message.limits
     assert (bounds["request_bytes"], bounds["read_limit"]) == (1 << 20, 10)
+    assert (bounds["record_bytes"], bounds["batch_records"]) == (99, 7)
     gateway.know("t")
     large = frame(size=bounds["frame_bytes"])
     assert error_of(gateway.ask(m.Append("t", 1), large))[0] is Status.PAYLOAD_TOO_LARGE

@@ -36,20 +36,23 @@ from ringlog.errors import (
     InvalidRequest,
     InvariantViolation,
     NotReady,
+    PayloadTooLarge,
     RecordTooLarge,
     TopicFull,
     TopicNotFound,
 )
 from ringlog.frame import open_frame
+from ringlog.limits import FRAME_BYTES_MAX
 from ringlog.spark import commit as committing
 from ringlog.spark import sink, staging
 from ringlog.spark.clients import close_clients
 from ringlog.spark.commit import WriterKey, producer_of
 from ringlog.spark.errors import OptionError, SchemaError, StagingLost
 from ringlog.spark.options import sink_options
-from ringlog.spark.rows import FrameMaker, check_columns, frame_cuts
+from ringlog.spark.rows import FrameMaker, SinkLimits, check_columns, frame_cuts
 from ringlog.storage.real_disk import RealDisk
 from ringlog.testing.faulty_disk import DiskFault, FaultyDisk
+from ringlog.testing.real_engine import engine
 from tests.spark.crashes import CHANGES, IDS, NEXT_IDS, crash_at, power_cut_at
 from tests.support.sink_world import DEALS, WIDE, World, deal, rows
 from tests.support.stops import fails_at
@@ -299,6 +302,67 @@ def test_an_unknown_topic_fails_the_query_and_leaves_no_file(new_world):
     committer.create_topics = True
     committer.commit(world.key, 0, world.stage(IDS))
     assert world.found() == world.expected(IDS)
+
+
+def test_a_row_that_the_engine_never_accepts_fails_its_task(new_world):
+    """Nothing is planned: the batch can be repeated without the row."""
+    world = new_world()
+    world.widths = {5: 2 << 20}
+    with pytest.raises(RecordTooLarge, match="must have at most 1048576 bytes, got 2097152") as caught:
+        world.batch(0, IDS)
+    assert caught.value.detail["topic"] == world.topics[5 % 2]
+    world.abort()
+    assert not [name for name in os.listdir(world.directory) if name.endswith(".plan")]
+    ids = [i for i in IDS if i != 5]
+    assert world.batch(0, ids).outcome == "written"
+    assert world.found() == world.expected(ids)
+
+
+def test_a_record_counts_with_its_payload_and_meta():
+    maker = FrameMaker(options(), limits=SinkLimits(record_bytes=200))
+    batch = pa.RecordBatch.from_arrays(
+        [
+            pa.array([b"x" * 190, None], pa.binary()),
+            pa.array(['{"a": 1}', None]),
+            pa.array([b"k" * 99, None]),
+        ],
+        names=["value", "meta", "key"],
+    )
+    assert [each.rows for each in [*maker.add(batch), *maker.flush()]] == [2]
+    maker = FrameMaker(options(), limits=SinkLimits(record_bytes=197))
+    with pytest.raises(RecordTooLarge, match="198"):
+        assert not [*maker.add(batch), *maker.flush()]
+
+
+def test_a_frame_that_is_larger_than_a_request_is_refused():
+    batch = pa.RecordBatch.from_arrays([pa.array([b"x" * 100] * 9, pa.binary())], names=["value"])
+    maker = FrameMaker(options(), limits=SinkLimits(frame_bytes=500))
+    with pytest.raises(PayloadTooLarge, match="maxFrameBytes"):
+        assert not [*maker.add(batch), *maker.flush()]
+
+
+def test_the_limits_are_those_of_the_target_engine(tmp_path):
+    """Shards and gateways announce them. More rows than one write may have make more frames."""
+    given = {"max_record_bytes": 100, "max_batch_records": 6, "max_body_bytes": 5_000}
+    with engine(limits=given, gateway={"enabled": True}) as running:
+        with ringlog.connect(running.url, wait=10, transport="ipc") as client:
+            most = sink.limits_of(client)
+            assert (most.record_bytes, most.batch_records) == (100, 6)
+            assert most.frame_bytes < FRAME_BYTES_MAX
+        with ringlog.connect(running.url, wait=10, transport="ring") as client:
+            assert sink.limits_of(client) == replace(most, frame_bytes=FRAME_BYTES_MAX)
+            parsed = sink_options({"stagingDir": str(tmp_path), "path": running.data_dir})
+            world = World(client, parsed, WriterKey("query/limits"), ("a", "b"), str(tmp_path))
+            for topic in world.topics:
+                client.topics.create(topic)
+            world.widths = {5: 101}
+            with pytest.raises(RecordTooLarge):
+                world.stage(IDS)
+            world.widths = {5: 100}
+            done = world.batch(0, IDS)
+            assert done.frames >= len(IDS) / 6
+            assert world.found() == world.expected(IDS)
+    close_clients()
 
 
 def test_a_batch_without_rows_writes_nothing(new_world):

@@ -8,8 +8,9 @@ from __future__ import annotations
 import pickle
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import pyarrow as pa
 
@@ -31,10 +32,15 @@ WIDE = 10_000
 """Row size in bytes at which a few rows make a frame that is not joined before it is written."""
 
 
-def rows(ids: Sequence[int], topics: Sequence[str], width: int = 1) -> pa.RecordBatch:
+def rows(
+    ids: Sequence[int],
+    topics: Sequence[str],
+    width: int = 1,
+    widths: Mapping[int, int] = MappingProxyType({}),
+) -> pa.RecordBatch:
     """Return one Spark batch. Row `i` goes to topic i mod n, and its value is the id with at least `width`
-    bytes."""
-    values = pa.array([b"%*d" % (width, i) for i in ids], pa.binary())
+    bytes, or `widths[i]`."""
+    values = pa.array([b"%*d" % (widths.get(i, width), i) for i in ids], pa.binary())
     return pa.RecordBatch.from_arrays(
         [pa.array([topics[i % len(topics)] for i in ids]), values], names=["topic", "value"]
     )
@@ -62,13 +68,17 @@ class World:
     disk: Disk | None = None
     width: int = 1
     """Minimum size of a row in bytes."""
+    widths: dict[int, int] = field(default_factory=dict)
+    """Minimum sizes of single rows in bytes."""
     staged: list[StagedFile] = field(default_factory=list)
 
     def task(self, ids: Sequence[int], partition: int) -> StagedFile | None:
         """Run one task. If it raises an ordinary error, it leaves no file."""
         writer = Staging(self.directory, self.disk).writer(self.key.text)
         try:
-            file = sink.stage(iter([rows(ids, self.topics, self.width)]), writer, partition, self.options)
+            file = sink.stage(
+                iter([rows(ids, self.topics, self.width, self.widths)]), writer, partition, self.options
+            )
         except Exception:
             writer.abandon()
             raise

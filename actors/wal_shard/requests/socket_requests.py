@@ -186,6 +186,7 @@ class Requests:
         me = self._me
         limits = {
             "record_bytes": self._admission.limits.record_bytes,
+            "batch_records": self._admission.limits.batch_records,
             "request_bytes": REQUEST_BYTES_MAX,
             "topics": me.topics_max,
         }

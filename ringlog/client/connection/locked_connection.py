@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ringlog.board.topics import TopicFacts
@@ -114,6 +114,10 @@ class LockedConnection:
     def cold_read(self, request: ColdRead) -> Pending[memoryview]:
         """Have bytes of a cold segment read."""
         return self._begin(lambda session: session.cold_read(request))
+
+    def engine_limits(self) -> Pending[Mapping[str, int]]:
+        """Query the engine's limits by name."""
+        return self._begin(lambda session: session.engine_limits())
 
     def catch_up(self, topic: str, topic_id: int) -> Pending[None]:
         """Have routers forward all records to a topic."""

@@ -11,7 +11,7 @@ import logging
 import os
 import random
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from ringlog.board.topics import TopicFacts
@@ -33,6 +33,7 @@ from ringlog.envelope.messages import (
     ColdRead,
     EngineStatus,
     EngineStatusReply,
+    Hello,
     Locate,
     Located,
     Message,
@@ -43,7 +44,9 @@ from ringlog.envelope.messages import (
     TopicInfo,
     TopicState,
     TopicStateReply,
+    Welcome,
 )  # fmt: skip
+from ringlog.envelope.wire import PROTOCOL
 from ringlog.errors import (
     NotConnected,
     Outcome,
@@ -435,6 +438,14 @@ class Session:
         reply: PeerReply = yield self._local().ask_supervisor(EngineStatus(), deadline_ns)
         assert isinstance(reply.message, EngineStatusReply)
         return reply.message
+
+    def engine_limits(self) -> Pending[Mapping[str, int]]:
+        """Query the engine's limits by name, such as record_bytes. An older engine names fewer of them."""
+        return run_steps(self._engine_limits_steps())
+
+    def _engine_limits_steps(self) -> Steps[Mapping[str, int]]:
+        welcome: Welcome = yield self.ask(0, Hello(PROTOCOL, self.client_id, os.getpid()))
+        return welcome.limits
 
     def catch_up(self, topic: str, topic_id: int) -> Pending[None]:
         """Have the routers to a topic forward all records that their sources contain. See Connection."""

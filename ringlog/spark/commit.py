@@ -136,10 +136,11 @@ class Committer:
             if plan is not None and plan.batch >= batch:
                 return self._resume_batch(locked, plan, batch, ordered)
             self._drop_done(locked, plan)
+            tables = self._tables(ordered)  # A plan whose files cannot be read could never be finished.
             stop_points.hit("sink_before_plan")
             plan = self._new_plan(locked, plan, key, batch, tuple(ordered))
             stop_points.hit("sink_after_plan")
-            end = self._finish(locked, plan, is_new=True)
+            end = self._append(locked, plan, tables, {})
         if batch % CLEAN_EVERY == 0:
             self._clean()
         return BatchCommitReport("written", batch, plan.rows, plan.frames, end.repeats, len(end.plan.moved))
@@ -247,12 +248,29 @@ class Committer:
         locked.save_plan(plan)
         return plan
 
-    def _finish(self, locked: LockedWriter, plan: SinkCommitPlan, *, is_new: bool = False) -> _AppendOutcome:
-        """Append the frames, mark the plan as done, delete its files.
+    def _finish(self, locked: LockedWriter, plan: SinkCommitPlan) -> _AppendOutcome:
+        """Append the frames of an open plan that an earlier process left."""
+        return self._append(locked, plan, self._tables(plan.files), self._settled(plan))
 
-        A new plan has no appended frames yet.
-        """
-        end = Appender(self, locked, plan).run({} if is_new else self._settled(plan))
+    def _tables(self, files: Sequence[StagedFile]) -> list[StagedFrames]:
+        """Verify each file completely. Raises DiskError and CorruptData."""
+        found: list[StagedFrames] = []
+        first = 0
+        for file in files:
+            path = os.path.join(self.staging.directory, file.name)
+            found.append(locate_frames(self.staging.disk, path, file, first))
+            first += file.frames
+        return found
+
+    def _append(
+        self,
+        locked: LockedWriter,
+        plan: SinkCommitPlan,
+        tables: Sequence[StagedFrames],
+        highest: Mapping[str, int],
+    ) -> _AppendOutcome:
+        """Append the frames, mark the plan as done, delete its files. `highest`: see Appender.run."""
+        end = Appender(self, locked, plan, tables).run(highest)
         stop_points.hit("sink_after_append")
         done = msgspec.structs.replace(end.plan, done=True)
         locked.save_plan(done)
@@ -305,10 +323,18 @@ class _AppendOutcome:
 class Appender:
     """Appends the frames of one plan, in any state of progress."""
 
-    def __init__(self, committer: Committer, locked: LockedWriter, plan: SinkCommitPlan) -> None:
+    def __init__(
+        self,
+        committer: Committer,
+        locked: LockedWriter,
+        plan: SinkCommitPlan,
+        tables: Sequence[StagedFrames],
+    ) -> None:
+        """`tables`: the frames of the plan's files, in order."""
         self._committer = committer
         self._locked = locked
         self._plan = plan
+        self._tables = tables
         self._producers: dict[str, NumberedProducer] = {}
         self._in_flight: deque[tuple[int, int, Ticket]] = deque()
         self._bytes = 0
@@ -325,25 +351,24 @@ class Appender:
         """
         producer_id = producer_of(self._plan.key, self._plan.fresh)
         try:
-            tables = self._tables()
             for topic in self._plan.topics:
                 self._producers[topic] = self._committer.client.numbered_producer(
                     topic, producer_id, durability=self._committer.durability
                 )
             if highest:
-                self._skip_settled(tables, highest)
-            self._send_rounds(tables)
+                self._skip_settled(highest)
+            self._send_rounds()
         finally:
             for producer in self._producers.values():
                 producer.close()
         return _AppendOutcome(self._plan, self._repeats)
 
-    def _send_rounds(self, tables: Sequence[StagedFrames]) -> None:
+    def _send_rounds(self) -> None:
         clock = self._committer.staging.clock
         patient_until = clock.monotonic_ns() + int(REFUSAL_TIMEOUT_S * 1e9)
         while True:
             before = int(self._settled.sum())
-            reason = self._send_round(tables)
+            reason = self._send_round()
             if reason is None:
                 return
             if int(self._settled.sum()) > before:
@@ -353,12 +378,12 @@ class Appender:
             self._renumber()
             clock.sleep(PAUSE_S)
 
-    def _send_round(self, tables: Sequence[StagedFrames]) -> RinglogError | None:
+    def _send_round(self) -> RinglogError | None:
         """Send the unsettled frames in order of numbers; return the refusal that ended the round, or None."""
         self._refused.clear()
         reason: RinglogError | None = None
         try:
-            for index, topic, frame in self._unsettled(tables):
+            for index, topic, frame in self._unsettled():
                 size, number = len(frame), self._number(index)
                 while self._must_wait(number, size):
                     reason = self._settle_oldest() or reason
@@ -417,33 +442,21 @@ class Appender:
         self._locked.save_plan(plan)
         self._plan = plan
 
-    def _skip_settled(self, tables: Sequence[StagedFrames], highest: Mapping[str, int]) -> None:
+    def _skip_settled(self, highest: Mapping[str, int]) -> None:
         """Mark frames as settled that are FRAMES_IN_FLIGHT below the topic's highest settled number."""
         sure = {topic: number - FRAMES_IN_FLIGHT for topic, number in highest.items()}
         numbers = np.arange(self._plan.first, self._plan.first + self._plan.frames)
         for index, number in self._plan.moved.items():
             numbers[index] = number
-        for table in tables:
+        for table in self._tables:
             bounds = np.array([sure[topic] for topic in table.file.topics], dtype=np.int64)
             span = slice(table.first, table.first + table.file.frames)
             self._settled[span] = numbers[span] <= bounds[table.topics]
 
-    # -- reading the files --------------------------------------------------------------------------
-
-    def _tables(self) -> list[StagedFrames]:
-        """Verify each file completely before any frame is sent."""
-        found: list[StagedFrames] = []
-        first = 0
-        for file in self._plan.files:
-            path = os.path.join(self._locked.staging.directory, file.name)
-            found.append(locate_frames(self._committer.staging.disk, path, file, first))
-            first += file.frames
-        return found
-
-    def _unsettled(self, tables: Sequence[StagedFrames]) -> Iterator[tuple[int, str, bytearray]]:
+    def _unsettled(self) -> Iterator[tuple[int, str, bytearray]]:
         """Yield (index, topic, private copy) of each unsettled frame, in order of numbers."""
         moved = self._plan.moved
-        for table in tables:
+        for table in self._tables:
             span = slice(table.first, table.first + table.file.frames)
             rows = np.flatnonzero(~self._settled[span])
             if moved:
@@ -451,7 +464,7 @@ class Appender:
             yield from table.read(rows)
         for index in sorted(moved, key=moved.__getitem__):
             if not self._settled[index]:
-                table = next(each for each in reversed(tables) if each.first <= index)
+                table = next(each for each in reversed(self._tables) if each.first <= index)
                 yield from table.read(np.array([index - table.first]))
 
 

@@ -502,6 +502,18 @@ def test_a_changed_staged_file_is_refused_before_the_write(new_world):
     with pytest.raises(CorruptData):
         world.committer().commit(world.key, 0, files)
     assert not world.found()
+    assert world.batch(0, NEXT_IDS).outcome == "written", "nothing was planned"
+    assert world.found() == world.expected(NEXT_IDS)
+
+
+def test_a_missing_staged_file_is_noticed_before_the_plan(new_world):
+    world = new_world()
+    files = world.stage(IDS)
+    os.unlink(os.path.join(world.directory, files[0].name))
+    with pytest.raises(DiskError):
+        world.committer().commit(world.key, 0, files)
+    assert world.batch(0, NEXT_IDS).outcome == "written"
+    assert world.found() == world.expected(NEXT_IDS)
 
 
 def test_a_damaged_plan_is_refused(new_world):

@@ -443,7 +443,8 @@ def mirror(
 def recover(path: str, *, staging_dir: str | None = None, create_topics: Flag = False, options: Given) -> int:
     """Finish writes whose driver failed before the commit.
 
-    Does not start Spark.
+    Does not start Spark. A write that cannot be finished is listed, and the others are finished. Exit code 1:
+    a write is left unfinished.
 
     Parameters
     ----------
@@ -462,5 +463,5 @@ def recover(path: str, *, staging_dir: str | None = None, create_topics: Flag = 
     from ringlog.spark.jobs import recover as job
 
     report = job.run(None, path, staging_dir=staging_dir, create_topics=create_topics)
-    _print(options, report, ("plans",))
-    return CliExit.DONE
+    _print(options, report, ("plans", "failed"))
+    return CliExit.FAILED if report.failed else CliExit.DONE

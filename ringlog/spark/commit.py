@@ -90,6 +90,18 @@ class BatchCommitReport:
     """Frames that received another number."""
 
 
+@dataclass(frozen=True, slots=True)
+class UnfinishedPlan:
+    """An open plan that `recover` could not finish."""
+
+    writer_id: str
+    """Id of the writer in the names of its files."""
+    writer: str | None
+    """Key of the writer; None if its plan is damaged."""
+    batch: int | None
+    error: RinglogError
+
+
 def abort(staging: Staging, key: WriterKey, files: Sequence[StagedFile]) -> list[str]:
     """Delete the files that no plan names: a commit may have failed after it planned some of them.
 
@@ -178,27 +190,42 @@ class Committer:
         end = self._finish(locked, plan)
         return BatchCommitReport("resumed", batch, plan.rows, plan.frames, end.repeats, len(end.plan.moved))
 
-    def recover(self) -> list[BatchCommitReport]:
-        """Finish every open plan whose writer does not hold its lock. Idempotent."""
-        done = []
-        for plan in self.staging.open_plans():
+    def recover(self) -> tuple[list[BatchCommitReport], list[UnfinishedPlan]]:
+        """Finish every open plan whose writer does not hold its lock. Idempotent.
+
+        Returns the finished plans, and those that cannot be finished now. Raises DiskError if the staging
+        directory cannot be listed.
+        """
+        done: list[BatchCommitReport] = []
+        failed: list[UnfinishedPlan] = []
+        for writer_id in self.staging.writers():
+            plan = None
             try:
-                with self.staging.lock_writer(plan.key, wait_s=0) as locked:
-                    now = self._plan_of(locked)
-                    if now is None or now.done:
-                        continue
-                    end = self._finish(locked, now)
-            except NotReady as e:
-                if "lock" not in e.detail:
-                    raise
-                continue  # Its writer is alive and commits.
-            done.append(
-                BatchCommitReport(
-                    "resumed", now.batch, now.rows, now.frames, end.repeats, len(end.plan.moved)
-                )
-            )
+                plan = self.staging.plan(writer_id)
+                finished = None if plan is None or plan.done else self._recover_writer(writer_id)
+            except RinglogError as e:
+                key, batch = (None, None) if plan is None else (plan.key, plan.batch)
+                failed.append(UnfinishedPlan(writer_id, key, batch, e))
+            else:
+                done += [] if finished is None else [finished]
         self._clean()
-        return done
+        return done, failed
+
+    def _recover_writer(self, writer_id: str) -> BatchCommitReport | None:
+        """Finish the open plan of a writer; return None if its process does that, or has done it."""
+        try:
+            with self.staging.lock_id(writer_id, wait_s=0) as locked:
+                plan = self._plan_of(locked)
+                if plan is None or plan.done:
+                    return None
+                end = self._finish(locked, plan)
+        except NotReady as e:
+            if "lock" not in e.detail:
+                raise
+            return None
+        return BatchCommitReport(
+            "resumed", plan.batch, plan.rows, plan.frames, end.repeats, len(end.plan.moved)
+        )
 
     # -- internals ----------------------------------------------------------------------------------
 

@@ -30,7 +30,14 @@ from ringlog.frame import raise_malloc_trim_threshold
 from ringlog.limits import BATCH_RECORDS_MAX, FRAME_BYTES_MAX, RECORD_BYTES_MAX
 from ringlog.link.futures import Steps
 from ringlog.spark.clients import CONNECT_S, client_of, engine_of, log_id_of
-from ringlog.spark.commit import BatchCommitReport, Committer, WriterKey, abort, unknown_topic
+from ringlog.spark.commit import (
+    BatchCommitReport,
+    Committer,
+    UnfinishedPlan,
+    WriterKey,
+    abort,
+    unknown_topic,
+)
 from ringlog.spark.errors import OptionError
 from ringlog.spark.options import SinkOptions
 from ringlog.spark.rows import FrameMaker, SinkLimits, check_columns
@@ -99,8 +106,8 @@ def committer_of(options: SinkOptions) -> Committer:
     )
 
 
-def recover(options: SinkOptions) -> list[BatchCommitReport]:
-    """Finish every write that a failed driver left incomplete; return one report per open plan."""
+def recover(options: SinkOptions) -> tuple[list[BatchCommitReport], list[UnfinishedPlan]]:
+    """Finish every write that a failed driver left incomplete; see Committer.recover."""
     return committer_of(options).recover()
 
 

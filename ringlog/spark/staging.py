@@ -121,7 +121,7 @@ class Staging:
     @contextmanager
     def lock_writer(self, key: str, *, wait_s: float = LOCK_WAIT_S) -> Iterator[LockedWriter]:
         """Lock a writer's key for commits; raise NotReady with the lock's path after `wait_s` seconds."""
-        with self._locked_id(writer_file_id(key), wait_s) as found:
+        with self.lock_id(writer_file_id(key), wait_s) as found:
             plan = found.plan()
             if plan is not None and plan.key != key:
                 raise CorruptData(
@@ -130,7 +130,8 @@ class Staging:
             yield found
 
     @contextmanager
-    def _locked_id(self, writer_id: str, wait_s: float) -> Iterator[LockedWriter]:
+    def lock_id(self, writer_id: str, wait_s: float) -> Iterator[LockedWriter]:
+        """Lock a writer by its file-name id, as lock_writer does."""
         path = os.path.join(self.directory, writer_id + LOCK_SUFFIX)
         deadline = self.clock.monotonic_ns() + int(wait_s * 1e9)
         while (fd := self._try_lock(path)) is None:
@@ -150,20 +151,22 @@ class Staging:
                 raise
             return None
 
-    def open_plans(self) -> list[SinkCommitPlan]:
-        """Return the plans of all writers that are not done; `recover` finishes them."""
-        found = []
-        for name in self._names(PLAN_SUFFIX):
-            plan = read_plan(self.disk, os.path.join(self.directory, name))
-            if plan is not None and not plan.done:
-                found.append(plan)
-        return found
+    def writers(self) -> list[str]:
+        """Return the file-name ids of all writers that have a plan, open or done."""
+        return [name.removesuffix(PLAN_SUFFIX) for name in self._names(PLAN_SUFFIX)]
+
+    def plan(self, writer_id: str) -> SinkCommitPlan | None:
+        """Return the last plan of a writer, or None; raise CorruptData if it is damaged.
+
+        Without the writer's lock, the plan may be replaced at any time.
+        """
+        return read_plan(self.disk, os.path.join(self.directory, writer_id + PLAN_SUFFIX))
 
     def clean(self) -> list[str]:
         """Delete leftover files of writers whose lock is free; return the names.
 
         Leftovers are staged files older than a day that no open plan names, and all files of a finished write
-        with a fresh key. Skips writers that are locked meanwhile.
+        with a fresh key. Skips writers that are locked meanwhile, and those whose plan is damaged.
         """
         by_writer: dict[str, list[str]] = {}
         for name in self._names(FRAMES_SUFFIX, PLAN_SUFFIX):
@@ -175,10 +178,11 @@ class Staging:
             if plan_name not in names and not any(_is_old(name, now_us) for name in names):
                 continue
             try:
-                with self._locked_id(writer_id, 0) as locked:
+                with self.lock_id(writer_id, 0) as locked:
                     gone += locked.clean(names, now_us)
-            except NotReady:
-                continue  # Its writer commits now, and cleans up itself.
+            except (NotReady, CorruptData):
+                # Its writer commits now, and cleans up itself; or it is not known which files it needs.
+                continue
         return gone
 
     def _names(self, *suffixes: str) -> list[str]:
@@ -201,7 +205,7 @@ class LockedWriter:
 
     def plan(self) -> SinkCommitPlan | None:
         """Return the last plan, or None; raise CorruptData if it is damaged."""
-        return read_plan(self.staging.disk, self.plan_path)
+        return self.staging.plan(self.writer_id)
 
     def save_plan(self, plan: SinkCommitPlan) -> None:
         """Replace the plan durably and atomically."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import pickle
 import random
@@ -29,6 +30,8 @@ from pyspark.sql.types import (
 
 import ringlog
 from ringlog import stop_points
+from ringlog.cli.app import run as run_command
+from ringlog.cli.outcome import CliExit
 from ringlog.clock import SystemClock
 from ringlog.errors import (
     CorruptData,
@@ -549,7 +552,7 @@ def test_clean_removes_only_abandoned_files(new_world, tmp_path):
     with late.lock_writer(world.key.text):
         assert late.clean() == []
     assert sorted(late.clean()) == sorted(file.name for file in orphans[1:])
-    assert len(late.open_plans()) == 1
+    assert [name for name in os.listdir(world.directory) if name.endswith(".frames")] == [planned[0].name]
 
 
 class _At(SystemClock):
@@ -632,9 +635,51 @@ def test_recover_finishes_an_open_plan(new_world):
     world = new_world()
     with fails_at("sink_mid_append"):
         world.batch(0, IDS)
-    (done,) = world.committer().recover()
+    ((done,), failed) = world.committer().recover()
     assert (done.outcome, done.rows) == ("resumed", len(IDS))
-    assert world.committer().recover() == []
+    assert not failed
+    assert world.committer().recover() == ([], [])
+    assert world.found() == world.expected(IDS)
+
+
+def test_recover_finishes_all_plans_that_it_can(new_world, client):
+    """The topics of one plan are deleted, another plan is damaged."""
+    worlds = [new_world() for _ in range(5)]
+    for world in worlds:
+        with fails_at("sink_after_plan"):
+            world.batch(3, IDS)
+    lost, damaged, *whole = sorted(worlds, key=lambda world: staging.writer_file_id(world.key.text))
+    for topic in lost.topics:
+        client.topics.delete(topic)
+    damaged_id = staging.writer_file_id(damaged.key.text)
+    with open(os.path.join(damaged.directory, damaged_id + ".plan"), "r+b") as file:
+        file.seek(30)
+        file.write(b"!")
+    done, failed = worlds[0].committer().recover()
+    assert [(each.batch, each.rows) for each in done] == [(3, len(IDS))] * len(whole)
+    for world in whole:
+        assert world.found() == world.expected(IDS)
+    lost_id = staging.writer_file_id(lost.key.text)
+    assert [(each.writer_id, each.writer, each.batch, each.error.code) for each in failed] == [
+        (lost_id, lost.key.text, 3, "topic_not_found"), (damaged_id, None, None, "corrupt_data"),
+    ]  # fmt: skip
+    assert not damaged.found()
+
+
+def test_recover_of_a_job_reports_what_failed_and_the_command_exits_with_an_error(new_world, client, capsys):
+    world = new_world()
+    with fails_at("sink_after_plan"):
+        world.batch(3, IDS)
+    for topic in world.topics:
+        client.topics.delete(topic)
+    given = ["spark", "recover", world.options.path, "--staging-dir", world.directory]
+    assert run_command(["--output", "json", *given]) == CliExit.FAILED
+    (told,) = json.loads(capsys.readouterr().out)["failed"]
+    assert (told["writer"], told["batch"], told["code"]) == (world.key.text, 3, "topic_not_found")
+    assert "createTopics" in told["error"]
+    for topic in world.topics:
+        client.topics.create(topic)
+    assert run_command(given) == CliExit.DONE
     assert world.found() == world.expected(IDS)
 
 

@@ -24,10 +24,25 @@ class RecoveredPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedPlan:
+    """One open plan that could not be finished. It stays open."""
+
+    writer_id: str
+    """Id of the writer, which names it in `discard`."""
+    writer: str | None
+    """Key of the writer: `query/` and the query id, or `txn/` and the txnAppId; None if the plan is
+    damaged."""
+    batch: int | None
+    code: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class RecoverReport:
     """All open plans of a staging directory. Without a crash there are none."""
 
     plans: tuple[RecoveredPlan, ...]
+    failed: tuple[FailedPlan, ...]
     rows: int
     seconds: float
 
@@ -37,15 +52,22 @@ def run(
 ) -> RecoverReport:
     """Finish open plans whose writer is not running. Does not use Spark: `session` may be None.
 
-    Idempotent, and safe while writers run. Raises EngineNotRunning, StagingLost and CorruptData.
+    Idempotent, and safe while writers run. Plans that cannot be finished do not stop it; the report lists
+    them. Raises EngineNotRunning, and DiskError if the staging directory cannot be read.
     """
     clock = SystemClock()
     started = clock.monotonic_ns()
     given: dict[str, Any] = {"path": os.path.abspath(path), "createTopics": create_topics}
     if staging_dir is not None:
         given["stagingDir"] = staging_dir
-    done = sink.recover(sink_options(as_text(given)))
+    done, failed = sink.recover(sink_options(as_text(given)))
     plans = tuple(
         RecoveredPlan(each.batch, each.outcome, each.rows, each.frames, each.repeats) for each in done
     )
-    return RecoverReport(plans, sum(each.rows for each in plans), (clock.monotonic_ns() - started) / 1e9)
+    left = tuple(
+        FailedPlan(each.writer_id, each.writer, each.batch, each.error.code, str(each.error))
+        for each in failed
+    )
+    return RecoverReport(
+        plans, left, sum(each.rows for each in plans), (clock.monotonic_ns() - started) / 1e9
+    )

@@ -283,6 +283,10 @@ COMMANDS: dict[str, dict[str, Command | CommandGroup]] = {
                     "ringlog.cli.spark:recover",
                     "Finish writes whose driver failed before the commit.",
                 ),
+                "discard": Command(
+                    "ringlog.cli.spark:discard",
+                    "Give up a write that cannot be finished.",
+                ),
             },
         ),
     },

@@ -465,3 +465,45 @@ def recover(path: str, *, staging_dir: str | None = None, create_topics: Flag = 
     report = job.run(None, path, staging_dir=staging_dir, create_topics=create_topics)
     _print(options, report, ("plans", "failed"))
     return CliExit.FAILED if report.failed else CliExit.DONE
+
+
+def discard(
+    path: str,
+    writer: str,
+    batch: int,
+    *,
+    staging_dir: str | None = None,
+    yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative=())] = False,
+    options: Given,
+) -> int:
+    """Give up a write that cannot be finished.
+
+    Use it if `recover` lists a write whose cause cannot be removed: later batches of the same query or
+    txnAppId wait for it. If nothing of the batch was appended, the batch is forgotten and can be written
+    again. Otherwise it counts as written, and rows that were not appended are lost. Does not start Spark.
+
+    Parameters
+    ----------
+    path
+        Data directory of a running engine.
+    writer
+        Id of the writer, from `recover`.
+    batch
+        Batch or txnVersion of the write, from `recover`.
+    staging_dir
+        Staging directory of the write, if it is not in the data directory.
+    yes
+        Do not ask for confirmation. Required without a terminal.
+
+    Examples
+    --------
+    ringlog spark discard ./ringlog-data 45d8c9b761e2c907 3 --yes
+    """
+    require_spark()
+    from ringlog.spark.jobs import discard as job
+
+    if needs_confirmation(yes=yes):
+        require_confirmation(f"Give up batch {batch} of writer {writer} in {path}?")
+    report = job.run(None, path, writer, batch, staging_dir=staging_dir)
+    _print(options, report, ("topics",))
+    return CliExit.DONE

@@ -19,6 +19,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -30,7 +31,15 @@ from ringlog.client.client import Client
 from ringlog.client.ticket import Ticket
 from ringlog.client.write.explicit_sequence_producer import NumberedProducer
 from ringlog.client.write.producer_options import named_producer_id
-from ringlog.errors import NotReady, RinglogError, ShuttingDown, Throttled, TopicNotFound
+from ringlog.errors import (
+    CorruptData,
+    DiskError,
+    NotReady,
+    RinglogError,
+    ShuttingDown,
+    Throttled,
+    TopicNotFound,
+)
 from ringlog.limits import DEDUP_FRAMES_PER_PRODUCER
 from ringlog.spark.errors import OptionError, StagingLost
 from ringlog.spark.staged_frames import StagedFrames, locate_frames
@@ -100,6 +109,33 @@ class UnfinishedPlan:
     """Key of the writer; None if its plan is damaged."""
     batch: int | None
     error: RinglogError
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardedTopic:
+    """One topic of a discarded plan. Numbers of rows are None if the staged files cannot be read."""
+
+    topic: str
+    rows: int | None
+    """Rows that the plan has for the topic."""
+    appended_min: int | None
+    """Number of these rows that are in the topic for certain."""
+    appended_max: int | None
+    """Upper bound of that number: frames up to the last appended one, of which the engine may have refused
+    some."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDiscardReport:
+    """Result of a discard. `outcome` is forgotten or given_up, see Committer.discard."""
+
+    writer: str
+    """Key of the writer."""
+    batch: int
+    outcome: str
+    rows: int
+    frames: int
+    topics: tuple[DiscardedTopic, ...]
 
 
 def abort(staging: Staging, key: WriterKey, files: Sequence[StagedFile]) -> list[str]:
@@ -227,6 +263,36 @@ class Committer:
             "resumed", plan.batch, plan.rows, plan.frames, end.repeats, len(end.plan.moved)
         )
 
+    def discard(self, writer_id: str, batch: int) -> PlanDiscardReport:
+        """Give up an open plan that cannot be finished, and delete its files. Only for an operator.
+
+        If no row of it was appended, the plan is forgotten, and the batch can be written again. Otherwise the
+        batch counts as written, and rows that were not appended are lost. A plan of a write without
+        txnAppId is given up in both cases, because nothing repeats it.
+
+        Raises OptionError if this writer has no open plan of this batch, NotReady while another process
+        commits for the writer, and CorruptData if the plan is damaged.
+        """
+        with self.staging.lock_id(writer_id, wait_s=0) as locked:
+            plan = locked.plan()
+            if plan is None or plan.done or plan.batch != batch:
+                raise OptionError(
+                    "this writer has no open plan of this batch", writer=writer_id, batch=batch,
+                    open=None if plan is None or plan.done else plan.batch,
+                )  # fmt: skip
+            highest = self._last_appended(plan)
+            topics = tuple(self._discarded_topics(plan, highest))
+            is_untouched = all(number < plan.first for number in highest.values())
+            outcome = "forgotten" if is_untouched and not plan.fresh else "given_up"
+            after = msgspec.structs.replace(plan, done=True)
+            if outcome == "forgotten":
+                after = msgspec.structs.replace(after, batch=batch - 1, files=(), moved={})
+            locked.save_plan(after)
+            locked.delete_files(file.name for file in plan.files)
+            if plan.fresh:
+                locked.delete_plan()
+        return PlanDiscardReport(plan.key, batch, outcome, plan.rows, plan.frames, topics)
+
     # -- internals ----------------------------------------------------------------------------------
 
     def _plan_of(self, locked: LockedWriter) -> SinkCommitPlan | None:
@@ -277,7 +343,9 @@ class Committer:
 
     def _finish(self, locked: LockedWriter, plan: SinkCommitPlan) -> _AppendOutcome:
         """Append the frames of an open plan that an earlier process left."""
-        return self._append(locked, plan, self._tables(plan.files), self._settled(plan))
+        with _named(plan):
+            tables, highest = self._tables(plan.files), self._settled(plan)
+        return self._append(locked, plan, tables, highest)
 
     def _tables(self, files: Sequence[StagedFile]) -> list[StagedFrames]:
         """Verify each file completely. Raises DiskError and CorruptData."""
@@ -297,7 +365,8 @@ class Committer:
         highest: Mapping[str, int],
     ) -> _AppendOutcome:
         """Append the frames, mark the plan as done, delete its files. `highest`: see Appender.run."""
-        end = Appender(self, locked, plan, tables).run(highest)
+        with _named(plan):
+            end = Appender(self, locked, plan, tables).run(highest)
         stop_points.hit("sink_after_append")
         done = msgspec.structs.replace(end.plan, done=True)
         locked.save_plan(done)
@@ -330,6 +399,43 @@ class Committer:
                 producer.close()
         return found
 
+    def _last_appended(self, plan: SinkCommitPlan) -> dict[str, int]:
+        """Return the writer's highest settled number by topic, which no frame in flight can exceed any more.
+
+        Creates no topics: of a deleted topic nothing is left.
+        """
+        producer_id = producer_of(plan.key, plan.fresh)
+        found: dict[str, int] = {}
+        for topic in plan.topics:
+            producer = self.client.numbered_producer(topic, producer_id)
+            try:
+                found[topic] = producer.settled().producer_seq
+            except TopicNotFound:
+                found[topic] = 0
+            finally:
+                producer.close()
+        return found
+
+    def _discarded_topics(self, plan: SinkCommitPlan, highest: Mapping[str, int]) -> Iterator[DiscardedTopic]:
+        try:
+            tables = self._tables(plan.files)
+        except (DiskError, CorruptData):
+            for topic in plan.topics:
+                appended = 0 if highest[topic] < plan.first else None
+                yield DiscardedTopic(topic, None, appended, appended)
+            return
+        numbers = plan.numbers()
+        for topic in plan.topics:
+            rows, least, most = 0, 0, 0
+            for table in tables:
+                if topic in table.file.topics:
+                    own = table.topics == table.file.topics.index(topic)
+                    records, sent = table.records[own], numbers[table.span][own]
+                    rows += int(records.sum())
+                    least += int(records[sent <= highest[topic] - FRAMES_IN_FLIGHT].sum())
+                    most += int(records[sent <= highest[topic]].sum())
+            yield DiscardedTopic(topic, rows, least, most)
+
     def _clean(self) -> None:
         try:
             gone = self.staging.clean()
@@ -339,6 +445,17 @@ class Committer:
             return
         if gone:
             log.info("deleted %d orphaned staged files", len(gone))
+
+
+@contextmanager
+def _named(plan: SinkCommitPlan) -> Iterator[None]:
+    """Add writer and batch of the plan, which stays open, to an error."""
+    try:
+        yield
+    except RinglogError as e:
+        e.detail.setdefault("writer", writer_file_id(plan.key))
+        e.detail.setdefault("batch", plan.batch)
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -472,20 +589,16 @@ class Appender:
     def _skip_settled(self, highest: Mapping[str, int]) -> None:
         """Mark frames as settled that are FRAMES_IN_FLIGHT below the topic's highest settled number."""
         sure = {topic: number - FRAMES_IN_FLIGHT for topic, number in highest.items()}
-        numbers = np.arange(self._plan.first, self._plan.first + self._plan.frames)
-        for index, number in self._plan.moved.items():
-            numbers[index] = number
+        numbers = self._plan.numbers()
         for table in self._tables:
             bounds = np.array([sure[topic] for topic in table.file.topics], dtype=np.int64)
-            span = slice(table.first, table.first + table.file.frames)
-            self._settled[span] = numbers[span] <= bounds[table.topics]
+            self._settled[table.span] = numbers[table.span] <= bounds[table.topics]
 
     def _unsettled(self) -> Iterator[tuple[int, str, bytearray]]:
         """Yield (index, topic, private copy) of each unsettled frame, in order of numbers."""
         moved = self._plan.moved
         for table in self._tables:
-            span = slice(table.first, table.first + table.file.frames)
-            rows = np.flatnonzero(~self._settled[span])
+            rows = np.flatnonzero(~self._settled[table.span])
             if moved:
                 rows = rows[~np.isin(rows + table.first, list(moved))]
             yield from table.read(rows)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ringlog.errors import CorruptData
 from ringlog.frame import layout
-from ringlog.frame.batch import scan
+from ringlog.frame.batch import counts_of, scan
 from ringlog.limits import FRAME_BYTES_MAX
 from ringlog.spark.staging import StagedFile
 from ringlog.storage.disk import Disk
@@ -22,7 +22,7 @@ READ_BYTES = 8 << 20
 
 @dataclass(slots=True)
 class StagedFrames:
-    """Position of each frame in one staged file: (frames,) offsets and sizes in bytes, topics by index."""
+    """Frames of one staged file: (frames,) offsets and sizes in bytes, topics by index, and record counts."""
 
     disk: Disk
     path: str
@@ -32,6 +32,12 @@ class StagedFrames:
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
     topics: NDArray[np.int64]
+    records: NDArray[np.int64]
+
+    @property
+    def span(self) -> slice:
+        """Plan indexes of the file's frames."""
+        return slice(self.first, self.first + self.file.frames)
 
     def read(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, str, bytearray]]:
         """Yield (plan index, topic, private copy) of the frames with these numbers in the file.
@@ -71,7 +77,8 @@ def _locate(disk: Disk, fd: int, path: str, file: StagedFile, first: int) -> Sta
     offsets: list[NDArray[np.int64]] = []
     sizes: list[NDArray[np.int64]] = []
     topics: list[NDArray[np.int64]] = []
-    at, rows, want = 0, 0, READ_BYTES
+    records: list[NDArray[np.int64]] = []
+    at, want = 0, READ_BYTES
     buffer = np.empty(0, dtype="<u8")  # Reused for all reads: fresh memory costs as much as the read.
     while at < file.size:
         count = min(want, file.size - at) // 8
@@ -89,12 +96,16 @@ def _locate(disk: Disk, fd: int, path: str, file: StagedFile, first: int) -> Sta
         offsets.append(found.offsets + at)
         sizes.append(found.total_bytes)
         topics.append(found.words[:, layout.W_TOPIC].astype(np.int64))
-        rows += int((found.words[:, layout.W_COUNT_EPOCH] & np.uint64(0xFFFFFFFF)).sum())
+        records.append(counts_of(found.words).astype(np.int64))
         at, want = at + found.stop, READ_BYTES
     table = StagedFrames(
-        disk, path, file, first, *(np.concatenate(each) for each in (offsets, sizes, topics))
+        disk, path, file, first, *(np.concatenate(each) for each in (offsets, sizes, topics, records))
     )
-    is_right = digest.intdigest() == file.digest and rows == file.rows and len(table.offsets) == file.frames
+    is_right = (
+        digest.intdigest() == file.digest
+        and int(table.records.sum()) == file.rows
+        and len(table.offsets) == file.frames
+    )
     if not is_right or disk.size(fd) != file.size or int(table.topics.max()) >= len(file.topics):
         raise CorruptData("a staged file differs from what its task wrote", file=path, bytes=disk.size(fd))
     return table

@@ -24,7 +24,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from ringlog.clock import Clock, SystemClock
 from ringlog.errors import CorruptData, DiskError, NotReady
@@ -91,6 +93,13 @@ class SinkCommitPlan(msgspec.Struct, frozen=True):
     def topics(self) -> tuple[str, ...]:
         """Distinct names of all topics."""
         return tuple(dict.fromkeys(topic for file in self.files for topic in file.topics))
+
+    def numbers(self) -> NDArray[np.int64]:
+        """Return the number of each frame, by plan index."""
+        found = np.arange(self.first, self.first + self.frames, dtype=np.int64)
+        for index, number in self.moved.items():
+            found[index] = number
+        return found
 
 
 def writer_file_id(key: str) -> str:

@@ -683,6 +683,119 @@ def test_recover_of_a_job_reports_what_failed_and_the_command_exits_with_an_erro
     assert world.found() == world.expected(IDS)
 
 
+def discard_id(world):
+    return staging.writer_file_id(world.key.text)
+
+
+def test_a_discarded_plan_without_appended_rows_is_forgotten(new_world, client, capsys):
+    """Its frames never fit the topic. The batch is then written with other rows."""
+    world = new_world()
+    world.batch(0, IDS)
+    for topic in world.topics:
+        client.topics.delete(topic)
+        client.topics.create(topic, discard="reject", cap_records=5)
+    large = range(1_000, 1_042)  # 7 rows of each topic in each task
+    for _ in range(2):
+        with pytest.raises(RecordTooLarge) as caught:
+            world.batch(1, large)
+        assert (caught.value.detail["writer"], caught.value.detail["batch"]) == (discard_id(world), 1)
+    given = ["--output", "json", "spark", "discard", world.options.path, discard_id(world), "1", "--yes"]
+    assert run_command([*given, "--staging-dir", world.directory]) == CliExit.DONE
+    told = json.loads(capsys.readouterr().out)
+    assert (told["writer"], told["batch"], told["outcome"], told["rows"]) == (
+        world.key.text,
+        1,
+        "forgotten",
+        42,
+    )
+    assert [[each["rows"], each["appended_min"], each["appended_max"]] for each in told["topics"]] == [
+        [21, 0, 0]
+    ] * 2
+    assert not [name for name in os.listdir(world.directory) if name.endswith(".frames")]
+    assert world.batch(0, IDS).outcome == "repeated"
+    assert world.batch(1, NEXT_IDS[:6]).outcome == "written"
+    assert world.found() == world.expected(NEXT_IDS[:6])
+
+
+def test_a_discarded_plan_with_appended_rows_counts_as_written(new_world, client):
+    """Its other rows are lost, and no row is written twice."""
+    world = new_world(maxFrameRecords="100")
+    topic = world.topics[0]
+    world.topics = (topic,)
+    client.topics.configure(topic, discard="reject", cap_records=50)
+    files = [world.task(range(40), 0), world.task(range(40, 60), 1), world.task(range(60, 65), 2)]
+    with pytest.raises(TopicFull):
+        world.committer().commit(world.key, 7, files)
+    told = world.committer().discard(discard_id(world), 7)
+    assert (told.outcome, told.rows, told.frames) == ("given_up", 65, 3)
+    assert told.topics == (committing.DiscardedTopic(topic, 65, 0, 65),)
+    assert world.found() == world.expected([*range(40), *range(60, 65)])
+    client.topics.configure(topic, cap_records=0)
+    assert world.batch(7, range(65)).outcome == "repeated"
+    world.batch(8, range(65, 90))
+    assert world.found() == world.expected([*range(40), *range(60, 90)])
+
+
+def test_a_plan_with_a_missing_file_can_be_discarded(new_world):
+    world = new_world()
+    with fails_at("sink_after_plan"):
+        world.batch(0, IDS)
+    os.unlink(os.path.join(world.directory, world.staged[0].name))
+    ((), (left,)) = world.committer().recover()
+    assert isinstance(left.error, DiskError)
+    told = world.committer().discard(left.writer_id, left.batch)
+    assert told.outcome == "forgotten"
+    assert told.topics == tuple(committing.DiscardedTopic(topic, None, 0, 0) for topic in world.topics)
+    assert world.batch(0, IDS, "more").outcome == "written"
+    assert world.found() == world.expected(IDS)
+
+
+def test_only_the_named_plan_is_discarded(new_world):
+    """A plan that is done, of another batch, or in use, is left alone."""
+    world, other = new_world(), new_world()
+    with fails_at("sink_after_plan"):
+        world.batch(3, IDS)
+    other.batch(3, IDS)
+    for writer, batch in ((discard_id(world), 2), (discard_id(other), 3), ("0" * 16, 3)):
+        with pytest.raises(OptionError, match="no open plan"):
+            world.committer().discard(writer, batch)
+    held = staging.Staging(world.directory)
+    with held.lock_writer(world.key.text), pytest.raises(NotReady, match="another process"):
+        world.committer().discard(discard_id(world), 3)
+    assert world.batch(3, IDS).outcome == "resumed"
+    assert world.found() == world.expected(IDS)
+
+
+def test_a_discarded_write_without_an_identity_leaves_nothing(new_world):
+    world = new_world()
+    world.key = WriterKey("write/once", is_one_time=True)
+    with fails_at("sink_after_plan"):
+        world.batch(0, IDS)
+    assert world.committer().discard(discard_id(world), 0).outcome == "given_up"
+    assert not [name for name in os.listdir(world.directory) if name.startswith(discard_id(world))]
+
+
+@pytest.mark.parametrize("how", DEALS)
+def test_a_crash_at_any_disk_change_of_a_discard_leaves_the_plan_or_none(new_world, how):
+    for nth in range(1, 20):
+        world = new_world()
+        with fails_at("sink_after_plan"):
+            world.batch(0, IDS)
+        world.disk = FaultyDisk(RealDisk(), DiskFault("any", nth, "EIO"))
+        try:
+            world.committer().discard(discard_id(world), 0)
+            is_done = True
+        except DiskError:
+            is_done = False
+        world.disk = None
+        assert world.batch(0, IDS, how, seed=nth).outcome in {"written", "resumed"}
+        assert world.found() == world.expected(IDS)
+        if is_done:
+            break
+    else:
+        pytest.fail("a discard makes more changes than were tried")
+
+
 def test_a_newer_batch_finishes_the_open_one_first(new_world):
     world = new_world()
     with fails_at("sink_after_plan"):

@@ -8,6 +8,7 @@ compact   list records to delete, by tag or age, and delete them on request
 stats     sizes, rates, tags and lag per topic, from indexes
 mirror    stream topics to any Spark sink
 recover   finish writes whose driver died
+discard   give up one such write that cannot be finished
 
 Reports contain the bounds of a run. Repeated runs are idempotent. Reports are frozen dataclasses; `facts_of`
 converts them to plain values.

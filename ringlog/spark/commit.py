@@ -271,10 +271,10 @@ class Committer:
         txnAppId is given up in both cases, because nothing repeats it.
 
         Raises OptionError if this writer has no open plan of this batch, NotReady while another process
-        commits for the writer, and CorruptData if the plan is damaged.
+        commits for the writer, StagingLost if the plan is of another log, and CorruptData if it is damaged.
         """
         with self.staging.lock_id(writer_id, wait_s=0) as locked:
-            plan = locked.plan()
+            plan = self._plan_of(locked)
             if plan is None or plan.done or plan.batch != batch:
                 raise OptionError(
                     "this writer has no open plan of this batch", writer=writer_id, batch=batch,

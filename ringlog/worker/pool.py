@@ -45,11 +45,11 @@ class Worker:
     def __init__(self, queue: Queue, options: WorkerOptions, setup: wire.Setup, clock: Clock) -> None:
         self._queue, self._options, self._setup = queue, options, setup
         self._clock = clock
-        self._settler = Settler(queue, options.backoff)
         self._free: deque[asyncio.Future[Job | None]] = deque()
         """One future for each idle lane. It resolves to the lane's next job."""
         self._changed = asyncio.Event()
-        """Set when a lane becomes idle, a job is settled, or the worker stops."""
+        """Set when a lane becomes idle, a job ends, the engine confirms outcomes, or the worker stops."""
+        self._settler = Settler(queue, options.backoff, self._changed.set)
         self._processes: set[WorkerProcess] = set()
         self._at_work = 0
         self._stop_requested = asyncio.Event()
@@ -251,6 +251,7 @@ class Worker:
 
     async def _claim_all(self) -> None:
         while not self._stop_requested.is_set():
+            self._changed.clear()  # Before the state is read: a change during the claim ends the wait.
             room = min(len(self._free), WORKER_UNSETTLED_MAX - self._settler.unsettled, CLAIM_JOBS_MAX)
             if room <= 0:
                 await self._wait_for_change()
@@ -258,8 +259,11 @@ class Worker:
             jobs = await self._claim(room)
             for job in jobs:
                 self._free.popleft().set_result(job)
-            if not jobs and self._options.until_empty and not self._at_work and not self._settler.unsettled:
-                self.stop()
+            if not jobs and self._options.until_empty:
+                if self._at_work or self._settler.unsettled:
+                    await self._wait_for_change()  # These jobs may return to the queue.
+                else:
+                    self.stop()
 
     async def _claim(self, most: int) -> Sequence[Job]:
         """Claim up to `most` jobs. Returns [] if there are none, the engine does not reply, or on a stop."""
@@ -282,7 +286,6 @@ class Worker:
         return []
 
     async def _wait_for_change(self) -> None:
-        self._changed.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), WORKER_CLAIM_MS / 1e3)
 

@@ -36,9 +36,11 @@ SettledJob = tuple[Job, JobSettlement, int]
 class Settler:
     """Runs as a task until it is abandoned. `counts` has the number of jobs by log event."""
 
-    def __init__(self, queue: Queue, backoff: WorkerBackoff) -> None:
+    def __init__(self, queue: Queue, backoff: WorkerBackoff, on_confirmed: Callable[[], None]) -> None:
+        """Start the task. It calls `on_confirmed` whenever `unsettled` has decreased."""
         self._queue = queue
         self._backoff = backoff
+        self._on_confirmed = on_confirmed
         self._unsent: list[SettledJob] = []
         self._changed = asyncio.Event()
         self._all_settled = asyncio.Event()
@@ -80,6 +82,7 @@ class Settler:
             part, self._unsent = self._unsent[:JOBS_PER_REQUEST_MAX], self._unsent[JOBS_PER_REQUEST_MAX:]
             await self._send_settlements(part)
             self.unsettled -= len(part)
+            self._on_confirmed()
             if not self.unsettled:
                 self._all_settled.set()
 

@@ -592,7 +592,7 @@ WORKER_REASON_CHARS_MAX = 8_192
 WORKER_UNSETTLED_MAX = 1_000
 """Jobs of a worker whose outcome the engine has not confirmed. At the bound it claims no more."""
 WORKER_CLAIM_MS = 500
-"""Longest wait in ms of a worker's claim. It bounds the reaction time to a stop request."""
+"""Longest wait in ms of a worker's claim, and of its loop for a change. Then it looks at its state again."""
 WORKER_RESTART_MS_MIN = 100
 """First backoff in ms before a process of a worker that did not start is started again."""
 WORKER_RESTART_MS_MAX = 30_000

@@ -52,15 +52,22 @@ class Worker:
         self._settler = Settler(queue, options.backoff, self._changed.set)
         self._processes: set[WorkerProcess] = set()
         self._at_work = 0
+        self._claiming: asyncio.Task[None] | None = None
         self._stop_requested = asyncio.Event()
         self._stop_now_requested = asyncio.Event()
 
     # -- control --------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Claim no more jobs, wait for running jobs, then end `run`."""
+        """Claim no more jobs, wait for running jobs, then end `run`.
+
+        A claim in flight is cancelled. The client returns jobs that the engine leased to it, and their
+        deliveries do not count.
+        """
         self._stop_requested.set()
         self._changed.set()
+        if self._claiming is not None:
+            self._claiming.cancel()
 
     def stop_now(self) -> None:
         """Stop without waiting for running jobs: their processes are killed and the jobs are returned."""
@@ -82,14 +89,14 @@ class Worker:
         lanes: list[asyncio.Task[None]] = []
         try:
             lanes += [asyncio.create_task(self._lane(each)) for each in await self._first_or_stopped()]
-            claiming = asyncio.create_task(self._claim_all())
+            self._claiming = asyncio.create_task(self._claim_all())
             logs.log_event(
                 log, logging.INFO, "worker ready",
                 queue=self._queue.topic, target=self._options.target, node=self._queue.node,
                 processes=len(lanes),
             )  # fmt: skip
             try:
-                await self._watch(claiming, lanes)
+                await self._watch(self._claiming, lanes)
             finally:
                 self.stop()
                 is_complete = await self._finish(lanes)
@@ -104,9 +111,9 @@ class Worker:
         await asyncio.wait([stopping, *parts], return_when=asyncio.FIRST_COMPLETED)
         self.stop()
         stopping.cancel()
-        await claiming
+        await asyncio.wait((claiming,))
         for part in parts:
-            if part.done():
+            if part.done() and not part.cancelled():
                 part.result()
 
     async def _finish(self, lanes: list[asyncio.Task[None]]) -> bool:
@@ -266,10 +273,10 @@ class Worker:
                     self.stop()
 
     async def _claim(self, most: int) -> Sequence[Job]:
-        """Claim up to `most` jobs. Returns [] if there are none, the engine does not reply, or on a stop."""
+        """Claim up to `most` jobs. Returns [] if there are none, or the engine does not reply."""
         wait_ms = 0 if self._options.until_empty else WORKER_CLAIM_MS
         try:
-            jobs = await self._queue.claim(
+            return await self._queue.claim(
                 most, wait_ms=wait_ms, lease_ms=self._options.lease_ms, auto_extend=True
             )
         except RinglogError as e:
@@ -278,12 +285,6 @@ class Worker:
             logs.log_event(log, logging.WARNING, "engine did not reply", error=str(e))
             await asyncio.sleep(RETRY_S)
             return []
-        if not self._stop_requested.is_set():
-            return jobs
-        if jobs:
-            with contextlib.suppress(RinglogError):  # On an error their leases expire.
-                await self._queue.nack(jobs, delay_ms=0)
-        return []
 
     async def _wait_for_change(self) -> None:
         with contextlib.suppress(TimeoutError):

@@ -15,6 +15,7 @@ import pytest
 
 from ringlog.client.requests.results import Settled
 from ringlog.clock import SystemClock
+from ringlog.errors import TopicNotFound
 from ringlog.worker import wire
 from ringlog.worker.options import WorkerOptions
 from ringlog.worker.pool import Worker
@@ -153,5 +154,44 @@ def test_a_worker_until_empty_waits_for_the_reply_to_its_ack(tmp_path: Path) -> 
             queue.may_ack.set()
             assert await run.result()
             assert queue.returned == [("ack", 1)]
+
+    asyncio.run(check())
+
+
+def test_a_stop_takes_effect_while_the_engine_does_not_answer_a_claim(fifo: Path) -> None:
+    """The claim may wait for the whole timeout of the client. Running jobs must have their time meanwhile."""
+
+    async def check() -> None:
+        queue = MemoryQueue([job(1, fifo)], asyncio.Event())
+        async with Run.of(queue, concurrency=2) as run:
+            await run.until(lambda: queue.claims == 2)
+            run.worker.stop()
+            with let_end(fifo):
+                await run.until(lambda: queue.acks)
+            assert await run.result()
+            assert queue.returned == [("ack", 1)]
+
+    asyncio.run(check())
+
+
+def test_a_second_stop_takes_effect_while_the_engine_does_not_answer_a_claim(fifo: Path) -> None:
+    async def check() -> None:
+        queue = MemoryQueue([job(1, fifo)], asyncio.Event())
+        async with Run.of(queue, concurrency=2, stop_timeout_s=1_000.0) as run:
+            await run.until(lambda: queue.claims == 2)
+            run.worker.stop()
+            await loop_passes(10)
+            run.worker.stop_now()
+            assert not await run.result()
+            assert queue.returned == [("nack", 1)]
+
+    asyncio.run(check())
+
+
+def test_an_error_of_a_claim_before_the_stop_ends_the_worker() -> None:
+    async def check() -> None:
+        async with Run.of(MemoryQueue(TopicNotFound("no such queue")), concurrency=1) as run:
+            with pytest.raises(TopicNotFound):
+                await run.result()
 
     asyncio.run(check())

@@ -276,6 +276,20 @@ class LeaseClient(Generic[V]):
         """
         return self._settle(jobs, check_nack_options(delay_ms, reason))
 
+    def release(self, jobs: Iterable[Job[V]]) -> Settled:
+        """Return jobs that were not begun to the queue. They are ready at once, and this delivery does not
+        count.
+
+        Args:
+            jobs: Jobs of this queue or group.
+
+        Returns:
+            The number of returned jobs, and in `skipped` the seqs of jobs whose leases had ended.
+        """
+        jobs = list(check_jobs(jobs))
+        steps = self._operations.release(self._client.connection, [job.lease for job in jobs])
+        return self._shell.run_then(steps, partial(release_slots, jobs))
+
     def nack_with_backoff(self, job: Job[V], reason: str) -> None:
         """Nack a job whose block failed, with the backoff of the topic, or of `backoff_ms` if the topic has
         none."""

@@ -66,6 +66,29 @@ def test_jobs_that_were_claimed_and_not_started_get_no_backoff(ringlog_engine, r
         assert (queue.stats().delayed, queue.stats().ready) == (0, 2)
 
 
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+def test_released_jobs_are_ready_at_once_and_count_no_delivery(ringlog_engine, ringlog_topic, transport):
+    with ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        name = ringlog_topic()
+        client.topics.create(
+            name, type="queue", backoff_ms=HOUR_MS, backoff_max_ms=HOUR_MS, max_deliveries=1,
+            dead_letter=f"{name}.dead",
+        )  # fmt: skip
+        queue = client.queue(name)
+        queue.put_many([b"1", b"2", b"3"])
+        for _ in range(3):
+            jobs = queue.claim(3)
+            assert [each.deliveries for each in jobs] == [1, 1, 1]
+            assert queue.release(jobs).is_complete
+        jobs = queue.claim(3)
+        jobs[0].ack()
+        assert queue.release(jobs).skipped == (1,)
+        assert (queue.stats().ready, queue.stats().dead_lettered) == (2, 0)
+        group = client.group(name, "g", mode="queue")
+        assert group.release(group.claim(2)).is_complete
+        assert [each.deliveries for each in group.claim(2)] == [1, 1]
+
+
 async def test_the_asyncio_client_applies_the_same_backoff(ringlog_engine, ringlog_topic):
     async with ringlog.aio.connect(ringlog_engine.url, wait=10) as client:
         name = ringlog_topic()

@@ -207,29 +207,25 @@ class Worker:
     # -- lanes ----------------------------------------------------------------------------------------
 
     async def _lane(self, first: WorkerProcess) -> None:
-        """Run jobs one after another, and replace the process when needed."""
+        """Run jobs one after another, and replace the process when needed.
+
+        A process may end while it is idle. Its next job then returns to the queue, where other workers can
+        take it: the start of a successor may take long, and may fail again and again.
+        """
         process: WorkerProcess | None = first
         most = self._options.max_jobs_per_process
         while process is not None and (job := await self._next_job()) is not None:
             self._at_work += 1
             try:
-                process = await self._alive(process)
                 await self._work(process, job)
             finally:
                 self._at_work -= 1
                 self._changed.set()
-            if process is not None and (not process.is_alive or 0 < most <= process.jobs):
+            if not process.is_alive or 0 < most <= process.jobs:
                 await self._close_process(process)
                 process = await self._replacement()
         if process is not None:
             await self._close_process(process)
-
-    async def _alive(self, process: WorkerProcess) -> WorkerProcess | None:
-        """Return this process, or a successor if it ended while it was idle. None if the worker stops."""
-        if process.is_alive:
-            return process
-        await self._close_process(process)
-        return await self._replacement()
 
     async def _next_job(self) -> Job | None:
         """Wait for the lane's next job. Returns None if the worker stops."""
@@ -240,9 +236,9 @@ class Worker:
         self._changed.set()
         return await job_future
 
-    async def _work(self, process: WorkerProcess | None, job: Job) -> None:
-        if process is None:
-            self._settler.settle(job, NOT_BEGUN, 0)
+    async def _work(self, process: WorkerProcess, job: Job) -> None:
+        if not process.is_alive:
+            self._settler.settle(job, NOT_BEGUN, process.pid)
             return
         begun_ns = self._clock.monotonic_ns()
         try:

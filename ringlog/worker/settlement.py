@@ -18,6 +18,8 @@ class JobSettlement:
     """Text of the log event. The worker also counts jobs by it."""
     is_done: bool = False
     is_rejected: bool = False
+    is_begun: bool = True
+    """False if the function was not called: the delivery does not count."""
     delay_ms: int = 0
     """For a nack: delay in ms until the job is ready again."""
     reason: str = ""
@@ -29,7 +31,7 @@ DONE = "job done"
 FAILED = "job failed"
 REJECTED = "job rejected"
 CUT_OFF = "job interrupted"
-NOT_BEGUN = JobSettlement(CUT_OFF, reason="the worker stopped before the job started")
+NOT_BEGUN = JobSettlement(CUT_OFF, is_begun=False, reason="its process ended before the job started")
 
 
 @dataclass(frozen=True, slots=True)

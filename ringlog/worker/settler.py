@@ -90,11 +90,13 @@ class Settler:
         queue = self._queue
         done = [settled_job for settled_job in settled_jobs if settled_job[1].is_done]
         await self._settle_batch(done, queue.ack)
+        not_begun = [settled_job for settled_job in settled_jobs if not settled_job[1].is_begun]
+        await self._settle_batch(not_begun, queue.release)
         back: dict[tuple[int, str], list[SettledJob]] = {}
         for settled_job in settled_jobs:
             if settled_job[1].is_rejected:
                 await self._reject(settled_job)
-            elif not settled_job[1].is_done:
+            elif settled_job[1].is_begun and not settled_job[1].is_done:
                 key = (settled_job[1].delay_ms, _failure_of(settled_job[1]))
                 back.setdefault(key, []).append(settled_job)
         for (delay_ms, reason), given in back.items():

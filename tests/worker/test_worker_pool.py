@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 import msgspec
+import psutil
 import pytest
 
 from ringlog.client.requests.results import Settled
@@ -64,6 +66,9 @@ class MemoryQueue:
 
     async def nack(self, jobs: list[Any], **_: Any) -> Settled:
         return self._settled("nack", jobs)
+
+    async def release(self, jobs: list[Any]) -> Settled:
+        return self._settled("release", jobs)
 
 
 def job(seq: int, path: Path) -> Any:
@@ -193,5 +198,33 @@ def test_an_error_of_a_claim_before_the_stop_ends_the_worker() -> None:
         async with Run.of(MemoryQueue(TopicNotFound("no such queue")), concurrency=1) as run:
             with pytest.raises(TopicNotFound):
                 await run.result()
+
+    asyncio.run(check())
+
+
+def test_a_job_of_a_process_that_ended_while_idle_returns_to_the_queue_uncounted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process cannot be replaced here. Another worker must get the job nevertheless."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "shop.py").write_text("def deliver(path): ...")
+
+    async def check() -> None:
+        may_claim = asyncio.Event()
+        queue = MemoryQueue(may_claim, [job(1, tmp_path)], asyncio.Event())
+        async with Run.of(queue, "shop:deliver", concurrency=1) as run:
+            await run.until(lambda: queue.claims)
+            shutil.rmtree(tmp_path)
+            (process,) = [
+                each for each in psutil.Process().children() if "ringlog.worker.child" in each.cmdline()
+            ]
+            process.kill()
+            await run.until(lambda: not process.is_running())
+            may_claim.set()
+            await run.until(lambda: queue.returned)
+            assert queue.returned == [("release", 1)]
+            run.worker.stop()
+            assert await run.result()
+            assert run.worker.job_counts == {"job interrupted": 1}
 
     asyncio.run(check())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import time
@@ -10,9 +11,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+import ringlog
+import ringlog.aio
 from ringlog.cli.outcome import CliExit
 from ringlog.client.queue import Queue
+from ringlog.clock import SystemClock
 from ringlog.limits import SECOND_SIGNAL_S
+from ringlog.testing.real_engine import TestEngine
+from ringlog.worker import wire
+from ringlog.worker.options import WorkerOptions
+from ringlog.worker.pool import Worker
 from tests.support.workers import Workers, events, soon
 
 pytestmark = pytest.mark.slow
@@ -110,3 +118,41 @@ def test_child_processes_end_with_a_killed_worker(workers: Workers, queue: Queue
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
     assert queue.claim(wait_ms=10_000), "its lease ended"
+
+
+async def _stop_while_a_job_arrives(url: str, topic: str, passes: int) -> bool:
+    """Put a job while the claim of a worker waits, and stop the worker some passes of the loop later.
+
+    Return whether it ran the job.
+    """
+    async with ringlog.aio.connect(url, wait=10) as client:
+        queue = client.queue(topic)
+        wanted = WorkerOptions(target="builtins:bytes", queue=topic)
+        setup = wire.Setup(fd=-1, parent_pid=0, target=wanted.target, payload="raw", log_level="error")
+        worker = Worker(queue, wanted, setup, SystemClock())
+        running = asyncio.create_task(worker.run())
+        async with asyncio.timeout(30):
+            while not (await queue.stats()).waiting:
+                assert not running.done()
+            putting = asyncio.create_task(queue.put(b""))
+            for _ in range(passes):
+                await asyncio.sleep(0)
+            worker.stop()
+            assert await running
+        await putting
+        return bool(worker.job_counts)
+
+
+def test_a_stop_counts_no_delivery_of_a_job_that_was_not_begun(
+    queue: Queue, ringlog_engine: TestEngine
+) -> None:
+    """Otherwise a rolling restart of workers moves jobs to the dead letters that no function ever got."""
+    with ringlog.connect(ringlog_engine.url, wait=10) as client:
+        client.topics.configure(queue.topic, max_deliveries=1)
+    for n in range(1, 31):
+        was_run = asyncio.run(_stop_while_a_job_arrives(ringlog_engine.url, queue.topic, 2 * n))
+        if not was_run:
+            (job,) = queue.claim(wait_ms=10_000)
+            assert (job.seq, job.deliveries) == (n, 1)
+            job.ack()
+    assert queue.stats().dead_lettered == 0

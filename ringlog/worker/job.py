@@ -49,7 +49,13 @@ class CurrentJob(msgspec.Struct, frozen=True, kw_only=True):
     key: bytes | None = None
     tag: str | None = None
     headers: dict[str, bytes] = {}
-    meta: dict[str, Any] = {}
+    meta_json: bytes | None = None
+    """Metadata as stored in the queue, not parsed. JSON has numbers that MessagePack does not have."""
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """Metadata, parsed at each access; empty if there is none."""
+        return msgspec.json.decode(self.meta_json) if self.meta_json else {}
 
 
 current_job_var: ContextVar[CurrentJob] = ContextVar("current_job_var")

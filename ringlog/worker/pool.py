@@ -288,7 +288,6 @@ class Worker:
 
 
 def _shown(job: Job) -> CurrentJob:
-    fields: dict[str, Any] = {"headers": dict(job.headers), "meta": job.meta}
     return CurrentJob(
         queue=job.topic,
         seq=job.seq,
@@ -296,5 +295,6 @@ def _shown(job: Job) -> CurrentJob:
         data=job.data,
         key=job.key,
         tag=job.tag,
-        **fields,
+        headers=dict(job.headers),
+        meta_json=job.record.meta_json,
     )

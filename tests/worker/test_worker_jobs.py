@@ -32,11 +32,12 @@ def test_every_job_is_done_once_and_logged(workers: Workers, queue: Queue) -> No
 
 
 def test_a_job_function_gets_the_payload_and_all_fields_of_the_job(workers: Workers, queue: Queue) -> None:
-    queue.put(b"[1]", key=b"k", tag="t", meta={"n": 1}, headers={"h": b"v"})
+    meta = {"n": 1, "large": 1 << 70}  # MessagePack, in which jobs reach the process, has no such number.
+    queue.put(b"[1]", key=b"k", tag="t", meta=meta, headers={"h": b"v"})
     workers.run("program:facts", queue.topic, "--payload", "json", "-c", "1")
     (noted,) = workers.notes()
     kind, *facts, pid = json.loads(noted)
-    assert (kind, *facts) == ("list", queue.topic, 1, 1, "k", "t", "v", {"n": 1})
+    assert (kind, *facts) == ("list", queue.topic, 1, 1, "k", "t", "v", meta)
     assert not psutil.pid_exists(pid)
 
 

@@ -25,7 +25,7 @@ from ringlog.worker.settlement import (
 from ringlog.worker.target import CODECS, check_name, load_codec, load_function
 
 BACKOFF = WorkerBackoff(100, 1_000)
-JOB = CurrentJob(queue="q", seq=7, deliveries=1, data=b'{"n": 1}', headers={"h": b"v"}, meta={"m": [1]})
+JOB = CurrentJob(queue="q", seq=7, deliveries=1, data=b'{"n": 1}', headers={"h": b"v"}, meta_json=b"{}")
 
 
 def test_fates() -> None:

@@ -74,7 +74,7 @@ class MemoryQueue:
 def job(seq: int, path: Path) -> Any:
     return SimpleNamespace(
         topic="jobs", seq=seq, deliveries=1, data=msgspec.json.encode(str(path)), key=None, tag=None,
-        headers=(), meta={},
+        headers=(), record=SimpleNamespace(meta_json=None),
     )  # fmt: skip
 
 

@@ -260,6 +260,8 @@ class Worker:
                 await self._wait_for_change()
                 continue
             jobs = await self._claim(room)
+            if jobs is None:
+                continue
             for job in jobs:
                 self._free.popleft().set_result(job)
             if not jobs and self._options.until_empty:
@@ -268,8 +270,8 @@ class Worker:
                 else:
                     self.stop()
 
-    async def _claim(self, most: int) -> Sequence[Job]:
-        """Claim up to `most` jobs. Returns [] if there are none, or the engine does not reply."""
+    async def _claim(self, most: int) -> Sequence[Job] | None:
+        """Claim up to `most` jobs. Returns None, after a pause, if the engine does not reply."""
         wait_ms = 0 if self._options.until_empty else WORKER_CLAIM_MS
         try:
             return await self._queue.claim(
@@ -280,7 +282,7 @@ class Worker:
                 raise
             logs.log_event(log, logging.WARNING, "engine did not reply", error=str(e))
             await asyncio.sleep(RETRY_S)
-            return []
+            return None
 
     async def _wait_for_change(self) -> None:
         with contextlib.suppress(TimeoutError):

@@ -17,7 +17,7 @@ import pytest
 
 from ringlog.client.requests.results import Settled
 from ringlog.clock import SystemClock
-from ringlog.errors import TopicNotFound
+from ringlog.errors import RequestTimeout, TopicNotFound
 from ringlog.worker import wire
 from ringlog.worker.options import WorkerOptions
 from ringlog.worker.pool import Worker
@@ -157,6 +157,17 @@ def test_a_worker_until_empty_waits_for_the_reply_to_its_ack(tmp_path: Path) -> 
             await loop_passes(300)
             assert queue.claims <= 4
             queue.may_ack.set()
+            assert await run.result()
+            assert queue.returned == [("ack", 1)]
+
+    asyncio.run(check())
+
+
+def test_a_worker_until_empty_does_not_take_an_engine_that_is_away_for_an_empty_queue(tmp_path: Path) -> None:
+    async def check() -> None:
+        (tmp_path / "file").touch()
+        queue = MemoryQueue(RequestTimeout("no reply"), [job(1, tmp_path / "file")])
+        async with Run.of(queue, concurrency=1, until_empty=True) as run:
             assert await run.result()
             assert queue.returned == [("ack", 1)]
 

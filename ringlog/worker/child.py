@@ -7,6 +7,7 @@ detects it, returns the job and starts another process.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import os
@@ -98,7 +99,9 @@ def serve(stream: socket.socket, setup: wire.Setup, clock: Clock) -> None:
     with stream.makefile("rb") as incoming:
         while head := incoming.read(wire.HEAD_BYTES):
             outcome = runner.run(wire.decode_run_job(incoming.read(wire.length_of(head))).job)
-            sys.stdout.flush()
+            # The job may have removed or closed it, or the disk may be full: its outcome is the same.
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                sys.stdout.flush()
             if os.getpid() != pid:
                 os._exit(0)  # The job has forked, and this is its child. It must not send an outcome.
             stream.sendall(wire.encode_message(outcome))

@@ -239,3 +239,26 @@ def test_a_job_of_a_process_that_ended_while_idle_returns_to_the_queue_uncounted
             assert run.worker.job_counts == {"job interrupted": 1}
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize("last_line", ["sys.stdout.close()", "sys.stdout = None", "sys.stdout = Full()"])
+def test_a_job_is_done_also_if_its_output_cannot_be_written(
+    last_line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The function has returned. Running it again would do its work twice, and fail in the same way."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "shop.py").write_text(
+        "import sys\n"
+        "class Full:\n"
+        "    def flush(self):\n"
+        "        raise OSError('no space')\n"
+        f"def deliver(path):\n    {last_line}\n"
+    )
+
+    async def check() -> None:
+        queue = MemoryQueue([job(1, tmp_path)], [job(2, tmp_path)])
+        async with Run.of(queue, "shop:deliver", concurrency=1, until_empty=True) as run:
+            assert await run.result()
+            assert queue.returned == [("ack", 1), ("ack", 2)]
+
+    asyncio.run(check())

@@ -47,6 +47,8 @@ class JobRunner:
         token = current_job_var.set(job)
         try:
             value = None if job.data is None else self._codec.decode(job.data)
+        except MemoryError as e:  # The limit is the worker's. Another one may have a higher one.
+            return wire.JobFailed(0.0, _words(e), _trace(), is_last=True)
         except Exception as e:  # noqa: BLE001  a codec of the program's may raise anything
             return wire.JobRejected(0.0, _words(e, "the payload cannot be decoded: "), _trace())
         else:

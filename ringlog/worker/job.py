@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ringlog.errors import UsageError
+from ringlog.limits import NACK_DELAY_MS_MAX
 
 
 class Reject(Exception):
@@ -23,7 +24,7 @@ class Retry(Exception):
 
     Args:
         reason: Why the job failed.
-        delay_ms: Delay in milliseconds. None uses the worker's backoff.
+        delay_ms: Delay in whole milliseconds; above a day, a day. None uses the worker's backoff.
 
     Example:
         raise Retry("the service is down", delay_ms=30_000)
@@ -31,9 +32,9 @@ class Retry(Exception):
 
     def __init__(self, reason: str = "", *, delay_ms: int | None = None) -> None:
         super().__init__(reason)
-        if delay_ms is not None and delay_ms < 0:
-            raise UsageError("delay_ms must be >= 0", delay_ms=delay_ms)
-        self.delay_ms = delay_ms
+        if delay_ms is not None and (type(delay_ms) is not int or delay_ms < 0):
+            raise UsageError("delay_ms must be a whole number >= 0", delay_ms=repr(delay_ms))
+        self.delay_ms: int | None = None if delay_ms is None else min(delay_ms, NACK_DELAY_MS_MAX)
 
 
 class CurrentJob(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -169,10 +171,23 @@ def test_options_that_make_no_sense(wrong: dict) -> None:
         WorkerOptions(**{"target": "a:b", "queue": "q", **wrong})
 
 
-def test_a_negative_retry_delay_is_refused() -> None:
+@pytest.mark.parametrize("wrong", [-1, 1.5, True, "5"])
+def test_an_impossible_retry_delay_is_refused(wrong: Any) -> None:
     assert Retry("x").delay_ms is None
-    with pytest.raises(UsageError):
-        Retry("x", delay_ms=-1)
+    assert Retry("x", delay_ms=1 << 70).delay_ms == NACK_DELAY_MS_MAX
+    with pytest.raises(UsageError, match="delay_ms"):
+        Retry("x", delay_ms=wrong)
+
+
+def test_a_payload_too_large_for_the_memory_limit_is_a_failure_and_no_damage() -> None:
+    class Hungry:
+        def decode(self, data: bytes) -> Any:
+            raise MemoryError
+
+    job = CurrentJob(queue="q", seq=1, deliveries=1, data=b"x")
+    outcome = JobRunner(lambda value: None, Hungry(), ManualClock()).run(job)
+    assert isinstance(outcome, wire.JobFailed)
+    assert outcome.is_last
 
 
 class Unspeakable(Exception):

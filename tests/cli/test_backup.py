@@ -206,9 +206,10 @@ def test_a_cold_directory_is_backed_up_and_restored_with_the_data(
                 empty.mkdir(exist_ok=True)
             assert run(["backup", "--to", str(backup), "--url", running.url]) == CliExit.DONE
         running.stop()
-        for wrong, code in ((tmp_path / "absent", CliExit.USAGE), (empty, CliExit.DAMAGE)):
+        for wrong in (tmp_path / "absent", empty):
             target = tmp_path / f"from-{wrong.name}"
-            assert run(["backup", str(data), "--to", str(target), "--cold-dir", str(wrong)]) == code
+            command = ["backup", str(data), "--to", str(target), "--cold-dir", str(wrong)]
+            assert run(command) == CliExit.USAGE
             assert not (target / MANIFEST).exists()
         target, there = tmp_path / "configured", tmp_path / "absent"
         monkeypatch.setenv("RINGLOG_COLD_DIR", str(there))

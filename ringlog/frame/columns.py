@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,6 +20,7 @@ from ringlog.frame.body import with_nulls
 from ringlog.frame.header import FrameHeader, append_header_template, unpack_header
 from ringlog.frame.kernel import LIMITS, kernel
 from ringlog.frame.layout import EVENT_TS_NONE, HEADER_BYTES, Column
+from ringlog.frame.metadata import NOT_JSON, object_decoder
 from ringlog.limits import (
     BATCH_RECORDS_MAX,
     FRAME_BYTES_MAX,
@@ -53,7 +53,6 @@ _COLUMN_BYTES_MAX = {
     Column.NODE: NODE_BYTES_MAX,
     Column.META: META_BYTES_MAX,
 }
-_meta_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class BufferColumn(NamedTuple):
@@ -390,8 +389,8 @@ def _check_metas(metas: Any) -> None:
         if not meta:
             continue
         try:
-            names = _meta_decoder.decode(meta)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+            names = object_decoder.decode(meta)
+        except NOT_JSON as e:
             raise InvalidRequest("meta is not a JSON object", index=index, reason=str(e)) from None
         # The keys that the engine adds to a dead letter do not count.
         if len(names) > META_KEYS_MAX and len(names.keys() - DEAD_LETTER_META_KEYS) > META_KEYS_MAX:

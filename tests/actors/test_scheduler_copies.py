@@ -33,6 +33,7 @@ from ringlog.types import Codec, PayloadKind
 
 KEEPS = int(RouterFlag.PRESERVE_NODE | RouterFlag.PRESERVE_TAG)
 PLAIN = CopyTransform("", KEEPS, "")
+DEEP = b"[" * 8_000 + b"]" * 8_000
 
 
 def run_of(*sent: dict[str, Any], hops: tuple[int, ...] = ()) -> FrameRun:
@@ -220,3 +221,19 @@ def test_stamps_name_the_origin_of_a_record_and_lose_no_metadata():
     assert [decode(row[5])[STAMP]["source_seq"] for row in records(found, stamped)] == [1, 2, 3]
     assert [row[0] for row in records(found, stamped)] == [b"x", b"y", b"z"]
     assert [row[5] or b"" for row in records(found)] == [b'{"a":1}', b"", b""]
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [b"no JSON", b'{"a":', b'"\\q"', b'{"a":' + DEEP + b"}", DEEP],
+    ids=["text", "truncated", "invalid escape", "deep object", "deep array"],
+)
+def test_a_copy_has_valid_metadata_whatever_a_client_wrote(meta: bytes):
+    """The shard checks only its length and that it is UTF-8. Other clients need not write JSON."""
+    fields = msgspec.json.decode(stamped_meta(meta, "r", "s", 5, 2, 9), type=dict[str, msgspec.Raw])
+    assert msgspec.json.decode(fields.pop(STAMP))["source_seq"] == 9
+    [(name, kept)] = fields.items()
+    if name == ORIGINAL and bytes(kept).startswith(b'"'):
+        assert msgspec.json.decode(kept) == meta.decode()
+    else:  # An interpreter that decodes more levels.
+        assert bytes(kept) in meta

@@ -29,9 +29,9 @@ from ringlog.frame.columns import (
     DEAD_LETTER_SRC_ID,
     DEAD_LETTER_SRC_SEQ,
 )
+from ringlog.frame.metadata import fields_of
 from ringlog.limits import HEADERS_BYTES_MAX, HEADERS_PER_RECORD_MAX, META_BYTES_MAX, META_KEYS_MAX
 
-_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.encode
 
 
@@ -78,9 +78,8 @@ def _fields(meta: bytes) -> dict[str, Any]:
     """
     if not meta:
         return {}
-    try:
-        found: Mapping[str, Any] = _decode(meta)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    found = fields_of(meta)
+    if found is None:
         return {DEAD_LETTER_META: meta.decode(errors="replace")}
     return {name: value for name, value in found.items() if name not in DEAD_LETTER_META_KEYS}
 

@@ -19,6 +19,7 @@ from ringlog.actors.scheduler.forwarding.forwarding_core import CopyTransform, F
 from ringlog.client.read.fetch_result import FetchResult
 from ringlog.frame.batch import codecs_of
 from ringlog.frame.layout import PAYLOAD_KIND_MASK, Column
+from ringlog.frame.metadata import fields_of, json_value_of
 from ringlog.limits import META_KEYS_MAX, ROUTER_HOPS_MAX
 from ringlog.segment.frame_encoder import BlockSlice as Rows
 from ringlog.segment.frame_encoder import CompressionPolicy, seal_frame, value_list
@@ -33,7 +34,6 @@ I64 = NDArray[np.int64]
 STAMP = "_ringlog_router"
 ORIGINAL = "_ringlog_original_meta"
 _FLAGS_BITS = 8
-_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.encode
 
 
@@ -179,13 +179,12 @@ def _stamped(block: Block, router: str, request: ReadForwardBatch) -> Block:
 
 
 def stamped_meta(meta: bytes, router: str, source: str, source_id: int, epoch: int, seq: int) -> bytes:
-    """Return a record's metadata with the stamp of this router. It replaces the stamp of an earlier hop."""
-    fields: dict[str, Any] = {}
-    if meta:
-        try:
-            fields = dict(_decode(meta))
-        except msgspec.MsgspecError:
-            fields = {ORIGINAL: msgspec.Raw(meta)}
+    """Return a record's metadata with the stamp of this router. It replaces the stamp of an earlier hop.
+
+    The result is a JSON object, whatever a client wrote.
+    """
+    found = fields_of(meta) if meta else {}
+    fields: dict[str, Any] = {ORIGINAL: json_value_of(meta)} if found is None else {**found}
     fields.pop(STAMP, None)
     if len(fields) >= META_KEYS_MAX and ORIGINAL not in fields:
         fields = {ORIGINAL: msgspec.Raw(meta)}

@@ -19,15 +19,19 @@ from ringlog.actors.scheduler.forwarding.forward_batch import (
 from ringlog.actors.scheduler.forwarding.forwarding_core import (
     CopyTransform,
     ForwardBatch,
+    ForwardingCore,
     ReadForwardBatch,
+    SendRoute,
     SourceFlowKey,
 )
 from ringlog.client.read.fetch_result import FetchResult
+from ringlog.envelope import messages as m
 from ringlog.frame import batch as frames
 from ringlog.frame import encode_records, frame, layout, open_frame
+from ringlog.frame.measure import measure
 from ringlog.limits import META_KEYS_MAX, ROUTE_BYTES_MAX, ROUTE_RECORDS_MAX, ROUTER_HOPS_MAX
 from ringlog.storage.frame_run import FrameRun
-from ringlog.topic.routers import RouterFlag
+from ringlog.topic.routers import RouterFlag, RouterPassOutcome
 from ringlog.topic.tombstone import Gap
 from ringlog.types import Codec, PayloadKind
 
@@ -237,3 +241,34 @@ def test_a_copy_has_valid_metadata_whatever_a_client_wrote(meta: bytes):
         assert msgspec.json.decode(kept) == meta.decode()
     else:  # An interpreter that decodes more levels.
         assert bytes(kept) in meta
+
+
+@pytest.mark.parametrize("payloads", [[b"x"] * 40, [b""] * 40, [b"x" * (n * 37 % 150) for n in range(40)]])
+@pytest.mark.parametrize("room", [330, 2_000, 1 << 20], ids=["for one", "for some", "for all"])
+def test_a_router_with_stamps_fills_a_destination_that_refuses_what_exceeds_its_room(payloads, room):
+    """The room counts the stamps. A refused pass is followed by smaller ones, down to a single record."""
+    core = ForwardingCore(1)
+    stamped = KEEPS | int(RouterFlag.EXACTLY_ONCE)
+    core.put_router(m.RouterFacts(1, "orders->audit", "orders", 7, 3, "audit", 2, stamped, "", 0, 0, 2))
+    run, cursor, copied, refused = run_of({"payloads": payloads}), 0, [], 0
+    core.grant_received(SourceFlowKey(7, False), len(payloads))
+    while core.effects:
+        effects, core.effects = core.effects, []
+        for effect in effects:
+            if isinstance(effect, ReadForwardBatch):
+                core.batch_read(effect, build_forward_batch(effect, portion(run, after=effect.start)))
+            elif isinstance(effect, SendRoute):
+                [row], [content] = effect.message.rows, effect.frames
+                size = int(measure(content, frames.scan(content)).accounted[0])
+                count = len(open_frame(content, seed=0).records().payloads)
+                if size > room:  # As a shard with discard = "reject" answers.
+                    refused += 1
+                    reply = m.RoutedRow(RouterPassOutcome.FULL, cursor, 2, count, room)
+                else:
+                    copied, cursor, refused = [*copied, count], row.stop, 0
+                    reply = m.RoutedRow(RouterPassOutcome.DONE, cursor, 2)
+                assert refused <= 12
+                core.route_answered(effect.message, [reply])
+        core.check()
+    assert cursor == sum(copied) == len(payloads)
+    assert core.next_deadline_ns() is None, "it never waited"

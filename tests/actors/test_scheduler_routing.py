@@ -38,6 +38,12 @@ def facts(number: int, *, source: int = 1, cursor: int = 0, durability: int = 2,
     )  # fmt: skip
 
 
+def batch(request: forwarding_core.ReadForwardBatch, stop: int) -> ForwardBatch:
+    """Return a batch of one frame with records of one byte."""
+    count = stop - request.start
+    return ForwardBatch(stop, 0, 1, (b"x",), {request.transforms[0]: 0}, count, count, (count,))
+
+
 def dest_of(number: int) -> int:
     return facts(number).dest_id
 
@@ -208,7 +214,9 @@ class Engine:
                 length = self.random.randint(1, min(asked.records, asked.until - asked.start))
                 frame_of = {change: n for n, change in enumerate(asked.transforms)}
                 frames = tuple(b"x" for _ in asked.transforms)
-                self.core.batch_read(asked, ForwardBatch(asked.start + length, 0, 1, frames, frame_of))
+                stop, sizes = asked.start + length, (length,) * len(frames)
+                found = ForwardBatch(stop, 0, 1, frames, frame_of, length, length, sizes)
+                self.core.batch_read(asked, found)
         elif self.sent and what < 0.9:
             send = self.sent.pop(self.random.randrange(len(self.sent)))
             rows = [self.apply(row) for row in send.message.rows]
@@ -337,7 +345,7 @@ def test_a_full_destination_blocks_until_it_has_space():
     }
     for fate, standing in expected.items():
         asked = engine.reads.pop()
-        engine.core.batch_read(asked, ForwardBatch(3, 0, 1, (b"x",), {asked.transforms[0]: 0}))
+        engine.core.batch_read(asked, batch(asked, 3))
         engine.settle()
         engine.core.route_answered(
             engine.sent.pop().message, [m.RoutedRow(fate, 3 * (fate == RouterPassOutcome.DONE))]
@@ -366,7 +374,7 @@ def test_a_destination_that_becomes_fsync_waits_for_synced_records():
     engine.put(1, 1)
     engine.publish(1, 3)
     asked = engine.reads.pop()
-    engine.core.batch_read(asked, ForwardBatch(1, 0, 1, (b"x",), {asked.transforms[0]: 0}))
+    engine.core.batch_read(asked, batch(asked, 1))
     engine.settle()
     send = engine.sent.pop()
     engine.dests[1].cursor = 1

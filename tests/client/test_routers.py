@@ -222,6 +222,19 @@ def test_a_full_destination_delays_only_itself_and_continues_with_room(client: C
     assert seen == sent
 
 
+def test_a_router_with_stamps_uses_the_room_for_a_single_copy(client: Client):
+    """The cap counts the stamps, which are larger than these records."""
+    client.topics.create("small", discard="reject", cap_bytes=300)
+    client.routers.create("s->small", "s", "small", guarantee="exactly_once")
+    sent = [b"%d" % n for n in range(4)]
+    client.append_many("s", sent)
+    for data in sent:
+        wait_until(lambda: client.topics.state("small").count == 1, SETTLE_S, "room to be used")
+        page = client.read("small")
+        assert page.bytes() == [data]
+        client.topics.delete_records("small", before_seq=page.cursor.seq + 1)
+
+
 def test_records_lost_in_the_source_are_reported_in_the_destination(client: Client, running: TestEngine):
     """The tombstone has the reason `source_trim`. The destination has one dead seq for each lost record.
 

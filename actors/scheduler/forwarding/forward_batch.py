@@ -56,13 +56,18 @@ def build_forward_batch(request: ReadForwardBatch, fetched: FetchResult) -> Forw
         return ForwardBatch(stop)  # Limit of hops: these records are not copied. They may be in a cycle.
     compression = CompressionPolicy(_codec_of(fetched.runs))
     frames: list[bytes] = []
+    copy_bytes: list[int] = []
     frame_of: dict[CopyTransform, int] = {}
     for transform in request.transforms:
-        made = _frame(blocks, transform, request, compression)
-        if made is not None:
+        made = [found for block in blocks if (found := _transformed(block, transform, request)) is not None]
+        if made:
             frame_of[transform] = len(frames)
-            frames.append(made)
-    return ForwardBatch(stop, 0, hops + 1, tuple(frames), frame_of)
+            frames.append(_frame(made, compression))
+            copy_bytes.append(_bytes_of(made))
+    records = sum(map(len, blocks))
+    return ForwardBatch(
+        stop, 0, hops + 1, tuple(frames), frame_of, records, _bytes_of(blocks), tuple(copy_bytes)
+    )
 
 
 def _select_blocks(fetched: FetchResult, request: ReadForwardBatch, until: int) -> tuple[list[Block], int]:
@@ -104,6 +109,10 @@ def _sizes(block: Block) -> I64:
     return sizes + block.spans[Column.META].lengths if Column.META in block.spans else sizes
 
 
+def _bytes_of(blocks: Sequence[Block]) -> int:
+    return sum(int(_sizes(block).sum()) for block in blocks)
+
+
 def _shared_flags(block: Block) -> NDArray[np.uint16]:
     """Return the flags that all records of a frame share, payload kind and hops, shape (n,)."""
     found: NDArray[np.uint16] = block.flags & np.uint16(0xFF00 | PAYLOAD_KIND_MASK)
@@ -123,23 +132,16 @@ def _rows(block: Block, rows: I64) -> Block:
     )  # fmt: skip
 
 
-def _frame(
-    blocks: Sequence[Block],
-    transform: CopyTransform,
-    request: ReadForwardBatch,
-    compression: CompressionPolicy,
-) -> bytes | None:
-    """Build one frame of the records that a transform leaves; return None if there are none."""
-    made = [found for block in blocks if (found := _transformed(block, transform, request)) is not None]
-    if not made:
-        return None
-    for block in made:
+def _frame(blocks: Sequence[Block], compression: CompressionPolicy) -> bytes:
+    """Build one frame of the records that a transform leaves."""
+    for block in blocks:
         block.flags &= np.uint16(PAYLOAD_KIND_MASK)
-    rows = [Rows(block, 0, len(block)) for block in made]
+    rows = [Rows(block, 0, len(block)) for block in blocks]
     return b"".join(seal_frame(rows, topic_id=0, epoch=0, salt=0, compression=compression).pieces)
 
 
 def _transformed(block: Block, transform: CopyTransform, request: ReadForwardBatch) -> Block | None:
+    """Return the records that a transform leaves, as it copies them; None if there are none."""
     if transform.filter:
         if Column.TAG not in block.spans:
             return None

@@ -62,6 +62,20 @@ class CopyTransform(NamedTuple):
     """Name of the router if its copies carry a stamp of their origin, else empty."""
 
 
+class PassSize(NamedTuple):
+    """Size of what a router forwards in one pass."""
+
+    records: int
+    """Records that were read from the source, also those that a filter leaves out."""
+    source_bytes: int
+    """Their payloads and metadata in bytes, at the source."""
+    copy_bytes: int
+    """Payloads and metadata of the copies in bytes, with stamps."""
+
+
+NO_PASS = PassSize(0, 0, 0)
+
+
 @dataclass(slots=True)
 class ActiveRouter:
     """One router of a flow, with its cursor and its retry state."""
@@ -77,7 +91,10 @@ class ActiveRouter:
     """Time in ns before which it is not retried; 0 = any time."""
     pause_ms: int = 0
     batch_limits: tuple[int, int] = (ROUTE_RECORDS_MAX, ROUTE_BYTES_MAX)
-    """Most records and bytes that its destination accepts at present."""
+    """Most records and bytes of the source in its next pass. They are lower than the maximum while its
+    destination has too little room."""
+    pass_size: PassSize = NO_PASS
+    """Size of its latest pass."""
     is_dest_full: bool = False
     """Whether its destination was full at the last forward request."""
 
@@ -162,6 +179,17 @@ class ForwardBatch(NamedTuple):
     frames: tuple[bytes, ...] = ()
     frame_of: Mapping[CopyTransform, int] = MappingProxyType({})
     """Index into `frames` by transform. A transform whose filter leaves no records is missing."""
+    records: int = 0
+    """Number of records that were read."""
+    source_bytes: int = 0
+    """Payloads and metadata of these records in bytes."""
+    copy_bytes: tuple[int, ...] = ()
+    """Payloads and metadata of the copies in each frame, in bytes."""
+
+    def size_of(self, transform: CopyTransform) -> PassSize:
+        """Return the size of a pass with this transform."""
+        frame = self.frame_of.get(transform)
+        return PassSize(self.records, self.source_bytes, 0 if frame is None else self.copy_bytes[frame])
 
 
 class CatchUpState(Enum):
@@ -306,7 +334,9 @@ class ForwardingCore:
                 self.parts_in_flight += 1
                 self.effects.append(send)
                 for row in send.message.rows:
-                    flow.routers[row.router].is_in_pass = True
+                    flow_router = flow.routers[row.router]
+                    flow_router.is_in_pass = True
+                    flow_router.pass_size = found.size_of(flow_router.transform)
         self._advance_flow(flow)
 
     def route_answered(self, sent: m.Route, rows: Sequence[m.RoutedRow] | None) -> None:
@@ -347,15 +377,10 @@ class ForwardingCore:
         if row.fate in {RouterPassOutcome.DONE, RouterPassOutcome.ELSEWHERE}:
             flow_router.pause_ms, flow_router.batch_limits = 0, (ROUTE_RECORDS_MAX, ROUTE_BYTES_MAX)
             return
-        is_smaller = (
-            0 < row.records < flow_router.batch_limits[0] or 0 < row.bytes < flow_router.batch_limits[1]
-        )
-        if row.fate == RouterPassOutcome.FULL and row.records and row.bytes and is_smaller:
-            flow_router.batch_limits = (
-                min(row.records, flow_router.batch_limits[0]),
-                min(row.bytes, flow_router.batch_limits[1]),
-            )
-            flow_router.is_dest_full = False  # A smaller batch fits into the destination and is sent at once.
+        limits = smaller_limits(flow_router, row) if flow_router.is_dest_full else None
+        if limits is not None:
+            # The destination may have room for a smaller pass, which is sent at once.
+            flow_router.batch_limits, flow_router.is_dest_full = limits, False
             return
         flow_router.batch_limits = (ROUTE_RECORDS_MAX, ROUTE_BYTES_MAX)
         flow_router.pause_ms = _next_backoff_ms(flow_router.pause_ms)
@@ -451,6 +476,24 @@ def split_by_shard(flow_routers: Iterable[ActiveRouter], start: int, found: Forw
             frames = tuple(found.frames[frame] for frame in used)
             sends.append(SendRoute(shard, m.Route(rows, len(frames), found.hops), frames))
     return sends
+
+
+def smaller_limits(flow_router: ActiveRouter, row: m.RoutedRow) -> tuple[int, int] | None:
+    """Return limits in records and bytes for a smaller pass, after a refusal that states the remaining room.
+
+    Each further pass has fewer records than the one before. None if there is no room, or if one record was
+    refused.
+    """
+    size, (records, bytes_) = flow_router.pass_size, flow_router.batch_limits
+    if size.records <= 1 or not row.records or not row.bytes:
+        return None
+    if row.records < size.records or row.bytes < size.source_bytes:
+        return min(row.records, records), min(row.bytes, bytes_)
+    # The copies are larger than their source records, because they are stamped. As their sizes differ, this
+    # share of the room is an estimate. With half of the records or fewer each time, log2(ROUTE_RECORDS_MAX)
+    # passes find out whether one record fits.
+    share = size.records * row.bytes // max(size.copy_bytes, 1)
+    return max(min(share, size.records // 2), 1), bytes_
 
 
 def _transform_of(facts: m.RouterFacts) -> CopyTransform:

@@ -429,7 +429,8 @@ ROUTER_SETTLE_MS_MAX = 2_000
 """Longest wait in ms of one request for a router to catch up. It is shorter than the silence after which a
 client distrusts a connection. The client repeats the request for a longer wait."""
 ROUTERS_POLL_S = 30.0
-"""Interval in s at which a scheduler lists all routers again, in case an announcement was lost."""
+"""Interval in s at which a scheduler lists all routers again, in case an announcement was lost. At this
+interval it also repeats requests to a shard that was given up."""
 
 # -- topics with expire_unused_ms, which are deleted when no client uses them -------------------------
 EXPIRE_UNUSED_MS_MIN = 1_000

@@ -383,3 +383,26 @@ def test_a_destination_that_becomes_fsync_waits_for_synced_records():
     engine.settle()
     assert engine.reads[-1].key == SourceFlowKey(1, True)
     assert engine.reads[-1].start == 1
+
+
+def test_a_flow_whose_source_cannot_be_read_keeps_no_grant():
+    """All flows share the credit of one subscription. The flow continues at its retry time."""
+    engine = Engine(4)
+    engine.put(1, 1)
+    engine.publish(1, 2)
+    key = engine.key_of(1)
+    for _ in range(3):
+        engine.core.batch_read(engine.reads.pop(), None)
+        engine.settle()
+        assert engine.turns[key] == engine.heads[key], "it has returned its grant"
+        engine.publish(1, 2)
+        assert engine.turns[key] == engine.heads[key], "it returns each further grant"
+        assert not engine.reads
+        engine.now_ns = engine.core.next_deadline_ns()
+        engine.core.tick(engine.now_ns)
+        engine.settle()
+    asked = engine.reads.pop()
+    assert (asked.start, asked.until) == (0, 8)
+    engine.core.batch_read(asked, batch(asked, 8))
+    engine.settle()
+    assert len(engine.sent) == 1

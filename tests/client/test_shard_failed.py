@@ -15,6 +15,7 @@ import ringlog
 import ringlog.aio
 from ringlog.client import LATEST, Page
 from ringlog.errors import NotReady
+from ringlog.limits import CREDIT_DEFAULT
 from ringlog.placement import home_shard
 from ringlog.testing.real_engine import engine, wait_until
 
@@ -171,3 +172,45 @@ async def test_a_waiting_asyncio_watch_reports_a_failed_shard():
                 async with asyncio.timeout(WAIT_S):
                     await waiting
             assert caught.value.detail["reason"] == "shard_failed"
+
+
+def test_routers_between_other_shards_continue():
+    """More sources than the credit of the routers are in the failed shard."""
+    names = [f"r{number}" for number in range(300)]
+    failed = [name for name in names if home_shard(name, 2) == 0][: CREDIT_DEFAULT + 1]
+    source, *dests = [name for name in names if home_shard(name, 2) == 1][: len(failed) + 2]
+    with engine(
+        wal={"shards": 2}, delivery={"schedulers": 1}, supervisor={"restart_max": 1},
+    ) as running, ringlog.connect(running.url, wait=10) as client:  # fmt: skip
+        for a, b in zip([*failed, source], dests, strict=True):
+            client.routers.create(f"{a}->{b}", a, b)
+        client.append(source, b"before")
+        router = f"{source}->{dests[-1]}"
+        client.routers.settle(router, WAIT_S)
+        running.kill("wal_shard", shard=0)
+        running.wait_ready()
+        fail_shard(running, 0)
+        said = "cannot resolve a router source"
+        wait_until(lambda: said in running.log_path.read_text(), WAIT_S, "the scheduler to look")
+        client.append(source, b"1")
+        client.routers.settle(router, WAIT_S)
+        running.kill("scheduler")
+        client.append(source, b"2")
+        assert client.routers.settle(router, WAIT_S).lag == 0
+        assert client.read(dests[-1]).bytes() == [b"before", b"1", b"2"]
+        # What needs the routers of all shards says why it cannot be done.
+        for refused in (
+            lambda: list(client.routers.list()),
+            lambda: client.routers.create("new", source, "new"),
+            lambda: client.routers.get("unknown"),
+            lambda: client.routers.delete("unknown"),
+        ):
+            with pytest.raises(NotReady) as caught:
+                refused()
+            assert caught.value.detail["reason"] == "shard_failed"
+        assert client.routers.delete(router)
+        running.restart()
+        for name in failed:
+            client.append(name, b"after")
+        for a, b in zip(failed, dests[:-1], strict=True):
+            client.routers.settle(f"{a}->{b}", WAIT_S)

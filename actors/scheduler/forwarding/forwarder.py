@@ -22,7 +22,7 @@ from ringlog.actors.scheduler.forwarding.dead_letters import DeadLetters
 from ringlog.actors.scheduler.forwarding.forward_batch import build_forward_batch
 from ringlog.actors.scheduler.forwarding.forwarding_core import ForwardingCore, SourceFlowKey
 from ringlog.actors.scheduler.forwarding.redrive import DeadLetterRedriver
-from ringlog.actors.scheduler.forwarding.router_admin import RouterAdmin
+from ringlog.actors.scheduler.forwarding.router_admin import FoundRouters, RouterAdmin
 from ringlog.actors.scheduler.forwarding.router_catch_up import RouterCatchUp
 from ringlog.actors.scheduler.forwarding.source_keep_alive import SourceKeepAlive
 from ringlog.actors.scheduler.forwarding.sources import REQUEST_TIMEOUT_NS, EngineConnection, SourceReaders
@@ -40,6 +40,7 @@ from ringlog.errors import (
     RinglogError,
     StaleEpoch,
     TopicNotFound,
+    is_shard_failed,
 )
 from ringlog.limits import (
     CREDIT_DEFAULT,
@@ -94,7 +95,8 @@ class Forwarder:
         self._catch_up = RouterCatchUp(self)
         self._source_locations: dict[SourceFlowKey, m.TopicInfo] = {}
         self._source_keep_alive = SourceKeepAlive(self.connection, self.forwarding.flows.__contains__)
-        self.is_loaded: bool = False
+        self._unloaded_shards = set(range(boot.shards))
+        """Shards whose routers were not loaded yet. A shard that was given up is not among them."""
         self._events: list[Any] = []
         self._feeds: dict[int, SourceFlowKey] = {}
         self._feed_of: dict[SourceFlowKey, int] = {}
@@ -123,7 +125,8 @@ class Forwarder:
                 schedulers=self._schedulers,
             )
         )  # fmt: skip
-        run_steps(self._load())
+        for shard in range(boot.shards):
+            run_steps(self._load_shard(shard))
         if not self._number:
             self._dead_letters.begin(boot.shards)
 
@@ -266,39 +269,73 @@ class Forwarder:
             peer.set_endpoint(scheduler_socket(self._boot.shm_dir, number))
         return peer
 
-    def load_routers(self) -> Steps[list[m.RouterFacts]]:
-        """Return the current routers of all shards."""
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the routers of all shards are loaded, except of those that were given up."""
+        return not self._unloaded_shards
+
+    def load_routers(self) -> Steps[FoundRouters]:
+        """Return the current routers of all shards. Raises the error of a shard that was not given up."""
         found: list[m.RouterFacts] = []
+        error: RinglogError | None = None
         for shard in range(self._boot.shards):
-            after, has_more = 0, True
-            while has_more:
-                page: m.ShardRoutersReply = yield from self.connection.ask(
-                    shard, m.ListShardRouters(after, LIST_PAGE_MAX)
-                )
-                found += page.routers
-                has_more = page.more and bool(page.routers)
-                after = page.routers[-1].router if page.routers else 0
+            try:
+                found += yield from self._routers_of(shard)
+            except NotReady as e:
+                if not is_shard_failed(e):
+                    raise
+                error = e
+        return FoundRouters(found, error)
+
+    def _routers_of(self, shard: int) -> Steps[list[m.RouterFacts]]:
+        found: list[m.RouterFacts] = []
+        after, has_more = 0, True
+        while has_more:
+            page: m.ShardRoutersReply = yield from self.connection.ask(
+                shard, m.ListShardRouters(after, LIST_PAGE_MAX)
+            )
+            found += page.routers
+            has_more = page.more and bool(page.routers)
+            after = page.routers[-1].router if page.routers else 0
         return found
 
-    def _load(self) -> Steps[None]:
-        """Load routers at the start, and then every ROUTERS_POLL_S in case an announcement was lost."""
+    def _load_shard(self, shard: int) -> Steps[None]:
+        """Load a shard's routers at the start, and then every ROUTERS_POLL_S if an announcement was lost.
+
+        A shard that does not reply delays only routers into its own topics.
+        """
         while True:
             try:
-                found = yield from self.load_routers()
+                found = yield from self._routers_of(shard)
             except RinglogError as e:
-                log_event(log, logging.WARNING, "routers not loaded, will retry", reason=str(e))
-                yield self.connection.pause(LOAD_RETRY_S)
+                log_event(
+                    log, logging.WARNING, "routers not loaded, will retry", shard=shard, reason=str(e)
+                )  # fmt: skip
+                if is_shard_failed(e):
+                    self._on_shard_loaded(shard)
+                yield self._pause_after(e)
                 continue
             for facts in found:
                 # Skip known routers: a later announcement may be newer than this reply.
                 if not self.forwarding.has_router(facts.router):
                     self.apply_router_change(m.NotifyRouterChange(facts))
-            if not self.is_loaded:
-                self.is_loaded = True
+            self._on_shard_loaded(shard)
+            yield self.connection.pause(ROUTERS_POLL_S)
+
+    def _on_shard_loaded(self, shard: int) -> None:
+        if shard in self._unloaded_shards:
+            self._unloaded_shards.discard(shard)
+            if self.is_loaded:
                 log_event(
                     log, logging.INFO, "routers", routers=self.forwarding.routers, scheduler=self._number
                 )
-            yield self.connection.pause(ROUTERS_POLL_S)
+
+    def _pause_after(self, error: RinglogError) -> Pending[None]:
+        """Return the pause before a request to a shard is repeated.
+
+        It is long if the shard was given up: that lasts until the engine restarts.
+        """
+        return self.connection.pause(ROUTERS_POLL_S if is_shard_failed(error) else LOAD_RETRY_S)
 
     # -- subscriptions to sources -----------------------------------------------------------------------
 
@@ -309,9 +346,12 @@ class Forwarder:
                 np.frombuffer(effect.rows, dtype=np.uint64).reshape(-1, GRANT_WORDS).tolist()
             ):
                 key = self._feeds.get(feed)
-                if key is None:
+                flow = self.forwarding.flows.get(key) if key is not None else None
+                if key is None or flow is None:
                     continue
                 if until == UNTIL_RECHECK:
+                    # Returned at once: all sources share the credit, and to locate this one can take long.
+                    self._return_grant(forwarding_core.ReturnSourceGrant(key, flow.until))
                     run_steps(self._locate_source(key))
                 else:
                     self.forwarding.grant_received(key, until)
@@ -372,7 +412,7 @@ class Forwarder:
                         log, logging.WARNING, "cannot resolve a router source, will retry",
                         source=flow.source, reason=str(e),
                     )  # fmt: skip
-                    yield self.connection.pause(LOAD_RETRY_S)
+                    yield self._pause_after(e)
                     continue
                 feed = self._feed_of.get(key)
                 if feed is None:
@@ -384,8 +424,6 @@ class Forwarder:
                 self._send_to_core(
                     m.Subscribe(int(key.is_strong), [feed_request], CREDIT_DEFAULT, strong=key.is_strong)
                 )
-                if after is None:
-                    self._return_grants([(int(key.is_strong), feed, at, 0)])
                 return
         finally:
             self._locating.discard(key)

@@ -12,8 +12,8 @@ The scheduler keeps no durable state: the shards keep the cursors, and a success
 - A router is in at most one forward request, a flow has at most one read, and requests in flight are
   bounded (FW1).
 - A router that lags is in a forward request, or waits for one or for its retry time (FW2).
-- A flow keeps its grant while one of its active routers lags. A router that waits for its retry time is
-  not active (FW3).
+- A flow keeps its grant while one of its active routers lags, and no longer. A router that waits for its
+  retry time, or whose source does, is not active (FW3).
 """
 
 from __future__ import annotations
@@ -116,6 +116,11 @@ class SourceFlow:
     due_ns: int = 0
     pause_ms: int = 0
 
+    @property
+    def is_in_pass(self) -> bool:
+        """Whether one of its routers is in a forward request."""
+        return any(each.is_in_pass for each in self.routers.values())
+
 
 # -- effects ----------------------------------------------------------------------------------------------
 
@@ -137,7 +142,7 @@ class UnfollowSource(NamedTuple):
 class ReturnSourceGrant(NamedTuple):
     """Return the flow's grant.
 
-    Records up to `after` are forwarded, or wait for the retry time of a router.
+    Records up to `after` are forwarded, or wait for the retry time of a router or of the flow.
     """
 
     key: SourceFlowKey
@@ -400,15 +405,11 @@ class ForwardingCore:
         """
         if flow.is_reading:
             return
-        if flow.due_ns > self._now_ns:
-            return
-        ready = [
-            each for each in flow.routers.values()
-            if each.cursor < flow.until and not each.is_in_pass and each.due_ns <= self._now_ns
-        ]  # fmt: skip
+        ready = self._ready_routers(flow)
         if not ready:
-            is_over = not any(each.is_in_pass for each in flow.routers.values())
-            if flow.has_grant and is_over:
+            # Also a flow whose source cannot be read returns its grant: others need the credit. It needs none
+            # to continue at its retry time.
+            if flow.has_grant and not flow.is_in_pass:
                 flow.has_grant = False
                 self.effects.append(ReturnSourceGrant(flow.key, flow.until))
             return
@@ -429,20 +430,28 @@ class ForwardingCore:
             )
         )  # fmt: skip
 
+    def _ready_routers(self, flow: SourceFlow) -> list[ActiveRouter]:
+        """Return the routers that lag, are in no pass and wait for no retry time, also not for the flow's."""
+        if flow.due_ns > self._now_ns:
+            return []
+        return [
+            each for each in flow.routers.values()
+            if each.cursor < flow.until and not each.is_in_pass and each.due_ns <= self._now_ns
+        ]  # fmt: skip
+
     def check(self) -> None:
-        """Check that lagging routers make progress, that requests are bounded, and that the tables agree.
+        """Check that lagging routers make progress, that grants are returned, that requests are bounded, and
+        that the tables agree.
 
         Raises:
             InvariantViolation: one of these does not hold.
         """
         for flow in self.flows.values():
-            may_go = [
-                each for each in flow.routers.values()
-                if each.cursor < flow.until and not each.is_in_pass and each.due_ns <= self._now_ns
-            ]  # fmt: skip
-            is_held = flow.is_reading or flow.is_waiting or flow.due_ns > self._now_ns
-            if may_go and not is_held:
-                raise InvariantViolation("a router lags and its flow makes no progress", routers=len(may_go))
+            ready = self._ready_routers(flow)
+            if ready and not (flow.is_reading or flow.is_waiting):
+                raise InvariantViolation("a router lags and its flow makes no progress", routers=len(ready))
+            if flow.has_grant and not (ready or flow.is_reading or flow.is_in_pass):
+                raise InvariantViolation("a flow keeps a grant that it does not use", source=flow.source)
             if any(self._flow_of.get(number) != flow.key for number in flow.routers) or not flow.routers:
                 raise InvariantViolation(
                     "a router is in another flow than recorded, or a flow has no routers", source=flow.source

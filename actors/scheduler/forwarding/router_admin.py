@@ -9,14 +9,22 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ringlog import stop_points
 from ringlog.actors.scheduler.forwarding.router_catalog import RouterCatalog, check_request, router_info
 from ringlog.actors.scheduler.forwarding.sources import EngineConnection
 from ringlog.clock import Clock
 from ringlog.envelope import messages as m
-from ringlog.errors import InvalidRequest, NotReady, Refused, RouterNotFound, Throttled, TopicNotFound
+from ringlog.errors import (
+    InvalidRequest,
+    NotReady,
+    Refused,
+    RinglogError,
+    RouterNotFound,
+    Throttled,
+    TopicNotFound,
+)
 from ringlog.limits import INTAKE_REQUESTS_MAX, ROUTER_SETTLE_MS_MAX
 from ringlog.link.futures import Pending, Steps, run_steps
 from ringlog.link.local_links import LocalLinks
@@ -27,15 +35,24 @@ _SETTLE_POLL_S = 0.005
 _MODE = "create"
 
 
+class FoundRouters(NamedTuple):
+    """Routers of all shards that were not given up."""
+
+    routers: list[m.RouterFacts]
+    error: RinglogError | None
+    """Error of a shard that was given up, whose routers are missing; None = there is none."""
+
+
 class RouterAdminHost(Protocol):
     """The parts of the scheduler that router requests need."""
 
     links: LocalLinks
     connection: EngineConnection
     clock: Clock
-    is_loaded: bool
 
-    def load_routers(self) -> Steps[list[m.RouterFacts]]: ...
+    @property
+    def is_loaded(self) -> bool: ...
+    def load_routers(self) -> Steps[FoundRouters]: ...
     def announce_router(self, facts: m.RouterFacts, *, is_gone: bool = False) -> Steps[None]: ...
     def drop_router(self, facts: m.RouterFacts) -> Steps[bool]: ...
 
@@ -99,17 +116,37 @@ class RouterAdmin:
     # -- queries ----------------------------------------------------------------------------------------
 
     def _refresh_catalog(self) -> Steps[None]:
-        """Load all routers from the shards. A router is deleted with its topic, which is not announced."""
+        """Load all routers from the shards. A router is deleted with its topic, which is not announced.
+
+        Raises NotReady if a shard was given up: a list and the checks of a new router need its routers too.
+        """
+        error = yield from self._refresh_known()
+        if error is not None:
+            raise error
+
+    def _refresh_known(self) -> Steps[RinglogError | None]:
+        """Load the routers of all shards that were not given up. Return the error of one that was."""
         found = yield from self._host.load_routers()
-        for facts in self.catalog.replace_all(found):
+        for facts in self.catalog.replace_all(found.routers):
             yield from self._host.drop_router(facts)
-        self._is_known = True
+        self._is_known = found.error is None
+        return found.error
+
+    def _find(self, name: str) -> Steps[m.RouterFacts | None]:
+        """Return a router, or None. Raises NotReady if it may be in a shard that was given up."""
+        error = None
+        if not self._is_known or self.catalog.find(name) is None:
+            error = yield from self._refresh_known()
+        known = self.catalog.find(name)
+        if known is None and error is not None:
+            raise error
+        return known
 
     def _facts(self, name: str) -> Steps[m.RouterFacts]:
         """Return a router's current facts from its shard; raise RouterNotFound."""
-        if not self._is_known or self.catalog.find(name) is None:
-            yield from self._refresh_catalog()
-        known = self.catalog.require(name)
+        known = yield from self._find(name)
+        if known is None:
+            raise RouterNotFound("no such router", router=name[:256])
         shard = shard_of(known.dest_id, self._host.links.shards)
         page: m.ShardRoutersReply = yield from self._host.connection.ask(
             shard, m.ListShardRouters(known.router - 1, 1)
@@ -260,9 +297,7 @@ class RouterAdmin:
         return info
 
     def _delete(self, message: m.RouterDelete) -> Steps[m.Message]:
-        if self.catalog.find(message.router) is None or not self._is_known:
-            yield from self._refresh_catalog()
-        known = self.catalog.find(message.router)
+        known = yield from self._find(message.router)
         if known is None:
             return m.RouterDeleted(message.router, False)
         return m.RouterDeleted(message.router, (yield from self._drop(known)))

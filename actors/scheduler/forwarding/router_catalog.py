@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from ringlog.envelope import messages as m
-from ringlog.errors import InvalidRequest, RouterCycle, RouterNotFound, Throttled, TopicIncompatible
+from ringlog.errors import InvalidRequest, RouterCycle, Throttled, TopicIncompatible
 from ringlog.limits import LIST_PAGE_MAX
 from ringlog.names import check_topic_name
 from ringlog.tags import request_form
@@ -83,13 +83,6 @@ class RouterCatalog:
     def find(self, name: str) -> m.RouterFacts | None:
         """Return the router of this name, or None."""
         return self._by_name.get(name)
-
-    def require(self, name: str) -> m.RouterFacts:
-        """Return the router of this name; raise RouterNotFound."""
-        found = self._by_name.get(name)
-        if found is None:
-            raise RouterNotFound("no such router", router=name[:256])
-        return found
 
     # -- checks of new routers --------------------------------------------------------------------------
 

@@ -7,8 +7,9 @@ routers into the source catch up first.
 Under load the scheduler gives grants to routers late, or not at all (grants.py). A catch-up does not wait for
 the grant of a flow that may read all that is published. It waits for the grant of a flow of synced records.
 
-A catch-up does not wait for a full destination or a deleted source. Waiters are checked in each pass of
-the scheduler's loop, because cursors move only in passes. No shard is queried for that.
+A catch-up does not wait for a full destination, a deleted source, or a source that cannot be located because
+its shard was given up. Waiters are checked in each pass of the scheduler's loop, because cursors move only in
+passes. No shard is queried for that.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ringlog.actors.scheduler.forwarding.forwarding_core import (
 from ringlog.actors.scheduler.forwarding.sources import EngineConnection
 from ringlog.clock import Clock
 from ringlog.envelope import messages as m
-from ringlog.errors import RinglogError, Throttled, TopicNotFound
+from ringlog.errors import RinglogError, Throttled, TopicNotFound, is_shard_failed
 from ringlog.limits import INTAKE_REQUESTS_MAX, READ_CATCH_UP_MS, ROUTER_HOPS_MAX
 from ringlog.link.futures import Pending, Steps, run_steps
 from ringlog.link.local_links import LocalLinks
@@ -44,7 +45,11 @@ class CatchUpHost(Protocol):
     clock: Clock
     timers: Timers
     forwarding: ForwardingCore
-    is_loaded: bool
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the routers are loaded."""
+        ...
 
     @property
     def other_schedulers(self) -> list[int]:
@@ -137,7 +142,10 @@ class RouterCatchUp:
         self._waiting = [each for each in self._waiting if each is not wait]
 
     def _head(self, flow: SourceFlow, deadline_ns: int) -> Steps[int]:
-        """Return the source's current head; 0 if it was deleted, or if no reply comes before the deadline."""
+        """Return the source's current head.
+
+        0 if it was deleted, if its shard was given up, or if no reply comes before the deadline.
+        """
         host = self._host
         place = host.source_location(flow.key)
         while True:
@@ -150,7 +158,9 @@ class RouterCatchUp:
                 place = yield host.connection.for_topic(flow.key.source_id).resolve(flow.source)
             except TopicNotFound:
                 return 0
-            except RinglogError:
+            except RinglogError as e:
+                if is_shard_failed(e):
+                    return 0
                 yield host.connection.pause(_POLL_S)
 
     def _left_ms(self, deadline_ns: int) -> int:

@@ -111,10 +111,13 @@ DEAD_LETTER_SRC_ID = "$dead_letter_src_id"
 DEAD_LETTER_HEADERS_LEFT_OUT = "$dead_letter_headers_left_out"
 """Number of omitted headers of the job. Headers are omitted only if the job's size leaves no room."""
 DEAD_LETTER_META = "$dead_letter_meta"
-"""The job's metadata as text, if it was not a JSON object."""
+"""The job's metadata as text, if it was not a JSON object or exceeds a limit of records."""
+DEAD_LETTER_META_LEFT_OUT = "$dead_letter_meta_left_out"
+"""Size in bytes of the job's metadata, if it has no room in a header either."""
 DEAD_LETTER_META_KEYS = frozenset({
     DEAD_LETTER_FROM, DEAD_LETTER_DELIVERIES, DEAD_LETTER_SRC_SEQ, DEAD_LETTER_REASON, DEAD_LETTER_GROUP,
     DEAD_LETTER_SRC_ID, DEAD_LETTER_LAST_FAILURE, DEAD_LETTER_NACKS, DEAD_LETTER_HEADERS_LEFT_OUT,
+    DEAD_LETTER_META_LEFT_OUT,
 })  # fmt: skip
 """Metadata keys of a dead letter: its source, the number of deliveries, the reason."""
 

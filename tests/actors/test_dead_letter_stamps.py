@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from ringlog.actors.scheduler.forwarding.dead_letter_stamps import dead_letter_columns
+from ringlog.actors.scheduler.forwarding.forward_batch import stamped_meta
 from ringlog.client.leases.dead_letters import dead_letter_field, is_dead_letter_of, src_seq_of_dead_letter
 from ringlog.client.read.pages import Record
 from ringlog.envelope import messages as m
@@ -15,6 +16,7 @@ from ringlog.frame import open_frame
 from ringlog.frame.codec import frame
 from ringlog.limits import (
     DEAD_LETTER_REASON_BYTES_MAX,
+    HEADER_BYTES_MAX,
     HEADERS_BYTES_MAX,
     HEADERS_PER_RECORD_MAX,
     META_BYTES_MAX,
@@ -44,6 +46,11 @@ def many_headers(count: int = HEADERS_PER_RECORD_MAX, size: int = HEADERS_BYTES_
     return {f"h{n:05d}": bytes(each) for n in range(count)}
 
 
+def routed(meta: bytes) -> bytes:
+    """Return metadata as a router with stamps copies it."""
+    return stamped_meta(meta, "source->queue", "source", 5, 2, 9)
+
+
 JOBS: dict[str, dict[str, Any]] = {
     "small": {"data": b"x"},
     "as large as a record may be": {"data": bytes(RECORD_BYTES_DEFAULT)},
@@ -64,6 +71,14 @@ JOBS: dict[str, dict[str, Any]] = {
     "metadata that is no object": {"data": b"x", "meta_json": b"[1]"},
     "metadata that is no JSON": {"data": b"x", "meta_json": b"\xff{"},
     "no object, as large": {"data": bytes(RECORD_BYTES_DEFAULT - 8), "meta_json": b'"' + b"x" * 6 + b'"'},
+    "full of metadata, stamped by a router": {"data": b"x", "meta_json": routed(large_meta())},
+    "as large, stamped by a router": {"data": bytes(RECORD_BYTES_DEFAULT), "meta_json": routed(b"")},
+    "more keys than there may be": {"data": b"x", "meta_json": large_meta(5_000, META_KEYS_MAX + 1)},
+    "more keys, as large, full of headers": {
+        "data": bytes(RECORD_BYTES_DEFAULT - 5_000), "meta_json": large_meta(5_000, META_KEYS_MAX + 1),
+        "headers": many_headers(),
+    },
+    "control characters, stamped by a router": {"data": b"x", "meta_json": routed(b"\1" * META_BYTES_MAX)},
     "forged": {
         "data": bytes(RECORD_BYTES_DEFAULT - 200), "meta_json": b'{"$dead_letter_from":"else","own":1}',
         "headers": {"$dead_letter_src_seq": b"99", "$dead_letter_nacks": b"x", "own": b"2"},
@@ -103,10 +118,27 @@ def test_every_job_becomes_a_dead_letter_that_names_its_origin(name: str, group:
     left_out = int(dead_letter_field(letter, "$dead_letter_headers_left_out") or 0)
     assert len(kept) + left_out == len(own)
     assert kept == dict(list(own.items())[: len(kept)])
+    assert_metadata_is_kept_or_noted(job.get("meta_json") or b"", letter)
     # A dead letter that fails is moved again, with its own new stamps.
     again = moved({"data": letter.data, "meta_json": letter.meta_json, "headers": letter.headers}, group)
     assert dead_letter_field(again, "$dead_letter_src_seq") == "1"
     assert len(again.data) + len(again.meta_json or b"") <= RECORD_BYTES_DEFAULT
+    if "$dead_letter_meta_left_out" not in letter.headers:
+        assert_metadata_is_kept_or_noted(job.get("meta_json") or b"", again)
+
+
+def assert_metadata_is_kept_or_noted(meta: bytes, letter: Record) -> None:
+    """Assert that the letter has the fields of the job, or its metadata as text, or states its size."""
+    text = meta.decode(errors="replace")
+    if not meta or letter.headers.get("$dead_letter_meta") == meta:
+        return
+    if letter.meta.get("$dead_letter_meta") == text:
+        return
+    if (left_out := letter.headers.get("$dead_letter_meta_left_out")) is not None:
+        assert int(left_out) == len(meta) > HEADER_BYTES_MAX
+        return
+    own = {key: value for key, value in msgspec.json.decode(meta).items() if not key.startswith("$")}
+    assert {key: value for key, value in letter.meta.items() if not key.startswith("$")} == own
 
 
 def test_metadata_that_is_an_object_is_kept() -> None:

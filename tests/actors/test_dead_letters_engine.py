@@ -10,7 +10,7 @@ from ringlog import stop_points
 from ringlog.actors.scheduler.forwarding.dead_letters import copy_producer_id
 from ringlog.board.processes import shard_socket
 from ringlog.client import EARLIEST, Client
-from ringlog.client.leases.dead_letters import split_for_move
+from ringlog.client.leases.dead_letters import dead_letter_field, split_for_move
 from ringlog.client.queue import Queue
 from ringlog.client.read.pages import Record
 from ringlog.envelope import messages as m
@@ -191,6 +191,53 @@ def test_a_job_of_the_maximum_size_becomes_a_dead_letter_and_is_redriven(record_
         wait_until(lambda: len(list(members.dead_letters())) == 1, MOVED_S, "the record to be moved")
         assert queue.redrive().moved == 3
         assert [each.data for each in queue.claim(9, wait_ms=20_000)] == [job, job[:-60], job[:-5]]
+
+
+@SLOW
+def test_copies_of_a_router_become_dead_letters_although_its_stamp_exceeds_the_limits_of_a_record(
+    client: Client,
+):
+    queue = make(client, dead_letter="dead")
+    client.routers.create("r", "source", "jobs", guarantee="exactly_once")
+    metas = [None, {"large": "x" * (META_BYTES_MAX - 20)}, None, None]
+    jobs = [b"first", b"x", bytes(RECORD_BYTES_DEFAULT), b"last"]
+    for job, meta in zip(jobs, metas, strict=True):
+        client.append("source", job, meta=meta)
+    client.routers.settle("r")
+    fail_all(queue)
+    wait_until(lambda: is_moved(queue, 4), MOVED_S, "the jobs to be moved")
+    moved = {int(dead_letter_field(letter, STAMPS[2])): letter for letter in queue.dead_letters()}
+    assert [moved[seq].data for seq in range(1, 5)] == jobs
+    assert b'"large"' in moved[2].headers["$dead_letter_meta"], "no space in the metadata"
+    assert queue.redrive().moved == 4
+
+
+@SLOW
+def test_a_job_larger_than_a_lowered_limit_holds_up_no_other_job(tmp_path):
+    """It stays in its queue, and the log names it."""
+    before, jobs = tmp_path / "e", [b"first", bytes(5_000), b"last"]
+    with (
+        engine(delivery={"schedulers": 1}, directory=before) as found,
+        ringlog.connect(found.url, wait=20) as client,
+    ):
+        make(client).put_many(jobs)
+    with (
+        engine(delivery={"schedulers": 1}, directory=before, limits={"max_record_bytes": 2_000}) as found,
+        ringlog.connect(found.url, wait=20) as client,
+    ):
+        queue = client.queue("jobs")
+        fail_all(queue)
+        wait_until(lambda: queue.stats().dead_lettered == 2, MOVED_S, "the other jobs to be moved")
+        assert [letter.data for letter in queue.dead_letters()] == [b"first", b"last"]
+        wait_until(lambda: '"seq":2' in found.log_path.read_text(), MOVED_S, "the job to be logged")
+    with (
+        engine(delivery={"schedulers": 1}, directory=before) as found,
+        ringlog.connect(found.url, wait=20) as client,
+    ):
+        queue = client.queue("jobs")
+        fail_all(queue)
+        wait_until(lambda: is_moved(queue, 1), MOVED_S, "the last job to be moved")
+        assert [letter.data for letter in queue.dead_letters()] == [b"first", b"last", jobs[1]]
 
 
 @SLOW

@@ -13,6 +13,7 @@ import ringlog.aio
 from ringlog.client.queue import Queue
 from ringlog.client.read.pages import Record
 from ringlog.errors import InvalidRequest, RinglogError, TopicFull, UsageError
+from ringlog.limits import META_BYTES_MAX
 from ringlog.testing.real_engine import wait_until
 from tests.support.engines import client_fixture
 from tests.support.redrive_engine import half_way, lose_power
@@ -162,3 +163,20 @@ async def test_letters_come_back_with_asyncio(ringlog_engine, ringlog_topic, tra
         assert [job.data for job in await queue.claim(9)] == [b"a", b"b", b"c"]
         with pytest.raises(UsageError):
             await queue.redrive(rate=-1)
+
+
+def test_a_letter_that_cannot_be_a_job_holds_up_no_other(queue, client, ringlog_topic):
+    """A router stamped it, so that its metadata is larger than a client may write."""
+    source, dead = ringlog_topic("source"), ringlog_topic("dead")
+    queue.put(b"first")
+    reject_all(queue)
+    client.routers.create(source, source, dead, guarantee="exactly_once")
+    meta = {"$dead_letter_from": queue.topic, "large": "x" * (META_BYTES_MAX - len(queue.topic) - 40)}
+    client.append(source, b"large", meta=meta)
+    client.routers.settle(source)
+    queue.put(b"last")
+    reject_all(queue)
+    with pytest.raises(InvalidRequest, match="meta too long"):
+        queue.redrive()
+    assert [data for data, _ in ready(queue)] == [b"first", b"last"]
+    assert [each.data for each in letters(queue)] == [b"large"]

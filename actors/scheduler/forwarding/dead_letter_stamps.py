@@ -1,9 +1,10 @@
 """Stamps of a dead letter: where they are stored, and what gives way if there is no room.
 
 The stamps are stored in the metadata, unless the copy would then exceed the limit of a record. In that case
-they are stored in the headers, which do not count towards that limit. If both are full, the job's last
-headers are left out and the dead letter states their number. So every job can become a dead letter, whatever
-it contains.
+they are stored in the headers, which do not count towards that limit. Metadata that exceeds a limit itself
+moves into a header: a router's stamp can make it too large, and a client of another make can write more keys
+than there may be. If the headers are full, the job's last ones are left out and the dead letter states their
+number. So every job can become a dead letter, whatever it contains, if its payload is within the limit.
 """
 
 from __future__ import annotations
@@ -24,13 +25,20 @@ from ringlog.frame.columns import (
     DEAD_LETTER_LAST_FAILURE,
     DEAD_LETTER_META,
     DEAD_LETTER_META_KEYS,
+    DEAD_LETTER_META_LEFT_OUT,
     DEAD_LETTER_NACKS,
     DEAD_LETTER_REASON,
     DEAD_LETTER_SRC_ID,
     DEAD_LETTER_SRC_SEQ,
 )
 from ringlog.frame.metadata import fields_of
-from ringlog.limits import HEADERS_BYTES_MAX, HEADERS_PER_RECORD_MAX, META_BYTES_MAX, META_KEYS_MAX
+from ringlog.limits import (
+    HEADER_BYTES_MAX,
+    HEADERS_BYTES_MAX,
+    HEADERS_PER_RECORD_MAX,
+    META_BYTES_MAX,
+    META_KEYS_MAX,
+)
 
 _encode = msgspec.json.encode
 
@@ -44,14 +52,15 @@ def dead_letter_columns(
     and metadata together.
     """
     stamps = _stamps(record.seq, exhausted, deliveries)
-    fields = _fields(record.meta_json or b"")
+    own_meta = record.meta_json or b""
+    fields = _fields(own_meta)
     headers = {name: value for name, value in record.headers.items() if name not in DEAD_LETTER_META_KEYS}
     stamped = _encode(fields | stamps)
     if _fits(record, stamped, len(fields), record_bytes):
         return record_columns(record, stamped, headers, keeps_expiry=exhausted.keeps_expiry)
     meta = _encode(fields) if fields else b""
-    if DEAD_LETTER_META in fields and not _fits(record, meta, len(fields), record_bytes):
-        meta = b""  # Metadata that was no JSON object does not fit as a field of one.
+    if not _fits(record, meta, len(fields), record_bytes):
+        meta, stamps = b"", stamps | _noted_meta(own_meta)
     return record_columns(record, meta, stamped_headers(headers, stamps), keeps_expiry=exhausted.keeps_expiry)
 
 
@@ -82,6 +91,14 @@ def _fields(meta: bytes) -> dict[str, Any]:
     if found is None:
         return {DEAD_LETTER_META: meta.decode(errors="replace")}
     return {name: value for name, value in found.items() if name not in DEAD_LETTER_META_KEYS}
+
+
+def _noted_meta(meta: bytes) -> dict[str, str]:
+    """Return the header that holds a job's metadata, or states its size if it is too large for a header."""
+    text = meta.decode(errors="replace")
+    if len(text.encode()) > HEADER_BYTES_MAX:
+        return {DEAD_LETTER_META_LEFT_OUT: str(len(meta))}
+    return {DEAD_LETTER_META: text} if meta else {}
 
 
 def _fits(record: Record, meta: bytes, keys: int, record_bytes: int) -> bool:

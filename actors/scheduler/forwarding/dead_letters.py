@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -38,6 +39,7 @@ from ringlog.frame.codec import frame
 from ringlog.frame.settle_entry import WORDS, entry_error
 from ringlog.limits import (
     DEAD_LETTERS_PAUSE_S_MAX,
+    DEAD_LETTERS_PER_MOVE,
     DEAD_LETTERS_POLL_MS,
     DEAD_LETTERS_READ_BYTES,
     DEAD_LETTERS_RESCAN_S,
@@ -53,6 +55,13 @@ log: logging.Logger = logging.getLogger("ringlog.scheduler")
 PAUSE_S_MIN = 0.25
 
 
+class JobLeft(NamedTuple):
+    """A job that could not be moved, and why."""
+
+    seq: int
+    error: RinglogError
+
+
 class DeadLetters:
     """The mover of dead letters of all shards, in scheduler 0."""
 
@@ -63,7 +72,6 @@ class DeadLetters:
         self._record_bytes = record_bytes
         self._links, self._connection, self._clock = links, connection, clock
         self._is_closed = False
-        self.moved: int = 0
 
     def begin(self, shards: int) -> None:
         """Start to watch these shards."""
@@ -111,22 +119,29 @@ class DeadLetters:
             if not exhausted.topic:
                 return is_done
             try:
-                yield from self._move(shard, exhausted)
+                moved, left = yield from self._move(shard, exhausted)
             except RinglogError as e:
                 # This includes a lost reply. The next pass finds all jobs in their current state.
+                moved, left = 0, JobLeft(exhausted.runs[0][0], e)
+            if left is not None:
+                is_done = False
                 log_event(
                     log, logging.WARNING, "dead letters not moved, will retry", topic=exhausted.topic,
-                    group=exhausted.group, target=exhausted.dead_letter, reason=str(e),
+                    group=exhausted.group, target=exhausted.dead_letter, seq=left.seq, reason=str(left.error),
                 )  # fmt: skip
-                after, is_done = exhausted.number or exhausted.topic_id, False
+            if not moved:
+                # The same request would list the same jobs. After progress it lists further ones.
+                after = exhausted.number or exhausted.topic_id
 
-    def _move(self, shard: int, exhausted: m.ExhaustedReply) -> Steps[None]:
+    def _move(self, shard: int, exhausted: m.ExhaustedReply) -> Steps[tuple[int, JobLeft | None]]:
         """Copy the jobs, and confirm those whose copies are durable.
 
         The shard then deletes the jobs of a queue. Records of a group stay in their topic and are done for
-        the group. Raises RinglogError if some jobs are left.
+        the group. Returns the number of moved jobs, and the first job that is left, or None. Raises
+        RinglogError if no job can be moved at present.
         """
-        before, error = self.moved, None
+        moved = 0
+        left: JobLeft | None = None
         times = {first + n: often for first, count, often in exhausted.runs for n in range(count)}
         rows = zip(exhausted.runs, exhausted.tokens, strict=True) if exhausted.group else ()
         tokens = {first + n: token + n for (first, count, _), token in rows for n in range(count)}
@@ -137,7 +152,8 @@ class DeadLetters:
                 topic=exhausted.topic,
             )  # fmt: skip
         yield from self._require_no_cycle(exhausted.topic, exhausted.dead_letter)
-        step = max(DEAD_LETTERS_READ_BYTES // self._record_bytes, 1)
+        # Jobs can be larger than the present limit of a record.
+        step = min(max(DEAD_LETTERS_READ_BYTES // self._record_bytes, 1), DEAD_LETTERS_PER_MOVE)
         ranges = [
             (at, min(step, first + count - at))
             for first, count, _ in exhausted.runs
@@ -147,17 +163,26 @@ class DeadLetters:
             try:
                 # Jobs that no longer exist were deleted meanwhile, and their shard has removed them from its
                 # list.
-                for part in split_for_move((yield from self._read(exhausted, first, count))):
-                    done = yield from self._append(exhausted, target, part, times, tokens)
+                parts = split_for_move((yield from self._read(exhausted, first, count)))
+            except RinglogError as e:
+                left = left or JobLeft(first, e)
+                continue
+            for part in parts:
+                try:
+                    done, refused = yield from self._append(exhausted, target, part, times, tokens)
+                    left = left or refused
+                    if not done:
+                        continue
                     stop_points.hit("dead_letter_after_append")
                     reply: m.ConfirmReply = yield from self._connection.ask(
                         shard, _confirmation(exhausted, done, tokens)
                     )
-                    self.moved += reply.moved
-            except RinglogError as e:
-                error = e  # Continue with the other jobs.
-        if error is not None or self.moved == before:
-            raise error or NotReady("exhausted jobs cannot be read yet, retry later", topic=exhausted.topic)
+                    moved += reply.moved
+                except RinglogError as e:
+                    left = left or JobLeft(part[0].seq, e)
+        if left is None and not moved:
+            raise NotReady("exhausted jobs cannot be read yet, retry later", topic=exhausted.topic)
+        return moved, left
 
     def _read(self, exhausted: m.ExhaustedReply, first: int, count: int) -> Steps[list[Record]]:
         pieces: list[RecordBatch] = []
@@ -210,30 +235,40 @@ class DeadLetters:
     def _append(
         self, exhausted: m.ExhaustedReply, target: m.TopicInfo, records: Sequence[Record],
         times: dict[int, int], tokens: dict[int, int],
-    ) -> Steps[list[int]]:  # fmt: skip
-        """Append a copy of each record; return the seqs whose copies are durable. Raises if no copy is."""
-        frames = [
-            frame(
-                dead_letter_columns(record, exhausted, times[record.seq], self._record_bytes),
-                topic_id=target.topic_id,
-                producer_id=copy_producer_id(
-                    exhausted.topic_id, exhausted.epoch, record.seq, exhausted.number,
-                    tokens.get(record.seq, 0),
-                ),
-                producer_seq=1, durability=Durability.EPHEMERAL,
-            )
-            for record in records
-        ]  # fmt: skip
-        message = m.Append(target.topic, len(frames), disable_backpressure=True)
-        sent = bytearray().join(frames)
-        reply: m.Appended = yield from self._connection.ask(target.shard, message, sent)
-        entries = np.frombuffer(reply.entries, dtype=np.uint64).reshape(-1, WORDS)
-        errors = [entry_error(entry, target.topic) for entry in entries]
-        done = [record.seq for record, error in zip(records, errors, strict=True) if error is None]
-        refused = [error for error in errors if error is not None]
-        if refused and not done:
-            raise refused[0]
-        return done
+    ) -> Steps[tuple[list[int], JobLeft | None]]:  # fmt: skip
+        """Append a copy of each record.
+
+        Returns the seqs whose copies are durable, and the first record that was refused, or None.
+        """
+        left: list[JobLeft] = []
+        seqs: list[int] = []
+        sent = bytearray()
+        for record in records:
+            # One by one: a job that cannot be copied does not hold up the others.
+            try:
+                sent += frame(
+                    dead_letter_columns(record, exhausted, times[record.seq], self._record_bytes),
+                    topic_id=target.topic_id,
+                    producer_id=copy_producer_id(
+                        exhausted.topic_id, exhausted.epoch, record.seq, exhausted.number,
+                        tokens.get(record.seq, 0),
+                    ),
+                    producer_seq=1, durability=Durability.EPHEMERAL,
+                )  # fmt: skip
+                seqs.append(record.seq)
+            except RinglogError as e:
+                left.append(JobLeft(record.seq, e))
+        done: list[int] = []
+        if seqs:
+            message = m.Append(target.topic, len(seqs), disable_backpressure=True)
+            reply: m.Appended = yield from self._connection.ask(target.shard, message, sent)
+            entries = np.frombuffer(reply.entries, dtype=np.uint64).reshape(-1, WORDS)
+            errors = [entry_error(entry, target.topic) for entry in entries]
+            left += [
+                JobLeft(seq, error) for seq, error in zip(seqs, errors, strict=True) if error is not None
+            ]
+            done = [seq for seq, error in zip(seqs, errors, strict=True) if error is None]
+        return done, left[0] if left else None
 
 
 def copy_producer_id(topic_id: int, epoch: int, seq: int, group: int = 0, token: int = 0) -> int:

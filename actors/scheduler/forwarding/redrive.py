@@ -53,7 +53,8 @@ class DeadLetterRedriver:
     ) -> None:
         """`record_bytes` is the maximum size of a record that shards accept."""
         self._links, self._connection, self._clock = links, connection, clock
-        self._read_at_once = max(DEAD_LETTERS_READ_BYTES // record_bytes, 1)
+        # Letters can be larger than the present limit of a record.
+        self._read_at_once = min(max(DEAD_LETTERS_READ_BYTES // record_bytes, 1), DEAD_LETTERS_PER_MOVE)
 
     def redrive(self, request: m.RedriveDeadLetters) -> Steps[m.Message]:
         """Redrive the named dead letters, if they exist and are of this queue or this group."""
@@ -145,25 +146,33 @@ class DeadLetterRedriver:
         """
         # At least as durable as in the dead-letter topic, because it is deleted there.
         durability = Durability.parse(dead.config["durability"])
-        sent = bytearray().join(
-            frame(
-                record_columns(letter, letter.meta_json or b"", dict(letter.headers)),
-                topic_id=queue.topic_id,
-                epoch=queue.epoch, producer_id=redrive_producer_id(dead.topic_id, dead.epoch, letter.seq),
-                producer_seq=1, durability=durability,
-            )
-            for letter in letters
-        )  # fmt: skip
-        message = m.Append(queue.topic, len(letters), disable_backpressure=True)
+        sent = bytearray()
+        seqs: list[int] = []
+        refused: Refused | None = None
+        for letter in letters:
+            # One by one: a letter that cannot be a job does not hold up the others.
+            try:
+                sent += frame(
+                    record_columns(letter, letter.meta_json or b"", dict(letter.headers)),
+                    topic_id=queue.topic_id,
+                    epoch=queue.epoch, producer_id=redrive_producer_id(dead.topic_id, dead.epoch, letter.seq),
+                    producer_seq=1, durability=durability,
+                )  # fmt: skip
+                seqs.append(letter.seq)
+            except Refused as e:
+                refused = refused or e
+        if not seqs:
+            return 0, 0, refused
+        message = m.Append(queue.topic, len(seqs), disable_backpressure=True)
         reply: m.Appended = yield from self._connection.ask(queue.shard, message, sent)
         entries = np.frombuffer(reply.entries, dtype=np.uint64).reshape(-1, WORDS)
         errors = [entry_error(entry, queue.topic) for entry in entries]
-        done = [letter.seq for letter, error in zip(letters, errors, strict=True) if error is None]
+        done = [seq for seq, error in zip(seqs, errors, strict=True) if error is None]
         stop_points.hit("redrive_after_append")
         yield from self._delete_redriven(dead, done)
         flags = entries[:, S_COUNT_STATUS] >> np.uint64(FLAGS_SHIFT)
         again = int(((flags & np.uint64(FLAG_DEDUPED)) != 0).sum())
-        return len(done), again, next((error for error in errors if error is not None), None)
+        return len(done), again, refused or next((error for error in errors if error is not None), None)
 
     def _delete_redriven(self, dead: m.TopicInfo, done: list[int]) -> Steps[None]:
         """Delete dead letters that were redriven."""

@@ -16,6 +16,7 @@ from ringlog.frame.columns import (
     DEAD_LETTER_SRC_ID,
     DEAD_LETTER_SRC_SEQ,
 )
+from ringlog.frame.metadata import NOT_JSON, fields_of
 from ringlog.limits import (
     DEAD_LETTER_TOPICS_MAX,
     DEAD_LETTERS_BYTES_PER_MOVE,
@@ -27,7 +28,6 @@ from ringlog.settings import QUEUE
 
 _DIGITS_MAX = 20
 _FROM = DEAD_LETTER_FROM.encode()
-_decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class DeadLetterConnection(Protocol):
@@ -43,21 +43,26 @@ def dead_letter_field(letter: Record, name: str) -> str | None:
     had no room."""
     fields = _stamped(letter.meta_json or b"")
     if fields is not None:
-        found = fields.get(name)
-        return None if found is None else str(found)
+        return _text_of(fields[name]) if name in fields else None
     value = letter.headers.get(name)
     return None if value is None else value.decode(errors="replace")
 
 
-def _stamped(meta: bytes) -> dict[str, Any] | None:
-    """Return the metadata if it contains the engine's fields; None if the headers contain them."""
-    if _FROM not in meta:
-        return None
+def _stamped(meta: bytes) -> dict[str, msgspec.Raw] | None:
+    """Return the metadata if it contains the engine's fields; None if the headers contain them.
+
+    The job's own fields are not decoded: a client can write what no decoder takes, such as 1e999.
+    """
+    fields = fields_of(meta) if _FROM in meta else None
+    return fields if fields is not None and DEAD_LETTER_FROM in fields else None
+
+
+def _text_of(value: msgspec.Raw) -> str | None:
     try:
-        fields: dict[str, Any] = _decode(meta)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        found = msgspec.json.decode(value)
+    except NOT_JSON:
         return None
-    return fields if DEAD_LETTER_FROM in fields else None
+    return None if found is None else str(found)
 
 
 def is_dead_letter_of(topic: str, item: Record | Tombstone, group: str = "") -> bool:

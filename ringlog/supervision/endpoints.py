@@ -29,6 +29,8 @@ _HTTP_EVERY_ADDRESS = "0.0.0.0"
 def check_listeners(config: Config, environ: Mapping[str, str] | None = None) -> Config:
     """Refuse an endpoint that would admit uninvited clients. Returns the config with resolved host names.
 
+    Settings are checked, not whether a port is free: the engine that runs with them holds its ports.
+
     Raises ConfigError, which names the key and what is missing. Wildcard addresses and names that do not
     resolve count as reachable from other hosts. `environ` has RINGLOG_API_KEYS; None: that of this process.
     """
@@ -71,7 +73,7 @@ def check_api_keys(environ: Mapping[str, str]) -> None:
 
 
 def _check_http(config: Config, environ: Mapping[str, str]) -> Config:
-    """Refuse an HTTP gateway that could not start, or would admit uninvited clients. Pins host and port."""
+    """Refuse an HTTP gateway that could not start, or would admit uninvited clients. Pins the host."""
     http = config.http
     missing = [name for name in _HTTP_PACKAGES if find_spec(name) is None]
     if missing:
@@ -93,9 +95,8 @@ def _check_http(config: Config, environ: Mapping[str, str]) -> Config:
     if config.auth.keys_file:
         _require_private_file("auth.keys_file", config.auth.keys_file)
     _check_tls(http)
-    # Bind the address that was checked, and keep the port when the gateway is restarted.
-    port = _bindable_port(addresses[0], http.port)
-    return msgspec.structs.replace(config, http=msgspec.structs.replace(http, host=addresses[0], port=port))
+    # Bind the address that was checked.
+    return msgspec.structs.replace(config, http=msgspec.structs.replace(http, host=addresses[0]))
 
 
 def http_url(http: HttpConfig) -> str:
@@ -134,8 +135,10 @@ def _check_tls(http: HttpConfig) -> None:
 
 
 @contextlib.contextmanager
-def keep_http_port(http: HttpConfig) -> Iterator[None]:
-    """Keep the port for the HTTP gateways of this engine during the block. Does nothing without them.
+def keep_http_port(config: Config) -> Iterator[Config]:
+    """Keep the port for the HTTP gateways of this engine during the block. Without them it is not bound.
+
+    Yields the config with the kept port, a free one for 0, so that a restarted gateway gets the same.
 
     The gateways share the port (SO_REUSEPORT), which the kernel allows to all processes of the user. A socket
     that is bound alone, and shares its port only afterwards, keeps it from other engines and programs, also
@@ -143,20 +146,16 @@ def keep_http_port(http: HttpConfig) -> Iterator[None]:
 
     Raises ConfigError if the port is in use.
     """
+    http = config.http
     if not http.enabled:
-        yield
+        yield config
         return
     with _bound(http.host, http.port) as keeper:
         # Without SO_REUSEADDR: two sockets with it may have one port until one of them listens.
         keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        yield
-
-
-def _bindable_port(address: str, port: int) -> int:
-    """Return the port, or a free one for 0. Raises ConfigError if the engine cannot listen on it."""
-    with _bound(address, port) as probe:
-        return int(probe.getsockname()[1])
+        port = int(keeper.getsockname()[1])
+        yield msgspec.structs.replace(config, http=msgspec.structs.replace(http, port=port))
 
 
 def _bound(address: str, port: int) -> socket.socket:

@@ -72,7 +72,7 @@ def serve(
         )
         fork_server.fork_forkserver()
         try:
-            with keep_http_port(config.http):
+            with keep_http_port(config) as config:
                 _open_log(loaded)
                 return run_engine(
                     config, fork_server, environ=environ, on_ready=lambda info: _print_banner(info, loaded)

@@ -10,11 +10,14 @@ import string
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ringlog.testing
+from ringlog.cli import main
+from ringlog.cli.outcome import CliExit
 from ringlog.errors import StartRefused
 from ringlog.testing.real_engine import TestEngine, wait_until
 from tests.support.engines import engine_fixture
@@ -109,6 +112,17 @@ def test_a_second_engine_is_refused_on_the_port(http_engine: TestEngine) -> None
     with pytest.raises(StartRefused) as caught, ringlog.testing.engine(http={**SETTINGS, "port": port}):
         pass
     assert f"port {port}: stop what listens there" in str(caught.value.detail["log"])
+
+
+@pytest.mark.parametrize("words", [["config", "check"], ["serve", "--check"]])
+def test_a_check_of_the_settings_passes_while_the_engine_has_the_port(
+    http_engine: TestEngine, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So an upgrade checks the settings of the running engine before the restart."""
+    monkeypatch.chdir(tmp_path)
+    port = http_engine.http_url.rpartition(":")[2]
+    code = main([*words, "--set", "http.enabled=true", "--set", f"http.port={port}"])
+    assert code == CliExit.DONE
 
 
 @pytest.mark.timeout(120)

@@ -150,7 +150,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
 def test_http_on_loopback_needs_no_keys_and_is_pinned(tmp_path: Path, host: str) -> None:
-    http = check_listeners(http_config(tmp_path, host=host), {}).http
+    with keep_http_port(check_listeners(http_config(tmp_path, host=host), {})) as pinned:
+        http = pinned.http
     assert http.host in {"127.0.0.1", "::1"}
     assert http.port > 0
     name = "[::1]" if ":" in http.host else http.host
@@ -161,11 +162,11 @@ def test_http_on_loopback_needs_no_keys_and_is_pinned(tmp_path: Path, host: str)
 def test_http_elsewhere_needs_keys_or_allow_insecure(tmp_path: Path, host: str) -> None:
     with pytest.raises(ConfigError, match=r"auth\.keys_file, RINGLOG_API_KEYS"):
         check_listeners(http_config(tmp_path, host=host), {})
-    assert check_listeners(http_config(tmp_path, host=host), {"RINGLOG_API_KEYS": "k"}).http.port
+    assert check_listeners(http_config(tmp_path, host=host), {"RINGLOG_API_KEYS": "k"}).http.host != "*"
     insecure = check_listeners(http_config(tmp_path, host=host, auth_allow_insecure=True), {})
     assert http_url(insecure.http).startswith(("http://127.0.0.1:", "http://[::1]:"))
     (tmp_path / "keys").touch(0o600)
-    assert check_listeners(http_config(tmp_path, host=host, auth_keys_file=tmp_path / "keys"), {}).http.port
+    check_listeners(http_config(tmp_path, host=host, auth_keys_file=tmp_path / "keys"), {})
 
 
 def test_http_keys_must_be_private(tmp_path: Path) -> None:
@@ -185,23 +186,28 @@ def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port}: stop what listens there") as caught:
-            check_listeners(http_config(tmp_path, port=port), {})
+        given = check_listeners(http_config(tmp_path, port=port), {})
+        with (
+            pytest.raises(ConfigError, match=f"port {port}: stop what listens there") as caught,
+            keep_http_port(given),
+        ):
+            pass
     assert "\n" not in str(caught.value)
-    assert check_listeners(http_config(tmp_path, port=port), {}).http.port == port
+    with keep_http_port(given) as kept:
+        assert kept.http.port == port
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "0.0.0.0"])
 def test_the_port_is_kept_for_the_gateways_of_one_engine(tmp_path: Path, host: str) -> None:
     """Also while none of them listens. They share it with each other only."""
     keyed = {"RINGLOG_API_KEYS": "k"}
-    http = check_listeners(http_config(tmp_path, host=host), keyed).http
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    given = http_config(tmp_path, host=host, port=http.port)
-    with keep_http_port(http):
-        with pytest.raises(ConfigError, match=f"port {http.port}: stop what listens there"):
-            check_listeners(given, keyed)
-        with pytest.raises(ConfigError, match=f"port {http.port}: stop what listens"), keep_http_port(http):
+    with keep_http_port(check_listeners(http_config(tmp_path, host=host), keyed)) as kept:
+        http = kept.http
+        refusal = f"port {http.port}: stop what listens there"
+        # A check of the settings neither needs the port nor disturbs the engine that has it.
+        assert check_listeners(kept, keyed) == kept
+        with pytest.raises(ConfigError, match=refusal), keep_http_port(kept):
             pass
         for _ in range(2):  # A gateway, and its successor.
             with socket.socket(family) as first, socket.socket(family) as second:
@@ -209,9 +215,10 @@ def test_the_port_is_kept_for_the_gateways_of_one_engine(tmp_path: Path, host: s
                     each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                     each.bind((http.host, http.port))
                     each.listen()
-                with pytest.raises(ConfigError, match=f"port {http.port}: stop what listens there"):
-                    check_listeners(given, keyed)
-    assert check_listeners(given, keyed).http.port == http.port
+                with pytest.raises(ConfigError, match=refusal), keep_http_port(kept):
+                    pass
+    with keep_http_port(kept) as again:
+        assert again.http.port == http.port
 
 
 def test_no_port_is_kept_without_gateways(tmp_path: Path) -> None:
@@ -219,8 +226,9 @@ def test_no_port_is_kept_without_gateways(tmp_path: Path) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with keep_http_port(http_config(tmp_path, enabled="false", port=port).http):
-            pass
+        given = http_config(tmp_path, enabled="false", port=port)
+        with keep_http_port(given) as kept:
+            assert kept is given
 
 
 def test_http_without_its_packages_says_what_to_install(

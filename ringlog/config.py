@@ -30,12 +30,20 @@ class ConfigSection(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 Count = Annotated[int, Meta(ge=1)]
 Text = Annotated[str, Meta(max_length=4096)]
+FilePath = Annotated[str, Meta(max_length=4096, extra={"is_path": True})]
+"""File or directory; empty: none. config_sources.py makes every setting of this type absolute, because the
+engine's processes have other working directories."""
+
+
+def is_path(kind: Any) -> bool:
+    """Return whether the type of a setting is FilePath, or FilePath with further bounds."""
+    return any(isinstance(each, Meta) and bool(each.extra) for each in getattr(kind, "__metadata__", ()))
 
 
 class DataConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The data directory."""
 
-    dir: Annotated[str, Meta(min_length=1, max_length=4096)] = "./ringlog-data"
+    dir: Annotated[FilePath, Meta(min_length=1)] = "./ringlog-data"
     """Data directory. The first start creates it with mode 0700."""
     min_free_bytes: Annotated[int, Meta(ge=0, le=limits.COUNT_MAX)] = 100 * limits.MIB
     """Free space in bytes below which the engine refuses to start and refuses records."""
@@ -44,7 +52,7 @@ class DataConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only
 class RunConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The run directory and the rings of clients."""
 
-    dir: Text = ""
+    dir: FilePath = ""
     """Run directory, which clients use as the engine's address. Empty: `run` below the data directory."""
     ring_bytes: Annotated[int, Meta(ge=limits.RING_BYTES_MIN, le=limits.RING_BYTES_MAX)] = (
         limits.RING_BYTES_DEFAULT
@@ -66,7 +74,7 @@ class NativeConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_on
 
     endpoint: Text = "ipc"
     """`ipc`: this host only. `tcp://host:port`: TCP as well, encrypted with CURVE; needs `curve_key_file`."""
-    curve_key_file: Text = ""
+    curve_key_file: FilePath = ""
     """Key file of the server. Required for a TCP endpoint."""
 
 
@@ -88,11 +96,11 @@ class HttpConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only
     """Address to listen on. Other than loopback addresses are served only with keys."""
     port: Annotated[int, Meta(ge=0, le=65_535)] = 4000
     """Port to listen on; 0 takes a free one, which `port_file` and the log name."""
-    port_file: Text = ""
+    port_file: FilePath = ""
     """File to which `host:port` is written when the gateway listens. Empty: none."""
-    tls_cert_file: Text = ""
+    tls_cert_file: FilePath = ""
     """File with the certificate chain (PEM). Together with `tls_key_file` it makes the port speak TLS."""
-    tls_key_file: Text = ""
+    tls_key_file: FilePath = ""
     """File with the private key of the certificate (PEM), which only the engine's user may read."""
     probe_auth: bool = False
     """Whether /v0/health and /v0/ready need a key, if keys are configured."""
@@ -114,7 +122,7 @@ class HttpConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only
 class AuthConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Authentication of TCP and HTTP clients."""
 
-    keys_file: Text = ""
+    keys_file: FilePath = ""
     """File with the keys of TCP and HTTP clients and their rights. Empty: loopback addresses only."""
     allow_insecure: bool = False
     """Whether the engine serves other than loopback addresses without a keys file."""
@@ -163,7 +171,7 @@ class WalConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=
 class ColdConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The cold tier. Without `dir` and `url` no segment is relocated."""
 
-    dir: Text = ""
+    dir: FilePath = ""
     """Directory of the cold tier on another device."""
     url: Text = ""
     """Object store of the cold tier: `s3://bucket/prefix`. Credentials come from the environment."""
@@ -227,7 +235,7 @@ class LogConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=
     """`debug`, `info`, `warning` or `error`, with exceptions by logger: `info,ringlog.shard=debug`."""
     format: Literal["auto", "console", "json"] = "auto"
     """`auto`: text on a terminal, else JSON lines."""
-    file: Text = ""
+    file: FilePath = ""
     """Log file. Empty: standard error. SIGHUP reopens it."""
 
 

@@ -20,7 +20,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from ringlog import environment, limits
-from ringlog.config import Config, ConfigSection, Text, to_plain
+from ringlog.config import Config, ConfigSection, FilePath, Text, is_path, to_plain
 from ringlog.environment import SETTING_VARIABLES, STRICT_ENVIRONMENT_KEYS
 from ringlog.errors import ConfigError, InvalidRequest
 from ringlog.names import check_topic_name
@@ -163,18 +163,15 @@ def _resolve(config: Config, cwd: str) -> Config:
 
     _require_text(config)
     replace = msgspec.structs.replace
-    data = absolute(config.data.dir)
-    found = replace(
-        config,
-        data=replace(config.data, dir=data),
-        run=replace(config.run, dir=absolute(config.run.dir) or os.path.join(data, "run")),
-        native=replace(config.native, curve_key_file=absolute(config.native.curve_key_file)),
-        auth=replace(config.auth, keys_file=absolute(config.auth.keys_file)),
-        cold=replace(config.cold, dir=absolute(config.cold.dir)),
-        log=replace(config.log, file=absolute(config.log.file)),
-    )
-    _require_text(found)
-    return found
+    for path, section, key in _paths():
+        if is_path(_TYPES[path]):
+            struct = getattr(config, section)
+            struct = replace(struct, **{key: absolute(getattr(struct, key))})
+            config = replace(config, **{section: struct})
+    if not config.run.dir:
+        config = replace(config, run=replace(config.run, dir=os.path.join(config.data.dir, "run")))
+    _require_text(config)
+    return config
 
 
 def _require_text(config: Config) -> None:
@@ -278,7 +275,7 @@ def _read_environment(draft: _Draft, environ: Mapping[str, str]) -> None:
     draft.warnings += environment.environment_problems(environ)
     for name, variable in SETTING_VARIABLES.items():
         text = environ.get(variable)
-        if text is None or (text == "" and _TYPES[name] is not Text):
+        if text is None or (text == "" and _TYPES[name] not in (Text, FilePath)):
             continue
         if environment.is_of_kubernetes(variable, text):
             continue

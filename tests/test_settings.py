@@ -140,6 +140,34 @@ def test_paths_become_absolute_and_run_dir_defaults_to_the_data_directory(tmp_pa
     assert load(tmp_path, run__dir="there").config.run.dir == str(tmp_path / "there")
 
 
+PATHS = [
+    f"{section}.{key}"
+    for section, struct in get_type_hints(c.Config).items()
+    if section != "topics"
+    for key, kind in get_type_hints(struct, include_extras=True).items()
+    if c.is_path(kind)
+]
+
+
+@pytest.mark.parametrize("key", PATHS)
+def test_every_path_means_the_same_in_every_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """The engine's processes work in `/`, and none of them expands `~`."""
+    monkeypatch.setenv("HOME", "/home/of/somebody")
+    section, name = key.split(".")
+    for text, found in [
+        ("sub/x", f"{tmp_path}/sub/x"), ("~/x", "/home/of/somebody/x"), ("/a/../b", "/b"),
+    ]:  # fmt: skip
+        loaded = load_config({key: text}, {}, str(tmp_path))
+        assert getattr(getattr(loaded.config, section), name) == found
+
+
+def test_settings_that_name_files_have_the_type_of_paths() -> None:
+    named = {key for key in environment.SETTING_VARIABLES if re.search(r"(\.|_)(dir|file|path)$", key)}
+    assert named == set(PATHS)
+
+
 def test_topics_are_tables_of_the_file_and_keep_their_source(tmp_path: Path) -> None:
     loaded = load(tmp_path, '[topics."a.b"]\ncap_records = 5\n')
     assert loaded.config.topics == {"a.b": {"cap_records": 5}}

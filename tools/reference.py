@@ -177,6 +177,8 @@ def _quantity(name: str, value: float) -> str:
 
 
 def _range_of(name: str, kind: Any) -> str:
+    if config.is_path(kind):
+        return "path"
     base, meta = kind, None
     if typing.get_origin(kind) is typing.Annotated:
         base, meta = typing.get_args(kind)

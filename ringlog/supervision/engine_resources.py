@@ -130,13 +130,13 @@ class EngineResources:
 
     def write_port_file(self, path: str, address: str) -> None:
         """Write the address of the HTTP gateway to `http.port_file`. Raises DiskError."""
-        folder, name = os.path.split(os.path.abspath(path))
+        folder, name = os.path.split(path)
         replace_file(self._disk, folder, name, f"{address}\n".encode())
 
     def remove_port_file(self, path: str) -> None:
         """Remove the port file, if there is one."""
         with contextlib.suppress(DiskError):
-            self._disk.unlink(os.path.abspath(path))
+            self._disk.unlink(path)
 
     def write_starting_json(self, info: EngineInfo) -> None:
         """Write starting.json, so that `ringlog status` reaches an engine that is not ready yet."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringlog import errors
+from ringlog import environment, errors
 from ringlog.envelope.messages import KINDS
 from ringlog.errors import Status
 from ringlog.spark.options import SINK_NAMES, SOURCE_NAMES, UNSUPPORTED_OPTIONS, VIEWS
@@ -72,6 +72,12 @@ def test_every_message_is_on_the_protocol_page_with_its_fields(kind: str) -> Non
     assert shown, f"{kind} is not described"
     fields = [field.strip() for field in shown[1].split(",") if field.strip()]
     assert fields == list(KINDS[kind].__struct_fields__)
+
+
+def test_the_variables_whose_wrong_value_is_an_error_are_listed() -> None:
+    sentence = re.search(r"It is an error for (.*?)\.\n", text("engine-settings.md"), re.DOTALL)
+    assert sentence
+    assert re.findall(r"`([^`]+)`", sentence[1]) == sorted(environment.STRICT_ENVIRONMENT_KEYS)
 
 
 def test_every_status_is_on_the_protocol_page() -> None:

@@ -246,7 +246,7 @@ class Engine:
             self._children.reap(child)
         self._children.fork_server.stop()
         if self.config.http.enabled and self.config.http.port_file:
-            self._resources.remove_port_file(self.config.http.port_file)
+            self._resources.remove_port_file(self.config.http.port_file, self._http_address())
         self._rings.close_all()
         self._control.close()
         for control_socket in self._failed_shard_sockets.values():
@@ -424,8 +424,8 @@ class Engine:
         self._slot.set(ProcessField.STATE, ProcessState.READY)
         try:
             self._resources.announce(info)
-            if info.http_url and self.config.http.port_file:
-                self._resources.write_port_file(self.config.http.port_file, info.http_url.partition("//")[2])
+            if self.config.http.enabled and self.config.http.port_file:
+                self._resources.write_port_file(self.config.http.port_file, self._http_address())
         except DiskError as e:
             self._failure = f"engine.json or http.port_file cannot be written: {e}"
             self.stop(self._failure)
@@ -439,6 +439,10 @@ class Engine:
                 self._children.request_start(child)
         if self._on_ready is not None:
             self._on_ready(info)
+
+    def _http_address(self) -> str:
+        """Return `host:port` of the HTTP gateway, for clients on this host."""
+        return http_url(self.config.http).partition("//")[2]
 
     def _report_recovery(self, shards: list[ChildState]) -> None:
         """Log the progress of a long recovery from time to time, and announce where to query it."""

@@ -1,7 +1,8 @@
 """The resources of an engine: its directories, locked and checked before any process starts.
 
-The order matters. Nothing is modified before the data directory is locked. Nothing of a predecessor is
-removed before its last process is dead. No directory is used that another user can access.
+The order matters. Nothing is modified before the data directory is locked, and nothing in the run directory
+before that is locked too: another data directory may use it. Nothing of a predecessor is removed before its
+last process is dead. No directory is used that another user can access.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ringlog.clock import Clock
 from ringlog.config import Config
 from ringlog.entropy import random_hex
 from ringlog.envelope.engine_file import EngineInfo
-from ringlog.errors import DiskError, StartRefused
+from ringlog.errors import DiskError, NotConnected, StartRefused
 from ringlog.limits import PROCESSES_MAX
 from ringlog.logs import log_event
 from ringlog.ring.doorbell import make_bell
@@ -49,7 +50,7 @@ PublishedMarks = dict[int, tuple[int, int]]
 
 
 class EngineResources:
-    """The engine's directories, lock, identity and board. `close` releases all of them."""
+    """The engine's directories, locks, identity and board. `close` releases all of them."""
 
     def __init__(
         self, config: Config, tree: Tree, *, disk: Disk, clock: Clock, is_cancelled: Callable[[], bool]
@@ -62,9 +63,13 @@ class EngineResources:
             refuse_root(config)
             self.data_dir: str = os.path.realpath(config.data.dir)
             run_dir.make_private_dir(disk, self.data_dir, "data directory")
-            self._lock = _take_lock(disk, self.data_dir)
+            self._lock = _take_lock(
+                disk, os.path.join(self.data_dir, LOCK_NAME), "another engine runs on this data directory"
+            )
             undo.callback(disk.unlock, self._lock)
             run_dir.make_private_dir(disk, self.run_dir, "run directory")
+            self._run_lock = _take_run_lock(disk, self.run_dir)
+            undo.callback(disk.unlock, self._run_lock)
             _require_disk_space(config, self.data_dir)
             self.identity: EngineIdentity = EngineIdentity(disk, self.data_dir)
             published = self._clear_predecessor(config, clock, is_cancelled)
@@ -133,26 +138,32 @@ class EngineResources:
         folder, name = os.path.split(path)
         replace_file(self._disk, folder, name, f"{address}\n".encode())
 
-    def remove_port_file(self, path: str) -> None:
-        """Remove the port file, if there is one."""
-        with contextlib.suppress(DiskError):
-            self._disk.unlink(path)
+    def remove_port_file(self, path: str, address: str) -> None:
+        """Remove the port file, if there is one and it has this engine's address."""
+        with contextlib.suppress(DiskError, OSError, UnicodeDecodeError):
+            with open(path) as file:
+                is_ours = file.read() == f"{address}\n"
+            if is_ours:
+                self._disk.unlink(path)
 
     def write_starting_json(self, info: EngineInfo) -> None:
         """Write starting.json, so that `ringlog status` reaches an engine that is not ready yet."""
         run_dir.write_starting_json(self._disk, self.run_dir, info)
 
     def close(self) -> None:
-        """Remove announcements and shared memory, then release the lock. Every child must be dead."""
+        """Remove announcements and shared memory, then release the locks. Every child must be dead."""
         self.board.close()
         os.close(self.liveness_fd)
-        run_dir.remove_announcements(self._disk, self.run_dir)
+        if not run_dir.is_of_another_start(self.run_dir, self.start_id):
+            run_dir.remove_announcements(self._disk, self.run_dir)
         run_dir.remove_shm_dir(self.shm_dir)
         try:
             self.identity.forget_shm_dir()
         except DiskError as e:
             # The record only triggers a cleanup: the next start finds nothing to remove.
             log_event(log, logging.ERROR, "meta/engine not updated", reason=str(e))
+        # The next start takes them in the other order, and must find the second free when it has the first.
+        self._disk.unlock(self._run_lock)
         self._disk.unlock(self._lock)
 
 
@@ -210,17 +221,30 @@ def is_in_container() -> bool:
     return os.getpid() == 1 or any(map(os.path.exists, CONTAINER_FILES))
 
 
-def _take_lock(disk: Disk, data_dir: str) -> int:
-    path = os.path.join(data_dir, LOCK_NAME)
+def _take_lock(disk: Disk, path: str, refusal: str) -> int:
+    """Return the handle of a lock in a directory. If another engine has it, raise StartRefused(`refusal`)."""
     try:
         return disk.lock(path)
     except DiskError as e:
-        holder = e.detail.get("holder")
+        folder, holder = os.path.dirname(path), e.detail.get("holder")
         if holder is None:
-            raise StartRefused("the data directory cannot be locked", path=path, reason=e.message) from None
-        raise StartRefused(
-            "another engine runs on this data directory", dir=data_dir, holder=holder
-        ) from None
+            raise StartRefused("a directory cannot be locked", path=path, reason=e.message) from None
+        raise StartRefused(refusal, dir=folder, holder=holder) from None
+
+
+def _take_run_lock(disk: Disk, path: str) -> int:
+    """Lock the run directory. Raise StartRefused, with what is known of the engine that uses it."""
+    try:
+        return _take_lock(
+            disk,
+            os.path.join(path, run_dir.RUN_LOCK),
+            "an engine of another data directory uses this run directory: stop it, or give each engine its "
+            "own run.dir",
+        )
+    except StartRefused as e:
+        with contextlib.suppress(NotConnected):  # It is not ready yet, or the lock could not be opened.
+            e.detail["data_dir"] = run_dir.read_engine_json(path).data_dir
+        raise
 
 
 def _require_disk_space(config: Config, data_dir: str) -> None:

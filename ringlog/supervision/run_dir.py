@@ -25,6 +25,9 @@ from ringlog.errors import DiskError, NotConnected, StartRefused
 from ringlog.storage.disk import Disk, replace_file
 
 SHM_ROOT = "/dev/shm"
+RUN_LOCK = "run.lock"
+"""Locked while an engine uses the run directory. The kernel releases it when the supervisor ends, however
+it ends. Never removed: an engine could hold the lock of a file that others no longer see."""
 STARTING_JSON = "starting.json"
 TIME_JSON = "time.json"
 GATEWAY_SOCKET = "gateway.sock"
@@ -186,6 +189,14 @@ def remove_announcements(disk: Disk, run_dir: str) -> None:
     for name in (ENGINE_FILE, STARTING_JSON, GATEWAY_SOCKET):
         with contextlib.suppress(DiskError):
             disk.unlink(os.path.join(run_dir, name))
+
+
+def is_of_another_start(run_dir: str, start_id: str) -> bool:
+    """Return whether another start than this one is announced, as after a removal of the directory."""
+    try:
+        return read_engine_json(run_dir).start_id != start_id
+    except NotConnected:
+        return False
 
 
 def gateway_socket(run_dir: str, shm_dir: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,9 @@ import psutil
 import pytest
 import zmq
 
-from ringlog.config import Config, RunConfig
+from ringlog.clock import SystemClock
+from ringlog.config import Config, DataConfig, RunConfig, WalConfig
+from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.messages import (
     EngineStatusReply,
     ErrorReply,
@@ -35,8 +38,11 @@ from ringlog.envelope.wire import decode, encode
 from ringlog.errors import NotConnected, RinglogError, StartRefused, Status
 from ringlog.limits import SECOND_SIGNAL_S
 from ringlog.process_id import process_started_ticks
+from ringlog.storage.real_disk import RealDisk
 from ringlog.supervision import control_client, engine_resources
-from ringlog.supervision.run_dir import read_engine_json
+from ringlog.supervision.engine_resources import EngineResources
+from ringlog.supervision.run_dir import GATEWAY_SOCKET, RUN_LOCK, read_engine_json
+from ringlog.supervision.tree import build_tree
 
 pytestmark = pytest.mark.slow
 
@@ -103,12 +109,12 @@ Start = Callable[..., EngineProcess]
 
 @pytest.fixture
 def start(data_dir: Path) -> Iterator[Start]:
-    """Start engines on one data directory. Engines that still run afterwards are stopped in an orderly
-    way."""
+    """Start engines, on one data directory if none is given. Engines that still run afterwards are stopped in
+    an orderly way."""
     engines: list[EngineProcess] = []
 
-    def start(**settings: object) -> EngineProcess:
-        engines.append(EngineProcess(data_dir, **settings))
+    def start(at: Path = data_dir, **settings: object) -> EngineProcess:
+        engines.append(EngineProcess(at, **settings))
         return engines[-1]
 
     yield start
@@ -184,6 +190,104 @@ def test_a_second_engine_on_the_directory_is_refused_without_changes(start: Star
     assert f"pid {engine.process.pid}" in second.log
     assert facts() == before
     assert engine.status().state == "ready"
+
+
+def test_a_second_engine_in_the_run_directory_is_refused_until_the_first_ends(
+    start: Start, data_dir: Path, tmp_path: Path
+) -> None:
+    """Otherwise clients of the first would silently reach the second. A kill ends it as well as a stop."""
+    first = start().ready()
+    before = read_engine_json(first.run_dir)
+    for killed in (False, True):
+        second = start(tmp_path / "other", run__dir=first.run_dir)
+        assert second.wait() == 1
+        for said in (
+            "give each engine its own run.dir",
+            first.run_dir,
+            f"pid {first.process.pid}",
+            before.data_dir,
+        ):
+            assert said in second.log
+        assert read_engine_json(first.run_dir) == before
+        assert first.status().state == "ready"
+        if killed:
+            first.process.kill()
+            first.wait()
+    third = start(tmp_path / "other", run__dir=first.run_dir).ready()
+    assert read_engine_json(first.run_dir).data_dir == str(tmp_path / "other")
+    assert third.stop() == 0
+    assert start().ready().stop() == 0  # It removes the shared memory of the killed one.
+
+
+class Resources:
+    """The resources of engines without processes, with one run directory and different data directories."""
+
+    def __init__(self, root: Path) -> None:
+        self.run_dir = root / "run"
+        self._root = root
+
+    def take(self, name: str) -> EngineResources:
+        config = Config(
+            data=DataConfig(dir=str(self._root / name), min_free_bytes=0),
+            run=RunConfig(dir=str(self.run_dir), allow_root=True),
+            wal=WalConfig(shards=1),
+        )
+        return EngineResources(
+            config, build_tree(config), disk=RealDisk(), clock=SystemClock(), is_cancelled=lambda: False
+        )
+
+    def announce(self, taken: EngineResources) -> EngineInfo:
+        info = EngineInfo(
+            engine_id=taken.identity.engine_id, start_id=taken.start_id, shm_dir=taken.shm_dir,
+            data_dir=taken.data_dir, shards=1, protocol=1, version="1", supervisor_pid=os.getpid(),
+        )  # fmt: skip
+        taken.announce(info)
+        (self.run_dir / GATEWAY_SOCKET).touch()
+        return info
+
+
+def test_the_run_directory_belongs_to_one_engine_before_it_is_announced(tmp_path: Path) -> None:
+    both = Resources(tmp_path)
+    first = both.take("one")
+    try:
+        with pytest.raises(StartRefused, match=r"own run\.dir") as caught:
+            both.take("two")
+        assert (caught.value.detail["dir"], caught.value.detail["holder"]) == (
+            str(both.run_dir), f"pid {os.getpid()}",
+        )  # fmt: skip
+        info = both.announce(first)
+        with pytest.raises(StartRefused, match=r"own run\.dir") as caught:
+            both.take("two")
+        assert caught.value.detail["data_dir"] == info.data_dir
+        assert read_engine_json(str(both.run_dir)) == info
+        assert (both.run_dir / GATEWAY_SOCKET).exists()
+    finally:
+        first.close()
+    assert {path.name for path in both.run_dir.iterdir()} == {RUN_LOCK}
+    both.take("two").close()
+
+
+def test_a_stop_keeps_what_another_engine_announced(tmp_path: Path) -> None:
+    """The directory was removed while the first ran, so its lock did not stop the second."""
+    both = Resources(tmp_path)
+    first = both.take("one")
+    both.announce(first)
+    port_file = str(tmp_path / "port")
+    shutil.rmtree(both.run_dir)
+    second = both.take("two")
+    try:
+        info = both.announce(second)
+        second.write_port_file(port_file, "127.0.0.1:2")
+        first.remove_port_file(port_file, "127.0.0.1:1")
+        first.close()
+        assert read_engine_json(str(both.run_dir)) == info
+        assert (both.run_dir / GATEWAY_SOCKET).exists()
+        assert Path(port_file).read_text() == "127.0.0.1:2\n"
+    finally:
+        second.remove_port_file(port_file, "127.0.0.1:2")
+        second.close()
+    assert not Path(port_file).exists()
+    assert {path.name for path in both.run_dir.iterdir()} == {RUN_LOCK}
 
 
 def test_a_killed_shard_gets_a_successor_and_the_others_continue(start: Start) -> None:

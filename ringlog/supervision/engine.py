@@ -371,7 +371,7 @@ class Engine:
     def _handle_replies(self, shard: int, link: ShardControlLink) -> None:
         for envelope in link.receive():
             self._rings.handle_reply(shard, envelope.corr, envelope.message)
-            self._topics.handle_reply(shard, envelope.corr, envelope.message)
+            self._topics.handle_reply(shard, envelope.corr, envelope.message, self._rings.links())
 
     def _apply(self, changes: list[ChildChange]) -> None:
         for event, child in changes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
+import json
 import os
 import shutil
 import signal
@@ -37,6 +39,7 @@ from ringlog.envelope.messages import (
 from ringlog.envelope.wire import decode, encode
 from ringlog.errors import NotConnected, RinglogError, StartRefused, Status
 from ringlog.limits import SECOND_SIGNAL_S
+from ringlog.placement import home_shard, shard_of
 from ringlog.process_id import process_started_ticks
 from ringlog.storage.real_disk import RealDisk
 from ringlog.supervision import control_client, engine_resources
@@ -459,6 +462,31 @@ def test_topics_of_the_configuration_file_are_created_at_start(
     engine = start(environ={"RINGLOG_CONFIG": str(file)}).ready()
     engine.wait_until(lambda: "topic differs from the configuration file" in engine.log, "drift")
     assert engine.stop() == 0
+
+
+def test_topics_of_the_file_are_compared_at_their_owner_after_a_change_of_the_shards(
+    start: Start, tmp_path: Path
+) -> None:
+    """The home shard of the name only says which shard owns the topic."""
+
+    def owner(name: str, shards: int) -> int:
+        """Return the owner of the first topic of an engine with two shards."""
+        ids = (n for n in itertools.count(1) if shard_of(n, 2) == home_shard(name, 2))
+        return shard_of(next(ids), shards)
+
+    name = next(name for name in map("t{}".format, range(99)) if owner(name, 3) != home_shard(name, 3))
+
+    def run(shards: int, cap: int) -> EngineProcess:
+        file = tmp_path / "ringlog.toml"
+        file.write_text(f'[topics."{name}"]\ncap_records = {cap}\n')
+        return start(environ={"RINGLOG_CONFIG": str(file)}, wal__shards=str(shards)).ready()
+
+    assert run(2, 7).stop() == 0
+    engine = run(3, 8)
+    engine.wait_until(lambda: "topic differs from the configuration file" in engine.log, "drift")
+    assert engine.stop() == 0
+    (line,) = (line for line in engine.log.splitlines() if "topic differs" in line)
+    assert json.loads(line)["is_now"] == {"cap_records": 7}
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from cyclopts import Parameter
 
 from ringlog.cli.option_parsing import parse_milliseconds, parse_moment
 from ringlog.cli.options import Options
-from ringlog.cli.outcome import CliExit
+from ringlog.cli.outcome import CliExit, partly_applied
 from ringlog.cli.output import Format, RecordPrinter, record_facts
-from ringlog.errors import RecordTooLarge, UsageError
+from ringlog.errors import RecordTooLarge, RinglogError, UsageError
 from ringlog.limits import (
     BATCH_RECORDS_MAX,
     CLAIM_JOBS_MAX,
@@ -95,15 +95,18 @@ def put(
     count, repeated, first, last = 0, 0, None, 0
     with options.connect() as client:
         jobs = client.queue(queue)
-        for part in _parts(_payloads(data, lines=lines)):
-            records = [
-                NewRecord(data=each, key=key_bytes, tag=tag, ttl_ms=ttl_ms, not_before=moment,
-                          priority=priority, dedup_id=dedup_id)
-                for each in part
-            ]  # fmt: skip
-            done = jobs.put_many(records, dedup_window_ms=window_ms)
-            first, last = first or done.first_seq, done.last_seq
-            count, repeated = count + len(part), repeated + done.deduped
+        try:
+            for part in _parts(_payloads(data, lines=lines)):
+                records = [
+                    NewRecord(data=each, key=key_bytes, tag=tag, ttl_ms=ttl_ms, not_before=moment,
+                              priority=priority, dedup_id=dedup_id)
+                    for each in part
+                ]  # fmt: skip
+                done = jobs.put_many(records, dedup_window_ms=window_ms)
+                first, last = first or done.first_seq, done.last_seq
+                count, repeated = count + len(part), repeated + done.deduped
+        except (RinglogError, OSError) as e:
+            raise partly_applied(e, count) from None
     facts = {"queue": queue, "jobs": count, "first_seq": first, "last_seq": last}
     options.printer().item(facts if dedup_id is None else {**facts, "deduped": bool(repeated)})
 

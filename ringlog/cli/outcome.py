@@ -20,6 +20,7 @@ from ringlog.errors import (
     CorruptData,
     FrameInvalid,
     GroupNotFound,
+    InvalidRequest,
     RequestTimeout,
     RinglogError,
     RouterNotFound,
@@ -58,6 +59,25 @@ def cli_exit_code(error: BaseException) -> CliExit:
     if isinstance(error, RinglogError) and error.outcome == "unknown":
         return CliExit.UNKNOWN
     return CliExit.FAILED
+
+
+def partly_applied(error: RinglogError | OSError, acknowledged: int) -> RinglogError | OSError:
+    """Return the error of a command that reads its input in parts, with what was acknowledged before it.
+
+    Wrong input is wrong usage, and "nothing was sent", only if it was found before the first acknowledgement.
+    Otherwise a repetition of the whole command would append duplicates, so the error says where it stopped.
+    """
+    if not acknowledged:
+        return error
+    if isinstance(error, OSError):
+        reason = error.strerror or str(error)
+        return InvalidRequest(
+            "the input cannot be read", file=error.filename, reason=reason, acknowledged=acknowledged
+        )
+    if isinstance(error, UsageError):
+        return InvalidRequest(error.message, **error.detail, acknowledged=acknowledged)
+    error.detail["acknowledged"] = acknowledged
+    return error
 
 
 def error_line(error: BaseException) -> str:

@@ -12,7 +12,8 @@ from cyclopts import Parameter
 
 from ringlog.cli.option_parsing import human_bytes, human_count
 from ringlog.cli.options import Options
-from ringlog.errors import RecordTooLarge, UsageError
+from ringlog.cli.outcome import partly_applied
+from ringlog.errors import RecordTooLarge, RinglogError, UsageError
 from ringlog.limits import RECORD_BYTES_DEFAULT, RECORD_BYTES_MAX
 from ringlog.types import Durability, PayloadKind
 
@@ -34,7 +35,8 @@ def write(
 ) -> None:
     """Append records from files or from standard input.
 
-    Prints the number of acknowledged records.
+    Prints the number of acknowledged records. If the command fails after a part was appended, its exit code
+    is not 2, and the error names file, line and the number of acknowledged records.
 
     Parameters
     ----------
@@ -77,7 +79,9 @@ def refused_line(error: RecordTooLarge, large: Iterable[tuple[str, int, int]]) -
     wanted = error.detail.get("bytes")  # None if the write has too many records.
     for name, line, size in large:
         if size == wanted:
-            return _too_large(name, line, error.detail["max"])
+            found = _too_large(name, line, error.detail["max"])
+            found.detail |= {key: value for key, value in error.detail.items() if key == "acknowledged"}
+            return found
     return error
 
 
@@ -121,14 +125,17 @@ def _write(
         client.producer(topic, durability=durability, payload=payload) as producer,
         _progress(options) as show,
     ):
-        for chunk in chunks(records):
-            producer.send_many(chunk)
-            count += len(chunk)
-            size += sum(map(_size, chunk))
-            show(count, size)
+        try:
+            for chunk in chunks(records):
+                producer.send_many(chunk)
+                count += len(chunk)
+                size += sum(map(_size, chunk))
+                show(count, size)
+        except (RinglogError, OSError) as e:
+            raise partly_applied(e, producer.flush().acked) from None
         report = producer.flush()
         if report.error is not None:
-            raise report.error
+            raise partly_applied(report.error, report.acked)
     seconds = (options.clock.monotonic_ns() - began) / 1e9
     return {
         "topic": topic, "records": count, "bytes": size, "seconds": round(seconds, 3),

@@ -248,6 +248,8 @@ def test_an_error_names_the_line_that_the_engine_refused() -> None:
     large = [("f", 3, 2_000_000), ("f", 9, 3_000_000)]
     refused = e.RecordTooLarge("record too large", bytes=3_000_000, max=2_500_000)
     assert refused_line(refused, large).detail == {"file": "f", "line": 9, "max": 2_500_000}
+    refused.detail["acknowledged"] = 1_000
+    assert refused_line(refused, large).detail["acknowledged"] == 1_000
     many = e.RecordTooLarge("records in one write must be <= cap_records", records=5, max=2, exceeds_cap=1)
     assert refused_line(many, large) is many
 

@@ -16,6 +16,7 @@ import pytest
 
 import ringlog
 from ringlog.cli.outcome import CliExit
+from ringlog.limits import RECORD_BYTES_MAX
 from ringlog.testing.real_engine import TestEngine, engine, wait_until
 from tests.support.shell import COMMAND, Shell
 
@@ -65,6 +66,34 @@ def test_json_lines_keep_their_keys_and_values(shell: Shell, topic: str, tmp_pat
         ("a", {"id": "a", "n": 18446744073709551615}),
         ("7", {"id": 7}),
     ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "wrong", "reason"),
+    [
+        (["--json-lines"], b"{oops\n", "not JSON"),
+        (["--json-lines", "--key-field", "id"], b'{"n": 1}\n', "no field 'id'"),
+        (["--lines"], b"x" * (RECORD_BYTES_MAX + 1) + b"\n", "a line is too long"),
+    ],
+)
+def test_a_write_that_fails_behind_appended_records_says_how_many(
+    shell: Shell, topic: str, tmp_path: Path, flags: list[str], wrong: bytes, reason: str
+) -> None:
+    """Exit code 2 means that nothing was sent: the user would write the whole repaired file again."""
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    good.write_bytes(b'{"id": 1}\n' * 1_500)
+    bad.write_bytes(b'{"id": 2}\n' * 1_000 + wrong)
+    said = shell.fails(CliExit.FAILED, "write", topic, str(good), str(bad), *flags)
+    assert reason in said
+    assert f"file='{bad}', line=1001" in said
+    assert "acknowledged=2000" in said
+    assert len(shell.ok("read", topic)) == 2_000
+    unread = shell.fails(CliExit.FAILED, "write", topic, str(good), str(tmp_path / "absent"))
+    assert "acknowledged=1000" in unread
+    assert "absent" in unread
+    with_nothing_sent = CliExit.FAILED if "--lines" in flags else CliExit.USAGE
+    assert "acknowledged" not in shell.fails(with_nothing_sent, "write", topic, *flags, stdin=wrong)
+    assert len(shell.ok("read", topic)) == 3_000
 
 
 def test_a_whole_file_is_one_record(shell: Shell, topic: str, tmp_path: Path) -> None:

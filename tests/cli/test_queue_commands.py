@@ -10,6 +10,7 @@ from ringlog.cli.jobs import parse_job
 from ringlog.cli.outcome import CliExit
 from ringlog.client import Client
 from ringlog.errors import UsageError
+from ringlog.limits import RECORD_BYTES_MAX
 from ringlog.testing.real_engine import wait_until
 from tests.support.engines import engine_fixture
 from tests.support.shell import Shell
@@ -85,6 +86,14 @@ def test_standard_input_is_one_job_or_one_job_per_line(shell: Shell, queue: str)
     assert put["jobs"] == 12_000
     done = shell.run("claim", queue, "-n", "3", "--output", "raw")
     assert done.stdout == b"a\nb\n\n0\n1\n"
+
+
+def test_a_put_that_fails_behind_added_jobs_says_how_many(shell: Shell, queue: str) -> None:
+    too_long = b"x" * (RECORD_BYTES_MAX + 1)
+    said = shell.fails(CliExit.FAILED, "put", queue, "--lines", stdin=b"job\n" * 10_000 + too_long)
+    assert "line=10001" in said
+    assert "acknowledged=10000" in said
+    assert stats(shell, queue)[0] == 10_000
 
 
 def test_a_claim_with_wait_blocks_until_a_job_arrives(shell: Shell, queue: str, client: Client) -> None:

@@ -74,14 +74,12 @@ def show(topic: str, seq: int, *, group: OfGroup = "", options: Given) -> None:
     """
     from ringlog.client.leases.dead_letters import is_dead_letter_of
 
-    printer = RecordPrinter(options.printer())
-    with options.connect() as client:
+    with options.connect() as client, RecordPrinter(options.printer()) as printer:
         target = _target(client, topic, group)
         found = client.read(target, after=max(seq - 1, 0), limit=1).records
         if not found or found[0].seq != seq or not is_dead_letter_of(topic, found[0], group):
             raise InvalidRequest("there is no such dead letter", topic=target, seq=seq, source=topic)
         printer.record(target, found[0])
-    printer.close()
 
 
 def redrive(

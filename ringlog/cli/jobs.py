@@ -323,11 +323,9 @@ def peek(queue: str, *, count: Annotated[int, Parameter(name=["--count", "-n"])]
     """
     if count < 1:
         raise UsageError(f"--count must be >= 1, got {count}")
-    show = RecordPrinter(options.printer())
-    with options.connect() as client:
+    with options.connect() as client, RecordPrinter(options.printer()) as show:
         for record in client.queue(queue).peek(count):
             show.record(queue, record)
-    show.close()
 
 
 # -- settling by number -----------------------------------------------------------------------------------

@@ -225,13 +225,25 @@ def tombstone_facts(tombstone: Tombstone) -> dict[str, Any]:
 
 
 class RecordPrinter:
-    """Prints records and tombstones in order of arrival."""
+    """Prints records and tombstones in order of arrival. A context manager: leaving it ends the output.
+
+    `json` is one list. It is printed as the records come, because they may have no end.
+    """
 
     def __init__(self, printer: Printer, *, names_topic: bool = False, raw: IO[bytes] | None = None) -> None:
         self._printer = printer
         self._names_topic = names_topic
         self._raw = raw or sys.stdout.buffer
-        self._listed: list[Row] = []
+        self._has_begun = False
+
+    def __enter__(self) -> RecordPrinter:
+        """Return this printer."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """End the output, also if the records ended by an error or an interrupt."""
+        if kind is None or self._has_begun:
+            self._close()
 
     def record(self, topic: str, record: Record) -> None:
         """Print one record: a table line, a JSON object, or (raw) the payload and a line break."""
@@ -241,7 +253,7 @@ class RecordPrinter:
             case Format.NDJSON:
                 self._printer.item(record_facts(topic, record))
             case Format.JSON:
-                self._listed.append(record_facts(topic, record))
+                self._listed(record_facts(topic, record))
             case Format.TABLE:
                 self._printer.caption(self._human(topic, record))
 
@@ -254,7 +266,7 @@ class RecordPrinter:
             case Format.NDJSON:
                 self._printer.item(tombstone_facts(tombstone))
             case Format.JSON:
-                self._listed.append(tombstone_facts(tombstone))
+                self._listed(tombstone_facts(tombstone))
             case Format.TABLE:
                 self._printer.caption(f"--- {text} ---")
 
@@ -267,7 +279,7 @@ class RecordPrinter:
             case Format.NDJSON:
                 self._printer.item(facts)
             case Format.JSON:
-                self._listed.append(facts)
+                self._listed(facts)
             case Format.TABLE:
                 self._printer.caption(f"--- {text} ---")
 
@@ -277,11 +289,14 @@ class RecordPrinter:
             self._raw.flush()
         self._printer.flush()
 
-    def close(self) -> None:
-        """Print the collected JSON list, if any, and flush."""
+    def _close(self) -> None:
         if self._printer.format is Format.JSON:
-            self._printer.rows(self._listed)
+            self._printer.text("]\n" if self._has_begun else "[]\n")
         self.flush()
+
+    def _listed(self, facts: Row) -> None:
+        self._printer.text((",\n" if self._has_begun else "[") + to_json(facts))
+        self._has_begun = True
 
     def _human(self, topic: str, record: Record) -> str:
         from ringlog.cli.option_parsing import rfc3339

@@ -65,13 +65,11 @@ def read(
         if since is None
         else parse_moment(since, options.clock, "--since")
     )
-    show = RecordPrinter(options.printer())
-    with options.connect() as client:
+    with options.connect() as client, RecordPrinter(options.printer()) as show:
         for page in client.reader(topic, where, tags=tags).pages(PAGE_RECORDS):
             left = print_page(show, page, left)
             if left == 0:
                 break
-    show.close()
 
 
 def tail(
@@ -114,15 +112,14 @@ def tail(
     left, tags = _limit(limit), tags_of(tag, levels)
     where = parse_start(start, options.clock, "--from")
     names_topic = len(topics) > 1 or any("*" in topic for topic in topics)
-    show = RecordPrinter(options.printer(), names_topic=names_topic)
     consistency: Literal["eventual", "strong"] = "strong" if strong else "eventual"
-    with options.connect() as client:
+    printer = RecordPrinter(options.printer(), names_topic=names_topic)
+    with options.connect() as client, printer as show:
         watch = client.watch(topics, start=where, tags=tags, consistency=consistency, limit=PAGE_RECORDS)
         while left != 0 and (event := watch.next()) is not None:
             left = print_event(show, event, left)
             if not watch.has_news:
                 show.flush()
-    show.close()
 
 
 def _limit(limit: int | None) -> int:

@@ -179,6 +179,20 @@ def test_an_interrupted_tail_ends_with_130(shell: Shell, ringlog_engine: TestEng
     assert (tail.returncode, err) == (CliExit.INTERRUPTED, b"")
 
 
+def test_an_interrupted_tail_has_printed_a_whole_json_list(
+    shell: Shell, ringlog_engine: TestEngine, topic: str
+) -> None:
+    with ringlog.connect(ringlog_engine.url) as client:
+        client.append_many(topic, [b"1", b"2"])
+        tail = shell.start("tail", topic, "--from", "start", "--output", "json")
+        assert tail.stdout is not None
+        first = tail.stdout.readline()
+        tail.send_signal(signal.SIGINT)
+        printed = json.loads(first + tail.stdout.read())
+    assert tail.wait(30) == CliExit.INTERRUPTED
+    assert [record["data"] for record in printed] == [1, 2]
+
+
 def test_status_shows_every_process_and_readiness(shell: Shell, ringlog_engine: TestEngine) -> None:
     """`status --ready` prints only the readiness and its problems."""
     ringlog_engine.wait_ready()

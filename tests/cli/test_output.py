@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 from typing import Any
@@ -125,12 +126,26 @@ TOMBSTONE = Tombstone("t", 3, 9, "cap", 10, 20)
 
 def records_shown(format: Format) -> tuple[str, bytes]:
     out, raw = io.StringIO(), io.BytesIO()
-    printer = RecordPrinter(Printer(format, out=out), names_topic=True, raw=raw)
-    printer.tombstone(TOMBSTONE)
-    printer.record("t", Record(10, 0, b"a\x1b", key=b"k", tag="x"))
-    printer.record("t", Record(11, 0, b"b"))
-    printer.close()
+    with RecordPrinter(Printer(format, out=out), names_topic=True, raw=raw) as printer:
+        printer.tombstone(TOMBSTONE)
+        printer.record("t", Record(10, 0, b"a\x1b", key=b"k", tag="x"))
+        printer.record("t", Record(11, 0, b"b"))
     return out.getvalue(), raw.getvalue()
+
+
+def test_a_list_of_records_is_printed_as_they_come_and_ends_with_an_error() -> None:
+    out = io.StringIO()
+    with contextlib.suppress(KeyboardInterrupt), RecordPrinter(Printer(Format.JSON, out=out)) as printer:
+        printer.record("t", Record(1, 0, b"a"))
+        assert '"seq":1' in out.getvalue()
+        raise KeyboardInterrupt
+    assert [item["seq"] for item in json.loads(out.getvalue())] == [1]
+    for error, text in ((None, "[]\n"), (ValueError, "")):
+        out = io.StringIO()
+        with contextlib.suppress(ValueError), RecordPrinter(Printer(Format.JSON, out=out)):
+            if error is not None:
+                raise error
+        assert out.getvalue() == text
 
 
 def test_a_tombstone_is_printed_between_the_records(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from cyclopts.command_spec import CommandSpec
 
 from ringlog import __version__
 from ringlog.cli.commands import COMMANDS, Command, CommandGroup
-from ringlog.cli.option_parsing import parse_timeout
+from ringlog.cli.option_parsing import check_argument, parse_timeout
 from ringlog.cli.options import Options, choose_format, wants_color
 from ringlog.cli.outcome import CliExit, cli_exit_code, error_line
 from ringlog.descriptors import open_standard_descriptors
@@ -69,7 +69,7 @@ def _app(name: str, help_text: str, **more: Any) -> App:
     return App(
         name=name, help=help_text, help_format="plaintext", result_action="return_value",
         suppress_keyboard_interrupt=False, version=__version__, version_flags=["--version", "-V"],
-        default_parameter=Parameter(show_default=_shown_default), **more,
+        default_parameter=Parameter(show_default=_shown_default, validator=check_argument), **more,
     )  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def _launcher(app: App) -> Callable[..., Any]:
     """Return a function that parses the global options, at any position, and runs the command."""
 
     def launch(
-        *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+        *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True, validator=())],
         url: Annotated[str | None, Parameter(group=_GLOBAL)] = None,
         key_file: Annotated[str | None, Parameter(group=_GLOBAL)] = None,
         timeout: Annotated[str, Parameter(group=_GLOBAL)] = "10s",

@@ -14,11 +14,11 @@ import msgspec
 from cyclopts import Parameter
 
 from ringlog.cli.bench_engine import engine_for
-from ringlog.cli.option_parsing import human_bytes
+from ringlog.cli.option_parsing import human_bytes, parse_durability, within
 from ringlog.cli.options import Options
 from ringlog.cli.output import Format
 from ringlog.cli.probe import existing_parent, machine_facts, quantile, time_syncs
-from ringlog.errors import Internal, UsageError
+from ringlog.errors import Internal
 from ringlog.limits import BATCH_RECORDS_MAX, RECORD_BYTES_MAX
 from ringlog.types import Durability
 
@@ -28,20 +28,25 @@ if TYPE_CHECKING:
 
 Given = Annotated[Options, Parameter(parse=False)]
 PRODUCERS_MAX = 64
+WINDOW_MAX = 8_192
+RECORDS_MAX = 100_000_000
+SYNCS_MAX = 100_000
 FILL_FRAME_RECORDS = 1_000
 SINGLE_APPENDS = 1_000
 SYNC_BYTES = (4 << 10, 64 << 10, 1 << 20)
 Rows = list[dict[str, Any]]
+RecordBytes = Annotated[int, Parameter(validator=within(1, RECORD_BYTES_MAX))]
+Seconds = Annotated[float, Parameter(validator=within(0.1, 86_400))]
 
 
 def append(
     *,
     durability: str = "fsync",
-    frame_records: int = 100,
-    record_bytes: int = 100,
-    producers: int = 2,
-    window: int = 256,
-    seconds: float = 3.0,
+    frame_records: Annotated[int, Parameter(validator=within(1, BATCH_RECORDS_MAX))] = 100,
+    record_bytes: RecordBytes = 100,
+    producers: Annotated[int, Parameter(validator=within(1, PRODUCERS_MAX))] = 2,
+    window: Annotated[int, Parameter(validator=within(1, WINDOW_MAX))] = 256,
+    seconds: Seconds = 3.0,
     dir: str = ".",
     options: Given,
 ) -> None:
@@ -70,11 +75,8 @@ def append(
     """
     from ringlog.cli.bench_work import AppendWork
 
-    _within("frame_records", frame_records, BATCH_RECORDS_MAX)
-    _within("record_bytes", record_bytes, RECORD_BYTES_MAX)
-    _within("producers", producers, PRODUCERS_MAX)
-    _within("window", window, 8_192)
-    with engine_for(options, dir) as url, _topic(url, durability) as (_, topic):
+    wanted = parse_durability(durability)
+    with engine_for(options, dir) as url, _topic(url, wanted) as (_, topic):
         results = _run_processes(
             [AppendWork(url, topic, frame_records, record_bytes, window, seconds)] * producers
         )
@@ -91,7 +93,13 @@ def append(
     _report("append", [row], options)
 
 
-def read(*, records: int = 500_000, record_bytes: int = 100, dir: str = ".", options: Given) -> None:
+def read(
+    *,
+    records: Annotated[int, Parameter(validator=within(1, RECORDS_MAX))] = 500_000,
+    record_bytes: RecordBytes = 100,
+    dir: str = ".",
+    options: Given,
+) -> None:
     """Fill a topic and measure every way to read it.
 
     Parameters
@@ -107,9 +115,7 @@ def read(*, records: int = 500_000, record_bytes: int = 100, dir: str = ".", opt
     --------
     ringlog bench read --records 500000
     """
-    _within("records", records, 100_000_000)
-    _within("record_bytes", record_bytes, RECORD_BYTES_MAX)
-    with engine_for(options, dir) as url, _topic(url, "disk") as (client, topic):
+    with engine_for(options, dir) as url, _topic(url, Durability.DISK) as (client, topic):
         _fill(client, topic, records, record_bytes)
         rows = [
             _timed(method, run, records, record_bytes, options)
@@ -118,7 +124,7 @@ def read(*, records: int = 500_000, record_bytes: int = 100, dir: str = ".", opt
     _report("read", rows, options)
 
 
-def ring(*, record_bytes: int = 100, seconds: float = 2.0, dir: str = ".", options: Given) -> None:
+def ring(*, record_bytes: RecordBytes = 100, seconds: Seconds = 2.0, dir: str = ".", options: Given) -> None:
     """Measure the round trip to a shard without a disk.
 
     Appends to an ephemeral topic, one record at a time.
@@ -136,9 +142,8 @@ def ring(*, record_bytes: int = 100, seconds: float = 2.0, dir: str = ".", optio
     --------
     ringlog bench ring
     """
-    _within("record_bytes", record_bytes, RECORD_BYTES_MAX)
     clock = options.clock
-    with engine_for(options, dir) as url, _topic(url, "ephemeral") as (client, topic):
+    with engine_for(options, dir) as url, _topic(url, Durability.EPHEMERAL) as (client, topic):
         payload = bytes(record_bytes)
         client.append(topic, payload)
         times: list[float] = []
@@ -155,7 +160,12 @@ def ring(*, record_bytes: int = 100, seconds: float = 2.0, dir: str = ".", optio
     _report("ring", [row], options)
 
 
-def sync(*, dir: str = ".", count: int = 200, options: Given) -> None:
+def sync(
+    *,
+    dir: str = ".",
+    count: Annotated[int, Parameter(validator=within(1, SYNCS_MAX))] = 200,
+    options: Given,
+) -> None:
     """Measure fdatasync of the disk, without an engine.
 
     This is the lower bound of every fsync append.
@@ -171,7 +181,6 @@ def sync(*, dir: str = ".", count: int = 200, options: Given) -> None:
     --------
     ringlog bench sync --dir /var/lib/ringlog
     """
-    _within("count", count, 100_000)
     rows: Rows = []
     for size in SYNC_BYTES:
         times = time_syncs(existing_parent(dir), count, options.clock, size)
@@ -189,19 +198,14 @@ def sync(*, dir: str = ".", count: int = 200, options: Given) -> None:
 # -- helpers --------------------------------------------------------------------------------------------
 
 
-def _within(name: str, value: int, most: int) -> None:
-    if not 1 <= value <= most:
-        raise UsageError(f"--{name.replace('_', '-')} must be from 1 to {most:,}, got {value:,}")
-
-
 @contextmanager
-def _topic(url: str, durability: str) -> Iterator[tuple[Client, str]]:
+def _topic(url: str, durability: Durability) -> Iterator[tuple[Client, str]]:
     """Yield a topic that is deleted at the end of the benchmark."""
     import ringlog
 
     topic = f"bench-{secrets.token_hex(6)}"
     with ringlog.connect(url, wait=10.0) as client:
-        client.topics.create(topic, durability=Durability.parse(durability))
+        client.topics.create(topic, durability=durability)
         try:
             yield client, topic
         finally:

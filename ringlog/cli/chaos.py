@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from ringlog import environment
-from ringlog.cli.option_parsing import parse_timeout
+from ringlog.cli.option_parsing import parse_timeout, within
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
 from ringlog.cli.output import Format, Printer
@@ -25,7 +25,7 @@ def chaos(
     pause: str = "",
     data_dir: str = "",
     restart_command: str = "",
-    rate: float = 2_000.0,
+    rate: Annotated[float, Parameter(validator=within(1, 1_000_000))] = 2_000.0,
     json: Annotated[bool, Parameter(negative=())] = False,
     options: Annotated[Options, Parameter(parse=False)],
 ) -> int:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from ringlog.cli.confirm import counted, needs_confirmation, require_confirmation
-from ringlog.cli.option_parsing import rfc3339
+from ringlog.cli.option_parsing import Limit, Rate, rfc3339
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
 from ringlog.cli.output import RecordPrinter
 from ringlog.cli.topic import facts_of
-from ringlog.errors import GroupNotFound, InvalidRequest, NotAQueue, TopicNotFound, UsageError
+from ringlog.errors import GroupNotFound, InvalidRequest, NotAQueue, TopicNotFound
 
 if TYPE_CHECKING:
     from ringlog.client import Client
@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 
 Given = Annotated[Options, Parameter(parse=False)]
 Yes = Annotated[bool, Parameter(name=["--yes", "-y"], negative=())]
-Most = Annotated[int, Parameter(name=["--limit", "-n"])]
 OfGroup = Annotated[str, Parameter(name=["--group", "-g"])]
 PAGE_RECORDS = 1_000
 
 
-def list_dead_letters(topic: str, *, group: OfGroup = "", limit: Most = 100, options: Given) -> None:
+def list_dead_letters(topic: str, *, group: OfGroup = "", limit: Limit = 100, options: Given) -> None:
     """List dead letters, oldest first.
 
     Parameters
@@ -45,8 +44,6 @@ def list_dead_letters(topic: str, *, group: OfGroup = "", limit: Most = 100, opt
     ringlog dead-letter list emails
     ringlog dead-letter list orders --group billing
     """
-    if limit < 1:
-        raise UsageError(f"--limit must be >= 1, got {limit}")
     rows: list[dict[str, Any]] = []
     with options.connect() as client:
         for letter in _letters(client, topic, group, _target(client, topic, group)):
@@ -86,8 +83,8 @@ def redrive(
     topic: str,
     *seqs: int,
     group: OfGroup = "",
-    limit: Annotated[int | None, Parameter(name=["--limit", "-n"])] = None,
-    rate: float | None = None,
+    limit: Limit | None = None,
+    rate: Rate | None = None,
     options: Given,
 ) -> None:
     """Return dead letters to their queue, or to their group for redelivery.

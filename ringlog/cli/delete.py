@@ -7,10 +7,12 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from ringlog.cli.confirm import needs_confirmation, require_confirmation
+from ringlog.cli.option_parsing import within
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
 from ringlog.cli.topic import facts_of
 from ringlog.errors import UsageError
+from ringlog.limits import COUNT_MAX
 
 Given = Annotated[Options, Parameter(parse=False)]
 
@@ -18,7 +20,7 @@ Given = Annotated[Options, Parameter(parse=False)]
 def delete(
     topic: str,
     *,
-    before_seq: int | None = None,
+    before_seq: Annotated[int | None, Parameter(validator=within(1, COUNT_MAX))] = None,
     tag: str | None = None,
     prefix: str | None = None,
     levels: str | None = None,
@@ -53,8 +55,6 @@ def delete(
         raise UsageError("give one of --tag, --prefix and --levels: they exclude one another")
     if before_seq is None and tag is None and prefix is None and levels is None:
         raise UsageError("say what to delete: give --before-seq, --tag, --prefix or --levels", topic=topic)
-    if before_seq is not None and before_seq < 1:
-        raise UsageError(f"--before-seq must be >= 1, got {before_seq}")
     match: list[str] | None = None
     if tag is not None:
         match = ["tag", "Eq", tag]

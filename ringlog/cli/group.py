@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from cyclopts import Parameter
 
 from ringlog.cli.confirm import counted, needs_confirmation, require_confirmation
-from ringlog.cli.option_parsing import parse_milliseconds, parse_start, rfc3339
+from ringlog.cli.option_parsing import Limit, parse_milliseconds, parse_start, rfc3339
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
 from ringlog.cli.topic import facts_of
-from ringlog.errors import GroupNotFound, TopicNotFound, UsageError
+from ringlog.errors import GroupNotFound, TopicNotFound
 
 if TYPE_CHECKING:
     from ringlog.client import Client
@@ -102,7 +102,7 @@ def pending(
     node: str = "",
     idle: str = "0",
     deliveries: int = 0,
-    limit: Annotated[int, Parameter(name=["--limit", "-n"])] = 100,
+    limit: Limit = 100,
     options: Given,
 ) -> None:
     """List delivered records of a group that are not done.
@@ -126,8 +126,6 @@ def pending(
     --------
     ringlog group pending orders billing --idle 5m
     """
-    if limit < 1:
-        raise UsageError(f"--limit must be >= 1, got {limit}")
     idle_ms = parse_milliseconds(idle, "--idle")
     with options.connect() as client:
         found = opened(client, topic, group).pending(

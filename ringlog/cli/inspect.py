@@ -53,7 +53,7 @@ def inspect(
     form = Format.JSON if json else options.format
     printer = Printer(form, is_colored=options.is_colored)
     header, rows, findings = _decode_file(Path(path))
-    shown = list(rows)[: limit or None]
+    shown = rows[: limit or None]
     if form is Format.TABLE:
         printer.item(header)
         printer.caption("")

@@ -7,13 +7,21 @@ number, or by number and lease.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from cyclopts import Parameter
 
-from ringlog.cli.option_parsing import parse_milliseconds, parse_moment
+from ringlog.cli.option_parsing import (
+    AnyBytes,
+    Count,
+    parse_milliseconds,
+    parse_moment,
+    parse_seq,
+    within,
+)
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit, partly_applied
 from ringlog.cli.output import Format, RecordPrinter, record_facts
@@ -22,6 +30,7 @@ from ringlog.limits import (
     BATCH_RECORDS_MAX,
     CLAIM_JOBS_MAX,
     JOBS_PER_REQUEST_MAX,
+    PRIORITY_LEVELS_MAX,
     RECORD_BYTES_DEFAULT,
     RECORD_BYTES_MAX,
 )
@@ -33,20 +42,20 @@ if TYPE_CHECKING:
 Given = Annotated[Options, Parameter(parse=False)]
 Node = Annotated[str, Parameter(name="--node")]
 NODE = "by-hand"
-LEASE_PREFIX = "lease_"
+_LEASE = re.compile(r"lease_([0-9a-fA-F]{1,16})")
 SEQ_BYTES = 8
 R = TypeVar("R")
 
 
 def put(
     queue: str,
-    *data: str,
+    *data: AnyBytes,
     lines: Annotated[bool, Parameter(negative=())] = False,
-    key: str | None = None,
+    key: AnyBytes | None = None,
     tag: str | None = None,
     ttl: str | None = None,
     not_before: str | None = None,
-    priority: int | None = None,
+    priority: Annotated[int | None, Parameter(validator=within(0, PRIORITY_LEVELS_MAX - 1))] = None,
     dedup_id: str | None = None,
     dedup_window: str | None = None,
     options: Given,
@@ -90,7 +99,6 @@ def put(
         raise UsageError("--lines takes jobs from standard input, not from the command line")
     moment = None if not_before is None else parse_moment(not_before, options.clock, "--not-before")
     ttl_ms = None if ttl is None else parse_milliseconds(ttl, "--ttl")
-    key_bytes = None if key is None else key.encode()
     window_ms = None if dedup_window is None else parse_milliseconds(dedup_window, "--dedup-window")
     count, repeated, first, last = 0, 0, None, 0
     with options.connect() as client:
@@ -98,7 +106,7 @@ def put(
         try:
             for part in _parts(_payloads(data, lines=lines)):
                 records = [
-                    NewRecord(data=each, key=key_bytes, tag=tag, ttl_ms=ttl_ms, not_before=moment,
+                    NewRecord(data=each, key=key, tag=tag, ttl_ms=ttl_ms, not_before=moment,
                               priority=priority, dedup_id=dedup_id)
                     for each in part
                 ]  # fmt: skip
@@ -111,9 +119,9 @@ def put(
     options.printer().item(facts if dedup_id is None else {**facts, "deduped": bool(repeated)})
 
 
-def _payloads(data: Sequence[str], *, lines: bool) -> Iterator[bytes]:
+def _payloads(data: Sequence[bytes], *, lines: bool) -> Iterator[bytes]:
     if data:
-        yield from (each.encode() for each in data)
+        yield from data
     elif lines:
         from ringlog.cli.write import split_lines
 
@@ -142,7 +150,7 @@ def _parts(payloads: Iterator[bytes]) -> Iterator[list[bytes]]:
 def claim(
     queue: str,
     *,
-    count: Annotated[int, Parameter(name=["--count", "-n"])] = 1,
+    count: Annotated[int, Parameter(name=["--count", "-n"], validator=within(1, CLAIM_JOBS_MAX))] = 1,
     wait: str = "0",
     lease: str | None = None,
     order: Literal["priority", "seq"] = "priority",
@@ -173,8 +181,6 @@ def claim(
     --------
     ringlog claim emails --count 2 --wait 5s --lease 10m
     """
-    if not 1 <= count <= CLAIM_JOBS_MAX:
-        raise UsageError(f"--count must be from 1 to {CLAIM_JOBS_MAX:,}, got {count:,}")
     lease_ms = None if lease is None else parse_milliseconds(lease, "--lease")
     with options.connect() as client:
         jobs = client.queue(queue, node=node, release_on_exit=False).claim(
@@ -305,7 +311,7 @@ def reject(queue: str, *jobs: str, reason: str = "", node: Node = NODE, options:
     )  # fmt: skip
 
 
-def peek(queue: str, *, count: Annotated[int, Parameter(name=["--count", "-n"])] = 1, options: Given) -> None:
+def peek(queue: str, *, count: Count = 1, options: Given) -> None:
     """Print the first jobs of a queue without claiming them.
 
     Leased jobs are printed as well.
@@ -321,8 +327,6 @@ def peek(queue: str, *, count: Annotated[int, Parameter(name=["--count", "-n"])]
     --------
     ringlog peek emails --count 5
     """
-    if count < 1:
-        raise UsageError(f"--count must be >= 1, got {count}")
     with options.connect() as client, RecordPrinter(options.printer()) as show:
         for record in client.queue(queue).peek(count):
             show.record(queue, record)
@@ -340,14 +344,10 @@ def _call() -> int:
 def parse_job(text: str) -> tuple[int, int]:
     """Parse `7` or `7:lease_0123456789abcdef` to (seq, lease token); token 0: none. Raise UsageError."""
     seq, colon, lease = text.partition(":")
-    try:
-        token = int(lease.removeprefix(LEASE_PREFIX), 16) if colon else 0
-        found = int(seq), token
-    except ValueError:
-        raise UsageError(f"a job must be a number, or number:lease, got {text!r}") from None
-    if found[0] < 1 or not 0 <= token < 1 << 64 or (colon and not lease.startswith(LEASE_PREFIX)):
-        raise UsageError(f"a job must be a number, or number:lease, got {text!r}")
-    return found
+    found, token = parse_seq(seq), _LEASE.fullmatch(lease)
+    if not found or bool(colon) != bool(token):
+        raise UsageError(f"a job must be a number from 1, or number:lease, got {text!r}")
+    return found, int(token[1], 16) if token else 0
 
 
 def _settle(

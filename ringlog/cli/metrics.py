@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from ringlog.cli.option_parsing import parse_seq
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
 from ringlog.cli.status import run_dir_of
@@ -100,9 +101,10 @@ def _status(options: Options) -> EngineStatusReply:
 def address_of(text: str) -> tuple[str, int]:
     """Parse HOST:PORT, or :PORT for 127.0.0.1; raise UsageError."""
     host, _, port = text.rpartition(":")
-    if not port.isascii() or not port.isdigit() or int(port) > PORT_MAX:
+    number = parse_seq(port)
+    if number is None or number > PORT_MAX:
         raise UsageError(f"--listen must be HOST:PORT with a port up to {PORT_MAX}, got {text!r}")
-    return host.strip("[]") or "127.0.0.1", int(port)
+    return host.strip("[]") or "127.0.0.1", number
 
 
 class StatusCollector:

@@ -92,4 +92,6 @@ def error_line(error: BaseException) -> str:
             text = f"{error.filename}: {text}"
     else:
         code, text = "internal", f"{type(error).__name__}: {error}"
-    return f"error: {code}: {' '.join(text.split())}"
+    line = f"error: {code}: {' '.join(text.split())}"
+    # An argument of the shell that is not UTF-8 has surrogates.
+    return line.encode(errors="backslashreplace").decode()

@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from ringlog.cli.confirm import counted, needs_confirmation, require_confirmation
-from ringlog.cli.option_parsing import rfc3339
+from ringlog.cli.option_parsing import Count, rfc3339
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
 from ringlog.cli.topic import facts_of
@@ -39,7 +39,7 @@ def stats(*queues: str, options: Given) -> None:
 
 
 def pending(
-    queue: str, *, after: int = 0, count: Annotated[int, Parameter(name=["--count", "-n"])] = 100,
+    queue: str, *, after: int = 0, count: Count = 100,
     options: Given,
 ) -> None:  # fmt: skip
     """List claimed jobs that are not done: holder, deadline, last failure.

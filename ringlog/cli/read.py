@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from ringlog.cli.option_parsing import parse_moment, parse_start, tags_of
+from ringlog.cli.option_parsing import Limit, parse_moment, parse_start, tags_of
 from ringlog.cli.options import Options
 from ringlog.cli.output import RecordPrinter
 from ringlog.errors import UsageError
@@ -26,7 +26,7 @@ def read(
     *,
     start: From = "start",
     since: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
-    limit: Annotated[int | None, Parameter(name=["--limit", "-n"])] = None,
+    limit: Limit | None = None,
     tag: str | None = None,
     levels: str | None = None,
     options: Given,
@@ -57,7 +57,7 @@ def read(
     ringlog read orders --from 100 --limit 10
     ringlog read orders --since 15m --output json
     """
-    left, tags = _limit(limit), tags_of(tag, levels)
+    left, tags = -1 if limit is None else limit, tags_of(tag, levels)
     if since is not None and start != "start":
         raise UsageError("give --since or --from: they exclude one another")
     where = (
@@ -75,7 +75,7 @@ def read(
 def tail(
     *topics: str,
     start: From = "end",
-    limit: Annotated[int | None, Parameter(name=["--limit", "-n"])] = None,
+    limit: Limit | None = None,
     tag: str | None = None,
     levels: str | None = None,
     strong: Annotated[bool, Parameter(negative="")] = False,
@@ -109,7 +109,7 @@ def tail(
     """
     if not 1 <= len(topics) <= TOPICS_MAX:
         raise UsageError(f"give from 1 to {TOPICS_MAX} topics, got {len(topics)}")
-    left, tags = _limit(limit), tags_of(tag, levels)
+    left, tags = -1 if limit is None else limit, tags_of(tag, levels)
     where = parse_start(start, options.clock, "--from")
     names_topic = len(topics) > 1 or any("*" in topic for topic in topics)
     consistency: Literal["eventual", "strong"] = "strong" if strong else "eventual"
@@ -120,15 +120,6 @@ def tail(
             left = print_event(show, event, left)
             if not watch.has_news:
                 show.flush()
-
-
-def _limit(limit: int | None) -> int:
-    """Return the number of records to print; -1: all."""
-    if limit is None:
-        return -1
-    if limit < 1:
-        raise UsageError(f"--limit must be >= 1, got {limit}")
-    return limit
 
 
 def print_page(show: RecordPrinter, page: Page, left: int) -> int:

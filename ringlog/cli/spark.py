@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from ringlog.cli.confirm import needs_confirmation, require_confirmation
-from ringlog.cli.option_parsing import human_bytes
+from ringlog.cli.option_parsing import Rate, human_bytes, parse_seq
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
 from ringlog.cli.output import Format
@@ -259,8 +259,8 @@ def _moment(text: str, options: Options) -> int:
     """Convert a time, or an age before now, to microseconds since the epoch."""
     from ringlog.spark.option_values import time_us
 
-    if text[-1:] in AGES and text[:-1].isascii() and text[:-1].isdigit():
-        return options.clock.now_us() - int(text[:-1]) * AGES[text[-1]] * 1_000_000
+    if text[-1:] in AGES and (count := parse_seq(text[:-1])) is not None:
+        return max(options.clock.now_us() - count * AGES[text[-1]] * 1_000_000, 0)
     return time_us("--older-than", text)
 
 
@@ -274,7 +274,7 @@ def replay(
     suffix: str = "",
     to_path: str | None = None,
     name: str | None = None,
-    rate: float | None = None,
+    rate: Rate | None = None,
     source: Names = None,
     sink: Names = None,
     master: str = LOCAL,
@@ -332,7 +332,7 @@ def backfill(
     topic: str | None = None,
     column: Names = None,
     name: str | None = None,
-    rate: float | None = None,
+    rate: Rate | None = None,
     sink: Names = None,
     master: str = LOCAL,
     options: Given,

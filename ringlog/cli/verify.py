@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from ringlog.cli.option_parsing import human_bytes
+from ringlog.cli.option_parsing import human_bytes, within
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
 from ringlog.cli.output import Format, Printer
@@ -18,13 +18,15 @@ from ringlog.verify.findings import Range, count_seqs
 
 Given = Annotated[Options, Parameter(parse=False)]
 RANGES_SHOWN = 4
+JOBS_MAX = 256
+"""Most processes of one verification."""
 
 
 def verify(
     data_dir: str,
     *,
     deep: Annotated[bool, Parameter(negative=())] = False,
-    jobs: int = 0,
+    jobs: Annotated[int, Parameter(validator=within(0, JOBS_MAX))] = 0,
     cold_dir: str = "",
     without_cold: Annotated[bool, Parameter(negative=())] = False,
     options: Given,

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -40,7 +40,7 @@ def worker(
     memory_limit: str | None = None,
     until_empty: Annotated[bool, Parameter(negative=())] = False,
     log_level: str = "info",
-    log_format: str = "auto",
+    log_format: Literal["auto", "console", "json"] = "auto",
     options: Given,
 ) -> int:
     """Run a function for each job of a queue, in separate processes.

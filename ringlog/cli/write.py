@@ -10,7 +10,7 @@ from typing import IO, Annotated, Any
 import msgspec
 from cyclopts import Parameter
 
-from ringlog.cli.option_parsing import human_bytes, human_count
+from ringlog.cli.option_parsing import AnyPath, human_bytes, human_count, parse_durability
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import partly_applied
 from ringlog.errors import RecordTooLarge, RinglogError, UsageError
@@ -25,7 +25,7 @@ LARGE_MAX = 1_000
 
 def write(
     topic: str,
-    *files: str,
+    *files: AnyPath,
     lines: Annotated[bool, Parameter(negative=())] = False,
     json_lines: Annotated[bool, Parameter(negative=())] = False,
     whole: Annotated[bool, Parameter(negative=())] = False,
@@ -64,7 +64,7 @@ def write(
         raise UsageError("give one of --lines, --json-lines and --whole: they exclude one another")
     if key_field is not None and not json_lines:
         raise UsageError("--key-field needs --json-lines")
-    wanted = _durability(durability)
+    wanted = None if durability is None else parse_durability(durability)
     large: list[tuple[str, int, int]] = []
     records = _records(files or ("-",), large, is_whole=whole, json_key=(json_lines, key_field))
     try:
@@ -103,13 +103,6 @@ class _JsonLine:
     def decode(self, data: bytes, /) -> bytes:
         """Return the line."""
         return data
-
-
-def _durability(text: str | None) -> Durability | None:
-    try:
-        return None if text is None else Durability.parse(text)
-    except ValueError as e:
-        raise UsageError(str(e)) from None
 
 
 def _write(

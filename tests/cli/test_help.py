@@ -5,40 +5,17 @@ from __future__ import annotations
 import inspect
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cyclopts import App
 
 from ringlog.cli import main
 from ringlog.cli.app import build
 from ringlog.cli.commands import COMMANDS, Command
 from ringlog.cli.outcome import CliExit
+from tests.support.command_table import EVERY, resolved
 
 PRONOUNS = re.compile(r"\b(who|whoever|somebody|nobody|one looks|anew|there is no way back)\b", re.I)
-
-
-def table() -> Iterator[tuple[tuple[str, ...], Command]]:
-    """Yield every command of the table with its words."""
-    for commands in COMMANDS.values():
-        for name, command in commands.items():
-            if isinstance(command, Command):
-                yield (name,), command
-            else:
-                yield from (((name, inner), each) for inner, each in command.commands.items())
-
-
-def resolved(words: tuple[str, ...]) -> App:
-    app = build()
-    for word in words:
-        app = app[word]
-    return app
-
-
-EVERY = pytest.mark.parametrize(
-    ("words", "command"), [pytest.param(*row, id=" ".join(row[0])) for row in table()]
-)
 
 
 def check_text(text: str, where: str) -> None:

@@ -88,6 +88,12 @@ def test_standard_input_is_one_job_or_one_job_per_line(shell: Shell, queue: str)
     assert done.stdout == b"a\nb\n\n0\n1\n"
 
 
+def test_payload_and_key_of_a_job_are_any_bytes(shell: Shell, queue: str, client: Client) -> None:
+    shell.ok("put", queue, "\udcff", "--key", "k\udcfe")
+    (job,) = client.queue(queue).claim()
+    assert (job.data, job.record.key) == (b"\xff", b"k\xfe")
+
+
 def test_a_put_that_fails_behind_added_jobs_says_how_many(shell: Shell, queue: str) -> None:
     too_long = b"x" * (RECORD_BYTES_MAX + 1)
     said = shell.fails(CliExit.FAILED, "put", queue, "--lines", stdin=b"job\n" * 10_000 + too_long)
@@ -178,8 +184,10 @@ def test_invalid_queue_commands_are_refused(shell: Shell, queue: str, client: Cl
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "-1", "x", "1:", "1:7", "1:lease_", "1:lease_xyz", "1:lease_" + "f" * 17]
-)
+    "text",
+    ["", "0", "-1", "x", "1:", "1:7", "1:lease_", "1:lease_xyz", "1:lease_" + "f" * 17, str(1 << 63),
+     str(1 << 64), "9" * 5_000, "\udcff", "1:lease_-1", "1_0"],
+)  # fmt: skip
 def test_an_invalid_job_name_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_job(text)
@@ -188,6 +196,7 @@ def test_an_invalid_job_name_is_refused(text: str) -> None:
 def test_parse_job_accepts_a_seq_with_or_without_a_lease() -> None:
     assert parse_job("7") == (7, 0)
     assert parse_job("7:lease_00000a0000000001") == (7, 0xA0000000001)
+    assert parse_job(f"{(1 << 63) - 1}:lease_{'f' * 16}") == ((1 << 63) - 1, (1 << 64) - 1)
 
 
 def test_a_claim_in_seq_order_ignores_the_priority(shell: Shell, queue: str, client: Client) -> None:

@@ -71,7 +71,7 @@ def _setting(text: str) -> tuple[str, Any]:
         raise UsageError(f"--set must be name=value, got {text!r}")
     try:
         return name.strip(), msgspec.json.decode(value)
-    except msgspec.DecodeError:
+    except (msgspec.MsgspecError, RecursionError):
         return name.strip(), value
 
 

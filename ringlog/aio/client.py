@@ -210,6 +210,7 @@ class Client(Operations):
         if parents is not None:
             _parents.append(parents)
         self._appenders.clear()
+        self._shared_reads.restart_in_child()
         for producer in list(self._producers):
             producer.restart_in_child()
         for queue in list(self._queues):

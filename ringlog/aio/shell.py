@@ -54,19 +54,25 @@ class LoopDescriptors:
     def __init__(self, loop: asyncio.AbstractEventLoop, shell: LoopShell) -> None:
         self._loop = loop
         self._shell = weakref.ref(shell)
+        self._is_ours = True
         self.fds: set[int] = set()
 
     def watch(self, fd: int) -> None:
         """Call `shell.readable(fd)` when `fd` is readable."""
         self.fds.add(fd)
-        if not self._loop.is_closed():
+        if self._is_ours and not self._loop.is_closed():
             self._loop.add_reader(fd, _readable, self._shell, fd)
 
     def unwatch(self, fd: int) -> None:
         """Stop watching `fd`."""
         self.fds.discard(fd)
-        if not self._loop.is_closed():
+        if self._is_ours and not self._loop.is_closed():
             self._loop.remove_reader(fd)
+
+    def leave_to_parent(self) -> None:
+        """Leave the loop unchanged from now on, in a forked child: the parent uses the epoll set of this
+        loop."""
+        self._is_ours = False
 
 
 def _readable(shell: weakref.ref[LoopShell], fd: int) -> None:
@@ -293,7 +299,10 @@ class LoopShell:
         if self._finalizer is not None:
             self._finalizer.detach()
         parents, self._session = self._session, None
+        descriptors, self._descriptors = self._descriptors, None
         self._loop, self._timer, self._is_scheduled = None, None, False
+        if descriptors is not None:
+            descriptors.leave_to_parent()
         if parents is not None:
             parents.links.close_after_fork()
         return parents

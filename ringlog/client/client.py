@@ -221,6 +221,7 @@ class Client(Operations):
     def _restart_in_child(self) -> None:
         _parents.append(self._shell.restart_in_child())
         self._appenders.clear()
+        self._shared_reads.restart_in_child()
         session = self._shell.session
         session.record_event("forked", pid=os.getpid())
         for producer in list(self._producers):

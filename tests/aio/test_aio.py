@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -223,3 +224,36 @@ async def test_a_cancelled_open_leaves_no_file_open(ringlog_engine, topic):
             watch.close()
         assert (await client.topics.state(topic)).head_seq == 2  # Replies keep their order.
         assert len(os.listdir("/proc/self/fd")) <= before + 3
+
+
+def descriptors_of_loop():
+    """Return the descriptors in the epoll set of the running loop, as the kernel lists them."""
+    epoll = asyncio.get_running_loop()._selector.fileno()  # type: ignore[attr-defined]
+    lines = Path(f"/proc/self/fdinfo/{epoll}").read_text().splitlines()
+    return {int(line.split()[1]) for line in lines if line.startswith("tfd:")}
+
+
+async def test_a_forked_child_leaves_the_wake_ups_of_its_parent_alone(ringlog_engine, ringlog_topic):
+    """Parent and child share the epoll set of the loop. A bell that the child removed would never wake the
+    parent again."""
+    topic, jobs = ringlog_topic("forked"), ringlog_topic("jobs")
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport="ring") as client:
+        await client.append(topic, b"0")
+        await client.topics.create(jobs, type="queue")
+        assert not await client.queue(jobs).claim()
+        watch = client.watch(topic)
+        await watch.next(30)
+        following = asyncio.create_task(anext(aiter(client.tailer(topic, start=LATEST))))
+        before = descriptors_of_loop()
+        for _ in range(1_000):  # Passes of the loop, until the tailer has its own ring.
+            await client.read(topic)
+            if len(descriptors_of_loop()) > len(before):
+                break
+        before = descriptors_of_loop()
+        child = os.fork()
+        if child == 0:
+            os._exit(0)  # After the hooks of the fork.
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert descriptors_of_loop() == before
+        await client.append(topic, b"1")
+        assert (await asyncio.wait_for(following, WAIT_S)).bytes() == [b"1"]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -159,3 +164,37 @@ def test_the_parts_of_a_claim_equal_the_claim(found, size, data):
     LeaseBundle(parts).mark_settled(skipped)
     assert unsettled_requests(parts) == []
     assert [lease.seq for part in parts for _, lease, _ in part.materialized() if lease.is_lost] == skipped
+
+
+class HeldStretch(Stretch):
+    """Records whose creation waits until it may end, and leaves its claim half made."""
+
+    def __init__(self, seqs):
+        super().__init__(seqs)
+        self.is_begun, self.may_end = threading.Event(), threading.Event()
+
+    def records(self):
+        self.is_begun.set()
+        assert self.may_end.wait(30)
+        return super().records()
+
+
+@pytest.mark.slow
+def test_a_forked_child_creates_jobs_while_a_thread_of_its_parent_creates_others():
+    """The thread and the lock that it holds exist only in the parent."""
+    ours, stretch = claim(([(1, 1, 1, 1)], [Stretch([1])])), HeldStretch([1])
+    theirs = claim(([(1, 1, 1, 1)], [stretch]))
+    thread = threading.Thread(target=theirs.materialized)
+    thread.start()
+    assert stretch.is_begun.wait(30)
+    child = os.fork()
+    if child == 0:
+        status = 2
+        try:
+            signal.alarm(30)  # Ends a child that waits for a lock.
+            status = 0 if len(ours.materialized()) == 1 else 1
+        finally:
+            os._exit(status)
+    stretch.may_end.set()
+    thread.join(30)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -96,3 +96,14 @@ def test_stored_pages_are_bounded_by_pinned_bytes_and_the_oldest_is_dropped_firs
     too_large = SharedReads(bytes_max=pinned - 1)
     too_large.put_page(1, 0, shared_page())
     assert len(too_large) == 0
+
+
+def test_a_forked_child_waits_for_no_lock_of_its_parent():
+    """A thread of the parent that held a lock at the fork does not exist in the child."""
+    shared, left = SharedReads(), reading(1)
+    with shared._lock, shared._frames._lock, shared._pages._lock:
+        shared.restart_in_child()
+        shared.follow(1)
+        shared.put_frame(1, left)
+        shared.unfollow(1)
+    assert shared.get_frame(1, 3, HINT) is left

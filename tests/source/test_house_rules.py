@@ -192,6 +192,17 @@ def forks(source: str) -> Iterator[int]:
             yield call.lineno
 
 
+def keeps_locks_in_children(source: str) -> Iterator[int]:
+    """Return locks of a module that has no hook for forked children."""
+    locks = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Event", "allocate_lock"}
+    if any(dotted(call.func) == "os.register_at_fork" for call in calls(source)):
+        return
+    for node in ast.parse(source).body:
+        made = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        if isinstance(made, ast.Call) and dotted(made.func).rpartition(".")[2] in locks:
+            yield node.lineno
+
+
 def prints(source: str) -> Iterator[int]:
     return (
         call.lineno for call in calls(source) if dotted(call.func) in {"print", "pprint", "pprint.pprint"}
@@ -347,6 +358,19 @@ RULES = [
             "ringlog/runtime/forkserver.py": 3,
             "ringlog/testing/launcher.py": 1,
             "ringlog/drill/nursery.py": 1,
+        },
+    ),
+    Rule(
+        "a module with a lock makes it anew in a forked child of the program",
+        keeps_locks_in_children,
+        bad=("_lock = threading.Lock()", "_lock: RLock = RLock()", "_done = threading.Event()"),
+        good=(
+            "_lock = threading.Lock()\nos.register_at_fork(after_in_child=renew)",
+            "def call():\n    done = threading.Lock()",
+        ),
+        excused={
+            "ringlog/spark/*": "Spark forks its workers from a daemon that has one thread",
+            "ringlog/testing/*": "tools of tests",
         },
     ),
     Rule(

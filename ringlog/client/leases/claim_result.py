@@ -6,6 +6,7 @@ job. The seqs, tokens and payloads of a claim therefore stay in ranges until the
 
 from __future__ import annotations
 
+import os
 import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,16 @@ GrantedRun = tuple[int, int, int, int]
 _NONE: NDArray[np.int64] = np.zeros(0, np.int64)
 _materialize_lock = threading.Lock()
 """Guards the creation of a claim's leases, by its holder or by the thread that extends them."""
+
+
+def _renew_lock() -> None:
+    """Make the lock again in a forked child: the thread that may have held it exists only in the parent."""
+    global _materialize_lock  # noqa: PLW0603
+    _materialize_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 class ClaimResult:

@@ -75,14 +75,20 @@ class SharedReads:
     """Last frame and last pages of each topic that the watches of one client have read. Thread-safe."""
 
     def __init__(self, bytes_max: int = SHARED_FRAMES_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
         self.watches = 0
         """Number of watches. Each watch adds and subtracts itself."""
-        self._frames: ByteBoundedCache[int, SharedFrame] = ByteBoundedCache(bytes_max)
-        """Last frame of each topic, by topic id."""
-        self._pages: ByteBoundedCache[tuple[int, int], SharedPage] = ByteBoundedCache(bytes_max)
-        """Pages, by topic id and the seq after which they begin."""
         self._followers: dict[int, int] = {}
         """Number of watches that follow each topic."""
+        self.restart_in_child()
+
+    def restart_in_child(self) -> None:
+        """Make the locks and what they guard again after a fork: another thread of the parent may have held
+        them."""
+        self._frames: ByteBoundedCache[int, SharedFrame] = ByteBoundedCache(self._bytes_max)
+        """Last frame of each topic, by topic id."""
+        self._pages: ByteBoundedCache[tuple[int, int], SharedPage] = ByteBoundedCache(self._bytes_max)
+        """Pages, by topic id and the seq after which they begin."""
         self._lock = threading.Lock()  # Guards the counts of followers.
 
     @property

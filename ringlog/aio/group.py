@@ -26,6 +26,7 @@ from ringlog.client.read.pages import Page, Record, Start, Tombstone
 from ringlog.client.requests.results import ClientState
 from ringlog.client.requests.validation import (
     check_auto_commit_ms,
+    check_close_timeout,
     check_seq,
     check_start,
     pending_options,
@@ -33,7 +34,7 @@ from ringlog.client.requests.validation import (
 from ringlog.clock import SystemClock
 from ringlog.errors import RinglogError, UsageError
 from ringlog.limits import AUTO_COMMIT_MS_DEFAULT
-from ringlog.link.futures import Steps
+from ringlog.link.futures import Steps, run_steps
 from ringlog.payload import RAW, PayloadCodec, V
 
 if TYPE_CHECKING:
@@ -112,8 +113,8 @@ class Group(LeaseClient[V]):
 
         Args:
             auto_commit_ms: Interval in milliseconds between commits of processed records; 0 commits after
-                each record. The iteration also commits before it waits for new records and when it ends. With
-                None only `commit` commits.
+                each record. The iteration also commits before it waits for new records and when it ends, by
+                itself or by `close` of the group or the client. With None only `commit` commits.
 
         Returns:
             Iterator over Record and Tombstone items.
@@ -220,10 +221,22 @@ class Group(LeaseClient[V]):
         return await self._shell.run(self._operations.delete(self._client.connection))
 
     async def close(self, timeout: float = GIVE_BACK_S) -> None:
-        """Return unstarted records, then release the files. Closing the client also closes the group.
+        """Return unstarted records, commit the processed records of an iteration with automatic commits, then
+        release the files. Closing the client also closes the group.
 
         Args:
-            timeout: Longest time to wait for the engine, in seconds.
+            timeout: Longest time to wait for each step, in seconds.
         """
-        self._stream_reader = None
+        timeout = check_close_timeout(timeout)
+        streaming, self._stream_reader = self._stream_reader, None
+        if streaming is not None and streaming.is_auto:
+            with suppress(RinglogError):  # The group then delivers these records again.
+                with self._shell.checked_lock, self._shell.guarded_session as session:
+                    committing = run_steps(streaming.commit(session, streaming.processed))
+                await self._shell.wait(committing, timeout)
         await super().close(timeout)
+
+    def restart_in_child(self) -> None:
+        """Reset after a fork: the parent reads the group, and commits its position."""
+        self._stream_reader = None
+        super().restart_in_child()

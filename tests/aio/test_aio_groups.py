@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
+import ringlog.aio
 from ringlog.errors import LeaseLost, UsageError
 
 
@@ -71,3 +72,27 @@ async def test_a_stream_can_be_read_and_committed(client, ringlog_topic):
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
+
+
+@pytest.mark.parametrize("how", ["break", "held"])
+async def test_closing_the_client_commits_what_a_stream_processed(
+    ringlog_engine, ringlog_topic, transport, how
+):
+    """The event loop ends the generator that the program left only after the client is closed."""
+    topic = ringlog_topic()
+    runs = []
+    for last in (10, 12):
+        async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+            await client.append_many(topic, [b"x"] * 20)
+            records = client.group(topic, "report").records(auto_commit_ms=60_000)
+            runs.append([])
+            if how == "held":
+                while last not in runs[-1]:
+                    runs[-1].append((await anext(records)).seq)
+            else:
+                async for record in records:
+                    runs[-1].append(record.seq)
+                    if record.seq == last:
+                        del records
+                        break
+    assert runs == [list(range(1, 11)), [10, 11, 12]]

@@ -262,6 +262,27 @@ def test_a_stream_commits_before_it_waits(client, topic):
     assert found == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("closes", ["group", "client"])
+def test_closing_a_stream_commits_what_was_processed(running, client, topic, closes):
+    """The record of the last step is delivered again: the program did not ask for the next one."""
+    fill(client, topic, 5)
+    with ringlog.connect(running.url, transport=client.transport) as reading:
+        group = reading.group(topic, "g")
+        stream = group.records(auto_commit_ms=60_000)
+        assert take(stream, 3) == [1, 2, 3]
+        (group if closes == "group" else reading).close()
+        assert list(stream) == []
+    assert take(client.group(topic, "g").records(), 2) == [3, 4]
+
+
+def test_closing_a_stream_without_automatic_commits_commits_nothing(client, topic):
+    fill(client, topic, 3)
+    group = client.group(topic, "g")
+    assert take(group.records(auto_commit_ms=None), 3) == [1, 2, 3]
+    group.close()
+    assert group.stats().floor == 0
+
+
 def test_the_latest_reader_of_a_stream_fences_the_earlier_one(client, topic):
     fill(client, topic, 4)
     first, second = (client.group(topic, "s", node=node) for node in ("a", "b"))

@@ -123,6 +123,8 @@ class JobClaims(Generic[V]):
 
     async def close(self, timeout: float) -> None:
         """Cancel all claims, and end all iterations. Each step takes at most `timeout` seconds."""
+        if self.iterations:
+            await self._shell.end_left_loops()
         with self._shell.lock:
             self.close_count += 1
             waiting = list(self._waiting)

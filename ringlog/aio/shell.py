@@ -231,6 +231,12 @@ class LoopShell:
         if self._session is not None and not self.is_closed:
             self._session.delivery.close_subscription(subscription)
 
+    async def end_left_loops(self) -> None:
+        """Let generators whose `async for` the program has left begin to end. The event loop makes a task of
+        `aclose` in its next pass, and starts it in the pass after that."""
+        for _ in range(2):
+            await asyncio.sleep(0)
+
     async def wait_claims_cancelled(self, timeout: float) -> None:
         """Wait until cancelled claims are undone, at most `timeout` seconds in total. Raises no error."""
         undoing = set() if self._session is None else self._session.cancelling_claims

@@ -11,7 +11,7 @@ from ringlog.client.job import Job
 from ringlog.client.job_iteration import ClaimIteration
 from ringlog.client.leases.ack_pipeline import AckPipeline
 from ringlog.client.leases.claim_batches import ClaimBatches
-from ringlog.client.leases.claim_result import Jobs, mark_lost
+from ringlog.client.leases.claim_result import ClaimResult, Jobs, mark_lost
 from ringlog.client.leases.lease_operations import ClaimHandle, LeaseOperations
 from ringlog.client.leases.queue_options import GIVE_BACK_S
 from ringlog.errors import RinglogError
@@ -19,6 +19,7 @@ from ringlog.link.futures import run_steps
 from ringlog.payload import V
 
 if TYPE_CHECKING:
+    from ringlog.client.connection.session import Session
     from ringlog.client.connection.shell import ThreadedShell
     from ringlog.client.lease_client import LeaseClient
 
@@ -32,12 +33,12 @@ class BatchIteration(ClaimIteration[V]):
     ) -> None:  # fmt: skip
         super().__init__(claims, queue, shell, operations, lease_ms, auto_extend, idle_s)
         self._size, self._most = size, most
+        self._batches: ClaimBatches | None = None
 
     def run(self) -> Iterator[Jobs[Job[V]]]:
         """Yield batches until the iteration ends."""
         ack_pipeline = self._ack_pipeline = AckPipeline(self._operations, self._shell.session)
-        batches = ClaimBatches(self._size, ack_pipeline)
-        clock = self._shell.session.clock
+        batches = self._batches = ClaimBatches(self._size, ack_pipeline)
         self._begin()
         try:
             while self._is_open:
@@ -49,12 +50,14 @@ class BatchIteration(ClaimIteration[V]):
                 with self._shell.checked_lock, self._shell.guarded_session as session:
                     extender = self._claims.lease_extender(session) if self._auto_extend else None
                     batches.add_claim(jobs.claimed, extender)
-                    part = batches.next_batch(clock.monotonic_ns())
+                    part = self._next_batch(batches, session)
                 while part is not None:
                     yield self._claims.jobs_of(self._queue, part)
-                    with self._shell.checked_lock, self._shell.guarded_session:
+                    if self._is_in_child:
+                        return
+                    with self._shell.checked_lock, self._shell.guarded_session as session:
                         batches.finish_batch()
-                        part = batches.next_batch(clock.monotonic_ns())
+                        part = self._next_batch(batches, session)
                     if (error := ack_pipeline.take_error()) is not None:
                         raise error
         except RinglogError:
@@ -62,10 +65,17 @@ class BatchIteration(ClaimIteration[V]):
                 # The request failed because the client was closed; the iteration then ends without an error.
                 raise
         finally:
-            self._claims.iterations.remove(self)
-            if not self._is_in_child:
-                self._release_batches(batches)
-            self.wait_acks(None)
+            try:
+                if not self._is_in_child:
+                    self._give_back(GIVE_BACK_S, is_left=True)
+                self.wait_acks(None)
+            finally:
+                self._claims.iterations.remove(self)
+
+    def _next_batch(self, batches: ClaimBatches, session: Session) -> ClaimResult | None:
+        """Return the next batch; None if all are finished, or the queue was closed. Call with the client's
+        lock held: `close` returns every batch to the queue that was not started before."""
+        return batches.next_batch(session.clock.monotonic_ns()) if self._is_open else None
 
     def _next_claim(self) -> Jobs[Job[V]] | None:
         """Claim the next jobs; None, after a pause, if the engine could not answer."""
@@ -80,14 +90,20 @@ class BatchIteration(ClaimIteration[V]):
             self._claims.pause_after(e)
             return None
 
-    def _release_batches(self, batches: ClaimBatches) -> None:
-        if self._shell.is_closed:
+    def release(self, timeout: float) -> None:
+        """Return the jobs of unstarted batches to the queue. If the engine is down, their leases expire."""
+        self._give_back(timeout, is_left=False)
+
+    def _give_back(self, timeout: float, *, is_left: bool) -> None:
+        """Return the jobs of unstarted batches and, with `is_left`, those of the batch that the program left
+        unfinished."""
+        batches = self._batches
+        if batches is None or self._shell.is_closed:
             return
         with self._shell.checked_lock, self._shell.guarded_session as session:
-            started, unstarted = batches.take_unsettled()
-            releasing = [run_steps(self._operations.nack(session, leases, 0)) for leases in started]
-            releasing += [run_steps(self._operations.release(session, leases)) for leases in unstarted]
-        for each in releasing:
-            self._shell.wait(each, GIVE_BACK_S)
+            started, unstarted = batches.take_unsettled(is_left=is_left)
+            self._returning += [run_steps(self._operations.nack(session, leases, 0)) for leases in started]
+            self._returning += [run_steps(self._operations.release(session, leases)) for leases in unstarted]
+        self._wait_returned(timeout)
         for leases in started + unstarted:
             mark_lost(leases)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 from ringlog.client.claims import JobClaims
 from ringlog.client.job import Job
@@ -20,7 +20,7 @@ from ringlog.client.leases.job_payloads import decode_failure
 from ringlog.client.leases.lease_operations import ClaimHandle, LeaseOperations
 from ringlog.client.leases.queue_options import GIVE_BACK_S
 from ringlog.errors import InvalidRequest, LeaseLost, RinglogError
-from ringlog.link.futures import run_steps
+from ringlog.link.futures import Pending, run_steps
 from ringlog.payload import RAW, V
 
 if TYPE_CHECKING:
@@ -44,6 +44,9 @@ class ClaimIteration(Generic[V]):
         self._lease_ms, self._auto_extend, self._idle_s = lease_ms, auto_extend, idle_s
         self._wait_s = inf if idle_s is None else idle_s
         self._ack_pipeline: AckPipeline | None = None
+        self._returning: list[Pending[Any]] = []
+        """Requests that return jobs to the queue. `close` also waits for those of a loop that ends by
+        itself."""
         self._close_count = self._forks_at_start = 0
 
     def _begin(self) -> None:
@@ -64,7 +67,13 @@ class ClaimIteration(Generic[V]):
         """Wake up the iteration, if it waits for room. Call with the client's lock held."""
 
     def release(self, timeout: float) -> None:
-        """Return unstarted jobs to the queue."""
+        """Return unstarted jobs to the queue. If the engine is down, their leases expire."""
+        raise NotImplementedError
+
+    def _wait_returned(self, timeout: float) -> None:
+        """Wait until the engine answered each request that returns jobs, or `timeout` seconds passed."""
+        for each in list(self._returning):
+            self._shell.wait(each, timeout)
 
     def wait_acks(self, timeout: float | None) -> None:
         """Wait until the engine answered every ack. Each request fails by itself at its own timeout."""
@@ -130,9 +139,9 @@ class JobIteration(ClaimIteration[V]):
             try:
                 if not self._is_in_child:
                     self.release(GIVE_BACK_S)
+                self.wait_acks(None)
             finally:
                 self._claims.iterations.remove(self)
-            self.wait_acks(None)
 
     def _new_pipeline(self) -> AckPipeline | None:
         if self._pipelined_acks:
@@ -229,11 +238,12 @@ class JobIteration(ClaimIteration[V]):
             while True:
                 left.append(self._unstarted.popleft())
         leases = [job.lease for job in left if not job.lease.is_over]
-        if not leases or self._shell.is_closed:
+        if self._shell.is_closed or not (leases or self._returning):
             return
-        with self._shell.checked_lock, self._shell.guarded_session as session:
-            releasing = run_steps(self._operations.release(session, leases))
-        self._shell.wait(releasing, timeout)
+        if leases:
+            with self._shell.checked_lock, self._shell.guarded_session as session:
+                self._returning.append(run_steps(self._operations.release(session, leases)))
+        self._wait_returned(timeout)
         with self._shell.checked_lock, self._shell.guarded_session:
             for job in left:
                 job.lease.mark_lost()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from contextlib import aclosing
 
 import pytest
@@ -93,6 +94,31 @@ async def test_closing_the_client_returns_unstarted_jobs(ringlog_engine, ringlog
         assert await counts(queue) == (9, 1, 0)
         assert [job async for job in jobs] == []
         assert first.seq == 1
+
+
+@pytest.mark.parametrize("how", ["break", "error", "held"])
+async def test_closing_the_client_returns_the_jobs_of_batches(ringlog_engine, ringlog_topic, transport, how):
+    """The event loop ends a generator that the program left only in a later pass, after `async with` began to
+    close the client. A generator that the program holds keeps its started batch, as `jobs` keeps its job."""
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10) as looking:
+        await looking.topics.create(ringlog_topic(), type="queue", lease_ms=600_000)
+        queue = looking.queue(ringlog_topic())
+        await queue.put_many([b"%d" % n for n in range(100)])
+        async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+            batches = client.queue(ringlog_topic()).batches(10, max_in_flight=100)
+            if how == "held":
+                await anext(batches)
+            else:
+                with contextlib.suppress(ZeroDivisionError):
+                    async for _ in batches:
+                        del batches
+                        assert await counts(queue) == (0, 100, 0)
+                        if how == "error":
+                            raise ZeroDivisionError
+                        break
+        assert await counts(queue) == ((90, 10, 0) if how == "held" else (100, 0, 0))
+        if how == "held":
+            assert [batch async for batch in batches] == []
 
 
 async def test_a_cancelled_claim_keeps_no_job(client, ringlog_topic):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 
 import pytest
@@ -151,6 +152,35 @@ def test_a_loop_ends_if_the_queue_is_closed_just_before_it_waits(work, how, owne
     thread.join(20)
     assert not thread.is_alive()
     assert is_armed.is_set()
+
+
+def test_close_returns_the_batches_that_are_not_started(work):
+    """The program acks the started batch: it asks for the next one."""
+    batches = work.batches(2, max_in_flight=len(ERRORS), lease_ms=600_000)
+    assert len(next(batches)) == 2
+    assert work.stats().in_flight == len(ERRORS)
+    work.close()
+    assert work.stats().in_flight == 2
+    assert list(batches) == []
+    assert (work.stats().in_flight, [job.seq for job in work.claim(9)]) == (0, [3, 4, 5])
+
+
+def test_a_batch_whose_loop_forks_belongs_to_the_parent(work):
+    """The loop ends in the child, which acks nothing."""
+    batches = work.batches(2, max_in_flight=len(ERRORS), lease_ms=600_000)
+    next(batches)
+    child = os.fork()
+    if not child:
+        status = 2
+        try:
+            signal.alarm(30)  # Ends a child that waits for further jobs.
+            status = len(list(batches))
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert work.stats().in_flight == len(ERRORS)
+    batches.close()
+    assert work.stats().in_flight == 0
 
 
 def test_a_job_whose_block_forks_belongs_to_the_parent(work):

@@ -275,6 +275,9 @@ class ThreadedShell:
             with self.checked_lock, self.guarded_session as session:
                 session.delivery.close_subscription(subscription)
 
+    def end_left_loops(self) -> None:
+        """Do nothing: a loop that the program has left has ended. (The asyncio shell waits for it.)"""
+
     def wait_claims_cancelled(self, timeout: float) -> None:
         """Wait until cancelled claims are undone, at most `timeout` seconds in total. Raises no
         RinglogError."""

@@ -17,6 +17,8 @@ class ClaimBatches:
     def __init__(self, size: int, ack_pipeline: AckPipeline) -> None:
         self._size, self._ack_pipeline = size, ack_pipeline
         self._left: deque[ClaimResult] = deque()
+        self._is_started = False
+        """True while the program works on the first of them."""
         self._timer: Timer | None = None
         """Timer that extends the leases of the claim."""
 
@@ -33,6 +35,7 @@ class ClaimBatches:
         while self._left and self._left[0].is_lost_at(now_ns):
             self._left.popleft()
         if self._left:
+            self._is_started = True
             return self._left[0]
         self._end_keeping()
         self._ack_pipeline.flush()  # Before the next claim: the shard handles requests in this order.
@@ -41,18 +44,24 @@ class ClaimBatches:
     def finish_batch(self) -> None:
         """Finish the current batch. Its ack is sent before the next claim."""
         part = self._left.popleft()
-        timer = None
+        self._is_started, timer = False, None
         if not self._left:
             timer, self._timer = self._timer, None
         self._ack_pipeline.add_batch(part, timer, is_last=not self._left)
 
-    def take_unsettled(self) -> tuple[list[Leases], list[Leases]]:
-        """Take all jobs that must return to the queue: those of the current batch, and those of unstarted
-        batches."""
-        left = list(self._left)
+    def take_unsettled(self, *, is_left: bool) -> tuple[list[Leases], list[Leases]]:
+        """Take all jobs that must return to the queue: those of the started batch, if the program left it
+        (`is_left`), and those of unstarted batches."""
+        started = [self._left.popleft()] if self._is_started else []
+        unstarted = list(self._left)
         self._left.clear()
-        self._end_keeping()
-        return unsettled_requests(left[:1]), unsettled_requests(left[1:])
+        if not is_left:
+            self._left.extend(started)
+            started = []
+        self._is_started = bool(self._left)
+        if not self._left:
+            self._end_keeping()
+        return unsettled_requests(started), unsettled_requests(unstarted)
 
     def _end_keeping(self) -> None:
         if self._timer is not None:

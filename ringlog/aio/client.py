@@ -15,6 +15,7 @@ from ringlog.client.connection.client_options import ClientOptions
 from ringlog.client.connection.descriptor_set import not_picklable_error
 from ringlog.client.connection.exit_hooks import (
     EXIT_CLOSE_S,
+    call_each,
     register_exit_hook,
     register_with_multiprocessing,
 )
@@ -236,10 +237,9 @@ def _restart_all_in_child() -> None:
 
 def _finish_all() -> None:
     """At process exit, settle what clients sent that were not closed in their loop."""
-    for shell in list(_shells):
-        # A loop that is not closed may still run in another thread.
-        if shell.is_orphaned:
-            shell.close_orphaned(EXIT_CLOSE_S)
+    # A loop that is not closed may still run in another thread.
+    orphaned = [shell for shell in list(_shells) if shell.is_orphaned]
+    call_each(partial(shell.close_orphaned, EXIT_CLOSE_S) for shell in orphaned)
 
 
 if hasattr(os, "register_at_fork"):

@@ -87,14 +87,16 @@ def close_orphaned(session: Session, descriptors: LoopDescriptors, timeout: floa
     cores: list[ProducerCore] = list(session.producer_cores)
     waits = [core.wait_settled() for core in cores]
     deadline_ns = session.clock.monotonic_ns() + int(timeout * 1e9)
-    while not all(each.is_done for each in waits) and session.clock.monotonic_ns() < deadline_ns:
-        poll = select.poll()
-        for fd in descriptors.fds:
-            poll.register(fd, select.POLLIN)
-        session.turn([fd for fd, _ in poll.poll(ORPHAN_POLL_MS)])
-    left = [core.fail_unsettled() for core in cores]
-    session.close()
-    warn_unsettled(sum(unsent for unsent, _ in left), sum(unknown for _, unknown in left))
+    try:
+        while not all(each.is_done for each in waits) and session.clock.monotonic_ns() < deadline_ns:
+            poll = select.poll()
+            for fd in descriptors.fds:
+                poll.register(fd, select.POLLIN)
+            session.turn([fd for fd, _ in poll.poll(ORPHAN_POLL_MS)])
+    finally:  # Also after an unexpected error, records are not lost silently.
+        left = [core.fail_unsettled() for core in cores]
+        session.close()
+        warn_unsettled(sum(unsent for unsent, _ in left), sum(unknown for _, unknown in left))
 
 
 def _close_dropped(session: Session, descriptors: LoopDescriptors, loop: asyncio.AbstractEventLoop) -> None:
@@ -171,9 +173,10 @@ class LoopShell:
         """Wait until `pending` is done. Returns False if `timeout` seconds passed first."""
         if not pending.is_done:
             assert self._loop is not None
-            future = self._loop.create_future()
-            # The future is already done if its waiter was cancelled. The operation itself continues.
-            pending.when_done(lambda _: None if future.done() else future.set_result(None))
+            future, is_closed = self._loop.create_future(), self._loop.is_closed
+            # The future is already done if its waiter was cancelled. The operation itself continues, and may
+            # end after the loop was closed.
+            pending.when_done(lambda _: None if future.done() or is_closed() else future.set_result(None))
             self._ensure_progress()
             if timeout is None:
                 await future
@@ -277,12 +280,14 @@ class LoopShell:
             raise
 
     def when_done(self, pending: Pending[Any], call: Callable[[], Any]) -> None:
-        """Call a function of the program in a later pass of the loop, once `pending` is done."""
+        """Call a function of the program in a later pass of the loop, once `pending` is done. After the loop
+        was closed, the function is not called."""
         assert self._loop is not None
-        soon = self._loop.call_soon
+        soon, is_closed = self._loop.call_soon, self._loop.is_closed
 
         def done(_: Pending[Any]) -> None:
-            soon(call)
+            if not is_closed():
+                soon(call)
 
         pending.when_done(done)
 

@@ -14,6 +14,7 @@ from ringlog.client.connection.client_options import ClientOptions
 from ringlog.client.connection.descriptor_set import not_picklable_error
 from ringlog.client.connection.exit_hooks import (
     EXIT_CLOSE_S,
+    call_each,
     register_exit_hook,
     register_with_multiprocessing,
     warn_unsettled,
@@ -254,11 +255,14 @@ def _restart_all_in_child() -> None:
         client._restart_in_child()
 
 
+def _close_at_exit(client: Client) -> None:
+    report = client.close(EXIT_CLOSE_S)
+    warn_unsettled(report.unsent, report.unknown)
+
+
 def _close_all() -> None:
     """At process exit, wait up to EXIT_CLOSE_S for records that were sent and not settled."""
-    for client in list(_live):
-        report = client.close(EXIT_CLOSE_S)
-        warn_unsettled(report.unsent, report.unknown)
+    call_each(partial(_close_at_exit, client) for client in list(_live))
     close_dropped(EXIT_CLOSE_S)
 
 

@@ -106,3 +106,52 @@ def test_unsettled_records_at_process_exit_are_reported(program, tmp_path, how, 
     """
     done = run(program, f"ringlog://{tmp_path}", "", how, where)
     assert "100 unsettled records" in done.stderr
+
+
+CALLBACKS = """
+    import asyncio, sys
+    from ringlog import aio
+
+    url, topic, ends = sys.argv[1:4]
+    kept = []
+
+    async def wait(ticket):
+        await ticket
+
+    async def send():
+        for owner in "ab":
+            client = aio.connect(url, wait=10)
+            await client
+            kept.append(client)
+            for n in range(2):
+                ticket = await client.producer(f"{topic}-{owner}{n}", linger_ms=60_000).send(b"x")
+                ticket.on_done(lambda _: print("called after the end of the loop"))
+                if ends == "waiting":
+                    kept.append(asyncio.ensure_future(wait(ticket)))
+        await asyncio.sleep(0)
+
+    if ends == "waiting":
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(send())
+        loop.close()  # Without cancelling its tasks, which wait for tickets.
+        for task in kept:
+            if isinstance(task, asyncio.Task):
+                task._log_destroy_pending = False
+    else:
+        asyncio.run(send())
+"""
+
+
+@pytest.mark.parametrize("ends", ["callbacks", "waiting"])
+def test_results_for_a_closed_loop_stop_no_other_record(ringlog_engine, topic, client, tmp_path, ends):
+    """Callbacks and tasks of the loop cannot run any more when the records are settled."""
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(CALLBACKS))
+    names = [f"{topic}-{owner}{n}" for owner in "ab" for n in range(2)]
+    for name in names:
+        client.topics.create(name, durability="fsync")
+    done = run(path, ringlog_engine.url, topic, ends)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert [[each.data for each in client.reader(name)] for name in names] == [[b"x"]] * 4
+    for name in names:
+        client.topics.delete(name)

@@ -361,7 +361,7 @@ RULES = [
         },
     ),
     Rule(
-        "a module with a lock makes it anew in a forked child of the program",
+        "a module with a lock makes it again in a forked child of the program",
         keeps_locks_in_children,
         bad=("_lock = threading.Lock()", "_lock: RLock = RLock()", "_done = threading.Event()"),
         good=(
@@ -410,6 +410,7 @@ RULES = [
             "ringlog/cli/app.py": "the top of a command: a person gets one line, a script an exit code",
             "ringlog/client/leases/job_payloads.py": "a codec may raise anything: why a job is rejected",
             "ringlog/client/leases/job_facts.py": "an exception may raise as text; its job is returned",
+            "ringlog/client/connection/exit_hooks.py": "the process exits, and closes its other clients",
             "ringlog/client/connection/finalizer.py": "nobody waits for it: errors go to the log",
             "ringlog/drill/nursery.py": "the top of a client process: the process ends here",
             "ringlog/worker/wire.py": "the text of a program's exception may raise anything",
@@ -420,6 +421,7 @@ RULES = [
             "ringlog/runtime/process.py": 1,
             "ringlog/link/futures.py": 2,
             "ringlog/client/connection/callbacks.py": 1,
+            "ringlog/client/connection/exit_hooks.py": 1,
             "ringlog/client/connection/shell.py": 4,
             "ringlog/cli/app.py": 1,
             "ringlog/client/leases/job_payloads.py": 1,

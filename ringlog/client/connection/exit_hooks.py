@@ -9,11 +9,13 @@ there. A program that calls os.fork and os._exit must close its clients itself.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+log: logging.Logger = logging.getLogger("ringlog.client")
 EXIT_CLOSE_S = 2.0
 """Longest time in seconds that an unclosed client may take to settle its records at exit."""
 PRIORITY = -10
@@ -47,8 +49,7 @@ class _ExitHooks:
         self.register_finalizer()
 
     def end(self) -> None:
-        for call in reversed(self.calls):
-            call()
+        call_each(reversed(self.calls))
 
 
 _hooks = _ExitHooks()
@@ -64,6 +65,16 @@ def register_with_multiprocessing() -> None:
     """If multiprocessing started this process, register the hooks with it. Call this once there is something
     to close."""
     _hooks.register_finalizer()
+
+
+def call_each(calls: Iterable[Callable[[], object]]) -> None:
+    """Call functions that close clients at process exit. An error of one goes to the log, and does not stop
+    the others."""
+    for call in calls:
+        try:
+            call()
+        except Exception:
+            log.exception("closing a client at process exit failed")
 
 
 def warn_unsettled(unsent: int, unknown: int) -> None:

@@ -119,6 +119,14 @@ def test_send_blocks_on_a_full_buffer_and_drops_nothing(client, topic):
     assert payloads(client, topic) == data
 
 
+def test_close_reports_each_record_that_was_never_sent_once(tmp_path):
+    """These payloads travel in several parts."""
+    client = ringlog.connect(f"ringlog://{tmp_path}")
+    client.producer("t").send_each([b"x"] * 20_000)
+    report = client.close(0)
+    assert (report.unsent, report.unknown) == (20_000, 0)
+
+
 def test_send_raises_backpressure_after_the_timeout_without_an_engine(tmp_path):
     """`send` waits up to `timeout_ms` for space in the buffer."""
     client = ringlog.connect(f"ringlog://{tmp_path}", timeout_ms=300)

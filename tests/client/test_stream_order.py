@@ -185,6 +185,10 @@ class Sender:
         self.engine.stream.send_parts(batch, [encode_frames(payloads, 1, topic_id=0)])
         self.batches.append(batch)
 
+    def check_counts(self) -> None:
+        """Check that the stream reports each record of a frame that is not settled, once."""
+        assert sum(self.engine.stream.unfinished()) == sum(batch.missing for batch in self.batches)
+
     def finish(self) -> None:
         """End all trouble and check that everything is appended."""
         self.engine.open()
@@ -211,7 +215,9 @@ def play(acts: list[Any]) -> Sender:
     sender = Sender(Engine())
     for name, *args in acts:
         getattr(sender if name == "send" else sender.engine, name.strip())(*args)
+        sender.check_counts()
     sender.finish()
+    assert sender.engine.stream.unfinished() == (0, 0)
     return sender
 
 
@@ -437,3 +443,21 @@ def test_a_refusal_that_overtakes_a_reply_applies_to_its_own_frames():
     assert run.fates[-1] == (4, 1, "NotReady")
     assert links._parts == {}
     assert links._window_appends == 0
+
+
+@pytest.mark.parametrize("records_per_frame", [1, 7])
+def test_unfinished_records_of_several_shipments_are_counted_once(records_per_frame):
+    """The last frame of a batch may be smaller than the others."""
+    engine, parts, count = Engine(), 3, 3 * 70 - 2
+    engine.has_no_room = True
+    batch = Batch(engine.stream)
+    batch.expect_frames(count, records_per_frame)
+    payloads = [bytes(8)] * count
+    engine.stream.send_parts(
+        batch,
+        [
+            encode_frames(payloads[start : start + 70], records_per_frame, topic_id=0)
+            for start in range(0, parts * 70, 70)
+        ],
+    )
+    assert engine.stream.unfinished() == (count, 0)

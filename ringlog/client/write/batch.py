@@ -307,6 +307,16 @@ class Shipment(OutboundFrames):
         """Return the indexes in the batch of these frames of the shipment."""
         return frames if self.rows is None else self.rows[frames]
 
+    @property
+    def unsettled_records(self) -> int:
+        """Number of records in the frames that are not settled."""
+        left, batch = self.count - self.settled, self.batch
+        if not left or not batch.has_many_frames:
+            return batch.records if left else 0
+        last_row = self.count - 1 if self.rows is None else int(self.rows[-1])
+        missing = batch.frames * batch.frame_records - batch.records if last_row == batch.frames - 1 else 0
+        return left * batch.frame_records - missing
+
     def _rows_of(self, first: int, count: int) -> slice | NDArray[Any]:
         return slice(first, first + count) if self.rows is None else self.rows[first : first + count]
 

@@ -190,8 +190,13 @@ class Stream:
 
     def unfinished(self) -> tuple[int, int]:
         """Return the number of pending records that were never sent, and of those with an unknown outcome."""
-        unsent = sum(s.batch.records for s in self._live if not s.was_sent)
-        return unsent, self.pending_records - unsent
+        unsent = unknown = 0
+        for shipment in self._live:
+            if shipment.was_sent:
+                unknown += shipment.unsettled_records
+            else:
+                unsent += shipment.unsettled_records
+        return unsent, unknown
 
     def _enqueue(self, shipment: Shipment) -> None:
         self._shipped += 1

@@ -83,21 +83,22 @@ class Producer(Generic[T]):
         return Ticket(self._shell, core.add_frames(parts, len(encoded), records_per_frame))
 
     async def flush(self, timeout: float | None = None) -> FlushReport:
-        """Send buffered records and wait until all records are settled.
+        """Send buffered records and wait until all records that were sent before are settled.
 
         Args:
             timeout: Longest time to wait, in seconds. None waits until the client's own timeout settles every
                 record.
 
         Returns:
-            Counts of acked, failed and unfinished records since the last report.
+            Counts of acked and failed records since the last report, and of the records that the flush did
+                not settle in time.
         """
-        core, timeout = self._core(), check_timeout(timeout, "timeout")
-        try:
-            await self._shell.result(core.wait_settled(), timeout)
-        except TimeoutError:
-            return core.report()
-        return core.report()
+        return await self._flush(self._core(), check_timeout(timeout, "timeout"))
+
+    async def _flush(self, core: ProducerCore, timeout: float | None) -> FlushReport:
+        flush = core.wait_settled()
+        await self._shell.wait(flush, timeout)
+        return core.report(flush)
 
     def stats(self) -> ProducerStats:
         """Return the counters of this producer."""
@@ -108,7 +109,7 @@ class Producer(Generic[T]):
         return await self._shell.result(self._core().stream.query_producer_state())
 
     async def close(self, timeout: float | None = None) -> FlushReport:
-        """Flush, then close the producer. Idempotent.
+        """Accept no further records, flush, then close the producer. Idempotent.
 
         Args:
             timeout: Longest time to wait, in seconds.
@@ -116,12 +117,17 @@ class Producer(Generic[T]):
         Returns:
             The counts that `flush` returns.
         """
+        timeout = check_timeout(timeout, "timeout")
         if self._is_closed or self._shell.is_closed:
             return FlushReport(0, 0, 0)
-        report = await self.flush(timeout)
-        self._is_closed = True
-        if not report.unfinished and self._core_of_loop is not None:
-            self._core_of_loop.detach()
+        core, self._is_closed = self._core(), True
+        try:
+            report = await self._flush(core, timeout)
+        except BaseException:
+            self._is_closed = False  # The caller was cancelled: it may close the producer again.
+            raise
+        if not report.unfinished:
+            core.detach()
         return report
 
     async def __aenter__(self) -> Producer[T]:
@@ -163,3 +169,4 @@ class Producer(Generic[T]):
                     await self._shell.result(core.wait_room())
         except TimeoutError:
             raise core.buffer_full_error() from None
+        self._core()  # Raises UsageError if the producer was closed meanwhile.

@@ -114,21 +114,22 @@ class Producer(Generic[T]):
         return Ticket(self._shell, batch)
 
     def flush(self, timeout: float | None = None) -> FlushReport:
-        """Send buffered records and wait until all records are settled.
+        """Send buffered records and wait until all records that were sent before are settled.
 
         Args:
             timeout: Longest time to wait, in seconds. None waits until the client's own timeout settles every
                 record.
 
         Returns:
-            Counts of acked, failed and unfinished records since the last report.
+            Counts of acked and failed records since the last report, and of the records that the flush did
+                not settle in time.
         """
         shell, timeout = self._shell, check_timeout(timeout, "timeout")
         with shell.checked_lock, shell.guarded_session:
-            idle = self._core.wait_settled()
-        shell.wait(idle, timeout)
+            flush = self._core.wait_settled()
+        shell.wait(flush, timeout)
         with shell.lock:
-            return self._core.report()
+            return self._core.report(flush)
 
     def stats(self) -> ProducerStats:
         """Return the counters of this producer."""
@@ -147,8 +148,8 @@ class Producer(Generic[T]):
         return self._shell.ask(lambda _: self._core.stream.query_producer_state())
 
     def close(self, timeout: float | None = None) -> FlushReport:
-        """Flush, then close the producer. Records that are not settled after `timeout` continue without a
-        report. Idempotent.
+        """Accept no further records, flush, then close the producer. Records that are not settled after
+        `timeout` continue without a report. Idempotent.
 
         Args:
             timeout: Longest time to wait, in seconds.
@@ -158,8 +159,13 @@ class Producer(Generic[T]):
         """
         if self._is_closed:
             return FlushReport(0, 0, 0)
-        report = self._core.report() if self._shell.interrupted_by else self.flush(timeout)
+        timeout = check_timeout(timeout, "timeout")
         self._is_closed = True
+        try:
+            report = self._core.report() if self._shell.interrupted_by else self.flush(timeout)
+        except BaseException:
+            self._is_closed = False  # A signal ended the wait: the program may close the producer again.
+            raise
         if self._shell.interrupted_by:
             return report
         if not report.unfinished:
@@ -199,6 +205,8 @@ class Producer(Generic[T]):
             if not shell.wait_locked(room, deadline):
                 raise core.buffer_full_error()
             room.result()
+        if self._is_closed:
+            raise UsageError(self._closed_text, topic=self.topic)
 
     def restart_in_child(self, session: Session) -> None:
         """Reset the producer after a fork: a new identity and an empty buffer. The parent keeps its records

@@ -12,7 +12,7 @@ import pytest
 
 import ringlog.aio
 from ringlog.client import LATEST, ClientState, Page
-from ringlog.errors import Backpressure, NotConnected, TopicNotFound, WrongLoop
+from ringlog.errors import Backpressure, NotConnected, TopicNotFound, UsageError, WrongLoop
 
 WAIT_S = 20.0
 
@@ -81,6 +81,33 @@ async def test_a_timeout_of_the_wait_does_not_cancel_the_send(ringlog_engine, to
             await ticket.result(0.01)
         assert (await producer.flush()).acked == 1
         assert (await ticket).first_seq == 1
+
+
+async def test_a_send_that_waits_for_room_fails_when_the_producer_is_closed(ringlog_engine, topic):
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10) as client:
+        producer = client.producer(topic, linger_ms=60_000, max_buffer_bytes=4_000)
+        await producer.send(b"x" * 3_500)
+        sending = asyncio.create_task(producer.send(b"y" * 3_500))
+        await asyncio.sleep(0)
+        assert (await producer.close()).acked == 1
+        with pytest.raises(UsageError, match="closed"):
+            await sending
+        assert [len(record.data) for record in await client.read(topic)] == [3_500]
+
+
+async def test_a_cancelled_close_can_be_repeated(tmp_path):
+    async with ringlog.aio.connect(f"ringlog://{tmp_path}", timeout_ms=60_000) as client:
+        producer = client.producer("t")
+        await producer.send(b"x")
+        closing = asyncio.create_task(producer.close())
+        await asyncio.sleep(0)
+        with pytest.raises(UsageError, match="closed"):
+            await producer.send(b"y")
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert (await producer.close(0)).unfinished == 1
+        assert (await client.close(0)).unsent == 1
 
 
 async def test_a_client_refuses_calls_from_another_event_loop(ringlog_engine, ringlog_topic):

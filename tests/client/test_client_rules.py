@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import subprocess
 import sys
@@ -117,6 +118,33 @@ def test_send_blocks_on_a_full_buffer_and_drops_nothing(client, topic):
         assert producer.stats().waits > 0
     assert most <= 20_000
     assert payloads(client, topic) == data
+
+
+def test_flush_and_close_end_while_another_thread_sends(client, topic):
+    """A flush waits for the records that were sent before it. A closed producer accepts no more."""
+    producer = client.producer(topic, linger_ms=0.1)
+    sent, begun = [], threading.Event()
+
+    def send() -> None:
+        with contextlib.suppress(UsageError):  # The producer is closed.
+            while True:
+                producer.send(b"%d" % len(sent))
+                sent.append(len(sent))
+                if len(sent) == 1_000:
+                    begun.set()
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    assert begun.wait(WAIT_S)
+    try:
+        flushed = producer.flush(WAIT_S)
+    finally:
+        closed = producer.close(WAIT_S)
+        thread.join(WAIT_S)
+    assert flushed.is_complete
+    assert flushed.acked >= 1_000
+    assert closed.is_complete
+    assert payloads(client, topic) == [b"%d" % n for n in sent]
 
 
 def test_close_reports_each_record_that_was_never_sent_once(tmp_path):

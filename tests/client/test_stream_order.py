@@ -20,7 +20,10 @@ from hypothesis import strategies as st
 
 from ringlog.actors.wal_shard.commit.admission import Admission, AdmissionLimits
 from ringlog.actors.wal_shard.commit.total_bytes import TotalBytes
+from ringlog.client.requests.results import FlushReport
 from ringlog.client.write.batch import Batch
+from ringlog.client.write.producer_core import ProducerCore
+from ringlog.client.write.producer_options import ProducerOptions
 from ringlog.client.write.stream import Stream
 from ringlog.envelope.messages import TopicInfo
 from ringlog.errors import NotReady, RequestTimeout, ShuttingDown, Throttled
@@ -187,7 +190,10 @@ class Sender:
 
     def check_counts(self) -> None:
         """Check that the stream reports each record of a frame that is not settled, once."""
-        assert sum(self.engine.stream.unfinished()) == sum(batch.missing for batch in self.batches)
+        stream = self.engine.stream
+        assert stream.open_batches() == {batch for batch in self.batches if not batch.is_done}
+        assert sum(batch.records for batch in stream.open_batches()) == stream.pending_records
+        assert sum(stream.unfinished()) == sum(batch.missing for batch in self.batches)
 
     def finish(self) -> None:
         """End all trouble and check that everything is appended."""
@@ -461,3 +467,51 @@ def test_unfinished_records_of_several_shipments_are_counted_once(records_per_fr
         ],
     )
     assert engine.stream.unfinished() == (count, 0)
+    assert engine.stream.open_batches() == {batch}
+
+
+class Session(Engine):
+    """The engine as the session of a producer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.producer_cores: set[ProducerCore] = set()
+
+    def open_stream(self, topic: str, **options: Any) -> Stream:
+        return self.stream
+
+    def cached(self, topic: str) -> TopicInfo | None:
+        return None
+
+
+def test_a_flush_waits_only_for_records_that_were_sent_before():
+    """Each record is settled after the next one was sent, so there is always an open one."""
+    session = Session()
+    core = ProducerCore(session, "t", ProducerOptions())  # type: ignore[arg-type]
+    core.add(bytes(8))
+    flush = core.wait_settled()
+    late = core.wait_settled()
+    for n in range(1, 4):
+        core.add(n.to_bytes(8, "big"))
+        core.flush_open()
+        assert flush.is_done == late.is_done == (n > 1)
+        session.arrive()
+        session.answer()
+    assert core.report(flush) == FlushReport(3, 0, 0)
+    assert core.stats().pending_records == 1
+
+
+def test_a_flush_reports_only_its_own_records_as_unfinished():
+    session = Session()
+    core = ProducerCore(session, "t", ProducerOptions())  # type: ignore[arg-type]
+    core.add(bytes(8))
+    flush = core.wait_settled()
+    core.add(bytes(8))
+    core.add(bytes(8))
+    core.flush_open()
+    core.add(bytes(8))
+    assert core.report(flush) == FlushReport(0, 0, 1)
+    assert core.report() == FlushReport(0, 0, 4)
+    session.arrive()
+    session.answer()
+    assert core.report() == FlushReport(1, 0, 3)

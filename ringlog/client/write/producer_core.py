@@ -36,7 +36,7 @@ from ringlog.frame.header import append_header_template
 from ringlog.frame.layout import HEADER_BYTES
 from ringlog.frame.view import open_frame
 from ringlog.limits import COMPRESS_BYTES_MIN, RECORD_BYTES_MAX
-from ringlog.link.futures import Pending, Steps, resolved
+from ringlog.link.futures import Pending, Steps
 from ringlog.link.timers import Timer
 from ringlog.payload import RAW
 from ringlog.types import Codec, Durability
@@ -44,6 +44,30 @@ from ringlog.types import Codec, Durability
 FRAME_OVERHEAD_BYTES = HEADER_BYTES + 16
 EACH_PART_RECORDS = 8_192
 """One-record frames are passed on in parts of this many records, so that the first are sent early."""
+
+
+class ProducerFlush(Pending[None]):
+    """Wait for the records that were sent before. Later records do not lengthen it."""
+
+    __slots__ = ("batches",)
+
+    def __init__(self, batches: set[Batch]) -> None:
+        super().__init__()
+        self.batches: set[Batch] = batches
+        """Those that are not done."""
+        if not batches:
+            self.resolve(None)
+
+    @property
+    def records(self) -> int:
+        """Number of records that are not settled."""
+        return sum([batch.records for batch in self.batches])
+
+    def note_done(self, batch: Batch) -> None:
+        """Note that a batch is done."""
+        self.batches.discard(batch)
+        if not self.batches:
+            self.resolve(None)
 
 
 class ProducerCore:
@@ -74,7 +98,8 @@ class ProducerCore:
         self._reported_acked = self._reported_failed = 0
         self._first_error: RinglogError | None = None
         self._room_waiters: list[Pending[None]] = []
-        self._settled_waiters: list[Pending[None]] = []
+        self._flushes: list[ProducerFlush] = []
+        """Flushes for which a caller waits. Each holds the batches that were open at its start."""
 
         session.producer_cores.add(self)
 
@@ -307,23 +332,26 @@ class ProducerCore:
             pending_bytes=self.stream.pending_bytes, max_buffer_bytes=self.options.max_buffer_bytes,
         )  # fmt: skip
 
-    def wait_settled(self) -> Pending[None]:
+    def wait_settled(self) -> ProducerFlush:
         """Send the open batch and wait until all records sent so far are settled."""
         self.flush_open()
-        if not self.stream.pending_records:
-            return resolved(None)
-        pending: Pending[None] = Pending()
-        self._settled_waiters.append(pending)
-        return pending
+        flush = ProducerFlush(self.stream.open_batches())
+        if not flush.is_done:
+            self._flushes.append(flush)
+        return flush
 
-    def report(self) -> FlushReport:
-        """Return the counts since the last report."""
+    def report(self, flush: ProducerFlush | None = None) -> FlushReport:
+        """Return the counts since the last report. Unfinished are the records of `flush`, which ends with
+        this call; without one, all records."""
         stream = self.stream
+        if flush is not None and not flush.is_done:
+            self._flushes.remove(flush)
         acked = stream.records_acked - self._reported_acked
         failed = stream.records_failed - self._reported_failed
         self._reported_acked, self._reported_failed = stream.records_acked, stream.records_failed
         error, self._first_error = self._first_error, None
-        unfinished = stream.pending_records + len(self._records.payloads)
+        every = stream.pending_records + len(self._records.payloads)
+        unfinished = every if flush is None else flush.records
         return FlushReport(acked, failed, unfinished, error)
 
     def stats(self) -> ProducerStats:
@@ -364,10 +392,11 @@ class ProducerCore:
                     pending.fail(self.buffer_full_error())
                 else:
                     pending.resolve(None)
-        if self._settled_waiters and not self.stream.pending_records:
-            waiting, self._settled_waiters = self._settled_waiters, []
-            for pending in waiting:
-                pending.resolve(None)
+        if self._flushes:
+            flushes = self._flushes
+            self._flushes = [flush for flush in flushes if not flush.batches <= {batch}]
+            for flush in flushes:
+                flush.note_done(batch)
 
 
 def size_of(payload: bytes | None) -> int:

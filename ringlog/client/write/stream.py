@@ -198,6 +198,10 @@ class Stream:
                 unsent += shipment.unsettled_records
         return unsent, unknown
 
+    def open_batches(self) -> set[Batch]:
+        """Return the batches that are not done."""
+        return {shipment.batch for shipment in self._live}
+
     def _enqueue(self, shipment: Shipment) -> None:
         self._shipped += 1
         shipment.order = self._shipped

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
@@ -92,7 +93,20 @@ class HttpProtocol(Protocol):
         """Send status and headers."""
 
     def client_disconnect(self) -> asyncio.Future[None]:
-        """Return a future that is done when the client has gone."""
+        """Return a future that is done when the client has gone. Use `departure`, which releases it."""
+
+
+@contextmanager
+def departure(protocol: HttpProtocol) -> Iterator[asyncio.Future[None]]:
+    """Give a future that is done when the client has gone. It is cancelled at the end of the block.
+
+    Otherwise the server would keep it and its own task for as long as it runs.
+    """
+    gone = protocol.client_disconnect()
+    try:
+        yield gone
+    finally:
+        gone.cancel()
 
 
 class Response(NamedTuple):

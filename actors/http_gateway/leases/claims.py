@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import msgspec
 
 from ringlog.actors.http_gateway.api.error_replies import HttpError
-from ringlog.actors.http_gateway.api.request import Request, Response, Whole
+from ringlog.actors.http_gateway.api.request import Request, Response, Whole, departure
 from ringlog.actors.http_gateway.leases.job_json import job_rows
 from ringlog.client.leases.claim_result import ClaimResult
 from ringlog.client.leases.lease_operations import ClaimHandle, LeaseOperations
@@ -68,25 +68,26 @@ async def _claimed(
     wait_s: float,
 ) -> ClaimResult:
     """Wait for a claim. If its client leaves before the reply, the jobs return and no delivery is counted."""
-    gateway, client_left = request.gateway, request.protocol.client_disconnect()
+    gateway = request.gateway
     claimed: ClaimResult | None
-    try:
-        if wait_s <= 0:
-            claimed = await gateway.client.run(steps)
-        else:
-            claimed = await _waited(gateway, steps, client_left)
-    except asyncio.CancelledError:
-        undo_claim(gateway, operations, handle)
-        if gateway.is_draining:
-            raise ShuttingDown("the engine is stopping", retry_after_ms=1_000) from None
-        raise
-    if claimed is None or client_left.done():
-        undo_claim(gateway, operations, handle)
-        raise HttpError(499, "client_closed_request", "the client left before the reply")
-    return claimed
+    with departure(request.protocol) as gone:
+        try:
+            if wait_s <= 0:
+                claimed = await gateway.client.run(steps)
+            else:
+                claimed = await _waited(gateway, steps, gone)
+        except asyncio.CancelledError:
+            undo_claim(gateway, operations, handle)
+            if gateway.is_draining:
+                raise ShuttingDown("the engine is stopping", retry_after_ms=1_000) from None
+            raise
+        if claimed is None or gone.done():
+            undo_claim(gateway, operations, handle)
+            raise HttpError(499, "client_closed_request", "the client left before the reply")
+        return claimed
 
 
-async def _waited(gateway: Gateway, steps: Steps[T], client_left: asyncio.Future[None]) -> T | None:
+async def _waited(gateway: Gateway, steps: Steps[T], gone: asyncio.Future[None]) -> T | None:
     """Wait for a claim that waits itself. None: the client left.
 
     Raises CancelledError when the gateway stops.
@@ -96,9 +97,7 @@ async def _waited(gateway: Gateway, steps: Steps[T], client_left: asyncio.Future
     claiming = asyncio.ensure_future(gateway.client.run(steps))
     gateway.streams.add(own)
     try:
-        await asyncio.wait(
-            (claiming, asyncio.ensure_future(client_left)), return_when=asyncio.FIRST_COMPLETED
-        )
+        await asyncio.wait((claiming, gone), return_when=asyncio.FIRST_COMPLETED)
         return claiming.result() if claiming.done() else None
     finally:
         gateway.streams.discard(own)

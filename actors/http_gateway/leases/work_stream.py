@@ -54,7 +54,8 @@ async def work(request: Request) -> Response | None:
         request.release_slot()
         most = min(max(request.query_int("max", 1), 1), CLAIM_JOBS_MAX)
         lease_ms = clamped_lease(request.query_int("lease_ms", 0) or None)
-        await _WorkStream(request, operations, most, lease_ms).run()
+        with suppress(StreamEnded):
+            await _WorkStream(request, operations, most, lease_ms).run()
     return None
 
 

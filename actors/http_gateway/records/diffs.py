@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from ringlog.actors.http_gateway.api.request import Request, Response
+from ringlog.actors.http_gateway.api.request import Request, Response, departure
 from ringlog.actors.http_gateway.api.route_table import Route
 from ringlog.actors.http_gateway.records.cloud_events import BATCH, CloudEvent, events_json, wants_events
 from ringlog.actors.http_gateway.records.record_json import records_json
@@ -121,16 +121,15 @@ async def _run(request: Request, read: _Read, wait_s: float) -> Page:
     )
     streams: set[asyncio.Task[Any]] = gateway.streams  # Ended at a stop.
     streams.add(waiting)
-    gone = asyncio.ensure_future(request.protocol.client_disconnect())
     try:
-        await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
+        with departure(request.protocol) as gone:
+            await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
         if waiting.done() and not waiting.cancelled():
             return waiting.result()
         return page
     finally:
         streams.discard(waiting)
         waiting.cancel()
-        gone.cancel()
 
 
 def filters_of(

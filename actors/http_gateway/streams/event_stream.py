@@ -119,7 +119,8 @@ async def open_stream(request: Request) -> Response | None:
     with gateway.stream(request.principal):
         session = await moves.take(wid, request.principal)
         if session is None:
-            EventStream(request.scope, request.protocol).close()
+            with contextlib.suppress(StreamEnded):
+                EventStream(request.scope, request.protocol).close()
             return None
         try:
             request.release_slot()

@@ -8,9 +8,11 @@ acknowledged, further writes wait. A client that acknowledges nothing for STREAM
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ringlog.actors.http_gateway.api.error_replies import HttpError
+from ringlog.actors.http_gateway.api.request import departure
 from ringlog.actors.http_gateway.streams.client_socket import ClientSocket
 from ringlog.clock import SystemClock
 from ringlog.limits import STREAM_BUFFER_BYTES_MAX, STREAM_STALL_S_MAX
@@ -66,7 +68,9 @@ class EventStream:
     """
 
     def __init__(self, scope: Scope, protocol: HttpProtocol, *, stall_s: float = STREAM_STALL_S_MAX) -> None:
-        """Send status, headers and the first bytes."""
+        """Send status, headers and the first bytes. Raises StreamEnded if the client has gone."""
+        self._held = ExitStack()
+        """What `close` releases."""
         self._socket = ClientSocket(scope.client)
         self._acked_base = self._socket.acked_bytes() or 0
         self._transport: StreamTransport | None = protocol.response_stream(200, HEADERS)
@@ -74,11 +78,16 @@ class EventStream:
         self._written = 0
         self._checked_at = 0
         self._progress = (0, _now_s())
-        self.gone: asyncio.Future[None] = asyncio.ensure_future(protocol.client_disconnect())
+        self._held.callback(self._socket.forget)
+        self.gone: asyncio.Future[None] = self._held.enter_context(departure(protocol))
         """Done when the client has gone."""
         self._last_write_s = _now_s()
         self.is_ended: bool = False
-        self.write(b"retry: 2000\n\n" + heartbeat())
+        try:
+            self.write(b"retry: 2000\n\n" + heartbeat())
+        except StreamEnded:
+            self.close()
+            raise
 
     # -- writing --------------------------------------------------------------------------------------
 
@@ -143,8 +152,7 @@ class EventStream:
         """End the response: the server ends it when its transport is dropped. Idempotent."""
         self.is_ended = True
         self._transport = None
-        self._socket.forget()
-        self.gone.cancel()
+        self._held.close()
 
     # -- what the client has not acknowledged ---------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -144,6 +145,27 @@ def test_many_streams_and_projections_of_one_topic(call: HttpClient) -> None:
     finally:
         for stream in streams:
             stream.close()
+
+
+def test_each_watch_gets_the_records_of_its_own_filter(call: HttpClient) -> None:
+    """Clients with other filters come and go between the records."""
+    call("PUT", "/v0/topics/w-tags", {})
+    tags = ["a", "b", "c", "d"]
+    with ExitStack() as opened:
+        watch = {
+            tag: opened.enter_context(call.watch({"topics": {"w-tags": {}}, "filter": tag}))
+            for tag in tags[:2]
+        }
+        for turn in range(1, 4):
+            for tag in tags[2:]:
+                with call.watch({"topics": {"w-tags": {"tail": True}}, "filter": tag}) as passing:
+                    passing.frames(1)
+            records = [{"data": turn, "tag": tag} for tag in tags]
+            assert call("POST", "/v0/topics/w-tags", {"records": records}).status == 200
+            for tag, stream in watch.items():
+                assert [(one["$seq"], one["data"]) for one in stream.records(1)] == [
+                    (4 * turn - 3 + tags.index(tag), turn)
+                ]
 
 
 def test_a_slow_client_does_not_delay_others_and_gets_everything(call: HttpClient) -> None:

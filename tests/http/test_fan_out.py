@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 import ringlog.aio
 from ringlog.actors.http_gateway.streams.fan_out import FanOut, FanOutPage, Projection, Subscriber
-from ringlog.client import Cursor
+from ringlog.client import Cursor, NewRecord
+from ringlog.client.read.pages import Filters, tag_filter
 from ringlog.errors import CorruptData
 from ringlog.limits import READ_BYTES_DEFAULT, READ_LIMIT_MAX
 from ringlog.link.futures import Pending
@@ -122,3 +124,30 @@ async def test_a_feed_closes_at_once_for_damage_so_that_streams_report_it(follow
     assert (followed.sub.is_live, followed.connection.lags) == (False, 1)
     assert followed.fan_out.feed(followed.topic) is None
     assert not followed.feed.add(followed.sub)
+
+
+async def test_each_filter_has_its_own_text_also_behind_one_that_is_gone(
+    client: ringlog.aio.Client, topic: str
+) -> None:
+    """The memory of a filter that is gone may be that of the next one: it is told by its values."""
+    await client.append_many(topic, [NewRecord(data=b"%d" % n, tag=tag) for n, tag in enumerate("abc", 1)])
+    delivery = FanOutPage(await client.read(topic), 0)
+    for number, tag in enumerate(["a", "b", "c", "a"]):
+        projection = Projection(filters=Filters(tag=tag_filter(tag)))
+        found = msgspec.json.decode(delivery.body(projection))["records"]
+        assert [one["data"] for one in found] == [number % 3 + 1]
+        del projection
+
+
+def test_equal_projections_are_one_key_and_others_are_not() -> None:
+    shown = [
+        (tag, nodes)
+        for tag in (None, "a", "a*", ["tag", "Levels", "a"], ["tag", "Glob", "b*"])
+        for nodes in (frozenset(), frozenset({b"a"}))
+    ]
+
+    def made() -> list[Projection]:
+        return [Projection(filters=Filters(nodes, tag_filter(tag))) for tag, nodes in shown]
+
+    assert made() == made()
+    assert len({*made(), *made()}) == len(shown)

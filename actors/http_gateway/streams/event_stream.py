@@ -50,7 +50,7 @@ class WatchStream(Subscriptions):
     def emit(self, sub: Subscriber, events: list[Event], delivery: FanOutPage | None) -> None:
         """Send events in one write. Streams at the same position of one topic send the same bytes."""
         cursor = self._cursor(sub, delivery)
-        key = ("sse", cursor, sub.projection.key(), len(events))
+        key = ("sse", cursor, sub.projection, len(events))
         found = None if delivery is None else delivery.cache.get(key)
         if found is None:
             found = b"".join([frame(kind, body, "" if kind == "error" else cursor) for kind, body in events])

@@ -35,17 +35,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Projection(msgspec.Struct, frozen=True):
-    """Which records of a topic a subscriber gets, and which of their fields."""
+    """Which records of a topic a subscriber gets, and which of their fields. A key of caches."""
 
     include_data: bool = True
     include_tags: bool = False
     include_meta: bool = True
     filters: Filters = Filters()
-
-    def key(self) -> tuple[bool, bool, bool, frozenset[bytes], int]:
-        """Return what distinguishes projections."""
-        tag = self.filters.tag
-        return self.include_data, self.include_tags, self.include_meta, self.filters.nodes, id(tag)
 
 
 class Outlet(Protocol):
@@ -108,16 +103,15 @@ class FanOutPage:
     def __init__(self, page: Page, after: int) -> None:
         self.page: Page[bytes | None] = page
         self.after: int = after
-        self._bodies: dict[object, bytes] = {}
+        self._bodies: dict[Projection, bytes] = {}
         self.cache: dict[object, object] = {}
         """For outlets: frames made of the bodies."""
 
     def body(self, projection: Projection) -> bytes:
         """Return the JSON text of a `record` frame, b"" if the filters leave nothing."""
-        key = projection.key()
-        found = self._bodies.get(key)
+        found = self._bodies.get(projection)
         if found is None:
-            found = self._bodies[key] = record_body(self.page, self.after, projection)
+            found = self._bodies[projection] = record_body(self.page, self.after, projection)
         return found
 
 

@@ -115,7 +115,7 @@ class WebSocket(Subscriptions):
     def emit(self, sub: Subscriber, events: list[Event], delivery: FanOutPage | None) -> None:
         """Send events of one topic. Connections at the same position send the same text."""
         for kind, body in events:
-            key = ("ws", kind, sub.projection.key())
+            key = ("ws", kind, sub.projection)
             text = None if delivery is None else delivery.cache.get(key)
             if text is None:
                 text = self._text(kind, body)

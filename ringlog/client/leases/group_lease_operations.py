@@ -89,7 +89,10 @@ class GroupLeaseOperations(LeaseOperations):
         self.mode: str = mode
         self.tags: str = parse_match(tags, "tags").text if tags is not None else ""
         self.group: str = f"{name}@{self.tags}" if self.tags else name
-        self.filters: Filters = Filters(tag=tag_filter(tags))
+        match = tag_filter(tags)
+        self.filters: Filters = Filters(tag=match)
+        self._is_wanted = None if match is None else match.test
+        """Predicate on an encoded tag; None = every record is wanted."""
         self._start = start
         named = {
             "max_in_flight": max_in_flight, "member_max_in_flight": member_max_in_flight,
@@ -209,7 +212,7 @@ class GroupLeaseOperations(LeaseOperations):
         return (yield from super().ack_and_claim(connection, done, most, lease_ms, handle))
 
     def _matches(self, record: Record) -> bool:
-        return self.filters.tag is None or self.filters.tag((record.tag or "").encode())
+        return self._is_wanted is None or self._is_wanted((record.tag or "").encode())
 
     def reject(self, connection: QueueConnection, leases: Sequence[Lease], reason: str) -> Steps[Settled]:
         """Move records to the group's dead-letter topic. Raises InvalidRequest if it has none."""

@@ -22,7 +22,7 @@ from ringlog.frame.layout import Column
 from ringlog.limits import NODE_BYTES_MAX
 from ringlog.names import utf8
 from ringlog.payload import RAW, PayloadCodec, T, V
-from ringlog.tags import parse_match
+from ringlog.tags import TagMatch, parse_match
 
 if TYPE_CHECKING:
     from ringlog.client.read.record_batches import RecordBatch
@@ -179,10 +179,10 @@ matches all following levels."""
 
 
 class Filters(NamedTuple):
-    """Records to omit: those of these nodes, and those whose tag does not match."""
+    """Records to omit: those of these nodes, and those whose tag does not match. Compared by value."""
 
     nodes: frozenset[bytes] = frozenset()
-    tag: Callable[[bytes], bool] | None = None
+    tag: TagMatch | None = None
 
     def __bool__(self) -> bool:
         return bool(self.nodes) or self.tag is not None
@@ -197,7 +197,7 @@ class Filters(NamedTuple):
             tags = batch.column(Column.TAG)
             if tags is None:
                 return np.empty(0, dtype=np.int64)
-            keep &= np.fromiter(map(self.tag, tags), bool, len(tags))
+            keep &= np.fromiter(map(self.tag.test, tags), bool, len(tags))
         return None if keep.all() else np.flatnonzero(keep)
 
 
@@ -214,11 +214,11 @@ def node_filter(node: str | Sequence[str] | None) -> frozenset[bytes]:
     return ids - {b""}
 
 
-def tag_filter(wanted: TagFilter | None) -> Callable[[bytes], bool] | None:
+def tag_filter(wanted: TagFilter | None) -> TagMatch | None:
     """Parse a tag filter. Untagged records never match. Raises InvalidRequest."""
     if wanted is None:
         return None
-    return parse_match(wanted, "tags").test
+    return parse_match(wanted, "tags")
 
 
 class Page(Generic[V]):

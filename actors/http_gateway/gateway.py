@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ringlog.access.key_ring import BearerKeys
 from ringlog.access.keys import Principal
 from ringlog.actors.http_gateway.admin.engine_status import EngineStatusReader
 from ringlog.actors.http_gateway.admin.request_counts import Counted, RequestCounts, sum_counts
@@ -20,7 +21,7 @@ from ringlog.board.layout import HttpGatewayField, ProcessField, ProcessState
 from ringlog.board.processes import SUPERVISOR_SLOT, http_gateway_counts, shard_slot
 from ringlog.clock import Clock, SystemClock
 from ringlog.config import Config
-from ringlog.errors import NotReady, RinglogError, ShuttingDown, Throttled
+from ringlog.errors import NotReady, RinglogError, ShuttingDown, Throttled, Unauthorized
 from ringlog.types import Durability
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class Gateway:
         self._is_serving = False
         self.engine_status: EngineStatusReader = EngineStatusReader(self.clock)
         self.topic_metrics: TopicMetricsReader = TopicMetricsReader(self.clock)
+        self.keys: BearerKeys
+        """Keys that are admitted now."""
         self.lanes: WriteLanes
         self.watches: WatchSessions
         self.moves: SessionMoves
@@ -133,8 +136,10 @@ class Gateway:
     def stream(self, principal: Principal) -> Iterator[None]:
         """Count an event stream, work stream or WebSocket of a key, which runs in the current task.
 
-        Raises Throttled beyond the limits.
+        Raises Throttled beyond the limits, and Unauthorized if the key was changed since the request came.
         """
+        if not self.keys.still_admits(principal):
+            raise Unauthorized("the key of this request was revoked or changed")
         http = self.settings.http
         if sum(self._streaming.values()) >= http.max_sse_connections:
             raise _beyond("max_sse_connections", http.max_sse_connections)
@@ -156,10 +161,11 @@ class Gateway:
             _decrement(self._streaming, principal.name)
             self.slot.add(HttpGatewayField.STREAMS, -1)
 
-    def end_revoked_streams(self, principals: Collection[Principal]) -> None:
-        """End the streams of keys that are not among these any more."""
+    def change_keys(self, keys: BearerKeys) -> None:
+        """Admit these keys from now on, and end the streams of keys that were removed or changed."""
+        self.keys = keys
         for task, principal in tuple(self._principals.items()):
-            if principal not in principals and not principal.is_anyone:
+            if not keys.still_admits(principal):
                 self._revoked.add(task)
                 task.cancel()
 

@@ -73,6 +73,7 @@ class HttpGatewayShell:
         siblings = Siblings(number, settings.http.processes, boot.shm_dir, board, client)
         self.gateway: Gateway = Gateway(settings, client, board, slot, siblings, boot.shm_dir)
         self._keys = follow_keys(settings.auth.keys_file, os.environ.get(API_KEYS, ""))
+        self.gateway.keys = self._keys.keys.bearer
         self.gateway.lanes = WriteLanes(self.gateway)
         self.gateway.watches = WatchSessions(self.gateway)
         self.gateway.moves = SessionMoves(self.gateway, self.gateway.watches, siblings)
@@ -83,7 +84,7 @@ class HttpGatewayShell:
         self._stop: StopFlag | None = None
 
     def _find_key(self, authorization: str) -> Principal | None:
-        return self._keys.keys.bearer.find(authorization)
+        return self.gateway.keys.find(authorization)
 
     # -- lifecycle: runtime.duty_cycle.Actor ----------------------------------------------------------
 
@@ -185,7 +186,7 @@ class HttpGatewayShell:
         self.gateway.siblings.guard(now_ns)
         self.gateway.end_late_bodies(now_ns)
         if (keys := self._keys.poll(now_ns)) is not None:
-            self.gateway.end_revoked_streams(keys.bearer.principals)
+            self.gateway.change_keys(keys.bearer)
         self._loop.call_later(_BEAT_S, self._beat)
         self._on_signal()
         if self._serving is not None and self._serving.done() and not self.gateway.is_draining:

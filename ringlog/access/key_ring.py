@@ -57,11 +57,6 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._entries)
 
-    @property
-    def principals(self) -> list[Principal]:
-        """Principals of all entries."""
-        return [principal for _, principal in self._entries]
-
     def find(self, user_id: str) -> Principal | None:
         """Return the principal of this user id, or None. Always compares with every entry."""
         if not self._entries:
@@ -85,7 +80,9 @@ class BearerKeys:
     """
 
     def __init__(self, principals: Iterable[tuple[str, Principal]] = (), *, admits_all: bool = False) -> None:
-        self._ring = KeyRing(principals)
+        rows = tuple(principals)
+        self._ring = KeyRing(rows)
+        self._rows = frozenset(rows)
         self.admits_all = admits_all
         self._admitted: dict[str, Principal] = {}
         """Entries that were found before, by digest: at most one for each entry. No oracle, because it is
@@ -94,10 +91,9 @@ class BearerKeys:
     def __len__(self) -> int:
         return len(self._ring)
 
-    @property
-    def principals(self) -> list[Principal]:
-        """Principals of all keys."""
-        return self._ring.principals
+    def still_admits(self, principal: Principal) -> bool:
+        """Return whether a principal that was found earlier has the same key and the same rights now."""
+        return self.admits_all or (principal.digest, principal) in self._rows
 
     def find(self, authorization: str | None) -> Principal | None:
         """Return the principal of an `authorization` header; None if there is no header or no such key.

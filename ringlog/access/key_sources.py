@@ -81,11 +81,11 @@ def parse_keys(text: str, file: str) -> list[KeyEntry]:
         reason = reason or _wrong_key(entry) or _wrong_rights(entry.scopes, entry.prefixes)
         if reason:
             raise ConfigError("keys file has an invalid entry", file=file, name=entry.name, reason=reason)
-        principal = _principal(entry.name, entry.scopes, entry.prefixes)
         if entry.public_key is not None:
-            found.append(KeyEntry(KeyKind.CURVE, key_id(entry.public_key), principal))
+            kind, digest = KeyKind.CURVE, key_id(entry.public_key)
         else:
-            found.append(KeyEntry(KeyKind.BEARER, str(entry.bearer_sha256), principal))
+            kind, digest = KeyKind.BEARER, str(entry.bearer_sha256)
+        found.append(KeyEntry(kind, digest, _principal(entry.name, entry.scopes, entry.prefixes, digest)))
     _require_distinct(found, file)
     return found
 
@@ -123,9 +123,9 @@ def parse_api_keys(text: str) -> list[KeyEntry]:
             reason = f"a key must have at most {BEARER_CHARS_MAX} characters, got {len(key)}"
         if reason := reason or _wrong_rights(scopes, prefixes):
             raise ConfigError(f"{API_KEYS} has an invalid entry", entry=number, reason=reason)
-        principal = _principal(f"env-{number}", scopes, prefixes)
-        is_short = len(key) < BEARER_CHARS_SHORT
-        found.append(KeyEntry(KeyKind.BEARER, key_id(key), principal, is_short))
+        digest, is_short = key_id(key), len(key) < BEARER_CHARS_SHORT
+        principal = _principal(f"env-{number}", scopes, prefixes, digest)
+        found.append(KeyEntry(KeyKind.BEARER, digest, principal, is_short))
     _require_distinct(found, API_KEYS)
     return found
 
@@ -146,8 +146,11 @@ def _wrong_rights(scopes: Sequence[str] | None, prefixes: Sequence[str] | None) 
     return ""
 
 
-def _principal(name: str, scopes: Sequence[str] | None, prefixes: Sequence[str] | None) -> Principal:
-    return Principal(name, SCOPES if scopes is None else frozenset(scopes), tuple(prefixes or ()))
+def _principal(
+    name: str, scopes: Sequence[str] | None, prefixes: Sequence[str] | None, digest: str
+) -> Principal:
+    rights = SCOPES if scopes is None else frozenset(scopes)
+    return Principal(name, rights, tuple(prefixes or ()), digest=digest)
 
 
 def _require_distinct(entries: Sequence[KeyEntry], source: str) -> None:

@@ -27,6 +27,8 @@ class Principal:
     is_owner: bool = False
     is_anyone: bool = False
     """No keys are configured, and every client has this principal."""
+    digest: str = field(default="", compare=False)
+    """Digest of the key that proves it. Entries of one name are one client with several keys."""
     is_unrestricted: bool = field(init=False, compare=False)
     """All scopes and every name: of the messages with a row in the table, none is refused."""
 

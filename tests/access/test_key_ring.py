@@ -101,3 +101,19 @@ def test_a_public_curve_key_is_no_bearer_key() -> None:
 def test_an_empty_ring_admits_no_key() -> None:
     assert KeyRing().find(key_id("x")) is None
     assert KeyRing([(key_id("x"), WEB)]).find("") is None
+
+
+def test_a_changed_key_is_told_from_a_kept_one() -> None:
+    """By its digest and its rights: a name may have several keys, and get another one."""
+
+    def keys(secret: str, *prefixes: str) -> BearerKeys:
+        principal = Principal("web", frozenset({"read"}), prefixes, digest=key_id(secret))
+        return BearerKeys([(key_id(secret), principal)])
+
+    found = keys("rl_one", "a.").find("Bearer rl_one")
+    assert found is not None
+    assert keys("rl_one", "a.").still_admits(found)
+    assert not keys("rl_one", "b.").still_admits(found)
+    assert not keys("rl_two", "a.").still_admits(found)
+    assert not BearerKeys().still_admits(found)
+    assert BearerKeys(admits_all=True).still_admits(ANYONE)

@@ -115,6 +115,15 @@ def guarded(keys_file: Path, processes: int) -> Iterator[TestEngine]:
         yield engine
 
 
+def change_keys(engine: TestEngine, keys_file: Path, text: str) -> None:
+    """Replace the keys file at once: a gateway that polls must not find half a file."""
+    changed = keys_file.with_suffix(".new")
+    changed.write_text(text)
+    changed.chmod(0o600)
+    changed.replace(keys_file)
+    os.kill(engine.pid, signal.SIGHUP)
+
+
 def is_over(stream: EventStream) -> bool:
     """Read the stream to its end. Its last event says that the key was revoked."""
     frames = []
@@ -142,12 +151,7 @@ def test_a_revoked_key_loses_its_streams_at_all_processes(
                 stream = at((number + 1) % processes, key).into_stream(path)
                 streams[key, number] = opened.enter_context(stream)
                 assert [each["$seq"] for each in stream.records(1)] == [1]
-        # At once: a gateway that polls must not find half a file.
-        changed = keys_file.with_suffix(".new")
-        changed.write_text(keys_text(owner=OWNER))
-        changed.chmod(0o600)
-        changed.replace(keys_file)
-        os.kill(guarded.pid, signal.SIGHUP)
+        change_keys(guarded, keys_file, keys_text(owner=OWNER))
         assert all(is_over(streams[GUEST, number]) for number in range(processes))
         wait_until(
             lambda: {guest("GET", "/v0/topics").status for guest in guests} == {401}, WAIT_S, "401 for guests"
@@ -170,3 +174,63 @@ def test_a_session_belongs_to_its_key_at_all_processes(guarded: TestEngine, proc
         assert statuses == {401}
         with at(processes - 1, OWNER).into_stream(path) as stream:
             assert [each["$seq"] for each in stream.records(1)] == [1]
+
+
+# -- changed rights -----------------------------------------------------------------------------------
+
+
+def test_a_session_does_not_outlive_the_rights_of_its_key(
+    guarded: TestEngine, keys_file: Path, processes: int
+) -> None:
+    """Where it is, and where it would go: neither its stream nor a HEAD says anything about its topics."""
+    with ExitStack() as opened:
+        at = partial(client_of, opened, guarded, processes)
+        guests = [at(number, GUEST) for number in range(processes)]
+        write(guests[0], 1)
+        path = watch(guests[0])
+        with at(0, GUEST).into_stream(path) as stream:
+            assert [each["$seq"] for each in stream.records(1)] == [1]
+            text = keys_text(owner=OWNER, guest=GUEST) + 'prefixes = ["b."]\n'
+            change_keys(guarded, keys_file, text)
+            assert is_over(stream)
+        wait_until(
+            lambda: {each("GET", f"/v0/topics/{TOPIC}").status for each in guests} == {403}, WAIT_S, "403"
+        )
+        write(at(0, OWNER), 2)
+        for number in reversed(range(processes)):
+            assert guests[number]("HEAD", path).status == 403
+        for number in reversed(range(processes)):
+            with at(number, GUEST).into_stream(path) as stream:
+                assert stream.status == 403
+                assert stream.json()["error"]["code"] == "forbidden"
+        change_keys(guarded, keys_file, keys_text(owner=OWNER, guest=GUEST))
+        wait_until(
+            lambda: {each("GET", f"/v0/topics/{TOPIC}").status for each in guests} == {200}, WAIT_S, "200"
+        )
+        with at(processes - 1, GUEST).into_stream(path) as stream:
+            assert [each["$seq"] for each in stream.records(1)] == [2], "the session was not lost"
+
+
+def test_another_key_of_one_name_ends_the_streams_of_the_first(
+    guarded: TestEngine, keys_file: Path, processes: int
+) -> None:
+    """Name and rights stay. The session goes on for the new key."""
+    with ExitStack() as opened:
+        at = partial(client_of, opened, guarded, processes)
+        guest = at(0, GUEST)
+        write(guest, 1)
+        path, following = watch(guest), "rl_next_" + "x" * 40
+        with at(0, GUEST).into_stream(path) as stream:
+            assert [each["$seq"] for each in stream.records(1)] == [1]
+            change_keys(guarded, keys_file, keys_text(owner=OWNER, guest=following))
+            assert is_over(stream)
+        followers = [at(number, following) for number in range(processes)]
+
+        def statuses() -> list[int]:
+            return [client("GET", "/v0/topics").status for client in (guest, *followers)]
+
+        wait_until(lambda: statuses() == [401, *[200] * processes], WAIT_S, "all know the new key")
+        write(at(0, OWNER), 2)
+        with at(processes - 1, following).into_stream(path) as stream:
+            assert stream.status == 200
+            assert [each["$seq"] for each in stream.records(1)] == [2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +16,7 @@ from ringlog.actors.http_gateway.streams.fan_out import FanOutPage, Subscriber
 from ringlog.actors.http_gateway.streams.sse import EventStream, StreamEnded, frame, require_event_stream
 from ringlog.actors.http_gateway.streams.subscriptions import Event, Subscriptions, error_json
 from ringlog.client.watches.events import decode_cursors
+from ringlog.envelope import messages as m
 
 if TYPE_CHECKING:
     from ringlog.actors.http_gateway.streams.watches import WatchSession
@@ -112,7 +114,7 @@ async def open_stream(request: Request) -> Response | None:
     require_event_stream(request.header("accept"))
     wid, moves = request.params[0], gateway.moves
     if request.scope.method == "HEAD":
-        await moves.require(wid, request.principal)
+        _authorise(request, await moves.topics_of(wid, request.principal))
         return Response(200, b"", (("content-type", "text/event-stream"),))
     moves.find(wid, request.principal)  # First: a limit is no answer to a session that cannot exist.
     stream: WatchStream | None = None
@@ -122,6 +124,7 @@ async def open_stream(request: Request) -> Response | None:
             with contextlib.suppress(StreamEnded):
                 EventStream(request.scope, request.protocol).close()
             return None
+        _authorise(request, session.subs)
         try:
             request.release_slot()
             if session.stream is not None:
@@ -146,6 +149,14 @@ async def open_stream(request: Request) -> Response | None:
                     session.stream = None
                     gateway.watches.note_use(session)
     return None
+
+
+def _authorise(request: Request, topics: Iterable[str]) -> None:
+    """Raise Forbidden unless the key may read the topics of a session now.
+
+    A session outlives changes of the keys file, and its key may have had other rights when it was made.
+    """
+    request.authorise(*(m.Read(topic, 0) for topic in topics))
 
 
 def _resume(session: WatchSession, text: str) -> None:

@@ -52,9 +52,9 @@ _NOBODY = -1
 _WAIT_S = HTTP_SIBLING_MS_MAX / 1_000
 _ABSENT = PeerReply(m.FoundSession("absent"))
 _FOREIGN = PeerReply(m.FoundSession("foreign"))
-_HERE = PeerReply(m.FoundSession("here"))
 _encode = msgspec.msgpack.Encoder().encode
 _decode_state = msgspec.msgpack.Decoder(SessionState).decode
+_decode_topics = msgspec.msgpack.Decoder(list[str]).decode
 _decode_list = msgspec.msgpack.Decoder(list[tuple[str, int]]).decode
 
 
@@ -109,14 +109,17 @@ class SessionMoves:
             raise _foreign()
         return session
 
-    async def require(self, wid: str, principal: Principal) -> None:
-        """Check that a session exists, and leave it where it is. Raises as `find` does, and NotReady."""
-        if self.find(wid, principal) is None:
-            try:
-                async with asyncio.timeout(_WAIT_S):
-                    await self._search(wid, principal, _NOBODY)
-            except TimeoutError:
-                raise _silent() from None
+    async def topics_of(self, wid: str, principal: Principal) -> list[str]:
+        """Return the topics of a session, and leave it where it is. Raises as `find` does, and NotReady."""
+        session = self.find(wid, principal)
+        if session is not None:
+            return [*session.subs]
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                _, found = await self._search(wid, principal, _NOBODY)
+            return _decode_topics(found.attachment or b"")
+        except (TimeoutError, msgspec.DecodeError):
+            raise _silent() from None
 
     async def take(self, wid: str, principal: Principal) -> WatchSession | None:
         """Return a session, which is here from now on. Its stream at another gateway ends.
@@ -180,8 +183,8 @@ class SessionMoves:
 
     async def _search(self, wid: str, principal: Principal, taker: int) -> tuple[int, PeerReply]:
         """Follow the pointers to a session. Returns a gateway, and its FoundSession `here` or `given`."""
-        if await self._took_back(wid) and self.find(wid, principal) is not None:
-            return self._siblings.number, _HERE
+        if await self._took_back(wid) and (session := self.find(wid, principal)) is not None:
+            return self._siblings.number, _here(session)
         for start in self._starts(wid):
             at = start
             for _ in range(HTTP_SESSION_HOPS_MAX):
@@ -249,7 +252,7 @@ class SessionMoves:
         if session.principal.name != request.principal:
             return _FOREIGN
         if request.taker == _NOBODY:
-            return _HERE
+            return _here(session)
         self._sessions.remove(session)
         session.moves += 1
         self._note_moved(wid, SessionPointer(request.taker, session.moves, self._now_ms()))
@@ -351,6 +354,10 @@ class SessionMoves:
     def _held_of(self, maker: int) -> list[tuple[str, int]]:
         made = self._sessions.made_by(maker, self._siblings.processes)
         return [(session.wid, session.moves) for session in made]
+
+
+def _here(session: WatchSession) -> PeerReply:
+    return PeerReply(m.FoundSession("here"), _encode([*session.subs]))
 
 
 def _absent() -> HttpError:

@@ -360,8 +360,10 @@ async def _serve_stream(gateway: Gateway, principal: Principal, protocol: Any) -
             receiving.cancel()
     except asyncio.CancelledError:
         error = gateway.ending_error()
-        if error is None or socket is None:
+        if error is None or socket is None or backlogs is None:
             raise
+        backlogs.cancel()
+        socket.end_all()  # The key may not read any more, and the error needs room.
         await socket._error(status_and_code(error)[1], error.message, _NULL)
     finally:
         if socket is not None:

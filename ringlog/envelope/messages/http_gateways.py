@@ -27,9 +27,10 @@ class FindSession(Message, frozen=True):
 class FoundSession(Message, frozen=True):
     """Reply to FindSession.
 
-    `what`: `here`, it is here and stays; `given`, the attachment is the session, which is not here any more;
-    `moved`, it went to the gateway `holder` with `moves`; `absent`, it is not known here; `foreign`, it
-    belongs to another key; `busy`, it is on its way to here and has not arrived in time."""
+    `what`: `here`, it is here and stays, the attachment is the list of its topics; `given`, the attachment is
+    the session, which is not here any more; `moved`, it went to the gateway `holder` with `moves`; `absent`,
+    it is not known here; `foreign`, it belongs to another key; `busy`, it is on its way to here and has not
+    arrived in time."""
 
     what: Name
     holder: Place = -1

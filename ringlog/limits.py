@@ -785,13 +785,14 @@ SSE_CONNECTIONS_PER_KEY_DEFAULT = 1_000
 INFLIGHT_PER_KEY_DEFAULT = 1_000
 """Default of `http.max_inflight_per_key`."""
 STREAM_STALL_S_MAX = 30.0
-"""Longest time in s in which a stream accepts no byte. Then it is ended."""
+"""Longest time in s in which a stream accepts no byte. Then its connection is ended."""
 WEB_SOCKET_QUEUE_MAX = 4
 """Messages that wait for the socket of one WebSocket. Beyond it the connection gets no further frame and its
 commands wait. Records are read again from storage when there is room."""
 STREAM_BUFFER_BYTES_MAX = 512 * KIB
-"""Bytes of a stream that its client has not acknowledged. Beyond it the gateway sends no further frame to
-this client. It reads the next one from storage when the client has caught up. Other streams do not wait."""
+"""Bytes of the event streams of one connection that its client has not acknowledged. Beyond it the gateway
+sends them no further frame. It reads the next one from storage when the client has caught up. Streams of
+other connections do not wait. Over HTTP/2 those of the same one do."""
 
 # -- processes ----------------------------------------------------------------------------------------
 SHARDS_MAX = 64

@@ -35,6 +35,7 @@ from ringlog.actors.http_gateway.api.request import (
 from ringlog.actors.http_gateway.api.request_body import RequestBody
 from ringlog.actors.http_gateway.api.route_table import Route, RouteTable
 from ringlog.actors.http_gateway.gateway import Gateway
+from ringlog.actors.http_gateway.streams.connection_ledger import LEDGERS
 from ringlog.actors.http_gateway.streams.web_socket import serve_web_socket
 from ringlog.board.layout import ProcessField
 from ringlog.errors import Internal, RinglogError, Unauthorized
@@ -124,6 +125,7 @@ class Application:
         ):
             body = await body_compression.compressed(body)
             sent += body_compression.HEADERS
+        LEDGERS.note_response(scope.client, len(body))
         if not request_body.is_left:
             protocol.response_bytes(status, sent, body)
             return

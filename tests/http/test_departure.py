@@ -15,7 +15,8 @@ import ringlog.actors.http_gateway
 from ringlog.actors.http_gateway.api.error_replies import HttpError
 from ringlog.actors.http_gateway.leases import claims
 from ringlog.actors.http_gateway.records import diffs
-from ringlog.actors.http_gateway.streams.sse import EventStream, StreamEnded
+from ringlog.actors.http_gateway.streams.connection_ledger import StreamEnded
+from ringlog.actors.http_gateway.streams.sse import EventStream
 
 
 class Server:

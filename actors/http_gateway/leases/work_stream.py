@@ -20,7 +20,8 @@ from ringlog.actors.http_gateway.leases.claims import clamped_lease, undo_claim
 from ringlog.actors.http_gateway.leases.job_json import job_rows
 from ringlog.actors.http_gateway.leases.jobs import ask, claim_access
 from ringlog.actors.http_gateway.leases.workers import new_operations
-from ringlog.actors.http_gateway.streams.sse import EventStream, StreamEnded, require_event_stream
+from ringlog.actors.http_gateway.streams.connection_ledger import StreamEnded
+from ringlog.actors.http_gateway.streams.sse import EventStream, require_event_stream
 from ringlog.client.leases.claim_result import ClaimResult
 from ringlog.client.leases.lease_extender import encode_u64s, new_call_number
 from ringlog.client.leases.lease_operations import ClaimHandle, LeaseOperations

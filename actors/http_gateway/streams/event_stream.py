@@ -12,8 +12,9 @@ import msgspec
 
 from ringlog.actors.http_gateway.api.request import Request, Response
 from ringlog.actors.http_gateway.api.route_table import Route
+from ringlog.actors.http_gateway.streams.connection_ledger import StreamEnded
 from ringlog.actors.http_gateway.streams.fan_out import FanOutPage, Subscriber
-from ringlog.actors.http_gateway.streams.sse import EventStream, StreamEnded, frame, require_event_stream
+from ringlog.actors.http_gateway.streams.sse import EventStream, frame, require_event_stream
 from ringlog.actors.http_gateway.streams.subscriptions import Event, Subscriptions, error_json
 from ringlog.client.watches.events import decode_cursors
 from ringlog.envelope import messages as m

@@ -1,8 +1,6 @@
 """One response of server-sent events, with a bound on what its client has not read.
 
-The HTTP server queues every write without a bound. Therefore a stream counts what it writes and asks the
-kernel (TCP_INFO) how much of it the client has acknowledged. While more than STREAM_BUFFER_BYTES_MAX are not
-acknowledged, further writes wait. A client that acknowledges nothing for STREAM_STALL_S_MAX is disconnected.
+The bound is that of the connection, which several streams may share: see connection_ledger.py.
 """
 
 from __future__ import annotations
@@ -13,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from ringlog.actors.http_gateway.api.error_replies import HttpError
 from ringlog.actors.http_gateway.api.request import departure
-from ringlog.actors.http_gateway.streams.client_socket import ClientSocket
+from ringlog.actors.http_gateway.streams.connection_ledger import LEDGERS, StreamEnded
 from ringlog.clock import SystemClock
-from ringlog.limits import STREAM_BUFFER_BYTES_MAX, STREAM_STALL_S_MAX
 
 if TYPE_CHECKING:
     from ringlog.actors.http_gateway.api.request import HttpProtocol, Scope, StreamTransport
@@ -28,12 +25,6 @@ HEADERS = [
 EVENT_STREAM = "text/event-stream"
 _POLL_S_MIN, _POLL_S_MAX = 0.002, 0.05
 _clock = SystemClock()
-_CHUNK_FRAMING_BYTES = 8
-"""Bytes that HTTP/1.1 adds to a chunk: its length and two line ends."""
-
-
-class StreamEnded(Exception):
-    """The client has gone, or reads no more."""
 
 
 def require_event_stream(accept: str) -> None:
@@ -67,18 +58,13 @@ class EventStream:
         await stream.send("job", data)
     """
 
-    def __init__(self, scope: Scope, protocol: HttpProtocol, *, stall_s: float = STREAM_STALL_S_MAX) -> None:
+    def __init__(self, scope: Scope, protocol: HttpProtocol) -> None:
         """Send status, headers and the first bytes. Raises StreamEnded if the client has gone."""
         self._held = ExitStack()
         """What `close` releases."""
-        self._socket = ClientSocket(scope.client)
-        self._acked_base = self._socket.acked_bytes() or 0
+        self._ledger = LEDGERS.join(scope.client)
+        self._held.callback(LEDGERS.leave, scope.client, self._ledger)
         self._transport: StreamTransport | None = protocol.response_stream(200, HEADERS)
-        self._stall_s = stall_s
-        self._written = 0
-        self._checked_at = 0
-        self._progress = (0, _now_s())
-        self._held.callback(self._socket.forget)
         self.gone: asyncio.Future[None] = self._held.enter_context(departure(protocol))
         """Done when the client has gone."""
         self._last_write_s = _now_s()
@@ -93,11 +79,8 @@ class EventStream:
 
     @property
     def has_room(self) -> bool:
-        """Whether `write` may be called now. It asks the kernel only once in STREAM_BUFFER_BYTES_MAX / 2."""
-        return (
-            self._written - self._checked_at < STREAM_BUFFER_BYTES_MAX // 2
-            or self._outstanding() < STREAM_BUFFER_BYTES_MAX
-        )
+        """Whether `write` may be called now. Raises StreamEnded."""
+        return self._ledger.has_room
 
     @property
     def silent_s(self) -> float:
@@ -113,7 +96,7 @@ class EventStream:
         except RuntimeError:
             self.is_ended = True
             raise StreamEnded from None
-        self._written += len(data) + _CHUNK_FRAMING_BYTES
+        self._ledger.note_written(len(data))
         self._last_write_s = _now_s()
 
     async def send(self, event: str, data: bytes, cursor: str = "") -> None:
@@ -128,8 +111,8 @@ class EventStream:
 
     def heartbeat(self) -> None:
         """Send a comment. Raises StreamEnded if the client has gone, or has acknowledged nothing for long."""
-        if self._outstanding() > 0:
-            self._require_progress()
+        if self._ledger.outstanding() > 0:
+            self._ledger.require_progress()
         if self.has_room:
             self.write(heartbeat())
 
@@ -137,7 +120,7 @@ class EventStream:
         """Wait until `has_room`. Raises StreamEnded if the client acknowledges nothing for too long."""
         pause_s = _POLL_S_MIN
         while not self.has_room:
-            self._require_progress()
+            self._ledger.require_progress()
             await asyncio.wait((self.gone,), timeout=pause_s)
             if self.gone.done():
                 raise StreamEnded
@@ -153,23 +136,3 @@ class EventStream:
         self.is_ended = True
         self._transport = None
         self._held.close()
-
-    # -- what the client has not acknowledged ---------------------------------------------------------
-
-    def _outstanding(self) -> int:
-        """Return an estimate of the bytes that the client has not acknowledged. Raises StreamEnded."""
-        acked = self._socket.acked_bytes()
-        if acked is None:
-            raise StreamEnded
-        # The connection carries more than the frames: earlier responses, the head, framing, TLS.
-        self._acked_base = max(self._acked_base, acked - self._written)
-        if acked != self._progress[0]:
-            self._progress = (acked, _now_s())
-        outstanding = self._written - (acked - self._acked_base)
-        self._checked_at = self._written if outstanding < STREAM_BUFFER_BYTES_MAX // 2 else 0
-        return outstanding
-
-    def _require_progress(self) -> None:
-        if _now_s() - self._progress[1] > self._stall_s:
-            self._socket.abort()
-            raise StreamEnded

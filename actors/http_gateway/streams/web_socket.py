@@ -15,8 +15,8 @@ from ringlog.access.keys import Principal, authorise
 from ringlog.actors.http_gateway.api.error_replies import error_body, status_and_code
 from ringlog.actors.http_gateway.api.request import Scope, authorization_of, check_structure
 from ringlog.actors.http_gateway.records.writes import decode_write
+from ringlog.actors.http_gateway.streams.connection_ledger import StreamEnded
 from ringlog.actors.http_gateway.streams.fan_out import FanOutPage, Subscriber
-from ringlog.actors.http_gateway.streams.sse import StreamEnded
 from ringlog.actors.http_gateway.streams.subscriptions import Event, Subscriptions
 from ringlog.actors.http_gateway.streams.watches import WatchStart, make_subscriber, topic_reply
 from ringlog.envelope import messages as m

@@ -1,0 +1,235 @@
+"""Event streams of one connection have one bound on what their client has not read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+from granian.constants import HTTPModes, Interfaces
+from granian.server.embed import Server
+
+from ringlog.actors.http_gateway.streams.connection_ledger import (
+    ConnectionLedger,
+    ConnectionLedgers,
+    StreamEnded,
+)
+from ringlog.actors.http_gateway.streams.sse import EventStream
+from ringlog.limits import STREAM_BUFFER_BYTES_MAX, STREAM_STALL_S_MAX
+from ringlog.testing import ManualClock
+from tests.support.http2_client import FIRST_WINDOW, Http2Client
+
+pytestmark = pytest.mark.timeout(60)
+
+_KIB = 1_024
+
+
+class Wire:
+    """The socket of a client that acknowledges what the test says."""
+
+    def __init__(self, acked: int = 1_000) -> None:
+        self.acked: int | None = acked
+        self.is_aborted = False
+
+    def acked_bytes(self) -> int | None:
+        return self.acked
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def forget(self) -> None:
+        self.acked = None
+
+    def ack(self, count: int) -> None:
+        assert self.acked is not None
+        self.acked += count
+
+
+@pytest.fixture
+def wire() -> Wire:
+    return Wire()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def ledger(wire: Wire, clock: ManualClock) -> ConnectionLedger:
+    return ConnectionLedger(cast("Any", wire), clock)
+
+
+def fill(ledger: ConnectionLedger, piece: int = 64 * _KIB) -> int:
+    """Write while there is room. Returns the number of bytes."""
+    count = 0
+    while ledger.has_room:
+        ledger.note_written(piece)
+        count += piece
+    return count
+
+
+def test_all_that_is_not_acknowledged_counts(ledger: ConnectionLedger, wire: Wire) -> None:
+    assert STREAM_BUFFER_BYTES_MAX <= fill(ledger) < STREAM_BUFFER_BYTES_MAX + 64 * _KIB
+    wire.ack(200 * _KIB)
+    assert fill(ledger) in {192 * _KIB, 256 * _KIB}
+
+
+def test_other_responses_are_not_taken_for_frames(ledger: ConnectionLedger, wire: Wire) -> None:
+    """A client that reads large responses, but no stream, frees no room for streams."""
+    fill(ledger)
+    for _ in range(10):
+        ledger.note_written(8 << 20)
+        wire.ack(8 << 20)
+        assert not ledger.has_room
+
+
+def test_many_small_frames_that_are_read_leave_nothing(ledger: ConnectionLedger, wire: Wire) -> None:
+    """A chunk of 20 bytes has 6 bytes more, one of 300 has 7."""
+    for size in (20, 300):
+        for _ in range(100_000):
+            ledger.note_written(size)
+            wire.ack(size + len(b"%x" % size) + 4)
+        assert ledger.outstanding() == 0
+
+
+def test_a_client_that_acknowledges_nothing_is_disconnected(
+    ledger: ConnectionLedger, wire: Wire, clock: ManualClock
+) -> None:
+    clock.advance(100 * STREAM_STALL_S_MAX)
+    ledger.note_written(2 * STREAM_BUFFER_BYTES_MAX)
+    assert not ledger.has_room
+    ledger.require_progress()
+    clock.advance(STREAM_STALL_S_MAX)
+    assert not ledger.has_room
+    ledger.require_progress()
+    clock.advance(0.001)
+    with pytest.raises(StreamEnded):
+        ledger.require_progress()
+    assert wire.is_aborted
+
+
+@pytest.mark.parametrize(("acked", "is_alive"), [(10_000, True), (17, False)])
+def test_only_a_slow_client_is_waited_for(
+    ledger: ConnectionLedger, wire: Wire, clock: ManualClock, acked: int, is_alive: bool
+) -> None:
+    """Answers to the pings of a client are acknowledged also while none of its streams is read."""
+    ledger.note_written(4 * STREAM_BUFFER_BYTES_MAX)
+    assert not ledger.has_room
+    with contextlib.nullcontext() if is_alive else pytest.raises(StreamEnded):
+        for _ in range(4):
+            clock.advance(STREAM_STALL_S_MAX * 2 / 3)
+            wire.ack(acked)
+            assert not ledger.has_room
+            ledger.require_progress()
+
+
+def test_a_closed_connection_ends_its_streams(ledger: ConnectionLedger, wire: Wire) -> None:
+    wire.acked = None
+    with pytest.raises(StreamEnded):
+        ledger.outstanding()
+
+
+def test_a_ledger_lives_as_long_as_a_connection_has_streams() -> None:
+    ledgers = ConnectionLedgers()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        server, (host, port) = listener.accept()
+        address = f"{host}:{port}"
+        with client, server:
+            first, second = ledgers.join(address), ledgers.join(address)
+            assert first is second
+            ledgers.note_response(address, 3 << 20)
+            assert first.outstanding() > 3 << 20
+            ledgers.leave(address, first)
+            assert ledgers.join(address) is first
+        later = ledgers.join(address)
+        assert later is not first, "the connection has ended, and another may have its address"
+        for each in (first, first, later):
+            ledgers.leave(address, each)
+        assert ledgers.join(address) not in {first, later}
+
+
+# -- with the HTTP server -----------------------------------------------------------------------------
+
+_FRAME = b"data: " + b"x" * 65_000 + b"\n\n"
+_FRAMES = 100
+
+
+class Streams:
+    """An application with one event stream of _FRAMES for each request."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, EventStream] = {}
+        self.written: Counter[str] = Counter()
+
+    async def __rsgi__(self, scope: Any, protocol: Any) -> None:
+        stream = self.open[scope.path] = EventStream(scope, protocol)
+        try:
+            for _ in range(_FRAMES):
+                await stream.send_frames(_FRAME)
+                self.written[scope.path] += len(_FRAME)
+        except StreamEnded:
+            return
+        finally:
+            stream.close()
+
+
+async def listening(port: int) -> None:
+    """Wait until the server accepts connections."""
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.close()
+            return
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def streams() -> AsyncIterator[tuple[Streams, int]]:
+    """The application, and the port on which it is served."""
+    application = Streams()
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        kept.bind(("127.0.0.1", 0))
+        port = int(kept.getsockname()[1])
+        server = Server(
+            application, address="127.0.0.1", port=port, interface=Interfaces.RSGI, http=HTTPModes.auto,
+            log_enabled=False,
+        )  # fmt: skip
+        serving = asyncio.ensure_future(server.serve())
+        await listening(port)
+        yield application, port
+        server.stop()
+        await serving
+
+
+async def test_a_stream_that_is_not_read_is_bounded_beside_one_that_is(
+    streams: tuple[Streams, int],
+) -> None:
+    application, port = streams
+    client = await Http2Client.connect("127.0.0.1", port)
+    try:
+        client.get("/unread", 1)
+        client.get("/read", 3)
+        client.take(3)
+
+        def is_held_up() -> bool:
+            has_all = client.received[3] >= application.written["/read"]
+            return has_all and not application.open["/read"].has_room
+
+        await client.until(lambda: client.received[1] == FIRST_WINDOW and client.received[3] > 0)
+        while 3 not in client.ended and not is_held_up():
+            await asyncio.sleep(0)
+        unread = application.written["/unread"] - client.received[1]
+        assert unread < STREAM_BUFFER_BYTES_MAX + 2 * len(_FRAME)
+        client.take(1)
+        await client.until(lambda: client.ended == {1, 3})
+        assert application.written == {"/unread": _FRAMES * len(_FRAME), "/read": _FRAMES * len(_FRAME)}
+        assert min(client.received[1], client.received[3]) >= _FRAMES * len(_FRAME)
+    finally:
+        await client.close()

@@ -93,6 +93,7 @@ class Application:
             host = scope.headers.get("host") or require_host(scope.authority)
             if principal is ANYONE:
                 self._hosts.require_loopback(host)
+                self._require_own_page(scope)
             try:
                 route, params = self.routes.find(scope.method, scope.path)
             except HttpError:
@@ -148,11 +149,15 @@ class Application:
             request.release_slot()
 
     def _check_origin(self, scope: Scope) -> None:
-        """Raise Forbidden if, without keys, a web page of another host asks for a WebSocket."""
+        """Raise Forbidden if, without keys, a foreign host or page asks for a WebSocket."""
         host = scope.headers.get("host") or require_host(scope.authority)
         if self._find_key("") is ANYONE:
             self._hosts.require_loopback(host)
-            self._hosts.require_loopback_origin(scope.headers.get("origin") or "")
+            self._require_own_page(scope)
+
+    def _require_own_page(self, scope: Scope) -> None:
+        headers = scope.headers
+        self._hosts.require_own_page(headers.get("origin") or "", headers.get("sec-fetch-site") or "")
 
     # -- keys -----------------------------------------------------------------------------------------
 

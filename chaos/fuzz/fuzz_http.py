@@ -47,7 +47,8 @@ def _take(how: int, data: bytes) -> None:
         case 3:
             _HOSTS.require_loopback(require_host(text))
         case 4:
-            _HOSTS.require_loopback_origin(text)
+            origin, _, site = text.partition("\n")
+            _HOSTS.require_own_page(origin, site)
         case 5:
             _keys(data.decode("utf-8", "replace"))
         case 6:

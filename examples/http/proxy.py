@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 PAGE = Path(__file__).with_name("page.html")
-PASSED = ("content-type", "accept", "last-event-id", "authorization")
+PASSED = ("content-type", "accept", "last-event-id", "authorization", "origin", "sec-fetch-site")
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -1,8 +1,10 @@
-"""Which Host headers a gateway without keys admits: those that name loopback. Pure.
+"""Which requests a gateway without keys admits: to a Host that names loopback, from no foreign page. Pure.
 
 Without keys the gateway listens on loopback, but a web page in a browser of this machine reaches it too, if
-the page's own name resolves to 127.0.0.1 (DNS rebinding). The browser then sends that name as Host. Pages of
-other origins may also open WebSockets, which browsers do not restrict: their Origin is checked.
+the page's own name resolves to 127.0.0.1 (DNS rebinding). The browser then sends that name as Host.
+
+Pages of other sites may also send requests whose answers they cannot read, such as forms and images, and open
+WebSockets. Browsers then send Origin or, with neither a body nor CORS, `sec-fetch-site: cross-site`.
 """
 
 from __future__ import annotations
@@ -38,11 +40,17 @@ class HostCheck:
             )
         self._admitted = host
 
-    def require_loopback_origin(self, origin: str) -> None:
-        """Raise Forbidden if a web page of another host opens a WebSocket. Programs send no Origin."""
-        if origin and not self._admits_all and not is_loopback(host_of(origin)):
+    def require_own_page(self, origin: str, site: str) -> None:
+        """Raise Forbidden if a web page of another host sends the request.
+
+        Args:
+            origin: The Origin header, "" without one. Programs send neither this one nor the other.
+            site: The header `sec-fetch-site`, which counts where there is no Origin.
+        """
+        is_foreign = not is_loopback(host_of(origin)) if origin else site == "cross-site"
+        if is_foreign and not self._admits_all:
             raise Forbidden(
-                "without keys the gateway admits WebSockets only from pages of localhost",
+                "without keys the gateway admits web pages of localhost only; configure keys to serve others",
                 origin=origin[:_HOST_CHARS_MAX],
             )
 

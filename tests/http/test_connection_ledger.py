@@ -161,15 +161,17 @@ _FRAMES = 100
 
 
 class Streams:
-    """An application with one event stream of _FRAMES for each request."""
+    """An application with one event stream of _FRAMES for each request. That of /silent sends none."""
 
     def __init__(self) -> None:
         self.open: dict[str, EventStream] = {}
         self.written: Counter[str] = Counter()
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
-        stream = self.open[scope.path] = EventStream(scope, protocol)
+        stream = self.open[scope.path] = EventStream(scope, protocol, 0.01)
         try:
+            if scope.path == "/silent":
+                await stream.wait_gone(60)
             for _ in range(_FRAMES):
                 await stream.send_frames(_FRAME)
                 self.written[scope.path] += len(_FRAME)
@@ -233,3 +235,15 @@ async def test_a_stream_that_is_not_read_is_bounded_beside_one_that_is(
         assert min(client.received[1], client.received[3]) >= _FRAMES * len(_FRAME)
     finally:
         await client.close()
+
+
+async def test_a_silent_stream_sends_comments_whatever_it_waits_for(streams: tuple[Streams, int]) -> None:
+    application, port = streams
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /silent HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    await reader.readuntil(b"retry: 2000\n\n")
+    for _ in range(4):
+        await reader.readuntil(b": hb ")
+    writer.close()
+    while not application.open["/silent"].is_ended:
+        await asyncio.sleep(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -11,7 +12,7 @@ import pytest
 
 import ringlog.testing
 from ringlog.testing.real_engine import TestEngine
-from tests.support.http_client import HttpClient
+from tests.support.http_client import EventStream, HttpClient
 
 pytestmark = pytest.mark.slow
 
@@ -179,6 +180,26 @@ def test_a_slow_client_does_not_delay_others_and_gets_everything(call: HttpClien
             assert len(fast.records(1)) == 1
         found = stream.records(60)
         assert [one["$seq"] for one in found] == list(range(1, 61))
+
+
+def test_a_full_stream_that_falls_silent_does_not_delay_others(call: HttpClient) -> None:
+    """It has no room for its heartbeat, and nothing else to send. Others get theirs."""
+    call("PUT", "/v0/topics/w-full", {})
+    body = {"topics": {"w-full": {}}, "heartbeat_ms": 1_000}
+    path = call("POST", "/v0/watch", body).body["stream_url"]
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        connection.connect((call.host, call.port))
+        full = EventStream(connection, f"{call.host}:{call.port}", path, {})
+        full.frames(1)
+        write(call, "w-full", "x" * 700_000)
+        with call.watch({"topics": {"w-full": {"tail": True}}, "heartbeat_ms": 1_000}) as other:
+            other.frames(1)
+            for _ in range(3):
+                beat = other.block()
+                assert beat is not None
+                assert beat.comment.startswith("hb ")
+        assert len(full.records(1)) == 1
 
 
 def test_an_orderly_stop_sends_a_final_frame() -> None:

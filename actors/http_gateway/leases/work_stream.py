@@ -40,7 +40,6 @@ from ringlog.limits import (
 _LEASED = 1
 """State of a leased job in PendingReply."""
 _CHECK_S = WORK_STREAM_CHECK_MS / 1_000
-_HEARTBEAT_S = WORK_STREAM_HEARTBEAT_MS / 1_000
 
 
 async def work(request: Request) -> Response | None:
@@ -74,7 +73,7 @@ class _WorkStream:
         """Seq and token of each job that was sent and, as far as known, is not settled."""
         self._freed = asyncio.Event()
         self._checked = 0.0
-        self._stream = EventStream(request.scope, request.protocol)
+        self._stream = EventStream(request.scope, request.protocol, WORK_STREAM_HEARTBEAT_MS / 1_000)
 
     async def run(self) -> None:
         """Serve until the stream ends. All its unsettled jobs are then ready for others."""
@@ -100,8 +99,6 @@ class _WorkStream:
     async def _serve(self) -> None:
         loop, stream = self._gateway.loop, self._stream
         while True:
-            if stream.silent_s >= _HEARTBEAT_S:
-                stream.heartbeat()
             try:
                 if self._held and loop.time() - self._checked >= _CHECK_S:
                     await self._check()

@@ -22,6 +22,8 @@ from ringlog.envelope import messages as m
 if TYPE_CHECKING:
     from ringlog.actors.http_gateway.streams.watches import WatchSession
 
+_HEARTBEAT_S = 1.0
+"""Of a stream that ends at once."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -32,8 +34,8 @@ class WatchStream(Subscriptions):
         super().__init__(request.gateway, is_strong=session.is_strong)
         self._session = session
         self._is_single = len(session.subs) == 1
-        self.events: EventStream = EventStream(request.scope, request.protocol)
-        self.events.gone.add_done_callback(lambda _: self.wake.set())
+        self.events: EventStream = EventStream(request.scope, request.protocol, session.heartbeat_s)
+        self.events.gone.add_done_callback(self._leave)
         self.is_superseded: bool = False
 
     @property
@@ -62,7 +64,11 @@ class WatchStream(Subscriptions):
         try:
             self.events.write(found)  # type: ignore[arg-type]
         except StreamEnded:
+            self._session.sent_cursor = ""  # The positions are those behind frames that were not sent.
             self.wake.set()
+        else:
+            if events[-1][0] != "error":
+                self._session.sent_cursor = cursor
 
     def _cursor(self, sub: Subscriber, delivery: FanOutPage | None) -> str:
         """Return the position behind this event: base64url of {topic: seq}."""
@@ -83,12 +89,15 @@ class WatchStream(Subscriptions):
     def supersede(self) -> None:
         """End this stream: another GET of the session has come."""
         self.is_superseded = True
+        self._leave()
+
+    def _leave(self, _: object = None) -> None:
         self.end_all()
         self.wake.set()
 
     async def run(self) -> None:
         """Send events until the client has gone, another stream takes over, or no topic is left."""
-        events, heartbeat_s = self.events, self._session.heartbeat_s
+        events = self.events
         for sub in tuple(self._session.subs.values()):
             self.begin(sub)
         while not (self.is_superseded or events.is_ended or events.gone.done()):
@@ -98,15 +107,7 @@ class WatchStream(Subscriptions):
             if not self.subs and not self.is_superseded:
                 return
             self.wake.clear()
-            left_s = heartbeat_s - events.silent_s
-            if left_s <= 0:
-                events.heartbeat()
-                continue
-            timer = self.gateway.loop.call_later(left_s, self.wake.set)
-            try:
-                await self.wake.wait()
-            finally:
-                timer.cancel()
+            await self.wake.wait()
 
 
 async def open_stream(request: Request) -> Response | None:
@@ -123,7 +124,7 @@ async def open_stream(request: Request) -> Response | None:
         session = await moves.take(wid, request.principal)
         if session is None:
             with contextlib.suppress(StreamEnded):
-                EventStream(request.scope, request.protocol).close()
+                EventStream(request.scope, request.protocol, _HEARTBEAT_S).close()
             return None
         _authorise(request, session.subs)
         try:
@@ -161,7 +162,13 @@ def _authorise(request: Request, topics: Iterable[str]) -> None:
 
 
 def _resume(session: WatchSession, text: str) -> None:
-    """Move the positions of a session back to those of its client, never forward."""
+    """Move the positions of a session back to those of its client, never forward.
+
+    A client that has got all frames continues where the session is: behind records that its filter omits, and
+    that are not read again.
+    """
+    if text == session.sent_cursor:
+        return
     for topic, cursor in decode_cursors(text).items() if text else ():
         sub = session.subs.get(topic)
         if sub is not None and (not cursor.epoch or cursor.epoch <= sub.epoch) and cursor.seq < sub.seq:

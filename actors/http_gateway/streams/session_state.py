@@ -30,6 +30,8 @@ class SessionState(msgspec.Struct):
 
     moves: int
     """How often the session has moved, this move included."""
+    sent_cursor: str
+    """Cursor of the last frame; "" if it is not known."""
     heartbeat_s: float
     is_strong: bool
     limit: int
@@ -49,8 +51,9 @@ class SessionState(msgspec.Struct):
 def state_of(session: WatchSession) -> SessionState:
     """Return what another gateway needs to continue a session."""
     state = SessionState(
-        session.moves, session.heartbeat_s, session.is_strong, READ_LIMIT_MAX, READ_BYTES_MAX,
-        include_data=True, include_tags=False, include_meta=True, tags=session.tags, nodes=[], positions=[],
+        session.moves, session.sent_cursor, session.heartbeat_s, session.is_strong, READ_LIMIT_MAX,
+        READ_BYTES_MAX, include_data=True, include_tags=False, include_meta=True, tags=session.tags, nodes=[],
+        positions=[],
     )  # fmt: skip
     for sub in session.subs.values():  # They differ in their positions, and some topics ignore nodes.
         shown, nodes = sub.projection, sub.projection.filters.nodes
@@ -74,5 +77,5 @@ def session_of(wid: str, principal: Principal, state: SessionState) -> WatchSess
     session = WatchSession(
         wid, principal, subs, heartbeat_s=state.heartbeat_s, is_strong=state.is_strong, tags=state.tags
     )
-    session.moves = state.moves
+    session.moves, session.sent_cursor = state.moves, state.sent_cursor
     return session

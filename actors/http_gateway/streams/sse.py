@@ -51,14 +51,14 @@ def heartbeat() -> bytes:
 
 
 class EventStream:
-    """An open response of server-sent events.
+    """An open response of server-sent events. It sends a comment whenever it was silent for `heartbeat_s`.
 
     Example:
-        stream = EventStream(request.scope, request.protocol)
+        stream = EventStream(request.scope, request.protocol, 15.0)
         await stream.send("job", data)
     """
 
-    def __init__(self, scope: Scope, protocol: HttpProtocol) -> None:
+    def __init__(self, scope: Scope, protocol: HttpProtocol, heartbeat_s: float) -> None:
         """Send status, headers and the first bytes. Raises StreamEnded if the client has gone."""
         self._held = ExitStack()
         """What `close` releases."""
@@ -69,11 +69,14 @@ class EventStream:
         """Done when the client has gone."""
         self._last_write_s = _now_s()
         self.is_ended: bool = False
+        self._timer: asyncio.TimerHandle | None = None
         try:
             self.write(b"retry: 2000\n\n" + heartbeat())
         except StreamEnded:
             self.close()
             raise
+        self._heartbeat_s = heartbeat_s
+        self._timer = asyncio.get_running_loop().call_later(heartbeat_s, self._beat)
 
     # -- writing --------------------------------------------------------------------------------------
 
@@ -81,11 +84,6 @@ class EventStream:
     def has_room(self) -> bool:
         """Whether `write` may be called now. Raises StreamEnded."""
         return self._ledger.has_room
-
-    @property
-    def silent_s(self) -> float:
-        """Time since the last write in seconds, for heartbeats."""
-        return _now_s() - self._last_write_s
 
     def write(self, data: bytes) -> None:
         """Send frames at once. Call it only while `has_room`. Raises StreamEnded."""
@@ -109,12 +107,24 @@ class EventStream:
             await self.drained()
         self.write(frames)
 
-    def heartbeat(self) -> None:
-        """Send a comment. Raises StreamEnded if the client has gone, or has acknowledged nothing for long."""
-        if self._ledger.outstanding() > 0:
-            self._ledger.require_progress()
-        if self.has_room:
-            self.write(heartbeat())
+    def _beat(self) -> None:
+        """Send a comment if the stream is silent and has room, and call this again when it may be silent.
+
+        Whatever the stream waits for, a proxy sees that it is alive. A client that has acknowledged nothing
+        for too long is disconnected, and then has gone.
+        """
+        left_s = self._heartbeat_s - (_now_s() - self._last_write_s)
+        if left_s <= 0:
+            left_s = self._heartbeat_s
+            try:
+                if self._ledger.outstanding() > 0:
+                    self._ledger.require_progress()
+                if self.has_room:
+                    self.write(heartbeat())
+            except StreamEnded:
+                self.gone.cancel()  # Whoever waits for it ends the stream.
+                return
+        self._timer = asyncio.get_running_loop().call_later(left_s, self._beat)
 
     async def drained(self) -> None:
         """Wait until `has_room`. Raises StreamEnded if the client acknowledges nothing for too long."""
@@ -135,4 +145,6 @@ class EventStream:
         """End the response: the server ends it when its transport is dropped. Idempotent."""
         self.is_ended = True
         self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
         self._held.close()

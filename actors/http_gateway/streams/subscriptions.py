@@ -163,7 +163,7 @@ class Subscriptions(ABC):
         page = await gateway.client._shell.run_reading(steps)
         info: TopicInfo = await gateway.client.run(_resolved(gateway, topic))
         if self._is_strong:
-            await self._durable(info)
+            await self._durable(sub, info)
         if self.subs.get(topic) is not sub:
             return
         events: list[Event] = []
@@ -206,13 +206,13 @@ class Subscriptions(ABC):
                 return
         self.fell_behind(sub)
 
-    async def _durable(self, info: TopicInfo) -> None:
-        """Wait until the device has everything that the topic's shard has published."""
+    async def _durable(self, sub: Subscriber, info: TopicInfo) -> None:
+        """Wait until the device has all that the topic's shard has published, or the subscription ends."""
         if info.config.get("durability") == "ephemeral":
             return
         page = self.gateway.board.process(shard_slot(info.shard))
         published = page.watermark(WatermarkKind.PUBLISHED)
-        while page.watermark(WatermarkKind.DURABLE) < published:
+        while page.watermark(WatermarkKind.DURABLE) < published and self.subs.get(sub.topic) is sub:
             await asyncio.sleep(DURABLE_POLL_MS / 1_000)
 
     def _emit_page(

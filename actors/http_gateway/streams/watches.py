@@ -96,6 +96,8 @@ class WatchSession:
         self.is_strong: bool = is_strong
         self.tags: str | list[Any] | None = tags
         """Tag filter, as its client has sent it."""
+        self.sent_cursor: str = ""
+        """Cursor of the last frame, if nothing but omitted records lies between it and the positions."""
         self.stream: WatchStream | None = None
         self.used_ms = 0
         self.moves: int = 0

@@ -119,7 +119,7 @@ class HttpGatewayShell:
                 self.gateway.moves.note_held(holder, sessions)
             case m.JobsSettled(jobs):
                 for each in jobs:
-                    self.gateway.workers.note_settled(each.topic, each.node, each.seqs)
+                    self.gateway.workers.note_settled(each.topic, each.node, each.seqs, each.returned)
             case m.Ping():
                 return PeerReply(m.Pong(self._boot.incarnation, self._heartbeat.passes))
             case _:

@@ -50,7 +50,7 @@ class Gateway:
         self.heard.set()
         if isinstance(request, m.JobsSettled):
             for jobs in request.jobs:
-                self.workers.note_settled(jobs.topic, jobs.node, jobs.seqs)
+                self.workers.note_settled(jobs.topic, jobs.node, jobs.seqs, jobs.returned)
             self.notices.append(request)
         if isinstance(request, m.ListSessions):
             raise InvalidRequest("no lists today")
@@ -117,13 +117,13 @@ def test_a_request_waits_for_a_gateway_that_starts(tmp_path: Path) -> None:
 
 def test_nobody_waits_longer_for_a_gateway_that_does_not_start(tmp_path: Path) -> None:
     async def scenario(first: Gateway, second: Gateway) -> None:
-        second.workers.listen("q", "n", lambda seqs: None)
-        first.workers.notify("q", "n", [1])
+        second.workers.listen("q", "n", lambda *_: None)
+        first.workers.notify("q", "n", [1], returned=False)
         with pytest.raises(NotConnected, match="HTTP gateway 1"):
             await first.find(1)
         second.serve()
         assert await first.find(1) == 1
-        first.workers.notify("q", "n", [2])
+        first.workers.notify("q", "n", [2], returned=False)
         await second.until(lambda: bool(second.notices))
         assert second.notices == [m.JobsSettled([m.SettledJobs("q", "n", [2])])], "the first was dropped"
 
@@ -213,24 +213,25 @@ def test_a_flood_is_answered_to_its_end(tmp_path: Path) -> None:
 def test_settled_jobs_reach_work_streams_of_other_gateways_together(tmp_path: Path) -> None:
     async def scenario(first: Gateway, second: Gateway) -> None:
         second.serve()
-        seen: list[list[int]] = []
-        first.workers.notify("q", "n", [1])  # No work stream is open.
-        second.workers.listen("q", "n", lambda seqs: seen.append(list(seqs)))
+        seen: list[tuple[list[int], bool]] = []
+        first.workers.notify("q", "n", [1], returned=False)  # No work stream is open.
+        second.workers.listen("q", "n", lambda seqs, returned: seen.append((list(seqs), returned)))
         second.may_answer.clear()
-        first.workers.notify("q", "n", [2])
-        first.workers.notify("q", "other", [3])
-        first.workers.notify("q", "n", [4, 5])
-        first.workers.notify("q", "n", [])
-        await second.until(lambda: seen == [[2, 4, 5]])
+        first.workers.notify("q", "n", [2], returned=False)
+        first.workers.notify("q", "other", [3], returned=False)
+        first.workers.notify("q", "n", [4, 5], returned=False)
+        first.workers.notify("q", "n", [], returned=False)
+        first.workers.notify("q", "n", [6], returned=True)
+        await second.until(lambda: seen == [([2, 4, 5], False), ([6], True)])
         # The first notice has no reply yet: what comes now waits.
-        first.workers.notify("q", "n", range(HTTP_SETTLED_SEQS_MAX + 10))
-        first.workers.notify("q", "n", [1])
+        first.workers.notify("q", "n", range(HTTP_SETTLED_SEQS_MAX + 10), returned=False)
+        first.workers.notify("q", "n", [1], returned=False)
         for _ in range(2):  # What was sent before the second of these has arrived.
             with pytest.raises(InvalidRequest):
                 await first.siblings.ask(1, m.ListSessions(0))
         assert len(second.notices) == 1
         second.may_answer.set()
-        await second.until(lambda: seen[1:] == [list(range(HTTP_SETTLED_SEQS_MAX))])
+        await second.until(lambda: seen[2:] == [(list(range(HTTP_SETTLED_SEQS_MAX)), False)])
         assert len(second.notices) == 2
 
     run(tmp_path, scenario)
@@ -239,10 +240,10 @@ def test_settled_jobs_reach_work_streams_of_other_gateways_together(tmp_path: Pa
 def test_the_longest_notice_fits_a_message(tmp_path: Path) -> None:
     async def scenario(first: Gateway, second: Gateway) -> None:
         second.serve()
-        second.workers.listen("q", "n", lambda seqs: None)
+        second.workers.listen("q", "n", lambda *_: None)
         part, base = HTTP_SETTLED_SEQS_MAX // HTTP_SETTLED_ROWS_MAX, 1 << 60
         for row in range(HTTP_SETTLED_ROWS_MAX + 1):
-            first.workers.notify(f"{row:0255}", f"{row:0128}", range(base, base + part))
+            first.workers.notify(f"{row:0255}", f"{row:0128}", range(base, base + part), returned=False)
         await second.until(lambda: bool(second.notices))
         (notice,) = second.notices
         assert isinstance(notice, m.JobsSettled)
@@ -256,7 +257,7 @@ def test_one_gateway_opens_no_socket(tmp_path: Path) -> None:
     async def scenario(first: Gateway, second: Gateway) -> None:
         alone = Gateway(0, tmp_path, processes=1)
         alone.serve()
-        alone.workers.notify("q", "n", [1])
+        alone.workers.notify("q", "n", [1], returned=False)
         assert not [path.name for path in tmp_path.iterdir() if path.suffix == ".sock"]
         assert alone.client.connection.timers.next_ns() is None
         await alone.close()

@@ -174,7 +174,7 @@ async def nack(request: Request) -> Response:
             short_reason(body.reason or ""), body.delay_ms is None, group=group,
         ),
     )  # fmt: skip
-    skipped = _settled(request, topic, group, body, reply.skipped)
+    skipped = _settled(request, topic, group, body, reply.skipped, returned=True)
     return Response(
         200,
         {**_head(topic, group), "nacked": reply.nacked, "skipped": skipped, "ready": reply.ready,
@@ -213,14 +213,16 @@ async def reject(request: Request) -> Response:
     return Response(200, {**_head(topic, group), "rejected": reply.rejected, "skipped": skipped})
 
 
-def _settled(request: Request, topic: str, group: str, body: SettleBody, skipped: bytes) -> list[int]:
+def _settled(
+    request: Request, topic: str, group: str, body: SettleBody, skipped: bytes, *, returned: bool = False
+) -> list[int]:
     """Report settled jobs to the work streams of the node. Returns the skipped seqs."""
-    lost = seqs_in(skipped)
+    found = seqs_in(skipped)
     if not group:
-        request.gateway.workers.notify(
-            topic, body.node, [seq for seq in body.seqs if seq not in lost] if lost else body.seqs
-        )
-    return lost
+        lost = set(found)
+        settled = [seq for seq in body.seqs if seq not in lost] if lost else body.seqs
+        request.gateway.workers.notify(topic, body.node, settled, returned=returned)
+    return found
 
 
 # -- inspecting --------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ from ringlog.limits import (
 
 _LEASED = 1
 """State of a leased job in PendingReply."""
+_NEVER = float("-inf")
 _CHECK_S = WORK_STREAM_CHECK_MS / 1_000
 
 
@@ -72,7 +73,7 @@ class _WorkStream:
         self._held: dict[int, int] = {}
         """Seq and token of each job that was sent and, as far as known, is not settled."""
         self._freed = asyncio.Event()
-        self._checked = 0.0
+        self._checked = _NEVER
         self._stream = EventStream(request.scope, request.protocol, WORK_STREAM_HEARTBEAT_MS / 1_000)
 
     async def run(self) -> None:
@@ -99,6 +100,7 @@ class _WorkStream:
     async def _serve(self) -> None:
         loop, stream = self._gateway.loop, self._stream
         while True:
+            self._freed.clear()  # Here: what is settled during the check or the claim ends the wait at once.
             try:
                 if self._held and loop.time() - self._checked >= _CHECK_S:
                     await self._check()
@@ -150,7 +152,6 @@ class _WorkStream:
 
     async def _wait_free(self) -> None:
         """Wait until a job is settled over HTTP, or it is time to ask the engine."""
-        self._freed.clear()
         freed = asyncio.ensure_future(self._freed.wait())
         try:
             await asyncio.wait(
@@ -161,10 +162,18 @@ class _WorkStream:
         if self._stream.gone.done():
             raise StreamEnded
 
-    def _on_settled(self, seqs: Sequence[int]) -> None:
-        for seq in seqs:
-            if self._held.pop(seq, 0):
-                self._freed.set()
+    def _on_settled(self, seqs: Sequence[int], returned: bool) -> None:
+        """Free the slots of jobs that are done. Those that were returned may have come to this stream again
+        since: the engine is asked which leases are left."""
+        held = [seq for seq in seqs if seq in self._held]
+        if not held:
+            return
+        if returned:
+            self._checked = _NEVER
+        else:
+            for seq in held:
+                del self._held[seq]
+        self._freed.set()
 
     async def _check(self) -> None:
         """Forget jobs whose leases ended otherwise: settled by another client, expired, deleted."""

@@ -20,6 +20,9 @@ from ringlog.errors import InvalidRequest
 from ringlog.limits import HTTP_WORKERS_MAX
 from ringlog.tags import request_form
 
+Settled = Callable[[Sequence[int], bool], None]
+"""Takes the seqs of jobs that are done, or (True) that are jobs of their queue again."""
+
 
 class Workers:
     """Views of nodes on queues and groups: open files between claims, and no leases.
@@ -31,7 +34,7 @@ class Workers:
         """`slot` is the page of this gateway. `elsewhere` tells other gateways; None = there are none."""
         self._slot, self._elsewhere = slot, elsewhere
         self._kept: OrderedDict[tuple[str, str, str], LeaseOperations] = OrderedDict()
-        self._listeners: dict[tuple[str, str], list[Callable[[Sequence[int]], None]]] = {}
+        self._listeners: dict[tuple[str, str], list[Settled]] = {}
 
     def find(self, topic: str, node: str, group: str = "") -> LeaseOperations:
         """Return the view of a node. Raises UsageError if the node is invalid."""
@@ -45,12 +48,12 @@ class Workers:
             self._kept.move_to_end(key)
         return found
 
-    def listen(self, topic: str, node: str, call: Callable[[Sequence[int]], None]) -> None:
-        """Call `call(seqs)` when jobs of a queue are settled over HTTP by this node, until `unlisten`."""
+    def listen(self, topic: str, node: str, call: Settled) -> None:
+        """Call `call(seqs, returned)` when this node settles jobs of a queue over HTTP, until `unlisten`."""
         self._listeners.setdefault((topic, node), []).append(call)
         self._slot.add(HttpGatewayField.WORK_STREAMS, 1)
 
-    def unlisten(self, topic: str, node: str, call: Callable[[Sequence[int]], None]) -> None:
+    def unlisten(self, topic: str, node: str, call: Settled) -> None:
         """End what `listen` began."""
         calls = self._listeners[topic, node]
         calls.remove(call)
@@ -58,16 +61,19 @@ class Workers:
         if not calls:
             del self._listeners[topic, node]
 
-    def notify(self, topic: str, node: str, seqs: Sequence[int]) -> None:
-        """Report that a node settled jobs of a queue, to the work streams of all gateways."""
-        self.note_settled(topic, node, seqs)
-        if self._elsewhere is not None:
-            self._elsewhere.report(topic, node, seqs)
+    def notify(self, topic: str, node: str, seqs: Sequence[int], *, returned: bool) -> None:
+        """Report that a node settled jobs of a queue, to the work streams of all gateways.
 
-    def note_settled(self, topic: str, node: str, seqs: Sequence[int]) -> None:
+        `returned`: They are jobs of the queue again, and may have other leases before this is heard of.
+        """
+        self.note_settled(topic, node, seqs, returned)
+        if self._elsewhere is not None:
+            self._elsewhere.report(topic, node, seqs, returned)
+
+    def note_settled(self, topic: str, node: str, seqs: Sequence[int], returned: bool) -> None:
         """Report settled jobs to the work streams of this gateway."""
         for call in tuple(self._listeners.get((topic, node), ())):
-            call(seqs)
+            call(seqs, returned)
 
 
 def new_operations(

@@ -69,6 +69,8 @@ class SettledJobs(Message, frozen=True):
     topic: Name
     node: Name
     seqs: list[Seq]
+    returned: bool = False
+    """They are jobs of the queue again, and may have other leases by now."""
 
 
 class JobsSettled(Message, frozen=True):

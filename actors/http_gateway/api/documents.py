@@ -232,9 +232,10 @@ def asyncapi(channels: Iterable[Channel]) -> dict[str, Any]:
         refs: dict[str, Any] = {}
         for action, group in (("send", channel.sent), ("receive", channel.received)):
             for name, kind in group.items():
-                kinds.append(kind)
+                shown_kind = documented(kind)
+                kinds.append(shown_kind)
                 key = f"{channel.name}.{name}"
-                payload = {"$ref": _SCHEMAS.format(name=kind.__name__)}
+                payload = {"$ref": _SCHEMAS.format(name=shown_kind.__name__)}
                 messages[key] = {"name": name, "contentType": JSON, "payload": payload}
                 refs[name] = {"$ref": f"#/components/messages/{key}"}
             if group:

@@ -54,7 +54,7 @@ class Gateway:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_event_loop_policy().get_event_loop()
         self.is_draining = False
         self.streams: set[asyncio.Task[Any]] = set()
-        """Tasks of open streams. At a stop each is cancelled, and sends its final frame."""
+        """Tasks of open streams and of waits. At a stop each is cancelled, and sends its final frame."""
         self.reading: dict[asyncio.Task[Any], int] = {}
         """Tasks that read the body of a request, with their deadlines in ns."""
         self.discarding: dict[asyncio.Task[Any], int] = {}
@@ -109,13 +109,29 @@ class Gateway:
 
     def require_serving(self) -> None:
         """Raise ShuttingDown while the gateway stops, NotReady before the engine serves requests."""
-        if self.is_draining:
-            raise ShuttingDown("the engine is stopping", retry_after_ms=RETRY_AFTER_MS)
+        self._require_running()
         if not self.is_serving:
             raise NotReady(
                 "the engine replays its logs", replay_progress=round(self.recovery_progress, 3),
                 retry_after_ms=RETRY_AFTER_MS,
             )  # fmt: skip
+
+    def _require_running(self) -> None:
+        if self.is_draining:
+            raise ShuttingDown("the engine is stopping", retry_after_ms=RETRY_AFTER_MS)
+
+    @contextlib.contextmanager
+    def ended_at_stop(self, task: asyncio.Task[Any]) -> Iterator[None]:
+        """Have a task cancelled when the gateway stops, until the end of the block.
+
+        Raises ShuttingDown if it stops already: those that come later are not cancelled any more.
+        """
+        self._require_running()
+        self.streams.add(task)
+        try:
+            yield
+        finally:
+            self.streams.discard(task)
 
     # -- limits ---------------------------------------------------------------------------------------
 
@@ -136,7 +152,8 @@ class Gateway:
     def stream(self, principal: Principal) -> Iterator[None]:
         """Count an event stream, work stream or WebSocket of a key, which runs in the current task.
 
-        Raises Throttled beyond the limits, and Unauthorized if the key was changed since the request came.
+        Raises Throttled beyond the limits, Unauthorized if the key was changed since the request came, and
+        ShuttingDown while the gateway stops.
         """
         if not self.keys.still_admits(principal):
             raise Unauthorized("the key of this request was revoked or changed")
@@ -148,18 +165,17 @@ class Gateway:
             raise _beyond("max_sse_connections_per_key", http.max_sse_connections_per_key)
         task = asyncio.current_task()
         assert task is not None
-        self._streaming[principal.name] += 1
-        self.slot.add(HttpGatewayField.STREAMS, 1)
-        self._principals[task] = principal
-        self.streams.add(task)
-        try:
-            yield
-        finally:
-            self.streams.discard(task)
-            self._principals.pop(task, None)
-            self._revoked.discard(task)
-            _decrement(self._streaming, principal.name)
-            self.slot.add(HttpGatewayField.STREAMS, -1)
+        with self.ended_at_stop(task):
+            self._streaming[principal.name] += 1
+            self.slot.add(HttpGatewayField.STREAMS, 1)
+            self._principals[task] = principal
+            try:
+                yield
+            finally:
+                self._principals.pop(task, None)
+                self._revoked.discard(task)
+                _decrement(self._streaming, principal.name)
+                self.slot.add(HttpGatewayField.STREAMS, -1)
 
     def change_keys(self, keys: BearerKeys) -> None:
         """Admit these keys from now on, and end the streams of keys that were removed or changed."""

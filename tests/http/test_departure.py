@@ -1,4 +1,4 @@
-"""Whoever waits for a client to leave releases what the server keeps for the wait."""
+"""A request that waits for its client to leave releases what the server keeps for the wait."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ringlog.actors.http_gateway.leases import claims
 from ringlog.actors.http_gateway.records import diffs
 from ringlog.actors.http_gateway.streams.connection_ledger import StreamEnded
 from ringlog.actors.http_gateway.streams.sse import EventStream
+from tests.support.bare_gateway import bare_gateway
 
 
 class Server:
@@ -54,8 +55,8 @@ class Claim:
         self.undone = 0
         session = SimpleNamespace(track_claim_cancel=lambda _: None)
         client = SimpleNamespace(run=run, connection=session)
-        gateway = SimpleNamespace(client=client, streams=set(), is_draining=False)
-        self.request: Any = SimpleNamespace(gateway=gateway, protocol=server)
+        self.gateway = bare_gateway(client=client)
+        self.request: Any = SimpleNamespace(gateway=self.gateway, protocol=server)
         self.operations: Any = SimpleNamespace(cancel_claim=self._undo)
 
     def _undo(self, *_: Any) -> None:
@@ -121,7 +122,7 @@ async def test_a_diff_that_waited_keeps_nothing(server: Server) -> None:
         return page
 
     client = SimpleNamespace(_shell=SimpleNamespace(run_reading=read))
-    gateway = SimpleNamespace(client=client, streams=set(), loop=asyncio.get_running_loop())
+    gateway = bare_gateway(client=client, loop=asyncio.get_running_loop())
     request: Any = SimpleNamespace(gateway=gateway, protocol=server)
     assert await diffs._run(request, cast("Any", SimpleNamespace(steps=lambda _: None)), 5.0) is page
 

@@ -90,18 +90,17 @@ async def _claimed(
 async def _waited(gateway: Gateway, steps: Steps[T], gone: asyncio.Future[None]) -> T | None:
     """Wait for a claim that waits itself. None: the client left.
 
-    Raises CancelledError when the gateway stops.
+    Raises CancelledError when the gateway stops, ShuttingDown if it stops already.
     """
     own = asyncio.current_task()
     assert own is not None
-    claiming = asyncio.ensure_future(gateway.client.run(steps))
-    gateway.streams.add(own)
-    try:
-        await asyncio.wait((claiming, gone), return_when=asyncio.FIRST_COMPLETED)
-        return claiming.result() if claiming.done() else None
-    finally:
-        gateway.streams.discard(own)
-        claiming.cancel()
+    with gateway.ended_at_stop(own):
+        claiming = asyncio.ensure_future(gateway.client.run(steps))
+        try:
+            await asyncio.wait((claiming, gone), return_when=asyncio.FIRST_COMPLETED)
+            return claiming.result() if claiming.done() else None
+        finally:
+            claiming.cancel()
 
 
 def undo_claim(gateway: Gateway, operations: LeaseOperations, handle: ClaimHandle) -> None:

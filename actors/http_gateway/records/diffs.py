@@ -114,21 +114,19 @@ async def _run(request: Request, read: _Read, wait_s: float) -> Page:
     """Read a page. A wait ends when the engine stops, and when the client has gone."""
     gateway = request.gateway
     page = await gateway.client._shell.run_reading(read.steps(0))
-    if not wait_s or page.batches or page.tombstone is not None or not page.caught_up:
+    has_any = bool(page.batches) or page.tombstone is not None or not page.caught_up
+    if has_any or not wait_s or gateway.is_draining:
         return page
     waiting: asyncio.Task[Page] = gateway.loop.create_task(
         gateway.client._shell.run_reading(read.steps(wait_s))
     )
-    streams: set[asyncio.Task[Any]] = gateway.streams  # Ended at a stop.
-    streams.add(waiting)
     try:
-        with departure(request.protocol) as gone:
+        with gateway.ended_at_stop(waiting), departure(request.protocol) as gone:
             await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
         if waiting.done() and not waiting.cancelled():
             return waiting.result()
         return page
     finally:
-        streams.discard(waiting)
         waiting.cancel()
 
 

@@ -122,7 +122,7 @@ class EventStream:
                 if self.has_room:
                     self.write(heartbeat())
             except StreamEnded:
-                self.gone.cancel()  # Whoever waits for it ends the stream.
+                self.gone.cancel()  # What waits for it ends the stream.
                 return
         self._timer = asyncio.get_running_loop().call_later(left_s, self._beat)
 

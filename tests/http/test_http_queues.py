@@ -188,6 +188,25 @@ def test_a_lease_id_fences(call, queue: str) -> None:
     assert answer.body["acked"] == 1
 
 
+@pytest.mark.parametrize("route", ["ack", "nack", "extend"])
+@pytest.mark.parametrize(
+    "lease_id", ["lease_0", "lease_" + "f" * 16, "lease_" + "f" * 10, "lease_1", "lease_10000000000"]
+)
+def test_a_lease_id_that_was_never_issued_is_skipped(
+    http_engine: TestEngine, call, queue: str, route: str, lease_id: str
+) -> None:
+    """Alone, and beside others: the engine takes neighbours with equal or following ids together."""
+    put(call, queue, "a", "b", "c")
+    claim(call, queue)
+    before = http_engine.pid_of("wal_shard")
+    for seqs in ([1], [1, 2], [1, 2, 3]):
+        body = {"node": "w", "seqs": seqs, "lease_ids": [lease_id] * len(seqs)}
+        answer = call("POST", f"/v0/topics/{queue}/{route}", body)
+        assert (answer.status, answer.body["skipped"]) == (200, seqs)
+    assert stats(call, queue)["in_flight"] == 3
+    assert http_engine.pid_of("wal_shard") == before
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -18,6 +18,7 @@ from ringlog.client.leases.lease_extender import new_call_number
 from ringlog.client.leases.lease_operations import STATES, LeaseOperations
 from ringlog.envelope import messages as m
 from ringlog.errors import BatchTooLarge, InvalidRequest
+from ringlog.leases.tokens import NUMBER_MAX
 from ringlog.limits import (
     HTTP_REDRIVE_MAX,
     JOBS_PER_REQUEST_MAX,
@@ -38,6 +39,8 @@ _PAGE_DEFAULT = 100
 _LEASE_PREFIX = "lease_"
 _TOKEN_DIGITS_MAX = 16
 _HEX = frozenset("0123456789abcdef")
+_UNISSUED = NUMBER_MAX
+"""A token that no shard issues: of no incarnation, and with a number that none reaches."""
 
 
 class SettleBody(msgspec.Struct):
@@ -123,8 +126,9 @@ def _token(lease_id: str) -> int:
         raise InvalidRequest(
             f"lease_ids must be lease_ and up to 16 hex digits, got {lease_id[:40]!r}", field="lease_ids"
         )
-    # No lease has number 0, and the engine would not compare it.
-    return int(digits, 16) or (1 << 64) - 1
+    token = int(digits, 16)
+    # Of an incarnation, no lease has the number 0 or the last one. The engine would not compare a token of 0.
+    return token if 0 < token & NUMBER_MAX < NUMBER_MAX else _UNISSUED
 
 
 def seqs_in(skipped: bytes) -> list[int]:

@@ -176,6 +176,18 @@ def test_bytes_and_text(http_engine: TestEngine, call: Call, topic: str, path: s
     assert refused(call("POST", path, wrong), 400, "invalid_request") == {"index": 1}
 
 
+def test_a_number_that_python_cannot_represent_is_stored(
+    http_engine: TestEngine, call: Call, topic: str, path: str
+) -> None:
+    """A program of another language may be able to."""
+    payloads = [b'{"$x":1e999}', b'{"$text":1e999}']
+    records = b",".join(b'{"data":%s}' % each for each in payloads)
+    assert call("POST", path, b'{"records":[%s]}' % records).status == 201
+    assert [row[0] for row in stored(http_engine, topic)] == payloads
+    wrong = b'{"records":[{"data":{"$base64":1e999}}]}'
+    assert refused(call("POST", path, wrong), 400, "invalid_request") == {"index": 0}
+
+
 def test_a_compressed_body_is_accepted_within_the_bound(call: Call, path: str) -> None:
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     packed = gzip.compress(b'{"records":[{"data":1}]}')

@@ -50,6 +50,7 @@ from ringlog.errors import (
 )
 from ringlog.frame import codec as frame_codec
 from ringlog.frame.header import append_header_template
+from ringlog.frame.metadata import NOT_JSON, fields_of
 from ringlog.limits import (
     HTTP_LANE_PUSHES_MAX,
     HTTP_LANES_MAX,
@@ -115,6 +116,7 @@ class WriteReply(msgspec.Struct):
     performance: dict[str, float]
 
 
+_decode_string = msgspec.json.Decoder(str).decode
 _decode_body = msgspec.json.Decoder(WriteBody).decode
 
 
@@ -427,24 +429,32 @@ def _unwrap(payloads: list[bytes | None]) -> PayloadKind:
     for index, payload in enumerate(payloads):
         if payload is None or not payload.startswith(b"{") or b'"$' not in payload[:16]:
             continue
-        value = msgspec.json.decode(payload)
-        if len(value) != 1:
+        fields = fields_of(payload)
+        if fields is None or len(fields) != 1:
             continue
-        [(name, text)] = value.items()
-        if name == "$text" and isinstance(text, str):
+        [(name, value)] = fields.items()
+        if name == "$base64":
+            payloads[index] = _from_base64(index, value)
+        elif name == "$text" and (text := _string_of(value)) is not None:
             payloads[index] = text.encode()
-        elif name == "$base64":
-            payloads[index] = _from_base64(index, text)
         else:
             continue
         kind = PayloadKind.BYTES
     return kind
 
 
-def _from_base64(index: int, text: Any) -> bytes:
+def _string_of(value: Raw) -> str | None:
+    """Return a JSON string decoded; None if the value is no string."""
     try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, TypeError, ValueError):
+        return _decode_string(value)
+    except NOT_JSON:
+        return None
+
+
+def _from_base64(index: int, value: Raw) -> bytes:
+    try:
+        return base64.b64decode(_decode_string(value), validate=True)
+    except (*NOT_JSON, binascii.Error, ValueError):
         raise InvalidRequest(
             f"records[{index}].data: $base64 must be base64 with padding", index=index
         ) from None

@@ -70,6 +70,7 @@ def test_frames_of_a_watch(call: HttpClient, topic: str, shown: dict[str, bool])
         check_frames("watch", stream, "topic-deleted")
 
 
+@pytest.mark.slow
 def test_the_last_frames_of_an_engine_that_stops(topic: str) -> None:
     with ringlog.testing.engine(http={"enabled": True, "port": 0}) as running:
         running.wait_ready("http_gateway")

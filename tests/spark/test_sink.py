@@ -344,6 +344,7 @@ def test_a_frame_that_is_larger_than_a_request_is_refused():
         assert not [*maker.add(batch), *maker.flush()]
 
 
+@pytest.mark.slow
 def test_the_limits_are_those_of_the_target_engine(tmp_path):
     """Shards and gateways announce them. More rows than one write may have make more frames."""
     given = {"max_record_bytes": 100, "max_batch_records": 6, "max_body_bytes": 5_000}

@@ -142,6 +142,12 @@ FILL_CHUNK_BYTES = 1 * MIB
 """Step in bytes in which WAL files are allocated and filled with zeros."""
 RECOVERY_READ_BYTES = 8 * MIB
 """Bytes that recovery and the compactor read from a log file at a time."""
+MARK_CANDIDATES_MAX = 10_000
+"""Places in a log file with an invalid header that recovery examines as the start of a chain mark. Payloads
+can look like it. A file with more of them is taken to have marks, so it is damaged and not an unused file."""
+MARK_SEARCH_BYTES_MAX = 64 * KIB
+"""Longest frame that recovery takes for a chain mark in a file with an invalid header. Marks are shorter than
+4 KiB but for those that follow a copy of many log files."""
 
 # -- segments -----------------------------------------------------------------------------------------
 SEGMENT_RECORDS_DEFAULT = 1_000_000

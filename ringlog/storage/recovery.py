@@ -22,7 +22,13 @@ from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch, ScanEnd
 from ringlog.frame.routed_frame import is_valid_routed_frame, resolve_copies
-from ringlog.limits import FRAME_BYTES_MAX, RECOVERY_READ_BYTES, WAL_HEADER_BYTES
+from ringlog.limits import (
+    FRAME_BYTES_MAX,
+    MARK_CANDIDATES_MAX,
+    MARK_SEARCH_BYTES_MAX,
+    RECOVERY_READ_BYTES,
+    WAL_HEADER_BYTES,
+)
 from ringlog.storage.layout import MARK_COPIED, MARK_ORDERLY, WalHeader
 from ringlog.types import Durability
 
@@ -125,7 +131,10 @@ class FileScan:
     """(offset, seal of the frame that ends there) of the starts of commit batches, from `durable` on."""
 
     def iter_chunks(self) -> Iterator[WalScanChunk]:
-        """Yield the valid frames in order, in chunks of about RECOVERY_READ_BYTES."""
+        """Yield the valid frames in order, in chunks of about RECOVERY_READ_BYTES.
+
+        The frame of an idempotency key and the append after it are in one chunk.
+        """
         end = self.size & ~7
         while self.stop < end:
             buffer = self.read(self.stop, min(RECOVERY_READ_BYTES, end - self.stop))
@@ -136,6 +145,8 @@ class FileScan:
                     buffer = self.read(self.stop, total)
                     batch = _scan(buffer)
             batch = self._verified_prefix(buffer, batch)
+            if _ends_with_key(batch) and _goes_on(buffer, batch):
+                buffer, batch = self._without_last_key(buffer, batch, end)
             if len(batch):
                 piece = WalScanChunk(self.stop, buffer, batch)
                 self.stop = piece.stop
@@ -146,6 +157,21 @@ class FileScan:
             if not len(batch) or not _goes_on(buffer, batch):
                 self.reason = "ring padding in a WAL file" if batch.end is ScanEnd.PAD else batch.reason
                 return
+
+    def _without_last_key(self, buffer: bytes, batch: FrameBatch, end: int) -> tuple[bytes, FrameBatch]:
+        """Leave the last frame, which is that of a key, to the next chunk.
+
+        If it is the only one, return it together with the frame after it, however long that is.
+        """
+        if len(batch) > 1:
+            stop = int(batch.offsets[-1])
+            return buffer, FrameBatch(batch.offsets[:-1], batch.words[:-1], stop, ScanEnd.PARTIAL)
+        following = self.read(self.stop + batch.stop, layout.LEN_FIELD_BYTES)
+        total = batch.stop + _total_at(following)
+        if not len(buffer) < total <= end - self.stop:
+            return buffer, batch
+        buffer = self.read(self.stop, total)
+        return buffer, self._verified_prefix(buffer, _scan(buffer))
 
     def _skip_damaged_append(self) -> bool:
         """Skip the append at `stop` if it is of class memory and only its body does not verify.
@@ -235,6 +261,10 @@ def _scan(buffer: bytes) -> FrameBatch:
     return frames.scan(memoryview(buffer)[: len(buffer) & ~7])
 
 
+def _ends_with_key(batch: FrameBatch) -> bool:
+    return bool(len(batch)) and int(frames.types_of(batch.words[-1:])[0]) == layout.FrameType.IDEMPOTENCY_KEY
+
+
 def _goes_on(buffer: bytes, batch: FrameBatch) -> bool:
     """Return whether the batch ended only because the buffer ended, after or within a frame."""
     return batch.end is ScanEnd.PARTIAL or (batch.end is ScanEnd.CLEAN and batch.stop == len(buffer))
@@ -273,7 +303,7 @@ def scan_trailing_data(scan: FileScan) -> WalTrailingData:
             break
         if has_content(chunk):
             has_bytes = True
-            for at in mark_offsets(chunk, offset):
+            for at in mark_offsets(chunk, offset, scan.header.salt):
                 found = mark_at(at, scan)
                 durable = max(durable, found.durable_stop if found else 0)
         offset += len(chunk)
@@ -298,27 +328,42 @@ def has_content(chunk: bytes) -> bool:
     return bool(np.frombuffer(chunk, dtype=np.uint8).any())
 
 
-def mark_offsets(chunk: bytes, offset: int) -> list[int]:
-    """Return the file offsets in a chunk at which a mark may begin. The chunk begins at `offset`."""
+def mark_offsets(chunk: bytes, offset: int, salt: int | None = None) -> list[int]:
+    """Return the file offsets in a chunk at which a mark may begin. The chunk begins at `offset`.
+
+    With `salt`, that of the file, only headers with a valid seal are taken, and the last few bytes of the
+    chunk, which have no room for a whole header. Any payload may contain the other words of one.
+    """
     words = frames.words_of(memoryview(chunk)[: len(chunk) & ~7])
-    return [offset + int(at) * 8 for at in np.flatnonzero((words & _HEAD_MASK) == _MARK_HEAD)]
+    found = np.flatnonzero((words & _HEAD_MASK) == _MARK_HEAD)
+    if salt is not None and len(found):
+        is_whole = found + layout.HEADER_WORDS <= len(words)
+        whole = found[is_whole]
+        headers = words[whole[:, None] + np.arange(layout.HEADER_WORDS)]
+        is_sealed = frames.seals(headers, salt) == headers[:, layout.W_SEAL_XXH3]
+        found = np.concatenate((whole[is_sealed], found[~is_whole]))
+    return [offset + int(at) * 8 for at in found]
 
 
 def mark_at(offset: int, scan: FileScan) -> ChainMark | None:
     """Return the mark at a file offset if its body and its seal (salted) are valid, else None."""
-    found = _sound_frame(scan.read, offset, scan.size)
-    if found is None or frames.first_bad_seal(found[1], scan.header.salt) is not None:
+    head = scan.read(offset, layout.HEADER_BYTES)
+    # The seal first: what is no header may state any length.
+    if len(head) < layout.HEADER_BYTES or not mark_offsets(head, offset, scan.header.salt):
         return None
-    return read_mark(found[0], 0, found[1].words[0])
+    found = _sound_frame(scan.read, offset, scan.size)
+    return None if found is None else read_mark(found[0], 0, found[1].words[0])
 
 
-def _sound_frame(read: ReadBytes, offset: int, size: int) -> tuple[bytes, FrameBatch] | None:
+def _sound_frame(
+    read: ReadBytes, offset: int, size: int, bytes_max: int = FRAME_BYTES_MAX
+) -> tuple[bytes, FrameBatch] | None:
     """Return the frame at a file offset if its length is possible and its body verifies, else None."""
     head = read(offset, layout.HEADER_BYTES)
     if len(head) < layout.HEADER_BYTES:
         return None
     total = _total_at(head)
-    if not layout.HEADER_BYTES < total <= min(FRAME_BYTES_MAX, size - offset) or total & 7:
+    if not layout.HEADER_BYTES < total <= min(bytes_max, size - offset) or total & 7:
         return None
     buffer = read(offset, total)
     batch = _scan(buffer).take(slice(0, 1))
@@ -331,12 +376,15 @@ def holds_marks(read: ReadBytes, size: int) -> bool:
     """Return whether a file with an invalid header contains a chain mark, and so had commit batches.
 
     Without the salt no seal can be verified, but the body of a mark has its own checksum. The search includes
-    the place of the header, because a misdirected write may have put another page there.
+    the place of the header, because a misdirected write may have put another page there. A file with more
+    than MARK_CANDIDATES_MAX places like the start of a mark is taken to have one: it has content.
     """
+    candidates = 0
     for offset in range(0, size, RECOVERY_READ_BYTES):
         chunk = read(offset, min(RECOVERY_READ_BYTES, size - offset))
         for at in mark_offsets(chunk, offset) if has_content(chunk) else ():
-            if _sound_frame(read, at, size) is not None:
+            candidates += 1
+            if candidates > MARK_CANDIDATES_MAX or _sound_frame(read, at, size, MARK_SEARCH_BYTES_MAX):
                 return True
     return False
 
@@ -410,7 +458,7 @@ def _next_mark(scan: FileScan, offset: int) -> int:
         chunk = scan.read(offset, min(RECOVERY_READ_BYTES, scan.size - offset))
         if not chunk:
             break
-        for at in mark_offsets(chunk, offset) if has_content(chunk) else ():
+        for at in mark_offsets(chunk, offset, scan.header.salt) if has_content(chunk) else ():
             if mark_at(at, scan) is not None:
                 return at
         offset += len(chunk)

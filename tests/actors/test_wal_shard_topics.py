@@ -424,6 +424,21 @@ def test_keys_survive_restarts_with_their_age(keyed):
     assert numbers(producer.append("a", b"y", key="young")) == (2, 1, True)
 
 
+@pytest.mark.parametrize("size", [10, 3_000, 9_000])
+@pytest.mark.parametrize("how", ["kill", "stop", "power loss"])
+def test_keys_survive_restarts_wherever_the_read_buffers_end(keyed, monkeypatch, how, size):
+    """The log is read in buffers. The frame of a key and its append may be on both sides of an end."""
+    monkeypatch.setattr("ringlog.storage.recovery.RECOVERY_READ_BYTES", 4_096)
+    producer = Producer(keyed)
+    ends = {"kill": keyed.kill, "stop": keyed.stop, "power loss": lambda: keyed.power_loss(7)}
+    for n in range(60):
+        producer.append("a", b"x" * size, key=f"k{n}")
+    for _ in range(2):
+        ends[how]()
+        keyed.start()
+    assert [n for n in range(60) if not numbers(producer.append("a", b"other", key=f"k{n}"))[2]] == []
+
+
 def test_a_key_without_its_append_is_ignored(keyed):
     """A power loss takes the append and leaves the key. Another write then gets the seq."""
     producer = Producer(keyed)

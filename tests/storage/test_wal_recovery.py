@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ringlog.actors.wal_shard.commit.commit_batch import CommitBatch, ControlPart, LogPosition, lay_out
 from ringlog.frame import control_frame
+from ringlog.frame.batch import types_of
 from ringlog.frame.layout import FrameType
 from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.storage import recovery
@@ -163,6 +164,75 @@ def test_commit_batches_are_recognised_without_the_file_header():
     noise = bytes(WAL_HEADER_BYTES) + random.Random(1).randbytes(SIZE - WAL_HEADER_BYTES)
     assert not holds_marks(lambda at, n: noise[at : at + n], SIZE)
     assert not holds_marks(lambda at, n: bytes(SIZE)[at : at + n], SIZE)
+
+
+@pytest.mark.parametrize("length", [200, SIZE - WAL_HEADER_BYTES - 2_000])
+def test_payload_that_looks_like_marks_is_read_once_or_twice(length):
+    """A client can write a payload of words like the first of a mark. They may state any length."""
+    word = (length - 4).to_bytes(4, "little") + bytes([FrameType.GROUP_MARK, 2, 0, 0])
+    log = Log().group()
+    data = bytearray(log.data)
+    data[log.stops[0] : -8] = word * ((SIZE - log.stops[0] - 8) // 8)
+    scan = log.scanned(bytes(data))
+    assert scan.stop == log.stops[0]
+    read = []
+    scan.read = lambda at, n: read.append(n) or bytes(data[at : at + n])
+    assert scan_trailing_data(scan) == (0, True)
+    list(frames_after_damage(scan))
+    assert sum(read) < 3 * SIZE
+    data[:WAL_HEADER_BYTES] = bytes(WAL_HEADER_BYTES)
+    read.clear()
+    holds_marks(scan.read, SIZE)
+    assert len(read) <= recovery.MARK_CANDIDATES_MAX * 2
+
+
+def test_a_file_full_of_places_like_marks_is_taken_to_have_one(monkeypatch):
+    monkeypatch.setattr(recovery, "MARK_CANDIDATES_MAX", 10)
+    word = (1 << 30).to_bytes(4, "little") + bytes([FrameType.GROUP_MARK, 2, 0, 0])
+    for places, is_found in ((10, False), (11, True)):
+        data = bytes(WAL_HEADER_BYTES) + word * places + bytes(800)
+        assert holds_marks(lambda at, n, data=data: data[at : at + n], len(data)) is is_found
+
+
+@pytest.mark.parametrize("window", [80, 96, 104, 200, 208, 512, 1_000])
+def test_the_frame_of_a_key_and_the_one_after_it_are_in_one_chunk(monkeypatch, window):
+    """Wherever the buffers of a scan end, and however long the frame after the key is."""
+    monkeypatch.setattr(recovery, "RECOVERY_READ_BYTES", window)
+    log = Log()
+    for n, length in enumerate((8, 40, 120, 16, 250, 8, 8, 200)):
+        batch, start = CommitBatch(), log.at.offset
+        for kind, body in (
+            (FrameType.IDEMPOTENCY_KEY, bytes(n + 1)),
+            (FrameType.TOPIC_DELETE, bytes(length)),
+        ):
+            batch.parts.append(ControlPart(control_frame(kind, 5, b"\xc4" + bytes([len(body)]) + body)))
+        batch.bytes = sum(len(part.frame) for part in batch.parts)
+        content = b"".join(bytes(each) for each in lay_out(batch, log.at, 0, ((), ())))
+        log.data[start : start + len(content)] = content
+        log.stops.append(log.at.offset)
+        log.at.durable = log.at.offset
+    scan = FileScan(HEADER, SIZE, lambda at, n: bytes(log.data[at : at + n]))
+    chunks = [types_of(chunk.batch.words).tolist() for chunk in scan.iter_chunks()]
+    assert not scan.reason
+    assert sum(map(len, chunks)) == 24
+    assert all(chunk[-1] != FrameType.IDEMPOTENCY_KEY for chunk in chunks)
+    assert len(chunks) > 1
+
+
+def test_the_frame_of_a_key_at_the_end_of_a_torn_log_is_a_chunk(monkeypatch):
+    monkeypatch.setattr(recovery, "RECOVERY_READ_BYTES", 96)
+    log = Log().group()
+    key = control_frame(FrameType.IDEMPOTENCY_KEY, 5, b"\xc4\x01x")
+    batch = CommitBatch()
+    batch.parts.append(ControlPart(key))
+    batch.bytes = len(key)
+    content = b"".join(bytes(each) for each in lay_out(batch, log.at, 0, ((), ())))
+    log.data[log.stops[0] : log.stops[0] + len(content)] = content
+    stop = log.stops[0] + len(content)
+    for behind in (b"", b"\x10\x27\0\0" + b"x" * 90, b"x" * 50):
+        data = bytearray(log.data)
+        data[stop : stop + len(behind)] = behind
+        assert log.scanned(bytes(data)).stop == stop
 
 
 def test_frames_after_damage_are_listed():

@@ -10,7 +10,6 @@ from ringlog.actors.wal_shard.commit.control_records import KeyUsed, RangeLost, 
 from ringlog.actors.wal_shard.recovery.replay_rows import (
     IS_CONTROL,
     Mask,
-    PendingKey,
     ReplayedFile,
     Rows,
     RowSource,
@@ -75,8 +74,7 @@ class CopyForward:
         if kind == FrameType.IDEMPOTENCY_KEY:
             body = source.body(row)
             assert isinstance(body, KeyUsed)
-            pending = PendingKey(topic_id, body)
-            if row + 1 >= len(words) or not pending.is_of(words[row + 1]):
+            if not source.is_followed_by_append(row, body):
                 return False
         return topic_id in self._directory.by_id or kind == FrameType.TOPIC_DELETE
 

@@ -39,7 +39,6 @@ from ringlog.actors.wal_shard.recovery.open_reservations import OpenReservations
 from ringlog.actors.wal_shard.recovery.replay_rows import (
     IS_CONTROL,
     Mask,
-    PendingKey,
     ReplayedFile,
     Rows,
     RowSource,
@@ -81,8 +80,6 @@ class Replay:
         )
         self.held: HeldRecords = HeldRecords(directory, segments, self.losses)
         self._identity = identity
-        self._key: PendingKey | None = None
-        """The key frame that was applied last, if its append has not followed yet."""
 
     def load(self, topics: Iterable[tuple[ShardTopic, bool, int]]) -> None:
         """Load topics from snapshot rows: (topic, True if it belongs to this shard, incarnation of the row).
@@ -110,7 +107,7 @@ class Replay:
         start = 0
         for row in np.flatnonzero(IS_CONTROL[types]).tolist():
             if int(types[row]) == FrameType.IDEMPOTENCY_KEY:
-                self._key_used(source, row, ours)
+                self._key_used(source, row)
                 continue
             self._append_rows(source, ours, start, row)
             is_excluded = excluded is not None and bool(excluded[row])
@@ -122,8 +119,6 @@ class Replay:
 
     def _append_rows(self, source: RowSource, ours: Mask, start: int, stop: int) -> None:
         """Apply this shard's append rows in [start, stop), topic by topic."""
-        if self._key is not None and stop > start:
-            self._confirm_key(source, start)
         rows = start + np.flatnonzero(ours[start:stop])
         if not len(rows):
             return
@@ -212,24 +207,16 @@ class Replay:
 
     # -- idempotency keys -----------------------------------------------------------------------------
 
-    def _key_used(self, source: RowSource, row: int, ours: Mask) -> None:
+    def _key_used(self, source: RowSource, row: int) -> None:
         """Apply an idempotency key only if its append follows directly.
 
         A torn tail removes both or neither.
         """
         body = source.body(row)
         assert isinstance(body, KeyUsed)
-        self._key = PendingKey(int(source.piece.batch.words[row, layout.W_TOPIC]), body)
-        if row + 1 < len(ours):
-            self._confirm_key(source, row + 1)
-
-    def _confirm_key(self, source: RowSource, row: int) -> None:
-        pending, self._key = self._key, None
-        assert pending is not None
-        topic = self.directory.by_id.get(pending.topic_id)
-        if topic is None or not pending.is_of(source.piece.batch.words[row]):
+        topic = self.directory.by_id.get(int(source.piece.batch.words[row, layout.W_TOPIC]))
+        if topic is None or not source.is_followed_by_append(row, body):
             return
-        body = pending.body
         past = IdempotencyEntry(body.first_seq, body.records, body.commit_ts, body.created_us, body.window_ms)
         remember_write(topic, body.key, body.ids, past)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,23 +77,21 @@ class RowSource:
             e.detail.update(file=self.origin.path, offset=self.offset(row))
             raise
 
+    def is_followed_by_append(self, row: int, key: KeyUsed) -> bool:
+        """Return True if the next row is the append that belongs to the key frame `key` in this row.
 
-@dataclass(slots=True)
-class PendingKey:
-    """A frame with an idempotency key. Its append must be the next frame."""
-
-    topic_id: int
-    body: KeyUsed
-
-    def is_of(self, words: Any) -> bool:
-        """Return True if this row is the append that belongs to the key frame."""
-        header = [int(word) for word in words]
+        A key is the last row of a chunk only if the log ends or is damaged behind it.
+        """
+        words = self.piece.batch.words
+        if row + 1 >= len(words):
+            return False
+        header = [int(word) for word in words[row + 1]]
         return (
             header[layout.W_HEAD] >> layout.TYPE_SHIFT & 0xFF == FrameType.APPEND
-            and header[layout.W_TOPIC] == self.topic_id
-            and header[layout.W_BASE_SEQ] == self.body.first_seq
-            and header[layout.W_COUNT_EPOCH] & 0xFFFFFFFF == self.body.records
-            and header[layout.W_COMMIT_TS] == self.body.commit_ts
+            and header[layout.W_TOPIC] == int(words[row, layout.W_TOPIC])
+            and header[layout.W_BASE_SEQ] == key.first_seq
+            and header[layout.W_COUNT_EPOCH] & 0xFFFFFFFF == key.records
+            and header[layout.W_COMMIT_TS] == key.commit_ts
         )
 
 

@@ -129,6 +129,16 @@ def test_every_job_becomes_a_dead_letter_that_names_its_origin(name: str, group:
         assert_metadata_is_kept_or_noted(job.get("meta_json") or b"", again)
 
 
+@pytest.mark.parametrize("time_us", [-(1 << 63), -5])
+def test_a_job_with_times_before_the_epoch_becomes_a_dead_letter(time_us: int) -> None:
+    """A client of another make can store such times. They have passed."""
+    record = Record(seq=1, ts=0, data=b"x", not_before=time_us, expires_at=time_us)
+    exhausted = msgspec.structs.replace(spent(), keeps_expiry=True)
+    columns = dead_letter_columns(record, exhausted, 3, RECORD_BYTES_DEFAULT)
+    found = open_frame(frame(columns, topic_id=8), seed=None).records()
+    assert (found.not_before, found.expires_at) == (None, None)
+
+
 def assert_metadata_is_kept_or_noted(meta: bytes, letter: Record) -> None:
     """Assert that the letter has the fields of the job, or its metadata as text, or states its size."""
     text = meta.decode(errors="replace")

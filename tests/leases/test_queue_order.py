@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
+from ringlog.actors.wal_shard.leases.lease_requests import delivery_attributes_of
 from ringlog.leases.group import ConsumerGroup
 from ringlog.leases.live_seqs import LiveSeqs
 from ringlog.leases.ready_index import DeliveryAttributes, ReadyIndex
@@ -16,6 +17,7 @@ from ringlog.leases.tokens import LeaseTokens
 from ringlog.leases.types import ClaimRequest, DispatchOrder
 from ringlog.leases.wait_times import EnqueueTimes, WaitHistogram
 from ringlog.limits import QUEUE_AGES_MAX, QUEUE_READY_INSTANTS_MAX
+from ringlog.storage.record_index import RecordDeliveryAttributes
 from tests.support.lease_runs import lease_runs
 from tests.support.queue_machine import QueueMachine
 
@@ -267,3 +269,11 @@ def test_concurrent_claims_may_use_different_orders(jobs, shares):
     queue.check()
     given = tuple([seq for run in lease_runs(each) for seq in range(run.first, run.stop)] for each in answers)
     assert given == shares
+
+
+def test_times_before_the_epoch_delay_no_job():
+    """A client of another make can store any number, such as the lowest one for "none"."""
+    times = np.array([-(1 << 63), -5, 0, 5_001], np.int64)
+    stored = RecordDeliveryAttributes(np.arange(1, 5, dtype=np.uint64), times, np.zeros(4, np.uint8))
+    found = delivery_attributes_of(stored, 0)
+    assert (found.seqs.tolist(), found.at_ms.tolist()) == ([4], [6])

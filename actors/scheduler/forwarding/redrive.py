@@ -211,7 +211,10 @@ def redrive_producer_id(topic_id: int, epoch: int, seq: int) -> int:
 def record_columns(
     record: Record, meta: bytes, headers: dict[str, bytes], *, keeps_expiry: bool = False
 ) -> Any:
-    """Return the columns of a record with new metadata and headers. Keep its own expiry only on request."""
+    """Return the columns of a record with new metadata and headers. Keep its own expiry only on request.
+
+    Times before the epoch, which clients of another make can store, have passed and are left out.
+    """
     return encode_records(
         [record.data],
         keys=None if record.key is None else [record.key],
@@ -220,10 +223,14 @@ def record_columns(
         headers=[headers] if headers else None,
         metas=[meta] if meta else None,
         event_ts=None if record.event_ts is None else [record.event_ts],
-        expires_at=[record.expires_at] if keeps_expiry and record.expires_at is not None else None,
-        not_before=None if record.not_before is None else [record.not_before],
+        expires_at=_time(record.expires_at) if keeps_expiry else None,
+        not_before=_time(record.not_before),
         priorities=[record.priority] if record.priority else None,
     )
+
+
+def _time(time_us: int | None) -> list[int] | None:
+    return [time_us] if time_us is not None and time_us > 0 else None
 
 
 def _numbers(request: m.RedriveDeadLetters) -> Any:

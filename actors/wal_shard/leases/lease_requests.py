@@ -50,7 +50,9 @@ def delivery_attributes_of(found: Any, levels: int) -> DeliveryAttributes:
     Times are rounded up to whole milliseconds, so that no record is ready early. Priorities are limited to
     existing levels.
     """
-    at_ms = -(-found.not_before // 1_000)
+    # Clients of another make can store times before the epoch, which are long past. The lowest one has no
+    # negation.
+    at_ms = -(-np.maximum(found.not_before, 0) // 1_000)
     if levels:
         of_level = np.minimum(found.priorities, np.uint8(levels - 1))
     else:

@@ -55,7 +55,7 @@ from ringlog.segment.layout import (
 from ringlog.segment.segment import Segment
 from ringlog.segment.writer import SegmentWriter
 from ringlog.storage import snapshot as snapshots
-from ringlog.storage.disk import Disk
+from ringlog.storage.disk import Disk, unlink_if_present
 from ringlog.storage.layout import META_DIR
 from ringlog.storage.snapshot import Snapshot
 
@@ -294,9 +294,8 @@ class CheckpointTask:
         for path in paths:
             if not path.startswith("wal/shard-") or ".." in path:
                 raise CorruptData("a shard released a file that is not a log file", file=path)
-            if disk.exists(f"{data_dir}/{path}"):
-                disk.unlink(f"{data_dir}/{path}")
-                self.result.unlinked += 1
+            # A shard that starts deletes such files, too.
+            self.result.unlinked += unlink_if_present(disk, f"{data_dir}/{path}")
         for directory in sorted({path.rpartition("/")[0] for path in paths}):
             disk.sync_dir(f"{data_dir}/{directory}")
 

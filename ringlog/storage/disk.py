@@ -158,6 +158,17 @@ def disk_error(call: str, path: str, code: int, reason: str = "", **detail: Any)
     return DiskError(f"{call} failed: {said}", call=call, path=path, errno=code, strerror=text, **detail)
 
 
+def unlink_if_present(disk: Disk, path: str) -> bool:
+    """Delete a file that another process may delete at the same time. Return False if it was gone."""
+    try:
+        disk.unlink(path)
+    except DiskError as e:
+        if e.errno != errno.ENOENT:
+            raise
+        return False
+    return True
+
+
 def replace_file(disk: Disk, directory: str, name: str, data: Buffer) -> None:
     """Replace the contents of `directory/name` by `data`, durably and atomically (D2)."""
     target = os.path.join(directory, name)

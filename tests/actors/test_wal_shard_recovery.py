@@ -10,6 +10,7 @@ import pytest
 
 from ringlog.actors.wal_shard import events as ev
 from ringlog.actors.wal_shard.recovery.recovery import Recovery
+from ringlog.actors.wal_shard.recovery.recovery_result import RecoveryResult, clean_up
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, DiskError
 from ringlog.limits import HEAD_RESERVATION_MIN
@@ -663,3 +664,14 @@ def test_an_orderly_end_that_was_never_durable_loses_no_reserved_seqs() -> None:
         assert world.topic("d").lost == []
         assert len(world.records("d")) == 1
         world.power_loss(1, PowerLossDamage.LOST)
+
+
+def test_an_unused_file_that_the_compactor_has_just_deleted_is_no_error(world):
+    """The compactor deletes what its last checkpoint released, also after the death of the shard."""
+    world.put_topic("t", durability="fsync")
+    disk = FaultyDisk(world.disk)
+    found = RecoveryResult(unused_files=["wal/shard-00/wal-9-9.log"])
+    clean_up(disk, DATA, found)
+    disk.plan = [DiskFault("unlink", disk.calls["unlink"] + 1, "EIO")]
+    with pytest.raises(DiskError):
+        clean_up(disk, DATA, found)

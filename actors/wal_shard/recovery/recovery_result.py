@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ringlog.actors.wal_shard.commit.commit_batch import CommitBatch
 from ringlog.actors.wal_shard.recovery.log_file_table import LogFileTable
 from ringlog.logs import log_event
-from ringlog.storage.disk import Disk, replace_file
+from ringlog.storage.disk import Disk, replace_file, unlink_if_present
 from ringlog.storage.layout import QUARANTINE_DIR
 from ringlog.topic.directory import Halt
 
@@ -86,7 +86,8 @@ def clean_up(disk: Disk, data_dir: str, found: RecoveryResult) -> None:
     for path in found.to_quarantine:
         quarantine_file(disk, data_dir, path)
     for path in found.unused_files:
-        disk.unlink(f"{data_dir}/{path}")
+        # The compactor may still delete what its last checkpoint, with the shard before this one, released.
+        unlink_if_present(disk, f"{data_dir}/{path}")
     for path, stop in found.truncations:
         fd = disk.open_for_truncate(f"{data_dir}/{path}")
         try:

@@ -563,7 +563,8 @@ records."""
 DURABLE_CHANGE_BYTES_MAX = 64 * KIB
 """Most bytes of one log record for such a queue: a thousand runs or jobs, with the skipped ones."""
 DURABLE_RETRY_MS = 1_000
-"""Interval in ms at which claims that wait for such a queue are retried while nothing can be logged."""
+"""Interval in ms at which claims that wait for such a queue, or for expired jobs to be removed, are retried
+while nothing can be logged."""
 QUEUE_READY_INSTANTS_MAX = 1_024
 """Times at which delayed jobs of a queue became ready recently. Beyond it the two oldest are merged, and a
 job is promoted slightly later."""

@@ -9,6 +9,7 @@ from ringlog.actors.wal_shard.phases import Room
 from ringlog.envelope import messages as m
 from ringlog.errors import (
     InvalidRequest,
+    NotReady,
     RecordTooLarge,
     StaleEpoch,
     TopicFull,
@@ -308,9 +309,12 @@ def test_records_that_expire_on_a_full_disk_leave_room_for_requests():
     disk = FaultyDisk(SimulatedDisk(DATA))
     world = started({"f": "fsync"}, disk=disk)
     world.put_topic("t", durability="fsync", ttl_ms=EXPIRIES * 300)
+    world.put_topic("q", type="queue", durability="fsync")
     for _ in range(EXPIRIES):
         world.append("t", [b"x"])
         world.clock.advance(0.3)
+    end_us = world.clock.now_us() + EXPIRIES * 300_000
+    append(world, "q", [b"job", b"late"], expires_at=[end_us - 1, 1 << 60])
     disk.plan = [DiskFault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
     while not any(refusals(world.send("f", [world.frame_for("f", [b"x" * 30_000])]))):
         continue
@@ -321,9 +325,14 @@ def test_records_that_expire_on_a_full_disk_leave_room_for_requests():
     assert core.log.offset > before, "expected removals while there is room"
     assert state(world, "f").count > 0
     assert delete(world, "f", before=2).deleted == 1
-    assert isinstance(world.request(m.Locate("t", 0)), m.Located)
+    assert world.request(m.Claim("q", "w", 2)).runs == [], "an expired job must not be leased"
+    with pytest.raises(NotReady):
+        world.request(m.TopicPut("t", {"ttl_ms": 1 << 40}, "merge"))
     disk.plan = []
     world.tick(20)
+    assert state(world, "t").count == 0
+    assert [run[0] for run in world.request(m.Claim("q", "w", 2)).runs] == [2]
+    world.request(m.TopicPut("t", {"ttl_ms": 1 << 40}, "merge"))
     assert state(world, "t").count == 0
 
 

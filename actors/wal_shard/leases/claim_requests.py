@@ -74,6 +74,8 @@ class ClaimRequests:
         if reply is not None or not message.wait_ms:
             return reply or claim_reply(topic, group, None)
         self._waiting_claims.park(key_of(topic, group), event, message)
+        if self._leases.removals.schedule.is_postponed(topic):
+            self._waiting_claims.wake(key_of(topic, group))  # `serve` tries it again.
         self._note_due(topic, group)
         return None
 
@@ -93,8 +95,12 @@ class ClaimRequests:
         self, topic: ShardTopic, group: ConsumerGroup, message: m.Claim, now_us: int,
         batch: CommitBatch | None,
     ) -> m.ClaimReply | None:  # fmt: skip
-        """Lease jobs for this claim. Return None if no job is ready or the node may not hold leases."""
-        if not all(self._registry.room_for(group, [message])):
+        """Lease jobs for this claim. Return None if no job is ready or the node may not hold leases.
+
+        Also while jobs that have expired cannot be removed.
+        """
+        is_postponed = self._leases.removals.schedule.is_postponed(topic)
+        if is_postponed or not all(self._registry.room_for(group, [message])):
             return None
         (change,) = self._lease_jobs(topic, group, [message], now_us, batch)
         if change is None or not change.rows:
@@ -226,7 +232,9 @@ class ClaimRequests:
             if found is None:
                 continue
             topic, group = found
-            if self._has_to_wait(topic, group):
+            if self._leases.removals.schedule.is_postponed(topic):
+                waiting.schedule_wakeup(key, now_us // 1_000 + DURABLE_RETRY_MS)
+            elif self._has_to_wait(topic, group):
                 held.add(key)
                 waiting.wake(key)
             elif not group.is_logged:

@@ -20,8 +20,8 @@ from ringlog.actors.wal_shard.routing import ShardRouters
 from ringlog.actors.wal_shard.shard_state import ShardIdentity
 from ringlog.contract import ControlReceived
 from ringlog.envelope import messages as m
-from ringlog.errors import InvalidRequest, Throttled, TopicNotEmpty, TopicNotFound
-from ringlog.limits import LIST_PAGE_MAX
+from ringlog.errors import InvalidRequest, NotReady, Throttled, TopicNotEmpty, TopicNotFound
+from ringlog.limits import DURABLE_RETRY_MS, LIST_PAGE_MAX
 from ringlog.names import check_topic_name
 from ringlog.placement import home_shard
 from ringlog.topic.config import TopicConfig
@@ -81,6 +81,12 @@ class TopicRequests:
             config.require_type_of(topic.config, topic.name)
             if config != topic.config:
                 config.require_lifetime_of(topic.config, topic.name)
+                if self._removals.schedule.is_postponed(topic):
+                    # A longer TTL would bring back what has expired.
+                    raise NotReady(
+                        "the disk is full, so that expired records cannot be removed yet", topic=topic.name,
+                        retry_after_ms=DURABLE_RETRY_MS,
+                    )  # fmt: skip
                 self._leases.registry.require_room(topic, config)
                 self._reconfigure(topic, config, batch, now_us)
         return self.topic_info(topic, created=False)

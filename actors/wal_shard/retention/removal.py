@@ -152,8 +152,7 @@ class Removals:
     ) -> None:
         """Process query results: stage retention, and keep a delete's result for its handler.
 
-        Retention that would make the commit batch larger than `bytes_max` is tried again later: readers skip
-        expired records anyway.
+        Retention that would make the commit batch larger than `bytes_max` is tried again later.
         """
         asked, self._asked = self._asked, []
         for question, found in zip(asked, answers, strict=True):
@@ -164,8 +163,10 @@ class Removals:
                 raise Internal("internal error: storage result of the wrong type", topic=question.topic.name)
             elif question.delete_selector is not None:
                 self._delete, self._delete_of = found, (question.topic, question.topic.version)
-            elif isinstance(found, CorruptData) or batch.bytes + _logged_bytes(found) > bytes_max:
+            elif isinstance(found, CorruptData):
                 self.schedule.retry_later(question.topic, now_us)
+            elif batch.bytes + _logged_bytes(found) > bytes_max:
+                self.schedule.postpone(question.topic, now_us)
             else:
                 self.schedule.clear_retry(question.topic)
                 self._retain(question.topic, found, batch)
@@ -282,6 +283,7 @@ class Removals:
         """Forget what was removed from a topic that was deleted."""
         for of_file in self._left.values():
             of_file.pop(topic.topic_id, None)
+        self.schedule.clear_retry(topic)
 
     def _apply(self, topic: ShardTopic, removal: Removal) -> None:
         apply_removal(topic, removal)

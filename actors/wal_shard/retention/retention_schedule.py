@@ -73,9 +73,13 @@ class DueTopics:
                 found.append(topic)
         return found
 
+    def postpone(self, topic: ShardTopic, until_us: int) -> None:
+        """Take a topic that is due not before this time."""
+        self._in_force[topic.topic_id] = until_us
+        heapq.heappush(self._heap, (until_us, topic.topic_id))
+
     def _push(self, topic: ShardTopic) -> None:
-        self._in_force[topic.topic_id] = topic.due_us
-        heapq.heappush(self._heap, (topic.due_us, topic.topic_id))
+        self.postpone(topic, topic.due_us)
 
     def _rebuild(self) -> None:
         """Remove replaced entries, and those of topics that were deleted or no longer expire."""
@@ -96,6 +100,8 @@ class RetentionSchedule:
         self._wanted: dict[int, ShardTopic] = {}
         self._not_before: dict[int, int] = {}
         """topic_id -> time in microseconds until which caps are not applied."""
+        self._postponed: set[int] = set()
+        """Ids of topics that keep expired records, because the log has no room for their removal."""
 
     def finish_recovery(self) -> None:
         """Schedule expiry for the recovered topics, and request retention for topics above their caps."""
@@ -137,7 +143,7 @@ class RetentionSchedule:
             return self._take_due(self.strict_dues, now_us)
         if isinstance(message, LEASE_REQUESTS):
             topic = self._directory.find(message.topic)
-            if topic is not None and 0 < topic.due_us <= now_us:
+            if topic is not None and self._is_due(topic, now_us):
                 self._wanted[topic.topic_id] = topic
             return topic is not None and topic.topic_id in self._wanted
         if not isinstance(message, CONTENT_REQUESTS):
@@ -146,9 +152,12 @@ class RetentionSchedule:
             self.request_due(now_us)
         else:
             topic = self._directory.find(message.topic)
-            if topic is not None and 0 < topic.due_us <= now_us:
+            if topic is not None and self._is_due(topic, now_us):
                 self._wanted[topic.topic_id] = topic
         return bool(self._wanted) or batch.has_removals
+
+    def _is_due(self, topic: ShardTopic, now_us: int) -> bool:
+        return 0 < topic.due_us <= now_us and topic.topic_id not in self._postponed
 
     def _take_due(self, dues: DueTopics, now_us: int) -> bool:
         found = dues.take(now_us)
@@ -169,10 +178,27 @@ class RetentionSchedule:
         return topics
 
     def retry_later(self, topic: ShardTopic, now_us: int) -> None:
-        """Postpone the retention of a topic with damaged records, or of one whose removal has no room."""
+        """Postpone the retention of a topic whose stored records are damaged."""
         self._not_before[topic.topic_id] = topic.due_us = now_us + _RETRY_US
         self.add(topic)
 
+    def postpone(self, topic: ShardTopic, now_us: int) -> None:
+        """Postpone the retention of a topic, because the log has no room for the removal.
+
+        Its `due_us` stays in the past, so readers skip what has expired.
+        """
+        until_us = now_us + _RETRY_US
+        self._not_before[topic.topic_id] = until_us
+        self._postponed.add(topic.topic_id)
+        self.dues.postpone(topic, until_us)
+        if topic.config.discard == DISCARD_REJECT:
+            self.strict_dues.postpone(topic, until_us)
+
+    def is_postponed(self, topic: ShardTopic) -> bool:
+        """Return whether the topic keeps expired records, because the log has no room for their removal."""
+        return topic.topic_id in self._postponed
+
     def clear_retry(self, topic: ShardTopic) -> None:
-        """Note that the topic's retention was decided."""
+        """Note that the topic's retention was decided, or that the topic was deleted."""
         self._not_before.pop(topic.topic_id, None)
+        self._postponed.discard(topic.topic_id)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import random
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from chaos.world.plan import Failed, Step, options_of, steps_of
 from chaos.world.readers import Reader
 from chaos.world.tasks import NS, Loop, Process
 from ringlog.drill.checks import GuaranteeBroken
+from ringlog.storage import recovery
 
 REST_S = 90.0
 """Limit of the virtual time (s) from the last fault until everything is served again."""
@@ -28,6 +30,18 @@ KINDS = ("wal_shard", "wal_shard", "wal_shard", "gateway", "compactor", "compact
 EVERYTHING = frozenset({"append", "delete by tag", "drop", "seal", "rewrite", "relocate"})
 TOPIC_EVENTS = 60
 LAST_EVENTS = 30
+
+
+@contextmanager
+def read_buffers_of(seed: int) -> Iterator[None]:
+    """Read logs in buffers of one of three sizes: what belongs together may be on both sides of an end."""
+    settings, name = vars(recovery), "RECOVERY_READ_BYTES"
+    usual = settings[name]
+    settings[name] = random.Random(f"read buffers {seed}").choice((4 << 10, 64 << 10, usual))
+    try:
+        yield
+    finally:
+        settings[name] = usual
 
 
 class Simulation:
@@ -76,7 +90,7 @@ class Simulation:
         gc.freeze()  # objects that outlive the seed are not scanned by later collections
         try:
             salts = random.Random(f"salts {self.seed}")
-            with drawn_salts(salts.getrandbits), actors.listening(self.engine):
+            with drawn_salts(salts.getrandbits), actors.listening(self.engine), read_buffers_of(self.seed):
                 self._live()
         except Exception as e:
             raise Failed(f"{type(e).__name__}: {e}", self.story(getattr(e, "topic", ""))) from e

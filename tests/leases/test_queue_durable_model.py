@@ -21,7 +21,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(LeaseChange).decode
 STATE = {"leased": LEASED, "delayed": DELAYED, "returned": RETURNED, "spent": EXHAUSTED}
 KNOWN_MAX = 10_000
-CALLS = {"claim", "nack", "nack_with_backoff", "undo", "extend", "reject", "release"}
+CALLS = {"claim", "steal", "nack", "nack_with_backoff", "undo", "extend", "reject", "release"}
 
 
 class Logged:

@@ -344,7 +344,8 @@ DURABLE_POLL_MS = 20
 """Interval in ms at which a scheduler reads a shard's durable mark while a strong subscription waits for
 it."""
 GRANTS_PER_MESSAGE_MAX = 4_096
-"""Most grants in one message to a link. Further ones follow in the next message."""
+"""Most grants in one message to a link. Further ones follow in the next message. A client that returns more
+in one message gets InvalidRequest: each row is work for the scheduler and the gateway."""
 GRANT_RINGS_MAX = 64
 """Local clients to which a scheduler sends grants through shared memory. Further clients get messages by
 socket."""

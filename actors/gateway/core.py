@@ -43,6 +43,7 @@ from ringlog.actors.gateway.requests.router_requests import RouterRequestFlows
 from ringlog.actors.gateway.requests.topic_requests import TopicRequestFlows, TopicResolver
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
+from ringlog.envelope.grant_rows import grant_return_rows
 from ringlog.errors import ExitCode, Internal, InvalidRequest, Refused, RinglogError, ShuttingDown
 from ringlog.limits import (
     BATCH_RECORDS_MAX,
@@ -207,7 +208,8 @@ class GatewayCore:
             authorise(principal, received.message)
             assert principal is not None
             if isinstance(received.message, m.GrantsReturned):
-                self._effects.append(ev.ReturnGrants(received.client, received.attachment))
+                rows = grant_return_rows(received.attachment)
+                self._effects.append(ev.ReturnGrants(received.client, rows))
                 return  # It has no reply and waits for nothing.
             if isinstance(received.message, m.Unsubscribe):
                 self._effects.append(

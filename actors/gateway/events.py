@@ -232,7 +232,7 @@ class LogRequestFailure:
 
 @dataclass(frozen=True, slots=True)
 class ReturnGrants:
-    """Return a client's grants: rows of the message GrantsReturned."""
+    """Return a client's grants: at most GRANTS_PER_MESSAGE_MAX rows of the message GrantsReturned."""
 
     client: bytes
-    rows: Any
+    rows: list[list[int]]

@@ -14,7 +14,6 @@ from ringlog.access.permissions import SCOPES
 from ringlog.actors.gateway import events as ev
 from ringlog.actors.gateway.core import GatewayCore, GatewayIdentity
 from ringlog.contract import Reply, Tick
-from ringlog.envelope.messages import GrantsReturned
 from ringlog.envelope.wire import PROTOCOL, EnvelopeInvalid, decode
 from ringlog.errors import NotReady, TopicNotFound
 
@@ -44,7 +43,7 @@ def check(data: bytes) -> None:
     core = GatewayCore(IDENTITY, WHO)
     asked = ev.ClientRequestReceived(b"c", "who", envelope.corr, envelope.message, attached or None)
     effects = core.handle([Tick(1, 1), asked])
-    due = 0 if isinstance(envelope.message, GrantsReturned) else 1
+    due = 0 if any(isinstance(effect, ev.ReturnGrants) for effect in effects) else 1
     replies = 0
     for _ in range(STEPS_MAX):
         core.check()

@@ -26,7 +26,11 @@ from ringlog.errors import (
 )
 from ringlog.frame import batch, layout
 from ringlog.frame.settle_entry import WORDS, refused_entry
-from ringlog.limits import GATEWAY_BYTES_PER_CONNECTION_MAX, GATEWAY_REQUESTS_PER_CONNECTION_MAX
+from ringlog.limits import (
+    GATEWAY_BYTES_PER_CONNECTION_MAX,
+    GATEWAY_REQUESTS_PER_CONNECTION_MAX,
+    GRANTS_PER_MESSAGE_MAX,
+)
 from ringlog.placement import home_shard
 from tests.support.gateway_jobs import only
 from tests.support.log_file import sealed_frame
@@ -390,6 +394,23 @@ def test_requests_in_flight_are_bounded_for_each_connection(gateway):
     assert only(gateway.ask(m.Append("t", 1), frame(), client=b"tother"), ev.PushFrames)
     gateway.feed(ev.FramesSettled(pushes[0].ticket, entries(1)))
     assert only(gateway.ask(m.Append("t", 1), frame()), ev.PushFrames)
+
+
+def test_returned_grants_of_one_message_are_bounded(gateway):
+    """The relay does work for each row, so a message of any size would keep the gateway busy for seconds."""
+    for count, detail in (
+        (GRANTS_PER_MESSAGE_MAX, None),
+        (GRANTS_PER_MESSAGE_MAX + 1, "found"),
+        (0.5, "bytes"),
+    ):
+        effects = gateway.ask(m.GrantsReturned(1), memoryview(bytes(int(32 * count))))
+        if detail is None:
+            assert len(only(effects, ev.ReturnGrants).rows) == count
+            continue
+        status, facts = error_of(effects)
+        assert status is Status.INVALID_REQUEST
+        assert detail in facts
+        assert not [effect for effect in effects if isinstance(effect, ev.ReturnGrants)]
 
 
 def test_bytes_in_flight_are_bounded_for_each_connection(gateway, monkeypatch):

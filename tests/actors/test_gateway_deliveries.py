@@ -8,7 +8,7 @@ import pytest
 from ringlog.actors.gateway.reads.subscription_relay import SubscriptionRelay
 from ringlog.envelope import messages as m
 from ringlog.errors import Throttled
-from ringlog.limits import LINK_SILENCE_MS, SUBSCRIPTIONS_PER_LINK_MAX
+from ringlog.limits import GRANTS_PER_MESSAGE_MAX, LINK_SILENCE_MS, SUBSCRIPTIONS_PER_LINK_MAX
 from ringlog.link.peer_request import PeerReply
 from ringlog.link.subscription import UNBOUNDED
 from tests.support.fake_scheduler import FakeDeliveryHost, topic
@@ -47,8 +47,8 @@ class World:
         return found
 
     def take(self, client, *rows):
-        data = np.array([[*row, 1] for row in rows], dtype=np.uint64).tobytes()
-        self.deliveries.return_grants(client, data, self.host.clock.monotonic_ns())
+        returned = [[*row, 1] for row in rows]
+        self.deliveries.return_grants(client, returned, self.host.clock.monotonic_ns())
 
 
 @pytest.fixture
@@ -65,6 +65,15 @@ def test_grants_carry_the_clients_numbers_and_no_position_hints(world):
     assert (client, message) == (ALICE, m.Grants(1))
     assert np.frombuffer(data, np.uint64).tolist() == [70, 700, 9, 0, 0, 0, 0, 0]
     world.take(ALICE, (70, 700, 9))
+    assert world.scheduler.returned_grants() == [[*ours, 9, 1]]
+
+
+def test_repeated_rows_of_a_feed_are_one_row_for_the_scheduler(world):
+    (asked,) = world.follow(ALICE, 70, (700, topic(7), 3))
+    ours = asked.subscription, asked.feeds[0].feed
+    world.host.deliver_grants((*ours, 9))
+    world.take(ALICE, *[(70, 700, 8)] * (GRANTS_PER_MESSAGE_MAX - 1), (70, 700, 9))
+    assert len(world.scheduler.sent_messages) == 1
     assert world.scheduler.returned_grants() == [[*ours, 9, 1]]
 
 

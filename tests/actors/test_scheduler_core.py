@@ -410,6 +410,11 @@ def test_malformed_rows_of_returned_grants_are_refused(world: World) -> None:
     world.subscribe(A, 1, [])
     world.turn(ev.LinkRequestReceived(A, 0, m.GrantsReturned(1), bytearray(7)))
     assert isinstance(world.links[A].messages[-1], m.ErrorReply)
+    rows = bytearray(32 * (GRANTS_PER_MESSAGE_MAX + 1))
+    world.turn(ev.LinkRequestReceived(A, 0, m.GrantsReturned(GRANTS_PER_MESSAGE_MAX + 1), rows))
+    refusal = world.links[A].messages[-1]
+    assert isinstance(refusal, m.ErrorReply)
+    assert refusal.detail == {"found": GRANTS_PER_MESSAGE_MAX + 1, "max": GRANTS_PER_MESSAGE_MAX}
     world.take(A, (9, 9, 9))
 
 

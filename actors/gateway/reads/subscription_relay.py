@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from ringlog.envelope import messages as m
-from ringlog.envelope.messages.delivery import GRANT_RETURN_WORDS
 from ringlog.errors import RinglogError, Throttled
 from ringlog.limits import LINK_SILENCE_MS, LINKS_PER_SCHEDULER_MAX, SUBSCRIPTIONS_PER_LINK_MAX
 from ringlog.link.delivery import Delivery
@@ -99,17 +98,20 @@ class SubscriptionRelay:
             if not known.relayed:
                 del self._clients[client]
 
-    def return_grants(self, client: bytes, attachment: Any, now_ns: int) -> None:
-        """Return grants to the schedulers. An unknown client receives SubscriptionsLost."""
+    def return_grants(self, client: bytes, rows: Sequence[Sequence[int]], now_ns: int) -> None:
+        """Return grants to the schedulers: of several rows for one feed the last one.
+
+        `rows`: [subscription, feed, after, is_consumed]. An unknown client receives SubscriptionsLost.
+        """
         known = self._clients.get(client)
         if known is None:
             self._send(client, m.SubscriptionsLost(), None)
             return
         known.heard_ns = now_ns
-        if not attachment or len(attachment) % (8 * GRANT_RETURN_WORDS):
+        latest = {(number, name): (after, is_consumed) for number, name, after, is_consumed in rows}
+        if not latest:
             return
-        rows = np.frombuffer(attachment, dtype=np.uint64).reshape(-1, GRANT_RETURN_WORDS).tolist()
-        for number, name, after, is_consumed in rows:
+        for (number, name), (after, is_consumed) in latest.items():
             relayed = known.relayed.get(number)
             feed = relayed.feeds.get(name) if relayed is not None else None
             if relayed is None or feed is None:

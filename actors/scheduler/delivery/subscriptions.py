@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from ringlog.actors.scheduler.delivery.feeds import (
     FeedGrantState,
     FollowedShard,
@@ -19,7 +17,7 @@ from ringlog.actors.scheduler.delivery.grants import GrantDispatcher
 from ringlog.actors.scheduler.delivery.priority_changes import PriorityChanges
 from ringlog.actors.scheduler.events import LinkRequestReceived, ReadSlots, SendToLink
 from ringlog.envelope import messages as m
-from ringlog.envelope.messages.delivery import GRANT_RETURN_WORDS
+from ringlog.envelope.grant_rows import grant_return_rows
 from ringlog.errors import InvalidRequest, Throttled
 from ringlog.limits import (
     CREDIT_MAX,
@@ -212,14 +210,7 @@ class LinkSubscriptions:
         if link is None:
             self._effects.append(SendToLink(request.link, m.SubscriptionsLost()))
             return
-        data = request.attachment or b""
-        if len(data) % (8 * GRANT_RETURN_WORDS):
-            raise InvalidRequest(
-                f"attachment of GrantsReturned must be a multiple of {8 * GRANT_RETURN_WORDS} bytes, "
-                f"got {len(data)}",
-                bytes=len(data),
-            )  # fmt: skip
-        rows = np.frombuffer(data, dtype=np.uint64).reshape(-1, GRANT_RETURN_WORDS).tolist()
+        rows = grant_return_rows(request.attachment)
         now_ms, subscriptions = self._grants.now_ms, link.subscriptions
         touched: dict[SchedulerSubscription, None] = {}
         for number, feed_number, after, is_consumed in rows:

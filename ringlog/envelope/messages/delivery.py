@@ -110,9 +110,9 @@ class Grants(Message, frozen=True):
 class GrantsReturned(Message, frozen=True):
     """Client to scheduler or gateway, gateway to scheduler: return grants. No reply.
 
-    The attachment has rows of 4 words: [subscription, feed, after, is_consumed]. A row ends the grant of the
-    feed; the reader is at `after`. Without `is_consumed` the reader consumed no record. A message without
-    rows is a heartbeat.
+    The attachment has at most 4,096 rows of 4 words: [subscription, feed, after, is_consumed]. A row ends the
+    grant of the feed; the reader is at `after`. Without `is_consumed` the reader consumed no record. A
+    message without rows is a heartbeat.
 
     If the scheduler does not know the sender, it sends SubscriptionsLost.
     """

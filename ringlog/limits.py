@@ -679,8 +679,14 @@ GATEWAY_BYTES_MAX = 8 * FRAME_BYTES_MAX
 """Bytes of attached frames of all connections of a gateway that are not settled. A further frame fails with
 Throttled."""
 GATEWAY_OUTBOX_BYTES_MAX = 32 * MIB
-"""Bytes of replies that a gateway keeps for a connection that reads slowly. Beyond it the gateway drops the
-connection."""
+"""Bytes of replies that a gateway keeps for a connection that reads slowly. A large reply beyond it is
+replaced by NotReady, after which the client repeats its request; large grants by SubscriptionsLost."""
+GATEWAY_OUTBOX_KEPT_BYTES = 4 * KIB
+"""Largest reply in bytes that is kept beyond GATEWAY_OUTBOX_BYTES_MAX, such as the ack of an append."""
+GATEWAY_OUTBOX_RESERVE_BYTES = GATEWAY_OUTBOX_KEPT_BYTES * GATEWAY_REQUESTS_PER_CONNECTION_MAX
+"""Bytes of small replies that are kept beyond GATEWAY_OUTBOX_BYTES_MAX: those to all requests in progress.
+Beyond it the client counts as disconnected: its requests in progress get no reply, and its subscriptions
+end."""
 GATEWAY_SEND_HWM = 16
 """Replies for one connection that ZeroMQ queues, before further ones wait in the gateway's outbox."""
 

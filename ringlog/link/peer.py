@@ -383,6 +383,7 @@ class Peer:
         message = envelope.message
         if isinstance(message, ErrorReply):
             if pending.is_patient_with(message):
+                pending.is_repeat |= message.outcome == "unknown"
                 self._retry_later(envelope.corr, pending, message)
                 return
             del self._requests[envelope.corr]

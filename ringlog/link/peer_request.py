@@ -62,7 +62,7 @@ class PendingRequest(Pending[PeerReply]):
         self.is_on_fast_path: bool = False
         self.was_sent: bool = False
         self.is_repeat: bool = False
-        """The request was also sent over a connection that ended, and its outcome there is unknown."""
+        """The request was sent before with an unknown outcome: its connection ended, or its reply said so."""
         self.timer: Timer | None = None
         self.retry: Timer | None = None
 

@@ -23,6 +23,7 @@ from ringlog.link.futures import Pending
 from ringlog.testing import ManualClock
 
 SERVER, ANNE, EVE = new_key(), new_key(), new_key()
+FRONTEND = "ringlog.actors.gateway.front_end.zmq_frontend"
 DEADLINE_S = 5.0
 QUIET_S = 0.4
 """Seconds for which a peer that must not be admitted may try."""
@@ -277,8 +278,12 @@ def test_a_peer_without_a_handshake_is_disconnected(house):
 
 
 def test_a_client_that_does_not_read_fills_only_its_own_bounded_buffer(house, monkeypatch):
-    """Replies beyond the buffer are dropped (RF-93). Another client receives every reply meanwhile."""
-    monkeypatch.setattr("ringlog.actors.gateway.front_end.zmq_frontend.GATEWAY_OUTBOX_BYTES_MAX", 50_000)
+    """Beyond the buffer and its reserve the client counts as disconnected (RF-93).
+
+    Another client receives every reply meanwhile.
+    """
+    monkeypatch.setattr(f"{FRONTEND}.GATEWAY_OUTBOX_BYTES_MAX", 40_000)
+    monkeypatch.setattr(f"{FRONTEND}.GATEWAY_OUTBOX_RESERVE_BYTES", 10_000)
     router = house.shell.sockets.frontends[1]
     slow = house.peer(house.ipc, RCVHWM=1, SNDHWM=0, RCVBUF=4096)
     good = house.peer(house.ipc)
@@ -293,6 +298,36 @@ def test_a_client_that_does_not_read_fills_only_its_own_bounded_buffer(house, mo
     assert router.undelivered > 0
     assert held_most <= 50_000
     assert house.ask(good, HELLO).kind == "Welcome"
+
+
+def test_a_client_that_reads_late_gets_a_reply_to_every_request(house, monkeypatch):
+    """Beyond the buffer, acks are kept. Records become `not_ready`, and grants `SubscriptionsLost`."""
+    monkeypatch.setattr(f"{FRONTEND}.GATEWAY_OUTBOX_BYTES_MAX", 1 << 20)
+    router, slow = house.shell.sockets.frontends[1], house.peer(house.ipc, RCVHWM=1, RCVBUF=4096)
+    for corr in range(1, 201):
+        slow.send(encode(m.Ping(), corr))
+    received = []
+    deadline = time.monotonic() + DEADLINE_S
+    while len(received) < 200:
+        house.shell.sockets.zap.serve()
+        received += router.receive(200)
+        assert time.monotonic() < deadline
+    page, acked = bytes(64 << 10), m.Appended("t", 7, 1, False, b"")
+    for request in received:
+        is_append = request.envelope.corr % 2
+        reply = (acked, None) if is_append else (m.Pong(1, 1), page)
+        assert router.send(request.client, reply[0], request.envelope.corr, reply[1])
+    assert router.send(received[0].client, m.Grants(1_024), 0, page)
+    assert sum(router._outbox_bytes.values()) < (1 << 20) + 200 * 1_000
+    replies = [house.receive(slow) for _ in range(201)]
+    assert [reply.corr for reply in replies] == [*range(1, 201), 0]
+    assert all(reply.message == acked for reply in replies if reply.corr % 2)
+    refusals = [reply.message for reply in replies if reply.kind == "ErrorReply"]
+    assert len(refusals) == router.undelivered - 1 > 0
+    assert {(each.status, each.outcome) for each in refusals} == {(Status.NOT_READY, "unknown")}
+    assert replies[-1].kind == "SubscriptionsLost"
+    assert house.ask(slow, HELLO).kind == "Welcome"
+    assert not router.has_backlog
 
 
 def test_two_connections_with_one_routing_id_stay_separate(house):

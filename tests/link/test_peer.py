@@ -195,6 +195,18 @@ def test_a_request_refused_as_not_ready_is_retried(server, client):
     assert pending.error is None
 
 
+def test_a_refusal_after_a_reply_with_unknown_outcome_leaves_the_outcome_unknown(server, client):
+    """The first attempt may be applied: with `not_applied` the caller would write again under new numbers."""
+    pending = client.peer.request(Append("t", 1), client.deadline(), b"x" * 8)
+    who, envelope, _ = client.until(server.take)
+    unread = ErrorReply(Status.NOT_READY, "unread replies", {"retry_after_ms": 1}, "unknown")
+    server.answer(who, envelope.corr, unread)
+    who, again, _ = client.until(server.take)
+    server.answer(who, again.corr, ErrorReply(Status.THROTTLED, "too much"))
+    client.until(lambda: pending.is_done)
+    assert (pending.error.code, pending.error.outcome) == ("throttled", "unknown")
+
+
 def test_refused_frames_are_not_retried_by_the_connection(server, client):
     """A refused frame needs a new producer number, so its stream decides about the retry."""
     pending = client.peer.request(Append("t", 1), client.deadline(), b"x" * 8, is_patient=False)

@@ -4,8 +4,10 @@ A ROUTER socket delivers a message when all its parts have arrived. ZMQ_MAXMSGSI
 and this module limits the number of parts and their total size. Every socket enforces a ZAP domain, so only
 authenticated peers get that far.
 
-A peer that does not read its replies first fills its own pipe, then its own outbox here. Then the outbox is
-dropped and the peer counts as disconnected. Other peers are not affected.
+A peer that does not read its replies first fills its own pipe, then its own outbox here. A ROUTER cannot end
+one connection, and a client sends a request again only after a reply or on a new connection. So a large reply
+beyond the outbox is replaced by a small one, after which the client repeats its request: no request is left
+without a reply. Other peers are not affected.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ import zmq
 from ringlog.envelope import messages as m
 from ringlog.envelope import wire
 from ringlog.envelope.refusal import error_reply
-from ringlog.errors import StartRefused
+from ringlog.errors import NotReady, StartRefused
 from ringlog.limits import (
     ENVELOPE_PARTS_MAX,
     FRAME_BYTES_MAX,
     GATEWAY_OUTBOX_BYTES_MAX,
+    GATEWAY_OUTBOX_KEPT_BYTES,
+    GATEWAY_OUTBOX_RESERVE_BYTES,
     GATEWAY_SEND_HWM,
     HANDSHAKE_MS,
     MESSAGE_BYTES_MAX,
@@ -44,6 +48,7 @@ HEARTBEAT_TIMEOUT_MS = 10_000
 STRIKES_MAX = 16
 """Number of malformed messages after which messages of a connection are ignored."""
 _STRIKERS_MAX = 4_096
+_RETRY_AFTER_MS = 500
 
 
 class ReceivedRequest(NamedTuple):
@@ -163,13 +168,13 @@ class ZmqFrontend:
     ) -> bool:  # fmt: skip
         """Send a reply, or queue it for a slow client.
 
-        Return False if the client is disconnected or too slow.
+        Return False if the client is disconnected, or reads no replies and has too many small ones.
         """
         parts: list[Any] = [client[1:], wire.encode(message, corr, version)]
         if attachment is not None:
             parts.append(attachment)
         sent = _SendOutcome.BLOCKED if client in self._outboxes else self._try_send(parts)
-        return self._queue(client, parts) if sent is _SendOutcome.BLOCKED else sent is _SendOutcome.SENT
+        return self._queue(client, parts, corr) if sent is _SendOutcome.BLOCKED else sent is _SendOutcome.SENT
 
     def flush(self) -> list[bytes]:
         """Send queued replies as far as clients accept them; return the clients that are disconnected."""
@@ -235,15 +240,35 @@ class ZmqFrontend:
             return _SendOutcome.UNREACHABLE
         return _SendOutcome.SENT
 
-    def _queue(self, client: bytes, parts: list[Any]) -> bool:
+    def _queue(self, client: bytes, parts: list[Any], corr: int) -> bool:
         queued_bytes = self._outbox_bytes.get(client, 0) + _size(parts)
         if queued_bytes > GATEWAY_OUTBOX_BYTES_MAX:
-            self.undelivered += 1 + len(self._outboxes.pop(client, ()))
-            self._outbox_bytes.pop(client, None)
-            return False
+            if _size(parts) > GATEWAY_OUTBOX_KEPT_BYTES:
+                self.undelivered += 1
+                parts = [parts[0], wire.encode(_substitute(corr), corr)]
+                queued_bytes = self._outbox_bytes.get(client, 0) + _size(parts)
+            if queued_bytes > GATEWAY_OUTBOX_BYTES_MAX + GATEWAY_OUTBOX_RESERVE_BYTES:
+                self.undelivered += 1
+                return False
         self._outboxes.setdefault(client, deque()).append(parts)
         self._outbox_bytes[client] = queued_bytes
         return True
+
+
+def _substitute(corr: int) -> m.Message:
+    """Return the message that replaces a large one beyond the outbox.
+
+    A request that changes something has been applied, so the outcome is unknown. A client repeats it under
+    the same numbers. After SubscriptionsLost it gets all its grants again.
+    """
+    if not corr:
+        return m.SubscriptionsLost()
+    return error_reply(
+        NotReady(
+            "the connection has too many unread replies: read them, then retry", outcome="unknown",
+            reason="unread_replies", retry_after_ms=_RETRY_AFTER_MS,
+        )
+    )  # fmt: skip
 
 
 def _size(parts: list[Any]) -> int:

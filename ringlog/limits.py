@@ -687,6 +687,17 @@ GATEWAY_OUTBOX_RESERVE_BYTES = GATEWAY_OUTBOX_KEPT_BYTES * GATEWAY_REQUESTS_PER_
 """Bytes of small replies that are kept beyond GATEWAY_OUTBOX_BYTES_MAX: those to all requests in progress.
 Beyond it the client counts as disconnected: its requests in progress get no reply, and its subscriptions
 end."""
+GATEWAY_SUBSCRIPTIONS_MAX = SUBSCRIPTIONS_PER_LINK_MAX
+"""Most subscriptions of all clients of a gateway. A further one fails with Throttled. To a scheduler they are
+subscriptions of one client."""
+GATEWAY_SUBSCRIPTIONS_PER_CONNECTION_MAX = 1_024
+"""Most subscriptions of one connection to a gateway. A further one fails with Throttled."""
+GATEWAY_SUBSCRIPTIONS_PER_KEY_MAX = 4_096
+"""Most subscriptions of all connections with one key. A further one fails with Throttled. One key must not
+take those of the others."""
+GATEWAY_FEEDS_PER_KEY_MAX = 200_000
+"""Most feeds of all connections with one key. Further ones fail with Throttled. It leaves feeds of each
+scheduler to other keys and to local clients."""
 GATEWAY_SEND_HWM = 16
 """Replies for one connection that ZeroMQ queues, before further ones wait in the gateway's outbox."""
 
@@ -878,7 +889,9 @@ EVENT_TRACE_MAX = 256
 assert RECORD_BYTES_DEFAULT <= RECORD_BYTES_MAX <= REQUEST_BYTES_MAX
 assert RECORD_BYTES_MAX + HEADERS_BYTES_MAX + 8 * HEADERS_PER_RECORD_MAX + 16 * KIB <= FRAME_BYTES_MAX
 assert DURATION_MS_MAX * 1_000_000 < SEQ_MAX // 2, "a duration in nanoseconds fits beside a time"
-assert FEEDS_PER_SUBSCRIPTION_MAX <= FEEDS_PER_SCHEDULER_MAX
+assert FEEDS_PER_SUBSCRIPTION_MAX <= GATEWAY_FEEDS_PER_KEY_MAX < FEEDS_PER_SCHEDULER_MAX
+assert GATEWAY_SUBSCRIPTIONS_PER_CONNECTION_MAX <= GATEWAY_SUBSCRIPTIONS_PER_KEY_MAX
+assert GATEWAY_SUBSCRIPTIONS_PER_KEY_MAX < GATEWAY_SUBSCRIPTIONS_MAX
 assert FRAME_BYTES_MAX < 1 << 31, "frame_len and column offsets are 32 bits"
 assert RING_BYTES_MIN // RING_FRAME_FRACTION > 4 * KIB, "the smallest ring takes an ordinary frame"
 assert DRAIN_BYTES_PER_RING_MAX <= COMMIT_BATCH_BYTES_MAX < WAL_FILE_BYTES_DEFAULT

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringlog.access.key_ring import KeyRing
+from ringlog.access.keys import Principal
 from ringlog.envelope.messages import ColdRead, Located, Message, Subscribe, TopicInfo
 from ringlog.errors import RinglogError
 
@@ -208,6 +209,7 @@ class SubscribeFeeds:
 
     ticket: int
     client: bytes
+    principal: Principal
     request: Subscribe
     feeds: list[tuple[int, TopicInfo, int]]
     missing_feeds: list[int]

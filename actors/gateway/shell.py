@@ -407,7 +407,7 @@ class GatewayShell:
         now_ns = self._clock.monotonic_ns()
         try:
             following = self._subscription_relay.subscribe(
-                effect.client, effect.request, effect.feeds, effect.missing_feeds, now_ns
+                effect.client, effect.principal, effect.request, effect.feeds, effect.missing_feeds, now_ns
             )
         except RinglogError as e:
             self._events.append(ev.SubscribeCompleted(effect.ticket, e))

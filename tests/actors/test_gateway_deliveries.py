@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ringlog.access.keys import Principal
+from ringlog.access.permissions import SCOPES
+from ringlog.actors.gateway.reads import subscription_relay
 from ringlog.actors.gateway.reads.subscription_relay import SubscriptionRelay
 from ringlog.envelope import messages as m
 from ringlog.errors import Throttled
@@ -15,6 +18,7 @@ from tests.support.fake_scheduler import FakeDeliveryHost, topic
 
 pytestmark = pytest.mark.timeout(30)
 ALICE, BOB = b"talice", b"tbob"
+WHO = {client: Principal(name, SCOPES) for client, name in ((ALICE, "alice"), (BOB, "bob"))}
 
 
 class World:
@@ -32,7 +36,7 @@ class World:
     def follow(self, client, number, *feeds, gone=(), **options):
         asked = m.Subscribe(number, [], **({"credit": 2} | options))
         now = self.host.clock.monotonic_ns()
-        following = self.deliveries.subscribe(client, asked, feeds, gone, now)
+        following = self.deliveries.subscribe(client, WHO[client], asked, feeds, gone, now)
         told = self.scheduler.answer_all()
         assert following.is_done
         return told
@@ -138,7 +142,7 @@ def test_repeated_requests_before_the_first_reply_leave_one_feed(world):
     """A client on a new connection sends a Subscribe again that another one has overtaken."""
     now = world.host.clock.monotonic_ns()
     for after in (3, 5):
-        world.deliveries.subscribe(ALICE, m.Subscribe(1, [], 2), [(1, topic(7), after)], [], now)
+        world.deliveries.subscribe(ALICE, WHO[ALICE], m.Subscribe(1, [], 2), [(1, topic(7), after)], [], now)
     first, _, second = world.scheduler.answer_all()
     (old,), (new,) = first.feeds, second.feeds
     for feed in (old.feed, new.feed):
@@ -156,18 +160,61 @@ def test_a_number_that_occurs_twice_in_a_request_leaves_one_feed(world):
 
 def test_grants_that_precede_the_reply_of_the_scheduler_are_relayed(world):
     now = world.host.clock.monotonic_ns()
-    world.deliveries.subscribe(ALICE, m.Subscribe(1, [], 2), [(1, topic(7), 3)], [], now)
+    world.deliveries.subscribe(ALICE, WHO[ALICE], m.Subscribe(1, [], 2), [(1, topic(7), 3)], [], now)
     world.host.deliver_grants((1, 1, 9))
     assert world.rows(ALICE) == [(1, 1, 9)]
 
 
-def test_the_number_of_subscriptions_is_bounded(world):
-    """At the bound the relay raises `Throttled` with the maximum."""
-    for number in range(SUBSCRIPTIONS_PER_LINK_MAX):
-        world.deliveries.subscribe(ALICE, m.Subscribe(number, [], 1), [], [], 0)
+def refused_limit(world, client, principal, number, *feeds):
+    """Return the detail with which the relay refuses a subscription."""
     with pytest.raises(Throttled) as caught:
-        world.deliveries.subscribe(ALICE, m.Subscribe(-1, [], 1), [], [], 0)
-    assert caught.value.detail["max"] == SUBSCRIPTIONS_PER_LINK_MAX
+        world.deliveries.subscribe(client, principal, m.Subscribe(number, [], 1), feeds, [], 0)
+    return caught.value.detail
+
+
+def subscribe_all(world, client, principal, count):
+    for number in range(count):
+        world.deliveries.subscribe(client, principal, m.Subscribe(number, [], 1), [], [], 0)
+
+
+def test_one_client_leaves_subscriptions_to_the_others(world):
+    """A scheduler serves at most SUBSCRIPTIONS_PER_LINK_MAX subscriptions of the gateway."""
+    for connection in range(4):
+        client = b"t%d" % connection
+        subscribe_all(world, client, WHO[ALICE], 1_024)
+        refusal = refused_limit(world, client, WHO[ALICE], -1)
+        assert refusal == {"limit": "subscriptions_per_connection", "max": 1_024}
+    assert refused_limit(world, ALICE, WHO[ALICE], 1) == {"limit": "subscriptions_per_key", "max": 4_096}
+    assert world.deliveries.subscriptions < SUBSCRIPTIONS_PER_LINK_MAX
+    assert world.follow(BOB, 1, (1, topic(7), 0))
+    world.deliveries.unsubscribe(b"t0", 0, [])
+    world.follow(ALICE, 1, (1, topic(7), 0))
+
+
+def test_subscriptions_of_all_keys_are_bounded(world, monkeypatch):
+    monkeypatch.setattr(subscription_relay, "GATEWAY_SUBSCRIPTIONS_MAX", 3)
+    subscribe_all(world, ALICE, WHO[ALICE], 3)
+    assert refused_limit(world, BOB, WHO[BOB], 1) == {"limit": "subscriptions", "max": 3}
+    world.deliveries.forget_client(ALICE)
+    world.follow(BOB, 1, (1, topic(7), 0))
+
+
+def test_feeds_of_a_key_are_bounded(world, monkeypatch):
+    """Feeds with a known number replace others. Ended feeds count no more."""
+    monkeypatch.setattr(subscription_relay, "GATEWAY_FEEDS_PER_KEY_MAX", 3)
+    world.follow(ALICE, 1, (1, topic(7), 0), (2, topic(7), 0))
+    world.follow(ALICE, 2, (1, topic(7), 0))
+    world.follow(ALICE, 2, (1, topic(7), 5))
+    assert refused_limit(world, ALICE, WHO[ALICE], 2, (2, topic(7), 0)) == {
+        "limit": "feeds_per_key",
+        "max": 3,
+    }
+    world.follow(BOB, 1, (1, topic(7), 0))
+    world.deliveries.unsubscribe(ALICE, 1, [1])
+    world.follow(ALICE, 2, (2, topic(7), 0))
+    assert refused_limit(world, ALICE, WHO[ALICE], 3, (1, topic(7), 0))["limit"] == "feeds_per_key"
+    world.deliveries.unsubscribe(ALICE, 2, [])
+    world.follow(ALICE, 3, (1, topic(7), 0), (2, topic(8), 0))
 
 
 def test_a_subscription_to_a_pattern_receives_topic_changes(world):

@@ -48,7 +48,9 @@ class FeedFlows:
             else:
                 feeds.append((feed.feed, info, feed.after))
         self._context.require_no_drain()
-        yield ev.SubscribeFeeds(self._context.next_ticket(), request.client, message, feeds, missing)
+        yield ev.SubscribeFeeds(
+            self._context.next_ticket(), request.client, request.principal, message, feeds, missing
+        )
         return m.Subscribed(message.subscription, -1, self._incarnation), None
 
     def _resolve_feed(self, feed: m.Feed) -> Generator[Any, Any, m.TopicInfo | None]:

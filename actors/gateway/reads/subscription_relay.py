@@ -4,6 +4,9 @@ To the schedulers the gateway is a normal client (link/delivery.py), with one su
 subscription of a remote client. Grants are relayed under the client's own numbers, without hints, because
 hints name files. The client then reads with normal requests, so the relay stores no records. A client that
 does not return its grants delays no other client: it has at most as many grants as its credit.
+
+To a scheduler all these subscriptions are of one client. So the limits of a scheduler are divided here among
+connections and keys.
 """
 
 from __future__ import annotations
@@ -14,9 +17,16 @@ from typing import Any
 
 import numpy as np
 
+from ringlog.access.keys import Principal
 from ringlog.envelope import messages as m
 from ringlog.errors import RinglogError, Throttled
-from ringlog.limits import LINK_SILENCE_MS, LINKS_PER_SCHEDULER_MAX, SUBSCRIPTIONS_PER_LINK_MAX
+from ringlog.limits import (
+    GATEWAY_FEEDS_PER_KEY_MAX,
+    GATEWAY_SUBSCRIPTIONS_MAX,
+    GATEWAY_SUBSCRIPTIONS_PER_CONNECTION_MAX,
+    GATEWAY_SUBSCRIPTIONS_PER_KEY_MAX,
+    LINK_SILENCE_MS,
+)
 from ringlog.link.delivery import Delivery
 from ringlog.link.futures import Pending
 from ringlog.link.peer import MS
@@ -29,11 +39,21 @@ Send = Callable[[bytes, m.Message, Any], None]
 
 
 @dataclass(slots=True)
+class _KeyUsage:
+    """Subscriptions and feeds of all clients of a key."""
+
+    name: str
+    subscriptions: int = 0
+    feeds: int = 0
+
+
+@dataclass(slots=True)
 class _RelayedSubscription:
     """One subscription of a client."""
 
     number: int
     subscription: ClientSubscription
+    usage: _KeyUsage
     feeds: dict[int, int] = field(default_factory=dict)
     """The client's feed number -> the gateway's."""
     names: dict[int, int] = field(default_factory=dict)
@@ -55,10 +75,15 @@ class SubscriptionRelay:
         self._delivery = delivery
         self._send = send
         self._clients: dict[bytes, _RelayClient] = {}
+        self._usage: dict[str, _KeyUsage] = {}
+        """By the name of the key; only keys with subscriptions."""
+        self.subscriptions: int = 0
+        """Number of subscriptions of all clients."""
 
     def subscribe(
         self,
         client: bytes,
+        principal: Principal,
         request: m.Subscribe,
         feeds: Sequence[tuple[int, m.TopicInfo, int]],
         missing: Sequence[int],
@@ -69,12 +94,14 @@ class SubscriptionRelay:
         The result is done when the schedulers accepted the feeds. It fails with the refusal of a scheduler.
         Raises Throttled if a limit is reached.
         """
-        relayed = self._relayed(client, request, now_ns)
+        self._require_room(client, principal, request, [number for number, _, _ in feeds])
+        relayed = self._relayed(client, principal, request, now_ns)
 
         def on_numbered(numbers: list[int]) -> None:
             for (number, _, _), feed in zip(feeds, numbers, strict=True):
                 self._drop_feed(relayed, number)  # A number that is used again replaces its feed.
                 relayed.feeds[number], relayed.names[feed] = feed, number
+                relayed.usage.feeds += 1
 
         added = self._delivery.add_feeds(
             relayed.subscription, [(info, after) for _, info, after in feeds], on_numbered
@@ -93,8 +120,7 @@ class SubscriptionRelay:
         for feed in feeds:
             self._drop_feed(relayed, feed)
         if not feeds:
-            self._delivery.close_subscription(relayed.subscription)
-            del known.relayed[number]
+            self._close(known, relayed)
             if not known.relayed:
                 del self._clients[client]
 
@@ -127,7 +153,7 @@ class SubscriptionRelay:
         known = self._clients.pop(client, None)
         if known is not None:
             for relayed in list(known.relayed.values()):
-                self._delivery.close_subscription(relayed.subscription)
+                self._close(known, relayed)
 
     def forget_silent_clients(self, now_ns: int) -> None:
         """Close the subscriptions of clients that sent nothing for LINK_SILENCE_MS."""
@@ -135,42 +161,63 @@ class SubscriptionRelay:
         for client in silent:
             self.forget_client(client)
 
-    @property
-    def subscriptions(self) -> int:
-        """Number of subscriptions of all clients."""
-        return sum(len(known.relayed) for known in self._clients.values())
-
     # -- internals --------------------------------------------------------------------------------------
 
-    def _relayed(self, client: bytes, request: m.Subscribe, now_ns: int) -> _RelayedSubscription:
+    def _require_room(
+        self, client: bytes, principal: Principal, request: m.Subscribe, feeds: Sequence[int]
+    ) -> None:
+        """Raise Throttled if a limit would be exceeded. Nothing is changed before."""
+        known = self._clients.get(client)
+        relayed = known.relayed.get(request.subscription) if known is not None else None
+        usage = self._usage.get(principal.name) or _KeyUsage(principal.name)
+        new = int(relayed is None)
+        new_feeds = len(set(feeds) - (relayed.feeds.keys() if relayed is not None else set()))
+        for name, found, most in (
+            ("subscriptions_per_connection", (len(known.relayed) if known is not None else 0) + new,
+             GATEWAY_SUBSCRIPTIONS_PER_CONNECTION_MAX),
+            ("subscriptions_per_key", usage.subscriptions + new, GATEWAY_SUBSCRIPTIONS_PER_KEY_MAX),
+            ("subscriptions", self.subscriptions + new, GATEWAY_SUBSCRIPTIONS_MAX),
+            ("feeds_per_key", usage.feeds + new_feeds, GATEWAY_FEEDS_PER_KEY_MAX),
+        ):  # fmt: skip
+            if found > most:
+                raise Throttled("subscription limit reached: end subscriptions first", limit=name, max=most)
+
+    def _relayed(
+        self, client: bytes, principal: Principal, request: m.Subscribe, now_ns: int
+    ) -> _RelayedSubscription:
         known = self._clients.get(client)
         if known is None:
-            if len(self._clients) >= LINKS_PER_SCHEDULER_MAX:
-                raise Throttled(
-                    "too many clients with subscriptions, retry later", limit="links",
-                    max=LINKS_PER_SCHEDULER_MAX,
-                )  # fmt: skip
             known = self._clients[client] = _RelayClient(now_ns)
         known.heard_ns = now_ns
         relayed = known.relayed.get(request.subscription)
         if relayed is not None:
             return relayed
-        if len(known.relayed) >= SUBSCRIPTIONS_PER_LINK_MAX:
-            raise Throttled(
-                "too many subscriptions", limit="subscriptions_per_link", max=SUBSCRIPTIONS_PER_LINK_MAX
-            )
         subscription = self._delivery.open_subscription(
             credit=request.credit, strong=request.strong, names=request.names
         )
+        usage = self._usage.setdefault(principal.name, _KeyUsage(principal.name))
         relayed = known.relayed[request.subscription] = _RelayedSubscription(
-            request.subscription, subscription
+            request.subscription, subscription, usage
         )
+        usage.subscriptions += 1
+        self.subscriptions += 1
         self._await(client, relayed)
         return relayed
+
+    def _close(self, known: _RelayClient, relayed: _RelayedSubscription) -> None:
+        self._delivery.close_subscription(relayed.subscription)
+        del known.relayed[relayed.number]
+        usage = relayed.usage
+        usage.subscriptions -= 1
+        usage.feeds -= len(relayed.feeds)
+        self.subscriptions -= 1
+        if not usage.subscriptions:
+            del self._usage[usage.name]
 
     def _drop_feed(self, relayed: _RelayedSubscription, name: int) -> None:
         feed = relayed.feeds.pop(name, None)
         if feed is not None:
+            relayed.usage.feeds -= 1
             del relayed.names[feed]
             relayed.grants.pop(feed, None)
             self._delivery.drop_feed(relayed.subscription, feed)

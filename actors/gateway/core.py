@@ -11,7 +11,8 @@ in flows.py. Held requests and their limits are in held_requests.py.
 
 Invariants (docs/reference/invariants.md):
 
-- No request reaches a shard before `authorise` has accepted it (G1).
+- No request reaches a shard before `authorise` has accepted it (G1). A change of the keys checks held
+  requests for records again.
 - A client's appends to one topic reach the shard in the order of sending (G2). Producer numbers must
   arrive in ascending order: a shard takes an older number for a repeat.
 - Frames are forwarded unchanged, under the client's own producer numbers, and only appends of the named
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringlog.access.key_ring import LOCAL_ID, KeyRing
-from ringlog.access.keys import OWNER, authorise
+from ringlog.access.keys import OWNER, Principal, authorise
 from ringlog.actors.gateway import events as ev
 from ringlog.actors.gateway.flows import AcquireAppendLane, FlowContext, GatewayRequest, ResolveTopic
 from ringlog.actors.gateway.front_end.held_requests import HeldRequests
@@ -55,6 +56,9 @@ from ringlog.limits import (
     REQUEST_BYTES_MAX,
 )
 
+_OF_RECORDS = (m.Read, m.Subscribe, m.Claim, m.Steal)
+"""Requests that hand out records, now or later. A change of the keys checks those that are held again.
+Writes that were accepted go on: they may be applied already, and a refusal would hide that."""
 _OF_SCHEDULERS = (
     m.Subscribe, m.RouterCreate, m.RouterGet, m.RouterList, m.RouterDelete, m.RoutesSettle,
     m.RedriveDeadLetters,
@@ -188,7 +192,7 @@ class GatewayCore:
             case ev.ClientDisconnected():
                 self._client_disconnected(event.client)
             case ev.KeysLoaded():
-                self._keys = event.keys
+                self._change_keys(event.keys)
             case ev.ShardPressureChanged():
                 self._intake.refusing_shards = event.shards
             case DrainRequested():
@@ -203,7 +207,7 @@ class GatewayCore:
             self._resume(ticket, False)
 
     def _request_received(self, received: ev.ClientRequestReceived) -> None:
-        principal = OWNER if received.user_id == LOCAL_ID else self._keys.find(received.user_id)
+        principal = self._principal(received.user_id)
         try:
             authorise(principal, received.message)
             assert principal is not None
@@ -231,7 +235,7 @@ class GatewayCore:
             self._fail_request(received.client, received.corr, received.message, e)
             return
         request = GatewayRequest(
-            received.client, received.corr, received.message, principal, received.attachment
+            received.client, received.corr, received.message, received.user_id, principal, received.attachment
         )
         self._held.add(request)
         request.flow = self._flow(request)
@@ -245,6 +249,25 @@ class GatewayCore:
                 del self._waiting[ticket]
                 self._held.release(request)
         self._disconnected.update(self._held.of_client(client))
+
+    def _principal(self, user_id: str) -> Principal | None:
+        return OWNER if user_id == LOCAL_ID else self._keys.find(user_id)
+
+    def _change_keys(self, keys: KeyRing) -> None:
+        """Use these keys. A request for records that they no longer permit ends with the refusal."""
+        self._keys = keys
+        for request in self._held:
+            if isinstance(request.message, _OF_RECORDS):
+                try:
+                    authorise(self._principal(request.user_id), request.message)
+                    request.refusal = None
+                except Refused as e:
+                    request.refusal = e
+        for ticket, request in list(self._waiting.items()):
+            if request.refusal is not None and request.deadline_ns:
+                self._effects.append(ev.UnwatchTopic(ticket))
+                self._resume(ticket, None)
+        self._effects.append(ev.EndChangedSubscriptions(keys))
 
     def _drain(self) -> None:
         self._context.is_draining = True
@@ -266,6 +289,8 @@ class GatewayCore:
     def _advance(self, request: GatewayRequest, value: Any) -> None:
         """Run a flow until it yields an effect for the shell, is parked, or returns its reply."""
         assert request.flow is not None
+        if request.refusal is not None and isinstance(request.message, m.Read | m.Subscribe):
+            value = request.refusal  # A claim must first return its leases.
         try:
             if isinstance(value, RinglogError):
                 effect = request.flow.throw(value)
@@ -325,7 +350,7 @@ class GatewayCore:
             case m.GroupSeek():
                 return self._groups.seek_group(request.message, request.principal)
             case m.Claim() | m.Steal():
-                return self._jobs.claim(request.message)
+                return self._jobs.claim(request)
             case _:
                 return self._topics.ask_topic_shard(request.message)
 

@@ -209,6 +209,7 @@ class SubscribeFeeds:
 
     ticket: int
     client: bytes
+    user_id: str
     principal: Principal
     request: Subscribe
     feeds: list[tuple[int, TopicInfo, int]]
@@ -222,6 +223,13 @@ class UnsubscribeFeeds:
     client: bytes
     number: int
     feeds: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class EndChangedSubscriptions:
+    """End the subscriptions of clients whose keys are not in this ring with the same rights."""
+
+    keys: KeyRing
 
 
 @dataclass(frozen=True, slots=True)

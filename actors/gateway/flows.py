@@ -12,7 +12,7 @@ from ringlog.access.keys import Principal
 from ringlog.actors.gateway import events as ev
 from ringlog.actors.gateway.requests.append_admission import Flow
 from ringlog.envelope import messages as m
-from ringlog.errors import ShuttingDown
+from ringlog.errors import Refused, ShuttingDown
 
 _TOPICS_CACHED_MAX = 10_000
 
@@ -24,6 +24,7 @@ class GatewayRequest:
     client: bytes
     corr: int
     message: Any
+    user_id: str
     principal: Principal
     data: Any
     flow: Flow | None = None
@@ -31,6 +32,8 @@ class GatewayRequest:
     """Time at which it stops waiting for records; 0 = it waits for none."""
     is_cold_read: bool = False
     """It waits for the relocator."""
+    refusal: Refused | None = None
+    """Why the key may no longer get what it requested: it was revoked or changed since."""
 
     @property
     def bytes(self) -> int:

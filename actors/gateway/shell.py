@@ -138,6 +138,7 @@ class GatewayShell:
                 effect.client, effect.number, effect.feeds
             ),
             ev.ReturnGrants: self._return_grants,
+            ev.EndChangedSubscriptions: lambda effect: self._subscription_relay.end_changed(effect.keys),
             ev.LogRequestFailure: self._log_failure,
             Stop: self._set_exit_code,
         }
@@ -407,8 +408,9 @@ class GatewayShell:
         now_ns = self._clock.monotonic_ns()
         try:
             following = self._subscription_relay.subscribe(
-                effect.client, effect.principal, effect.request, effect.feeds, effect.missing_feeds, now_ns
-            )
+                effect.client, effect.user_id, effect.principal, effect.request, effect.feeds,
+                effect.missing_feeds, now_ns,
+            )  # fmt: skip
         except RinglogError as e:
             self._events.append(ev.SubscribeCompleted(effect.ticket, e))
             return

@@ -469,6 +469,55 @@ def test_a_waiting_read_reads_again_when_the_head_changes(gateway):
     assert gateway.core.requests_held == 0
 
 
+def waiting_read(gateway):
+    gateway.know("a.t")
+    gateway.feed(Tick(0, 0))
+    read = read_as_far_as_files(gateway, m.Read("a.t", 5, wait_ms=30_000), located("a.t"))
+    return only(gateway.feed(ev.FramesRead(read.ticket, 0, 0, 0, 5)), ev.WatchTopic)
+
+
+@pytest.mark.parametrize(
+    ("keys", "status"),
+    [
+        (KeyRing(), Status.UNAUTHORIZED),
+        (KeyRing([("b-id", Principal("bob", SCOPES, ("b.",)))]), Status.FORBIDDEN),
+        (KeyRing([("b-id", Principal("bob", frozenset({"write"})))]), Status.FORBIDDEN),
+    ],
+    ids=["revoked", "narrower prefixes", "fewer scopes"],
+)
+def test_a_waiting_read_of_a_changed_key_is_refused_at_once(gateway, keys, status):
+    watch = waiting_read(gateway)
+    unwatch, reply, ended = gateway.feed(ev.KeysLoaded(keys))
+    assert unwatch == ev.UnwatchTopic(watch.ticket)
+    assert error_of([reply])[0] is status
+    assert ended == ev.EndChangedSubscriptions(keys)
+    assert gateway.feed(ev.TopicHeadChanged(watch.ticket)) == []
+    assert gateway.core.requests_held == 0
+
+
+def test_a_waiting_read_of_an_unchanged_key_goes_on(gateway):
+    watch = waiting_read(gateway)
+    assert gateway.feed(ev.KeysLoaded(KEYS)) == [ev.EndChangedSubscriptions(KEYS)]
+    only(gateway.feed(ev.TopicHeadChanged(watch.ticket)), ev.AskShard)
+
+
+def test_a_read_that_is_with_a_shard_when_its_key_is_revoked_returns_no_records(gateway):
+    gateway.know("t")
+    asked = only(gateway.ask(m.Read("t", 2)), ev.AskShard)
+    only(gateway.feed(ev.KeysLoaded(KeyRing())), ev.EndChangedSubscriptions)
+    assert error_of(gateway.answer(asked, located()))[0] is Status.UNAUTHORIZED
+
+
+def test_an_accepted_append_ends_with_its_ack_although_its_key_is_revoked(gateway):
+    """It may be applied already. A refusal would hide that."""
+    gateway.know("t")
+    push = only(gateway.ask(m.Append("t", 1), frame()), ev.PushFrames)
+    only(gateway.feed(ev.KeysLoaded(KeyRing())), ev.EndChangedSubscriptions)
+    assert isinstance(
+        only(gateway.feed(ev.FramesSettled(push.ticket, entries(1))), Reply).message, m.Appended
+    )
+
+
 def test_a_waiting_read_ends_at_its_timeout(gateway):
     gateway.know("t")
     gateway.feed(Tick(0, 0))

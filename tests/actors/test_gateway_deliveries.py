@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringlog.access.keys import Principal
+from ringlog.access.key_ring import KeyRing
+from ringlog.access.keys import OWNER, Principal
 from ringlog.access.permissions import SCOPES
 from ringlog.actors.gateway.reads import subscription_relay
 from ringlog.actors.gateway.reads.subscription_relay import SubscriptionRelay
@@ -18,6 +19,7 @@ from tests.support.fake_scheduler import FakeDeliveryHost, topic
 
 pytestmark = pytest.mark.timeout(30)
 ALICE, BOB = b"talice", b"tbob"
+ID = "id"
 WHO = {client: Principal(name, SCOPES) for client, name in ((ALICE, "alice"), (BOB, "bob"))}
 
 
@@ -36,7 +38,7 @@ class World:
     def follow(self, client, number, *feeds, gone=(), **options):
         asked = m.Subscribe(number, [], **({"credit": 2} | options))
         now = self.host.clock.monotonic_ns()
-        following = self.deliveries.subscribe(client, WHO[client], asked, feeds, gone, now)
+        following = self.deliveries.subscribe(client, ID, WHO[client], asked, feeds, gone, now)
         told = self.scheduler.answer_all()
         assert following.is_done
         return told
@@ -142,7 +144,9 @@ def test_repeated_requests_before_the_first_reply_leave_one_feed(world):
     """A client on a new connection sends a Subscribe again that another one has overtaken."""
     now = world.host.clock.monotonic_ns()
     for after in (3, 5):
-        world.deliveries.subscribe(ALICE, WHO[ALICE], m.Subscribe(1, [], 2), [(1, topic(7), after)], [], now)
+        world.deliveries.subscribe(
+            ALICE, ID, WHO[ALICE], m.Subscribe(1, [], 2), [(1, topic(7), after)], [], now
+        )
     first, _, second = world.scheduler.answer_all()
     (old,), (new,) = first.feeds, second.feeds
     for feed in (old.feed, new.feed):
@@ -160,7 +164,7 @@ def test_a_number_that_occurs_twice_in_a_request_leaves_one_feed(world):
 
 def test_grants_that_precede_the_reply_of_the_scheduler_are_relayed(world):
     now = world.host.clock.monotonic_ns()
-    world.deliveries.subscribe(ALICE, WHO[ALICE], m.Subscribe(1, [], 2), [(1, topic(7), 3)], [], now)
+    world.deliveries.subscribe(ALICE, ID, WHO[ALICE], m.Subscribe(1, [], 2), [(1, topic(7), 3)], [], now)
     world.host.deliver_grants((1, 1, 9))
     assert world.rows(ALICE) == [(1, 1, 9)]
 
@@ -168,13 +172,13 @@ def test_grants_that_precede_the_reply_of_the_scheduler_are_relayed(world):
 def refused_limit(world, client, principal, number, *feeds):
     """Return the detail with which the relay refuses a subscription."""
     with pytest.raises(Throttled) as caught:
-        world.deliveries.subscribe(client, principal, m.Subscribe(number, [], 1), feeds, [], 0)
+        world.deliveries.subscribe(client, ID, principal, m.Subscribe(number, [], 1), feeds, [], 0)
     return caught.value.detail
 
 
 def subscribe_all(world, client, principal, count):
     for number in range(count):
-        world.deliveries.subscribe(client, principal, m.Subscribe(number, [], 1), [], [], 0)
+        world.deliveries.subscribe(client, ID, principal, m.Subscribe(number, [], 1), [], [], 0)
 
 
 def test_one_client_leaves_subscriptions_to_the_others(world):
@@ -221,3 +225,22 @@ def test_a_subscription_to_a_pattern_receives_topic_changes(world):
     world.follow(ALICE, 1, (1, topic(7), 0), names=True)
     world.host.delivery.scheduler_message(0, PeerReply(m.TopicsChanged()))
     assert (ALICE, m.TopicsChanged(), None) in world.said
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_kept"),
+    [
+        (KeyRing([("id", Principal("alice", SCOPES))]), True),
+        (KeyRing([("id", Principal("alice", SCOPES, ("a.",)))]), False),
+        (KeyRing([("id", Principal("alice", frozenset({"read"})))]), False),
+        (KeyRing(), False),
+    ],
+    ids=["same", "narrower prefixes", "fewer scopes", "revoked"],
+)
+def test_subscriptions_of_a_changed_key_end_at_once(world, keys, is_kept):
+    """The client subscribes again, with the rights that it has now. The engine's owner is not affected."""
+    world.follow(ALICE, 1, (1, topic(7), 0))
+    world.deliveries.subscribe(BOB, "local", OWNER, m.Subscribe(1, [], 1), [], [], 0)
+    world.deliveries.end_changed(keys)
+    assert world.said == ([] if is_kept else [(ALICE, m.SubscriptionsLost(), None)])
+    assert world.deliveries.subscriptions == 1 + is_kept

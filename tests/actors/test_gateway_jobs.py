@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from ringlog.access.key_ring import KeyRing
 from ringlog.access.keys import Principal, authorise
 from ringlog.actors.gateway import events as ev
 from ringlog.contract import Reply
@@ -47,6 +48,19 @@ def test_jobs_that_do_not_fit_are_returned():
     assert (seqs, tokens) == ([7, 8, 20, 21], [102, 103, 104, 105])
     assert driver.is_undone, "no worker received the jobs, so this is no delivery"
     assert only(after, Reply).message.runs == [(5, 2, 1, 100)]
+
+
+@pytest.mark.parametrize("payloads", [(), (b"job",)], ids=["in files", "in the shard's memory"])
+def test_jobs_of_a_claim_that_waited_while_its_key_was_revoked_are_returned(payloads):
+    driver = Driver()
+    (asked,) = driver.feed(ev.ClientRequestReceived(b"c", "w-id", 1, m.Claim("q", "w", 9, call=8), None))
+    (claim,) = driver.feed(ev.ShardAnswered(asked.ticket, m.TopicInfo("q", 7, 3, 1, 0, False, {})))
+    driver.feed(ev.KeysLoaded(KeyRing()))
+    claimed = m.ClaimReply("q", 7, 3, 5_000, 4, [(5, 2, 1, 100)], payloads=list(payloads))
+    seqs, tokens, after = driver.nacked(driver.feed(ev.ShardAnswered(claim.ticket, claimed)))
+    assert (seqs, tokens, driver.is_undone) == ([5, 6], [100, 101], True)
+    reply = only(after, Reply)
+    assert (reply.message.status, reply.attachment) == (Status.UNAUTHORIZED, None)
 
 
 def test_unreadable_jobs_are_returned_and_an_unreadable_first_job_is_an_error():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ringlog.access.keys import Principal
 from ringlog.actors.gateway import events as ev
 from ringlog.actors.gateway.flows import GatewayRequest
@@ -28,6 +30,9 @@ class HeldRequests:
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def __iter__(self) -> Iterator[GatewayRequest]:
+        return iter(self._held)
 
     def of_client(self, client: bytes) -> list[GatewayRequest]:
         """Return the requests of a client."""

@@ -49,8 +49,9 @@ class FeedFlows:
                 feeds.append((feed.feed, info, feed.after))
         self._context.require_no_drain()
         yield ev.SubscribeFeeds(
-            self._context.next_ticket(), request.client, request.principal, message, feeds, missing
-        )
+            self._context.next_ticket(), request.client, request.user_id, request.principal, message, feeds,
+            missing,
+        )  # fmt: skip
         return m.Subscribed(message.subscription, -1, self._incarnation), None
 
     def _resolve_feed(self, feed: m.Feed) -> Generator[Any, Any, m.TopicInfo | None]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ringlog.access.key_ring import KeyRing
 from ringlog.access.keys import Principal
 from ringlog.envelope import messages as m
 from ringlog.errors import RinglogError, Throttled
@@ -65,6 +66,9 @@ class _RelayedSubscription:
 @dataclass(slots=True)
 class _RelayClient:
     heard_ns: int
+    user_id: str
+    principal: Principal
+    """Rights of its key when it subscribed."""
     relayed: dict[int, _RelayedSubscription] = field(default_factory=dict)
 
 
@@ -83,6 +87,7 @@ class SubscriptionRelay:
     def subscribe(
         self,
         client: bytes,
+        user_id: str,
         principal: Principal,
         request: m.Subscribe,
         feeds: Sequence[tuple[int, m.TopicInfo, int]],
@@ -95,7 +100,9 @@ class SubscriptionRelay:
         Raises Throttled if a limit is reached.
         """
         self._require_room(client, principal, request, [number for number, _, _ in feeds])
-        relayed = self._relayed(client, principal, request, now_ns)
+        known = self._clients.setdefault(client, _RelayClient(now_ns, user_id, principal))
+        known.heard_ns = now_ns
+        relayed = self._relayed(client, known, request)
 
         def on_numbered(numbers: list[int]) -> None:
             for (number, _, _), feed in zip(feeds, numbers, strict=True):
@@ -155,6 +162,16 @@ class SubscriptionRelay:
             for relayed in list(known.relayed.values()):
                 self._close(known, relayed)
 
+    def end_changed(self, keys: KeyRing) -> None:
+        """End the subscriptions of keys that were removed or changed.
+
+        Their clients subscribe again, and get the refusal if there is one.
+        """
+        for client, known in list(self._clients.items()):
+            if not known.principal.is_owner and keys.find(known.user_id) != known.principal:
+                self.forget_client(client)
+                self._send(client, m.SubscriptionsLost(), None)
+
     def forget_silent_clients(self, now_ns: int) -> None:
         """Close the subscriptions of clients that sent nothing for LINK_SILENCE_MS."""
         silent = [client for client, known in self._clients.items() if now_ns - known.heard_ns > SILENCE_NS]
@@ -182,20 +199,14 @@ class SubscriptionRelay:
             if found > most:
                 raise Throttled("subscription limit reached: end subscriptions first", limit=name, max=most)
 
-    def _relayed(
-        self, client: bytes, principal: Principal, request: m.Subscribe, now_ns: int
-    ) -> _RelayedSubscription:
-        known = self._clients.get(client)
-        if known is None:
-            known = self._clients[client] = _RelayClient(now_ns)
-        known.heard_ns = now_ns
+    def _relayed(self, client: bytes, known: _RelayClient, request: m.Subscribe) -> _RelayedSubscription:
         relayed = known.relayed.get(request.subscription)
         if relayed is not None:
             return relayed
         subscription = self._delivery.open_subscription(
             credit=request.credit, strong=request.strong, names=request.names
         )
-        usage = self._usage.setdefault(principal.name, _KeyUsage(principal.name))
+        usage = self._usage.setdefault(known.principal.name, _KeyUsage(known.principal.name))
         relayed = known.relayed[request.subscription] = _RelayedSubscription(
             request.subscription, subscription, usage
         )

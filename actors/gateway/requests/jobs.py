@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from ringlog.actors.gateway import events as ev
+from ringlog.actors.gateway.flows import GatewayRequest
 from ringlog.actors.gateway.requests.append_admission import Flow
 from ringlog.envelope import messages as m
 from ringlog.errors import NotReady, RinglogError
@@ -33,11 +34,13 @@ class JobFlows:
     def __init__(self, ask_owner: Callable[[Any], Flow], locate: Locate, read_frames: ReadFrames) -> None:
         self._ask_owner, self._locate, self._read_frames = ask_owner, locate, read_frames
 
-    def claim(self, message: ClaimOrSteal) -> Flow:
+    def claim(self, request: GatewayRequest) -> Flow:
         """Claim jobs and read them.
 
-        The wait is limited to CLAIM_SLICE_MS_MAX; the client repeats the claim.
+        The wait is limited to CLAIM_SLICE_MS_MAX; the client repeats the claim. If the key was revoked
+        meanwhile, the jobs are returned.
         """
+        message: ClaimOrSteal = request.message
         if not isinstance(message, m.Steal):
             wait_ms = min(message.wait_ms, CLAIM_SLICE_MS_MAX)
             message = msgspec.structs.replace(message, wait_ms=wait_ms)
@@ -47,6 +50,9 @@ class JobFlows:
         assert isinstance(claimed, m.ClaimReply)
         if not claimed.runs:
             return claimed, None
+        if request.refusal is not None:
+            yield from self._return_leases(message, claimed.runs, 0, undo=True)
+            raise request.refusal
         if claimed.payloads or claimed.frames:  # The shard had the jobs in memory.
             return msgspec.structs.replace(claimed, data=b""), claimed.data or None
         parts: list[bytes] = []

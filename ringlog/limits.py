@@ -172,8 +172,9 @@ SNAPSHOTS_KEPT = 2
 """Snapshots of each shard that are kept. Log files are deleted only when all of them cover the files, so that
 recovery survives a damaged snapshot."""
 BACKUP_HOLD_S = 86_400
-"""Longest time in s for which the engine deletes no segment because a backup copies them, 1 day. Then it
-deletes what it no longer needs, and the backup fails: a backup that hangs must not fill the disk."""
+"""Longest time in s for which the engine deletes no segment because a backup copies them, 1 day. Then, or if
+less than data.min_free_bytes is free, it deletes what it no longer needs: a backup must not fill the disk. It
+then begins again with the next set of files, and fails after its last attempt."""
 CHECKPOINT_ROWS_PER_REPLY = 512
 """Most topics whose state a shard hands over in one reply. The rest follows in further replies, so that a
 checkpoint does not delay commits."""

@@ -79,7 +79,9 @@ class OrphanSweep:
                     self._remove(name, state)
         except DiskError as e:
             log_event(log, logging.WARNING, "orphan files not removed, will retry", reason=str(e))
-        if len(self.orphans):
+        # What keeps a removable orphan may last for days, for example a backup or an absent cold store. More
+        # snapshots do not help it.
+        if len(self.orphans) > len(self.orphans.removable(state.snapshots)):
             self._want_checkpoint()
 
     def _orphan_dirs(self, names: Collection[str]) -> set[str]:

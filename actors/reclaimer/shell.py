@@ -100,13 +100,14 @@ class ReclaimerShell:
             CREATOR_RECLAIMER, [(CREATOR_RECLAIMER << CREATOR_SHIFT) | boot.incarnation << 20]
         )
         rewriter = Rewriter(self._disk, boot.data_dir, storage, numbers, reclaim_limiter)
+        hold = SegmentHold(boot.data_dir, self._clock, min_free_bytes=settings.data.min_free_bytes)
         self.reclaimer: Reclaimer = Reclaimer(
             self._disk, boot.data_dir, storage, copies=SegmentCopies(self._disk, boot.data_dir, store),
             rewriter=rewriter, shards=boot.shards, engine_id=bytes.fromhex(boot.engine_id),
             ask=lambda shard, message, attachment=None: self._ask("rounds", shard, message, attachment),
             clock=self._clock, quarantined=lambda: set(self.scrubber.quarantined),
             want_checkpoint=self._want_checkpoint, submit_cold_job=self._submit_cold_job,
-            is_held=SegmentHold(boot.data_dir, self._clock).is_held,
+            is_held=hold.is_held,
         )  # fmt: skip
         self.exit_code: ExitCode | None = None
         self._disk_poll_ns = 0

@@ -68,10 +68,11 @@ class RelocatorShell:
         self._changed_parts: list[str] = []
         self._router = ActorControlSocket(socket_of(boot.shm_dir, boot.name), boot, self._slot)
         self._fetchers = ThreadPool("fetch", COLD_READ_THREADS, COLD_READS_QUEUED_MAX, self._bell.ring)
+        hold = SegmentHold(boot.data_dir, self._clock, min_free_bytes=settings.data.min_free_bytes)
         self.mover: Mover = Mover(
             SegmentCopies(disk, boot.data_dir, self._store), settings.cold, shards=boot.shards, ask=self._ask,
             clock=self._clock, jitter=random.random, is_stopping=self._stopping.is_set,
-            on_change=self._changed_parts.append, is_held=SegmentHold(boot.data_dir, self._clock).is_held,
+            on_change=self._changed_parts.append, is_held=hold.is_held,
         )  # fmt: skip
         self._requests: ShardRequests | None = None
         self.exit_code: ExitCode | None = None

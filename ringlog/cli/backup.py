@@ -4,8 +4,9 @@ A running engine makes a checkpoint and lists the files of a consistent set. The
 the decoder of `ringlog verify`. A manifest with sizes and checksums is written last. The engine keeps writing
 its log meanwhile: of the newest file, the copy contains the frames that were complete when it was read.
 
-The set stays complete however long the copy takes. A hold keeps the parts of segments (segment_hold.py). Log
-files and snapshots are opened before the first byte is copied, and an open file can be read without its name.
+The set stays complete while it is copied. A hold keeps the parts of segments (segment_hold.py), for a day at
+most and as long as the disk is not low. Log files and snapshots are opened before the first byte is copied,
+and an open file can be read without its name. The copy is verified after the end of the hold.
 """
 
 from __future__ import annotations
@@ -132,9 +133,7 @@ class BackupJob:
 def copy_stopped(copying: BackupJob, now_us: int) -> BackupManifest:
     """Back up the directory of a stopped engine. On DiskError or CorruptData no manifest is written."""
     registers = read_registers(copying.source)
-    manifest = _copy(copying, _files_in(copying.source), registers, now_us, {})
-    write_manifest(copying.disk, copying.target, manifest)
-    return manifest
+    return _finish(copying, _copy(copying, _files_in(copying.source), registers, {}), now_us)
 
 
 def copy_running(options: Options, copying: BackupJob) -> BackupManifest:
@@ -157,9 +156,9 @@ def _attempt_copy(options: Options, copying: BackupJob) -> BackupManifest:
         registers = read_registers(copying.source)
         files = request_process(options, COMPACTOR, CheckpointNow(), CheckpointMade).files
         opened = _open_short_lived(stack, copying.source, files)
-        manifest = _copy(copying, files, registers, options.clock.now_us(), opened)
-    write_manifest(copying.disk, copying.target, manifest)
-    return manifest
+        now_us = options.clock.now_us()
+        entries = _copy(copying, files, registers, opened)
+    return _finish(copying, entries, now_us)
 
 
 def _open_short_lived(stack: ExitStack, source: Path, files: list[str]) -> dict[str, BinaryIO]:
@@ -207,13 +206,11 @@ def _copy(
     copying: BackupJob,
     files: list[str],
     registers: dict[str, bytes],
-    now_us: int,
     opened: dict[str, BinaryIO],
-) -> BackupManifest:
-    """Copy and verify files; return the manifest. Files in `opened` are read there and closed.
+) -> list[ManifestEntry]:
+    """Copy files; return their entries. Files in `opened` are read there and closed.
 
-    Deletion marks are copied before the log: the log then contains the deletions that they belong to. Raises
-    CorruptData if the copy does not verify.
+    Deletion marks are copied before the log: the log then contains the deletions that they belong to.
     """
     target, disk = copying.target, copying.disk
     cold_parts = _cold_parts(copying, files)
@@ -227,10 +224,17 @@ def _copy(
     for part in cold_parts:
         entry = copy_file(disk, Path(copying.cold_dir) / part, target / COLD / part)
         entries.append(with_path(entry, COLD + part))
-    found = verify_directory(str(target), cold_dir=str(target / COLD))
-    _require_whole(found)
+    return entries
+
+
+def _finish(copying: BackupJob, entries: list[ManifestEntry], now_us: int) -> BackupManifest:
+    """Verify the copy, and write and return its manifest. Raises CorruptData if it does not verify."""
+    target = copying.target
+    _require_whole(verify_directory(str(target), cold_dir=str(target / COLD)))
     identity: dict[str, Any] = msgspec.json.decode((target / ENGINE_FILE).read_bytes())
-    return BackupManifest(1, identity["engine_id"], __version__, now_us, copying.is_online, entries)
+    manifest = BackupManifest(1, identity["engine_id"], __version__, now_us, copying.is_online, entries)
+    write_manifest(copying.disk, target, manifest)
+    return manifest
 
 
 def _copy_one(copying: BackupJob, path: str, opened: dict[str, BinaryIO]) -> ManifestEntry:

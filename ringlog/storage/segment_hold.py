@@ -4,12 +4,16 @@ A backup may take hours, and a segment that was merged or moved meanwhile still 
 is a shared lock on the directory `meta/`. The kernel releases it when the process ends. The reclaimer and the
 relocator check it before they delete parts that shards knew. Log files and snapshots are not covered, because
 the log must be able to shrink: a backup opens them before it copies anything.
+
+Writes go before backups: a hold does not count while the disk is low, so that the engine can free space. The
+backup then lacks a file of its set and begins again, or fails.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,19 +36,25 @@ def hold_segments(data_dir: str) -> Iterator[None]:
 class SegmentHold:
     """Tells a process of the engine whether a backup holds the segments."""
 
-    def __init__(self, data_dir: str, clock: Clock) -> None:
-        self._data_dir, self._clock = data_dir, clock
+    def __init__(self, data_dir: str, clock: Clock, *, min_free_bytes: int) -> None:
+        """Below `min_free_bytes` of free space (data.min_free_bytes), no hold counts."""
+        self._data_dir, self._clock, self._min_free_bytes = data_dir, clock, min_free_bytes
         self._since_ns: int | None = None
 
     def is_held(self) -> bool:
-        """Return whether a backup runs. After BACKUP_HOLD_S without a pause, a hold no longer counts."""
+        """Return whether a backup runs and counts: not after BACKUP_HOLD_S without a pause, and not on a low
+        disk."""
         if not self._is_locked():
             self._since_ns = None
             return False
         now_ns = self._clock.monotonic_ns()
         if self._since_ns is None:
             self._since_ns = now_ns
-        return now_ns - self._since_ns < BACKUP_HOLD_S * 1_000_000_000
+        is_recent = now_ns - self._since_ns < BACKUP_HOLD_S * 1_000_000_000
+        return is_recent and not self._is_disk_low()
+
+    def _is_disk_low(self) -> bool:
+        return shutil.disk_usage(self._data_dir).free < self._min_free_bytes
 
     def _is_locked(self) -> bool:
         try:

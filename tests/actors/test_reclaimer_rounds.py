@@ -20,6 +20,7 @@ from ringlog.segment.index_rebuild import verify_segment
 from ringlog.segment.layout import CREATOR_RECLAIMER, DATA, DEL, IDX, NumberAllocator, topic_stem
 from ringlog.segment.parts import part_names
 from ringlog.segment.segment import Segment
+from ringlog.storage.segment_hold import SegmentHold, hold_segments
 from ringlog.testing import ManualClock
 from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, SimulatedDisk
 from ringlog.tier.copies import SegmentCopies
@@ -42,7 +43,7 @@ class World:
             assert self.store().claim() == ENGINE_ID.hex()
         self.lives = 0
         self.quarantined: set[int] = set()
-        self.is_held = False
+        self.is_held = lambda: False
         self.asked_for_checkpoint = 0
 
     def segment(self, n: int, topics, *, shard: int = 0, **facts) -> m.SegmentRef:
@@ -78,7 +79,7 @@ class World:
             rewriter=Rewriter(disk, "/data", SETTINGS, numbers, self.pace), shards=len(self.shards.refs),
             engine_id=ENGINE_ID, ask=self.shards.ask, clock=self.clock,
             quarantined=lambda: self.quarantined, want_checkpoint=checkpoint, submit_cold_job=later,
-            is_held=lambda: self.is_held,
+            is_held=self.is_held,
         )  # fmt: skip
 
     def snapshots(self, count: int = SNAPSHOTS_BEFORE_REMOVAL) -> None:
@@ -150,13 +151,43 @@ def test_no_part_of_a_dropped_segment_is_removed_while_a_backup_holds_the_segmen
     old, new = world.segment(1, {7: range(1, 11)}), world.segment(2, {7: range(11, 21)})
     world.set(7, earliest=11)
     before = world.files()
-    world.is_held = True
+    world.is_held = lambda: True
     world.settle()
     assert world.registered() == [new.stem]
     assert world.files() == before, old.stem
-    world.is_held = False
+    world.is_held = lambda: False
     world.settle()
     assert world.stems() == [new.stem]
+
+
+def test_a_dropped_segment_is_removed_despite_a_backup_while_the_disk_is_low(world, tmp_path):
+    """Writes need the space, and a backup can be repeated."""
+    (tmp_path / "meta").mkdir()
+    _, new = world.segment(1, {7: range(1, 11)}), world.segment(2, {7: range(11, 21)})
+    world.set(7, earliest=11)
+    world.is_held = SegmentHold(str(tmp_path), world.clock, min_free_bytes=1 << 62).is_held
+    with hold_segments(str(tmp_path)):
+        world.settle()
+    assert world.stems() == [new.stem]
+
+
+@pytest.mark.parametrize("reason", ["backup", "unreadable"])
+def test_orphans_that_are_kept_for_another_reason_need_no_further_snapshots(world, reason):
+    """Each request for one makes every shard begin a new log file."""
+    old, _ = world.segment(1, {7: range(1, 11)}), world.segment(2, {7: range(11, 21)})
+    world.set(7, earliest=11)
+    if reason == "backup":
+        world.is_held = lambda: True
+    reclaimer = world.reclaimer()
+    reclaimer.run_round()
+    assert world.asked_for_checkpoint == 1
+    if reason == "unreadable":
+        damage_file(world.base, f"/data/{old.stem}{IDX}", 0, b"\xff" * 64)
+    for _ in range(5):
+        world.snapshots()
+        reclaimer.run_round()
+    assert old.stem in world.stems()
+    assert world.asked_for_checkpoint == 1
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The hold of a backup: the engine sees it in another process, and not longer than a day."""
+"""The hold of a backup: the engine sees it in another process, not longer than a day, not on a low disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def data_dir(tmp_path: Path) -> str:
 
 def test_a_hold_is_seen_until_the_last_backup_ends(data_dir: str) -> None:
     clock = ManualClock()
-    reclaimer, relocator = SegmentHold(data_dir, clock), SegmentHold(data_dir, clock)
+    reclaimer = SegmentHold(data_dir, clock, min_free_bytes=0)
+    relocator = SegmentHold(data_dir, clock, min_free_bytes=0)
     assert not reclaimer.is_held()
     with hold_segments(data_dir):
         with hold_segments(data_dir):
@@ -32,7 +33,7 @@ def test_a_hold_is_seen_until_the_last_backup_ends(data_dir: str) -> None:
 def test_a_hold_counts_for_a_limited_time(data_dir: str) -> None:
     """A backup that hangs must not fill the disk."""
     clock = ManualClock()
-    hold = SegmentHold(data_dir, clock)
+    hold = SegmentHold(data_dir, clock, min_free_bytes=0)
     with hold_segments(data_dir):
         assert hold.is_held()
         clock.advance(seconds=BACKUP_HOLD_S - 1)
@@ -44,5 +45,11 @@ def test_a_hold_counts_for_a_limited_time(data_dir: str) -> None:
         assert hold.is_held(), "the next backup has its own time"
 
 
+def test_a_hold_does_not_count_while_the_disk_is_low(data_dir: str) -> None:
+    """The engine would refuse writes although it can free space."""
+    with hold_segments(data_dir):
+        assert not SegmentHold(data_dir, ManualClock(), min_free_bytes=1 << 62).is_held()
+
+
 def test_a_directory_without_metadata_is_not_held(tmp_path: Path) -> None:
-    assert not SegmentHold(str(tmp_path), ManualClock()).is_held()
+    assert not SegmentHold(str(tmp_path), ManualClock(), min_free_bytes=0).is_held()

@@ -84,7 +84,7 @@ class Reclaimer:
         if its queue is full. `want_checkpoint` requests new snapshots, which no longer list dropped segments.
         While `is_held` returns True, a backup may copy any orphan, and none is removed.
         """
-        self._settings, self._rewriter = settings, rewriter
+        self._settings, self._rewriter, self._is_held = settings, rewriter, is_held
         self._engine_id, self._clock, self._quarantined = engine_id, clock, quarantined
         self._shards = ReclaimerShardClient(ask, shards)
         self._indexes = SegmentIndexes(disk, data_dir)
@@ -101,6 +101,7 @@ class Reclaimer:
 
         Raises ShuttingDown; other errors are logged, and the work is left for a later round.
         """
+        self._is_held()  # See SegmentHold: the sweep asks only if something is due.
         state = self._shards.query_segments(self._indexes)
         self._sweep.orphans.discard(
             [registered.ref.stem for registered in state.segments.values()] + list(state.unreadable)

@@ -90,6 +90,7 @@ class Mover:
 
     def run_round(self) -> None:
         """Query all shards and move the segments that are due, oldest first."""
+        self._is_held()  # See SegmentHold: the steps ask only if something is due.
         plans = self._plans(range(self._shards))
         by_number = placements({shard: plan.segments for shard, plan in plans.items()})
         if len(plans) == self._shards:

@@ -43,7 +43,11 @@ class SegmentHold:
 
     def is_held(self) -> bool:
         """Return whether a backup runs and counts: not after BACKUP_HOLD_S without a pause, and not on a low
-        disk."""
+        disk.
+
+        Call it in every round, also if nothing is to be deleted: a check that finds no backup separates the
+        next one from the one before.
+        """
         if not self._is_locked():
             self._since_ns = None
             return False
@@ -54,17 +58,23 @@ class SegmentHold:
         return is_recent and not self._is_disk_low()
 
     def _is_disk_low(self) -> bool:
-        return shutil.disk_usage(self._data_dir).free < self._min_free_bytes
+        try:
+            return shutil.disk_usage(self._data_dir).free < self._min_free_bytes
+        except OSError:
+            return False
 
     def _is_locked(self) -> bool:
+        """Return whether a backup has the lock. A lock that cannot be checked counts as one."""
         try:
             fd = _open_meta(self._data_dir)
         except FileNotFoundError:
             return False
+        except OSError:
+            return True
         try:
             # Two processes that check at the same time may take each other for a backup. They check again.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError:  # BlockingIOError if a backup runs.
             return True
         finally:
             os.close(fd)

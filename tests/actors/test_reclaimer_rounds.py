@@ -171,6 +171,18 @@ def test_a_dropped_segment_is_removed_despite_a_backup_while_the_disk_is_low(wor
     assert world.stems() == [new.stem]
 
 
+def test_every_round_looks_for_a_backup(world):
+    """Otherwise a backup would take over the age of an earlier one, and not hold the segments."""
+    looks = []
+    world.is_held = lambda: bool(looks.append(None))
+    reclaimer = world.reclaimer()
+    for shard_is_down in (False, True):
+        world.shards.down.update([0] if shard_is_down else [])
+        looks.clear()
+        reclaimer.run_round()
+        assert looks, "nothing is due"
+
+
 @pytest.mark.parametrize("reason", ["backup", "unreadable"])
 def test_orphans_that_are_kept_for_another_reason_need_no_further_snapshots(world, reason):
     """Each request for one makes every shard begin a new log file."""

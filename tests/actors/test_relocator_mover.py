@@ -472,9 +472,20 @@ def test_nothing_is_moved_while_a_backup_holds_the_segments(world):
     assert world.tiers() == [2, 2, 0]
 
 
+def test_every_round_looks_for_a_backup(world):
+    """Otherwise a backup would take over the age of an earlier one, and not hold the segments."""
+    looks = []
+    world.held = (bool(looks.append(None)) for _ in repeat(None))
+    for mover in (world.mover(hot_segments=9), world.mover(store=IsAbsent(None))):
+        for _ in range(2):
+            looks.clear()
+            mover.run_round()
+            assert looks
+
+
 def test_a_hot_part_stays_if_a_backup_begins_during_its_move(world):
     """Its shard already leads readers to the cold copy. A later round removes the hot part."""
-    world.held = chain([False], repeat(True))
+    world.held = chain([False, False], repeat(True))
     mover = world.mover()
     mover.run_round()
     assert world.tiers() == [2, 0, 0]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -49,6 +52,24 @@ def test_a_hold_does_not_count_while_the_disk_is_low(data_dir: str) -> None:
     """The engine would refuse writes although it can free space."""
     with hold_segments(data_dir):
         assert not SegmentHold(data_dir, ManualClock(), min_free_bytes=1 << 62).is_held()
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO])
+def test_a_lock_that_cannot_be_checked_counts_as_a_backup(data_dir: str, monkeypatch, code: int) -> None:
+    """Nothing is deleted then, and the process goes on."""
+    hold = SegmentHold(data_dir, ManualClock(), min_free_bytes=0)
+
+    def fail(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", fail)
+        assert hold.is_held()
+    assert not hold.is_held()
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", fail)
+        assert hold.is_held()
+    assert not hold.is_held()
 
 
 def test_a_directory_without_metadata_is_not_held(tmp_path: Path) -> None:

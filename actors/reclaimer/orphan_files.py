@@ -41,7 +41,7 @@ def group_parts(names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
 
 
 class OrphanFiles:
-    """Names of orphans, with each shard's newest snapshot when they were first found."""
+    """Names of orphans, with each shard's newest snapshot when it first replied after they were found."""
 
     def __init__(self) -> None:
         self._since: dict[str, dict[int, int]] = {}
@@ -52,7 +52,7 @@ class OrphanFiles:
     def add(self, names: Iterable[str], snapshots: Mapping[int, int]) -> None:
         """Add stems, temporary files or empty directories that exist and that no shard has registered."""
         for name in names:
-            self._since.setdefault(name, dict(snapshots))
+            self._since[name] = {**snapshots, **self._since.get(name, {})}
 
     def discard(self, stems: Collection[str]) -> None:
         """Remove names that were registered or deleted."""

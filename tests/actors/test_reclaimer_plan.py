@@ -195,6 +195,15 @@ def test_a_leftover_may_be_removed_after_three_more_snapshots_of_every_shard():
     assert left.removable({0: 100, 1: 100}) == []
 
 
+def test_a_shard_that_did_not_reply_when_a_leftover_was_found_counts_from_its_first_reply():
+    """Its snapshots before that may list the leftover."""
+    left = OrphanFiles()
+    left.add(["packs/pack-1"], {0: 5})
+    left.add(["packs/pack-1"], {0: 6, 1: 9})
+    assert left.removable({0: 8, 1: 9 + SNAPSHOTS_BEFORE_REMOVAL - 1}) == []
+    assert left.removable({0: 8, 1: 9 + SNAPSHOTS_BEFORE_REMOVAL}) == ["packs/pack-1"]
+
+
 def test_only_the_engines_own_file_names_are_parts():
     """Files with other names are never removed."""
     own = topic_stem(7, 1, 3)

@@ -92,10 +92,8 @@ class Mover:
         """Query all shards and move the segments that are due, oldest first."""
         self._is_held()  # See SegmentHold: the steps ask only if something is due.
         plans = self._plans(range(self._shards))
-        by_number = placements({shard: plan.segments for shard, plan in plans.items()})
-        if len(plans) == self._shards:
-            self._forget_missing(by_number)
-        else:
+        by_number = known = placements({shard: plan.segments for shard, plan in plans.items()})
+        if len(plans) < self._shards:
             # A shard that did not reply may direct readers to any pack. It does not direct them to a topic's
             # own segment that another shard knows.
             by_number = {
@@ -103,6 +101,10 @@ class Mover:
             }
         waiting = segments_due(by_number.values(), self._cold.hot_segments, self._cold.hot_bytes)
         self.counts.segments_due = len(waiting)
+        if not self.owns_store():
+            return
+        if len(plans) == self._shards:
+            self._forget_missing(known)
         for placement in waiting:
             if self._is_held():
                 break
@@ -111,6 +113,29 @@ class Mover:
             if placement.tier == m.TIER_COLD and placement.ref.number not in self._dropped:
                 self._attempt(placement, self._drop_hot_data)
         self._refresh_marks(plans, by_number)
+
+    def owns_store(self) -> bool:
+        """Claim the store, if it has no owner, and return whether it is this engine's.
+
+        After a failure the store is tried again with backoff. Its volume may be unmounted later in the round:
+        the store itself checks its owner before each change.
+        """
+        store = self._copies.require_store()
+        if not self.backoff.store_is_due(self._clock.monotonic_ns()):
+            return False
+        try:
+            owner = store.claim()
+        except (ColdUnavailable, CorruptData, DiskError) as e:
+            self.backoff.record_store_failure(self._clock.monotonic_ns())
+            log_event(log, logging.WARNING, "cold store unavailable", reason=str(e))
+            return False
+        if owner != store.engine_id:
+            self.backoff.record_store_failure(self._clock.monotonic_ns())
+            log_event(
+                log, logging.ERROR, "cold store belongs to another engine, nothing is moved", owner=owner
+            )
+            return False
+        return True
 
     def _plans(self, shards: Iterable[int]) -> dict[int, m.CheckpointPlan]:
         """Return the plans of the shards that replied."""

@@ -23,10 +23,7 @@ from ringlog.contract import ControlReceived, Tick
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
 from ringlog.errors import (
-    ColdUnavailable,
     ConfigError,
-    CorruptData,
-    DiskError,
     ExitCode,
     ShuttingDown,
 )
@@ -156,29 +153,12 @@ class RelocatorShell:
         try:
             while not self._stopping.wait(self._cold.interval_s):
                 try:
-                    if self._owns_store():
-                        self.mover.run_round()
+                    self.mover.run_round()
                 except ShuttingDown:
                     # This process or a shard is stopping. The next round finds out which.
                     log_event(log, logging.DEBUG, "round ended early")
         finally:
             self._requests.close()
-
-    def _owns_store(self) -> bool:
-        """Claim the store, if it has no owner, and return whether it is this engine's.
-
-        Its volume may be unmounted later in the round: the store itself checks its owner before each change.
-        """
-        try:
-            owner = self._store.claim()
-        except (ColdUnavailable, CorruptData, DiskError) as e:
-            log_event(log, logging.WARNING, "cold store unavailable", reason=str(e))
-            return False
-        if owner != self._boot.engine_id:
-            log_event(
-                log, logging.ERROR, "cold store belongs to another engine, nothing is moved", owner=owner
-            )
-        return owner == self._boot.engine_id
 
     def _ask(self, shard: int, message: m.Message, wanted: type[M]) -> M:
         assert self._requests is not None, "only the moving thread asks"

@@ -25,6 +25,8 @@ T = TypeVar("T")
 class LocalStore:
     """A store.SegmentStore below `root`. The root must exist: it is never created, as it may be a mount."""
 
+    is_durable_at_once: bool = False
+
     def __init__(self, disk: Disk, root: str) -> None:
         self.root = root
         self._disk = disk

@@ -26,6 +26,8 @@ LIST_PAGE = 1_000
 class ObjectStore:
     """A store.SegmentStore in a bucket, below the prefix of a URL such as `s3://bucket/prefix`."""
 
+    is_durable_at_once: bool = True
+
     def __init__(self, disk: Disk, url: str, *, timeout_s: float, **options: Any) -> None:
         """`timeout_s` bounds each request in seconds. `options` are passed to obstore (endpoint, region, …).
 
@@ -72,7 +74,7 @@ class ObjectStore:
                 writer.write(digest.add(piece))
 
     def make_durable(self, name: str) -> None:
-        """Do nothing: an object becomes visible only when it is durable."""
+        """Do nothing: see is_durable_at_once."""
 
     def get_range(self, name: str, start: int, stop: int) -> bytes:
         if start >= stop or start >= (size := self.size(name)):

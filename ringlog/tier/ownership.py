@@ -38,7 +38,8 @@ class OwnedStore:
 
     def __init__(self, store: SegmentStore, disk: Disk, data_dir: str, engine_id: str) -> None:
         """`engine_id` has 32 hexadecimal digits. `disk` and `data_dir` are the host's."""
-        self._store, self._disk, self._engine_id = store, disk, engine_id
+        self._store, self._disk = store, disk
+        self.engine_id: str = engine_id
         self._directory = f"{data_dir}/{META_DIR}"
         self._is_checked = False
 
@@ -50,19 +51,19 @@ class OwnedStore:
         Raises ColdUnavailable, DiskError, and CorruptData if the store does not return what was written.
         """
         owner = self._owner()
-        if owner != self._engine_id and owner:
+        if owner != self.engine_id and owner:
             return owner
         is_confirmed = self._recorded_owner().endswith(_CONFIRMED)
         if not owner and is_confirmed:
             self._require(owner)
         if not owner:
-            replace_file(self._disk, self._directory, COLD_OWNER, self._engine_id.encode())
+            replace_file(self._disk, self._directory, COLD_OWNER, self.engine_id.encode())
             self._store.put(OWNER_OBJECT, f"{self._directory}/{COLD_OWNER}")
             owner = self._owner()
         if not owner:
             raise CorruptData("cold store did not return the owner id that was written", file=OWNER_OBJECT)
         if not is_confirmed:
-            replace_file(self._disk, self._directory, COLD_OWNER, self._engine_id.encode() + _CONFIRMED)
+            replace_file(self._disk, self._directory, COLD_OWNER, self.engine_id.encode() + _CONFIRMED)
         return owner
 
     def check(self) -> None:
@@ -78,7 +79,7 @@ class OwnedStore:
                 f"`{OWNER_OBJECT}`. {_REMEDY}",
                 file=OWNER_OBJECT,
             )
-        if owner != self._engine_id:
+        if owner != self.engine_id:
             raise ColdUnavailable(
                 f"the cold store belongs to another engine. {_REMEDY}", file=OWNER_OBJECT, owner=owner
             )
@@ -107,6 +108,8 @@ class OwnedStore:
         return self._store.put(name, source)
 
     def make_durable(self, name: str) -> None:
+        if self._store.is_durable_at_once:
+            return
         self.check()
         self._store.make_durable(name)
 
@@ -117,7 +120,7 @@ class OwnedStore:
         removals wait for no other store then. Raises ColdUnavailable, DiskError.
         """
         owner = self._owner()
-        if owner and owner != self._engine_id and not self._recorded_owner():
+        if owner and owner != self.engine_id and not self._recorded_owner():
             return
         self._require(owner)
         for name in names:

@@ -57,6 +57,11 @@ class SegmentStore(ObjectReader, Protocol):
         """
         ...
 
+    @property
+    def is_durable_at_once(self) -> bool:
+        """Whether an object becomes visible only when it is durable. `make_durable` then does nothing."""
+        ...
+
     def make_durable(self, name: str) -> None:
         """Make an existing object durable. Raises ColdUnavailable.
 

@@ -373,7 +373,7 @@ def test_an_unavailable_store_is_tried_once_for_all_segments(world):
     absent = IsAbsent(None)
     mover = world.mover(store=absent)
     mover.run_round()
-    assert (absent.calls, mover.counts.failed, mover.counts.segments_due) == (1, 1, 2)
+    assert (absent.calls, mover.counts.failed, mover.counts.segments_due) == (1, 0, 2)
     mover.run_round()
     assert absent.calls == 1, "the backoff must delay the next attempt"
     world.wait()
@@ -381,6 +381,31 @@ def test_an_unavailable_store_is_tried_once_for_all_segments(world):
     assert absent.calls == 2
     assert not mover.backoff.quarantined
     world.require_readable()
+
+
+def test_an_unavailable_store_is_asked_for_its_owner_less_and_less_often(world, caplog):
+    """Rounds go on meanwhile, and count what is due."""
+    absent = IsAbsent(None)
+    mover = world.mover(store=absent)
+    for _ in range(60):
+        mover.run_round()
+        world.clock.advance(seconds=5)
+    assert 3 <= absent.calls <= 10
+    assert caplog.text.count("cold store unavailable") == absent.calls
+    del world.shards.refs[0][world.refs[0].number]
+    mover.run_round()
+    assert mover.counts.segments_due == 1
+
+
+def test_nothing_moves_to_the_store_of_another_engine(world, caplog):
+    world.write(f"/cold/{OWNER_OBJECT}", 0, b"bb" * 16)
+    mover = world.mover()
+    for _ in range(60):
+        mover.run_round()
+        world.clock.advance(seconds=5)
+    assert 3 <= caplog.text.count("cold store belongs to another engine") <= 10
+    assert world.tiers() == [0, 0, 0]
+    assert mover.counts.segments_due == 2
 
 
 def test_a_segment_of_two_shards_is_removed_only_after_both_switched():

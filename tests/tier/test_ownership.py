@@ -105,6 +105,23 @@ def test_an_engine_does_not_use_the_store_of_another_one():
         assert disk.contents() == before, name
 
 
+def test_an_object_that_is_durable_at_once_needs_no_request_to_become_so():
+    """In a bucket, the check of the owner costs two."""
+    disk = with_object()
+
+    class AsBucket(LocalStore):
+        is_durable_at_once = True
+        reads = 0
+
+        def get_range(self, name, start, stop):
+            self.reads += 1
+            return super().get_range(name, start, stop)
+
+    bucket = AsBucket(disk, "/cold")
+    OwnedStore(bucket, disk, "/data", "aa" * 16).make_durable(NAME)
+    assert not bucket.reads
+
+
 def test_an_engine_without_cold_segments_has_nothing_to_remove_from_the_store_of_another_one():
     """A removal is complete then, and the object with the same name stays."""
     disk = with_object("/other/meta")

@@ -151,6 +151,7 @@ class RelocatorShell:
     def _move(self) -> None:
         self._requests = ShardRequests(self._boot.shm_dir, self._boot.shards, stop=self._stopping)
         try:
+            self.mover.owns_store()  # The interval may be a day, and removals wait for the claim.
             while not self._stopping.wait(self._cold.interval_s):
                 try:
                     self.mover.run_round()

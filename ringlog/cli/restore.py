@@ -24,6 +24,8 @@ from ringlog.errors import CorruptData, UsageError
 from ringlog.storage.disk import Disk
 from ringlog.storage.layout import META_DIR, RESTORED
 from ringlog.storage.real_disk import RealDisk
+from ringlog.tier.local import LocalStore
+from ringlog.tier.ownership import OwnedStore
 
 Given = Annotated[Options, Parameter(parse=False)]
 
@@ -61,6 +63,8 @@ def restore(backup: str, *, to: str, cold_dir: str = "", options: Given) -> int:
     write_synced(disk, target / META_DIR / RESTORED, random_hex(8).encode())
     copy_back(disk, source, target, [entry for entry in manifest.files if entry not in cold])
     if cold:
+        # An engine reads only a cold tier that it owns, and the volume may be read-only when it starts.
+        OwnedStore(LocalStore(disk, str(cold_target)), disk, str(target), manifest.engine_id).claim()
         stripped = [with_path(entry, entry.path.removeprefix(COLD)) for entry in cold]
         copy_back(disk, source / COLD, cold_target, stripped)
     facts = {"restored": str(target), "files": len(manifest.files), "bytes": manifest.total}

@@ -9,6 +9,8 @@ the object is a different place, for example a mount point without its volume.
 
 All processes of an engine use its store as an OwnedStore. It lets no call through to a store without the
 object, or with another engine's: not even a read, because another engine's segment may have the same name.
+The exception are reads of a store without the object by an engine without `meta/cold-owner`: such a store was
+restored from a backup by an earlier version.
 """
 
 from __future__ import annotations
@@ -136,16 +138,23 @@ class OwnedStore:
         return self._read(lambda: self._store.size(name))
 
     def exists(self, name: str) -> bool:
-        if not self._is_checked:
-            self.check()
+        self._admit_read()
         if self._store.exists(name):
             return True
         self.check()
         return False
 
+    def _admit_read(self) -> None:
+        """Check the owner, unless that was done. If there never was one, that is no error."""
+        if self._is_checked:
+            return
+        owner = self._owner()
+        if owner or self._recorded_owner():
+            self._require(owner)
+        self._is_checked = True
+
     def _read(self, read: Callable[[], T]) -> T:
-        if not self._is_checked:
-            self.check()
+        self._admit_read()
         try:
             return read()
         except ColdMissing:

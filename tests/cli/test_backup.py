@@ -11,6 +11,8 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -23,6 +25,7 @@ from ringlog.cli.outcome import CliExit
 from ringlog.client import Client
 from ringlog.client.read.pages import Cursor
 from ringlog.client.write.fields import NewRecord
+from ringlog.link.curve import key_file_text, new_key
 from ringlog.spark.clients import log_id_of
 from ringlog.spark.offsets import CheckpointRefused, decode, encode
 from ringlog.storage.real_disk import RealDisk
@@ -30,6 +33,7 @@ from ringlog.testing.real_engine import TestEngine, engine, wait_until
 from ringlog.testing.wrapped_disk import WrappedDisk
 from ringlog.verify.directory import verify_directory
 from tests.support.engines import engine_fixture
+from tests.support.machine import free_port, private_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 TOPICS = ("fast", "slow", "many.a", "many.b", "many.c")
@@ -236,6 +240,43 @@ def test_a_cold_directory_is_backed_up_and_restored_with_the_data(
         running.start()
         with ringlog.connect(running.url, wait=10) as client:
             assert contents(client) == before
+
+
+def test_a_remote_client_reads_a_restored_cold_tier_before_the_first_round_of_moves(tmp_path: Path) -> None:
+    """The restored directories name their owner."""
+    cold, backup, restored = tmp_path / "cold", tmp_path / "backup", tmp_path / "restored"
+    cold.mkdir(mode=0o700)
+    options: dict[str, Any] = {
+        "wal": {"shards": 1},
+        "storage": {"enabled": True},
+        "directory": tmp_path / "e",
+    }
+    tiers = {"dir": str(cold), "hot_segments": 0, "interval_s": 0.1}
+    with engine(cold=tiers, **options) as running:
+        data = Path(running.data_dir)
+        with ringlog.connect(running.url, wait=10) as client:
+            fill(client)
+            before = contents(client)
+            assert run(["checkpoint", "--url", running.url]) == CliExit.DONE
+            wait_until(lambda: not list(data.glob("[pt]*/**/*.data")), 30, "everything to be relocated")
+        assert run(["backup", "--to", str(backup), "--url", running.url]) == CliExit.DONE
+    shutil.rmtree(data)
+    assert run(["restore", str(backup), "--to", str(data), "--cold-dir", str(restored)]) == CliExit.DONE
+    identity = json.loads((data / "meta/engine").read_bytes())
+    assert (restored / "engine").read_text().startswith(identity["engine_id"])
+    assert (data / "meta/cold-owner").read_text() == identity["engine_id"] + " confirmed"
+    server, port = new_key(), free_port()
+    key_file = private_file(tmp_path / "server.key", key_file_text(server))
+    native = {"endpoint": f"tcp://127.0.0.1:{port}", "curve_key_file": key_file}
+    tiers = {"dir": str(restored), "hot_segments": 0, "interval_s": 3_600}
+    remote = f"ringlog://127.0.0.1:{port}?server_key={quote(server.public, safe='')}"
+    with (
+        engine(cold=tiers, gateway={"enabled": True}, native=native, **options) as running,
+        ringlog.connect(remote, wait=10, key=new_key().secret.decode()) as client,
+    ):
+        socket = Path(running.info.shm_dir) / "relocator.sock"
+        wait_until(socket.exists, 30, "the relocator to start")
+        assert contents(client) == before
 
 
 def test_an_offline_backup_refuses_a_running_engine(running: TestEngine, tmp_path: Path) -> None:

@@ -100,6 +100,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli.worker": {*CLI, "aio", "worker"},
     # A repair writes the rest of damaged segments as the engine writes segments.
     "cli.repair": {*CLI, "cli.repair", "segment"},
+    # A restore makes the engine the owner of the cold tier.
+    "cli.restore": {*CLI, "cli.restore", "tier"},
     "cli": CLI,
     "__main__": {"base", "cli"},
     # Code that an engine process runs before any other import.

@@ -105,6 +105,26 @@ def test_an_engine_does_not_use_the_store_of_another_one():
         assert disk.contents() == before, name
 
 
+def test_a_store_without_owner_can_be_read_by_an_engine_that_never_claimed_one():
+    """A restored engine finds its objects before its first claim, and on a volume that is read-only. Whether
+    one is missing is not known: the place may be an empty mount point."""
+    disk = SimulatedDisk("/data", "/data/meta", "/cold")
+    create_file(disk, "/data/source", b"records")
+    LocalStore(disk, "/cold").put(NAME, "/data/source")
+    store = owned(disk)
+    assert store.get_range(NAME, 0, 9) == b"records"
+    assert store.size(NAME) == 7
+    assert owned(disk).exists(NAME)
+    other = NAME.replace(".data", ".idx")
+    for use in (lambda: store.get_range(other, 0, 9), lambda: store.size(other), lambda: store.exists(other)):
+        with pytest.raises(ColdUnavailable, match="Mount its volume"):
+            use()
+    for use in (lambda: store.put(NAME, "/data/source"), lambda: store.delete(NAME), store.check):
+        with pytest.raises(ColdUnavailable):
+            use()
+    assert store.get_range(NAME, 0, 9) == b"records"
+
+
 def test_an_object_that_is_durable_at_once_needs_no_request_to_become_so():
     """In a bucket, the check of the owner costs two."""
     disk = with_object()

@@ -135,7 +135,7 @@ class RouterAdmin:
     def _find(self, name: str) -> Steps[m.RouterFacts | None]:
         """Return a router, or None. Raises NotReady if it may be in a shard that was given up."""
         error = None
-        if not self._is_known or self.catalog.find(name) is None:
+        if self.catalog.find(name) is None:
             error = yield from self._refresh_known()
         known = self.catalog.find(name)
         if known is None and error is not None:

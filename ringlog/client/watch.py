@@ -278,7 +278,7 @@ class Watch(Generic[V]):
             return
         with self._shell.checked_lock, self._shell.guarded_session as session:
             if result.is_topic_ended:
-                session.delivery.drop_feed(subscription, grant.feed)
+                session.delivery.drop_feeds(subscription, [grant.feed])
                 subscription.names_changed |= subscription.names  # The topic may exist again.
             else:
                 session.delivery.returns.add(

@@ -47,9 +47,16 @@ from ringlog.link.timers import Timer
 from ringlog.placement import scheduler_of
 
 KEEPALIVE_NS = LINK_SILENCE_MS * MS // 3
+THROTTLED_PAUSE_NS_MAX = 1_000 * MS
+"""Longest pause before a subscription that a limit refused is sent again."""
+THROTTLED_NS_MAX = 2 * LINK_SILENCE_MS * MS
+"""Time for which a subscription that was served before is sent again although a limit refuses it. Until then
+the limit may count what ended with the connection: a scheduler forgets a silent client after
+LINK_SILENCE_MS."""
 NAMES_SCHEDULER = 0
 """The scheduler that reports changed topic names to this client. Each scheduler sees the names of all
 shards."""
+_THROTTLED_HINT = "use fewer subscriptions, or increase delivery.schedulers"
 
 
 def _no_schedulers_error() -> InvalidRequest:
@@ -91,7 +98,8 @@ class Delivery:
         """Add feeds, (topic, position) each.
 
         The result has their numbers and is done when the schedulers know them. `on_numbered` gets the numbers
-        before that, and before the first grant.
+        before that, and before the first grant. If a scheduler refuses, the result fails with the refusal,
+        none of these feeds is added, and the other feeds of the subscription go on.
 
         Without feeds and with `names`, the result is done when changed topic names are reported.
         """
@@ -107,11 +115,17 @@ class Delivery:
         if state is not None and state.grant is None:
             subscription.offer(state, ReadGrant(feed, UNBOUNDED, None, self._now_ns(), is_self_granted=True))
 
-    def drop_feed(self, subscription: ClientSubscription, feed: int) -> None:
-        """Remove one feed."""
-        state = subscription.feeds.pop(feed, None)
-        if state is not None:
-            self._unsubscribe(state.scheduler, Unsubscribe(subscription.number, [feed]))
+    def drop_feeds(self, subscription: ClientSubscription, feeds: Iterable[int]) -> None:
+        """Remove feeds. Numbers of feeds that do not exist are ignored."""
+        by_scheduler: dict[int, list[int]] = {}
+        for feed in feeds:
+            state = subscription.feeds.pop(feed, None)
+            if state is not None:
+                by_scheduler.setdefault(state.scheduler, []).append(feed)
+        for number, dropped in by_scheduler.items():
+            for first in range(0, len(dropped), FEEDS_PER_MESSAGE_MAX):
+                part = dropped[first : first + FEEDS_PER_MESSAGE_MAX]
+                self._unsubscribe(number, Unsubscribe(subscription.number, part))
 
     def wait_for_work(self, *subscriptions: ClientSubscription) -> Pending[None]:
         """Return a result that is done when one of the subscriptions has work.
@@ -254,13 +268,21 @@ class Delivery:
             by_scheduler.setdefault(NAMES_SCHEDULER, [])
         # Registered before the first request is sent: if the number of schedulers changes, they are
         # reassigned.
+        unserved = by_scheduler.keys() - subscription.schedulers
         subscription.schedulers.update(by_scheduler)
-        for number, feeds in by_scheduler.items():
-            if feeds and not self._is_followed(number, feeds, subscription):
-                self._host.links.request_grants(number)
-            yield run_steps(self._send_steps(subscription, number, feeds))
-            if subscription.failure is not None:
-                raise subscription.failure
+        try:
+            for number, feeds in by_scheduler.items():
+                if feeds and not self._is_followed(number, feeds, subscription):
+                    self._host.links.request_grants(number)
+                yield run_steps(self._send_steps(subscription, number, feeds))
+                unserved.discard(number)
+                if subscription.failure is not None:
+                    raise subscription.failure
+        except RinglogError:
+            self.drop_feeds(subscription, numbers)
+            # A scheduler that accepted nothing gets its next feeds, and the interest in names, as a new one.
+            subscription.schedulers -= unserved - {each.scheduler for each in subscription.feeds.values()}
+            raise
         return numbers
 
     def _is_followed(self, number: int, feeds: list[int], subscription: ClientSubscription) -> bool:
@@ -287,9 +309,12 @@ class Delivery:
     ) -> Steps[None]:
         """Send feeds, and the interest in names, to one scheduler. Repeat after temporary refusals.
 
-        With `is_known` the scheduler accepted them before; then a request that timed out is repeated, too."""
+        Any other refusal is raised. With `is_known` the scheduler accepted them before: a request that timed
+        out is repeated, too, and for THROTTLED_NS_MAX one that a limit refused. Any other refusal then ends
+        the subscription."""
         host = self._host
         retriable = (*TEMPORARY, RequestTimeout) if is_known else TEMPORARY
+        throttled_until_ns = self._now_ns() + THROTTLED_NS_MAX
         names = subscription.names and number == NAMES_SCHEDULER
         for first in range(0, len(feeds) or int(names), FEEDS_PER_MESSAGE_MAX):
             part = feeds[first : first + FEEDS_PER_MESSAGE_MAX]
@@ -308,8 +333,18 @@ class Delivery:
                     yield host.pause(RETRY_PAUSE_NS / 1e9)
                     continue
                 except RinglogError as e:
-                    self._fail(subscription, e)
-                    return
+                    if isinstance(e, Throttled):
+                        e.detail.setdefault("hint", _THROTTLED_HINT)
+                    if not is_known:
+                        raise
+                    if not isinstance(e, Throttled) or self._now_ns() >= throttled_until_ns:
+                        self._fail(subscription, e)
+                        return
+                    if subscription.number not in self._subscriptions:
+                        return
+                    pause_ns = int(e.detail.get("retry_after_ms", 0)) * MS
+                    yield host.pause(min(max(pause_ns, RETRY_PAUSE_NS), THROTTLED_PAUSE_NS_MAX) / 1e9)
+                    continue
                 assert isinstance(reply.message, Subscribed)
                 break
 
@@ -333,8 +368,6 @@ class Delivery:
             self._fail(subscription, error)
 
     def _fail(self, subscription: ClientSubscription, error: RinglogError) -> None:
-        if isinstance(error, Throttled):
-            error.detail.setdefault("hint", "use fewer subscriptions, or increase delivery.schedulers")
         subscription.failure = error
         subscription.wake()
 

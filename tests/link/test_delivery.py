@@ -18,6 +18,7 @@ from ringlog.errors import (
     UsageError,
 )
 from ringlog.limits import CREDIT_MAX, FEEDS_PER_MESSAGE_MAX
+from ringlog.link.delivery import THROTTLED_NS_MAX
 from ringlog.link.feed_relocation import RELOCATIONS_AT_ONCE
 from ringlog.link.grant_returns import RETURNS_PER_MESSAGE_MAX
 from ringlog.link.peer_request import PeerReply
@@ -200,7 +201,7 @@ def test_the_lookup_of_a_moved_topic_is_retried(host, error):
     for _, _, answer in sought(host, subscription, feed, gone):
         answer.fail(error)
     assert host.shard_requests == []
-    host.delivery.drop_feed(subscription, gone)
+    host.delivery.drop_feeds(subscription, [gone])
     host.fake_schedulers[0].answer_all()
     host.advance(0.2)
     ((_, message, answer),) = host.shard_requests
@@ -287,7 +288,7 @@ def test_many_feeds_are_sent_in_several_messages(host):
     assert len(set(adding.result())) == FEEDS_PER_MESSAGE_MAX + 10
 
 
-def test_a_temporary_refusal_is_retried_and_another_error_ends_the_subscription(host):
+def test_a_temporary_refusal_is_retried_and_another_error_is_raised(host):
     """`NotReady` is temporary; `Throttled` for the limit of links is not."""
     subscription = host.delivery.open_subscription(credit=1, strong=False, names=False)
     adding = host.delivery.add_feeds(subscription, [(topic(7), 0)])
@@ -297,14 +298,73 @@ def test_a_temporary_refusal_is_retried_and_another_error_ends_the_subscription(
     host.fake_schedulers[0].requests.pop()[1].fail(Throttled("too many", limit="links", max=1))
     with pytest.raises(Throttled, match="too many"):
         adding.result()
-    assert subscription.has_work, "who waits for it has to hear of it"
+    assert not subscription.feeds
+
+
+def test_refused_feeds_leave_the_others_of_their_subscription_alone():
+    """Also those that one scheduler has accepted are removed there if another one refuses the rest."""
+    host = FakeDeliveryHost(schedulers=2)
+    subscription, (feed,) = opened(host, (topic(7), 0))
+    wanted = [(topic(n), 0) for n in range(8, 20)]
+    adding = host.delivery.add_feeds(subscription, wanted)
+    (first,) = [each for each in host.fake_schedulers if each.requests]
+    accepted = {each.feed for each in first.answer_all()[0].feeds}
+    (second,) = [each for each in host.fake_schedulers if each.requests]
+    asked, request = second.requests.pop()
+    request.fail(Throttled("too many feeds", limit="feeds_per_scheduler", max=1))
+    with pytest.raises(Throttled, match="too many feeds"):
+        adding.result()
+    assert set(subscription.feeds) == {feed}
+    removed = [each for scheduler in (first, second) for each in scheduler.answer_all()]
+    assert {number for each in removed for number in each.feeds} == accepted | {
+        each.feed for each in asked.feeds
+    }
+    host.deliver_grants((subscription.number, feed, 1))
+    assert subscription.take_grant().feed == feed
+
+
+def test_names_are_requested_again_after_they_were_refused(host):
+    subscription = host.delivery.open_subscription(credit=4, strong=False, names=True)
+    for _ in range(2):
+        adding = host.delivery.add_feeds(subscription, [])
+        asked, request = host.fake_schedulers[0].requests.pop()
+        assert asked.names
+        request.fail(Throttled("too many", limit="links", max=1))
+        with pytest.raises(Throttled):
+            adding.result()
+
+
+def test_a_subscription_that_was_served_survives_limits_after_a_new_connection(host):
+    """Many clients connect at the same time. A limit that does not end is an error."""
+    subscription, _ = opened(host, (topic(7), 0))
+    scheduler = host.fake_schedulers[0]
+
+    def refuse():
+        scheduler.requests.pop()[1].fail(Throttled("too many requests", retry_after_ms=500))
+
+    host.delivery.scheduler_connected(0)
+    refuse()
+    host.advance(0.4)
+    assert not scheduler.requests
+    host.advance(0.1)
+    (asked,) = scheduler.answer_all()
+    assert [each.topic for each in asked.feeds] == ["t7"]
+    assert subscription.failure is None
+
+    host.delivery.scheduler_connected(0)
+    began_ns = host.clock.monotonic_ns()
+    while subscription.failure is None:
+        refuse()
+        host.advance(0.5)
+    assert host.clock.monotonic_ns() - began_ns >= THROTTLED_NS_MAX
+    assert subscription.has_work, "its reader has to hear of it"
 
 
 def test_dropped_feeds_and_closed_subscriptions_deliver_no_grants(host):
     """Closing also stops all timers."""
     subscription, (first, second) = opened(host, (topic(7), 0), (topic(8), 0))
     host.deliver_grants((subscription.number, first, 1), (subscription.number, second, 1))
-    host.delivery.drop_feed(subscription, first)
+    host.delivery.drop_feeds(subscription, [first])
     assert subscription.take_grant().feed == second
     assert subscription.take_grant() is None
     host.delivery.close_subscription(subscription)
@@ -418,7 +478,7 @@ def test_a_subscription_is_closed_at_schedulers_without_remaining_feeds():
     host = FakeDeliveryHost(schedulers=2)
     number = scheduler_of(7, 2)
     subscription, (feed,) = opened(host, (topic(7), 0))
-    host.delivery.drop_feed(subscription, feed)
+    host.delivery.drop_feeds(subscription, [feed])
     host.fake_schedulers[number].answer_all()
     host.delivery.close_subscription(subscription)
     assert host.fake_schedulers[number].answer_all() == [m.Unsubscribe(subscription.number)]

@@ -104,15 +104,24 @@ class SubscriptionRelay:
         known.heard_ns = now_ns
         relayed = self._relayed(client, known, request)
 
+        added_feeds: list[tuple[int, int]] = []
+
         def on_numbered(numbers: list[int]) -> None:
             for (number, _, _), feed in zip(feeds, numbers, strict=True):
                 self._drop_feed(relayed, number)  # A number that is used again replaces its feed.
                 relayed.feeds[number], relayed.names[feed] = feed, number
                 relayed.usage.feeds += 1
+                added_feeds.append((number, feed))
+
+        def forget_refused(done: Pending[list[int]]) -> None:
+            for number, feed in added_feeds if done.error is not None else ():
+                if relayed.feeds.get(number) == feed:
+                    self._drop_feed(relayed, number)
 
         added = self._delivery.add_feeds(
             relayed.subscription, [(info, after) for _, info, after in feeds], on_numbered
         )
+        added.when_done(forget_refused)
         if missing:
             rows = [[request.subscription, number, UNBOUNDED, 0, 0, 0, 0, 0] for number in missing]
             self._send(client, m.Grants(len(rows)), np.array(rows, dtype=np.uint64).tobytes())
@@ -221,6 +230,7 @@ class SubscriptionRelay:
         usage = relayed.usage
         usage.subscriptions -= 1
         usage.feeds -= len(relayed.feeds)
+        relayed.feeds.clear()  # Refused feeds may be dropped later.
         self.subscriptions -= 1
         if not usage.subscriptions:
             del self._usage[usage.name]
@@ -231,7 +241,7 @@ class SubscriptionRelay:
             relayed.usage.feeds -= 1
             del relayed.names[feed]
             relayed.grants.pop(feed, None)
-            self._delivery.drop_feed(relayed.subscription, feed)
+            self._delivery.drop_feeds(relayed.subscription, [feed])
 
     def _await(self, client: bytes, relayed: _RelayedSubscription) -> None:
         self._delivery.wait_for_work(relayed.subscription).when_done(

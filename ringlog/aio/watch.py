@@ -198,14 +198,17 @@ class Watch(Generic[V]):
             self._check_backlog(subscription, topic)
 
     def _check_backlog(self, subscription: ClientSubscription, topic: WatchedTopic) -> None:
-        connection = self._client.connection
+        connection, cursor = self._client.connection, topic.cursor
         facts = connection.facts(topic.info) if connection.transport == "ring" else None
-        if facts is not None and facts.head_seq == topic.cursor.seq:
-            topic.head_seq = facts.head_seq
-            self._core.enqueue_events([topic.caught_up_event()])
-        elif facts is None:
+        is_other_life = cursor.epoch not in {0, topic.info.epoch}
+        if facts is None or is_other_life or facts.head_seq < cursor.seq:
+            # The scheduler grants only what is after the position. If that is no position of this life, the
+            # reader has to find out.
             with self._shell.checked_lock, self._shell.guarded_session as session:
                 session.delivery.self_grant(subscription, topic.feed)
+        elif facts.head_seq == cursor.seq:
+            topic.head_seq = facts.head_seq
+            self._core.enqueue_events([topic.caught_up_event()])
 
     async def _list_names(self, *, is_new: bool) -> None:
         core = self._core

@@ -77,7 +77,8 @@ class GrantReturns:
             state = subscription.feeds.get(read_grant.feed)
             if state is None:
                 continue
-            state.after = max(state.after, after)
+            # Also backwards: a reader starts over in the topic's next life.
+            state.after = after
             if state.grant is read_grant:
                 state.grant = None
                 if state.error is not None:

@@ -8,7 +8,7 @@ import pytest
 
 import ringlog
 import ringlog.aio
-from ringlog.client import LATEST, CaughtUp, Page, TopicDeleted
+from ringlog.client import LATEST, CaughtUp, Page, Tombstone, TopicDeleted
 from ringlog.link.curve import key_file_text, new_key
 from ringlog.testing import engine
 from tests.support.machine import free_port, private_file
@@ -185,3 +185,25 @@ async def test_an_asyncio_pattern_watch_delivers_later_topics(house, writer, rin
                     assert event is not None
         finally:
             watch.close()
+
+
+@pytest.mark.parametrize("count", [0, 3, 5, 7], ids="{} records".format)
+def test_a_watch_resumed_in_a_later_life_of_its_topic_starts_over(client, writer, ringlog_topic, count):
+    """The old cursor is no position of the new life, whether its head is below, at or above it."""
+    topic = ringlog_topic("resumed")
+    writer.append_many(topic, [b"old %d" % n for n in range(5)])
+    with client.watch(topic) as watch:
+        assert len(take_data(watch, 5)) == 5
+        cursor = watch.cursor
+    writer.topics.delete(topic)
+    writer.topics.create(topic)
+    if count:
+        writer.append_many(topic, [b"new %d" % n for n in range(count)])
+    with client.watch(topic, cursor=cursor) as watch:
+        event = watch.next(WAIT_S)
+        assert isinstance(event, Tombstone)
+        assert event.reason == "recreated"
+        assert take_data(watch, count) == [(topic, b"new %d" % n) for n in range(count)]
+        assert take_event(watch, CaughtUp).head_seq == count
+        writer.append(topic, b"next")
+        assert take_data(watch, 1) == [(topic, b"next")]

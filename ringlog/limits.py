@@ -288,6 +288,10 @@ READ_BYTES_MAX = 8 * MIB
 WAIT_MS_MAX = 30_000
 """Longest time in ms for which one request for records or jobs waits. The client repeats it for a longer
 wait."""
+READ_SLICE_MS_MAX = 5_000
+"""Longest time in ms for which one Read of a client waits at the gateway, before the client repeats it. After
+a restart of the gateway the read waits from the start. Shorter slices keep that short, but each follower of a
+quiet topic costs the gateway one read for each slice."""
 LIST_PAGE_DEFAULT = 100
 """Entries of one page of a list, for example of topics."""
 LIST_PAGE_MAX = 1_000

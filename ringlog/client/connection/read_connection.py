@@ -131,6 +131,6 @@ class Connection(Protocol):
     def read_remote(self, request: Read) -> Pending[tuple[ReadReply, memoryview]]:
         """Send a Read to the gateway. Returns the reply and a buffer of whole frames (ipc and tcp).
 
-        May take up to the request's `wait_ms` longer than other requests.
+        May take up to twice the request's `wait_ms` longer than other requests.
         """
         ...

@@ -221,9 +221,13 @@ class Session:
 
     # -- requests -------------------------------------------------------------------------------------
 
-    def deadline_ns(self, extra_ms: int = 0) -> int:
-        """Return the deadline of a request that starts now, on the monotonic clock."""
-        return self.clock.monotonic_ns() + (self.timeout_ms + extra_ms) * MS
+    def deadline_ns(self, wait_ms: int = 0) -> int:
+        """Return the deadline of a request that starts now, on the monotonic clock.
+
+        `wait_ms`: time for which the engine may wait before it replies. It counts twice: if the process that
+        waits ends, the request is sent to its successor, which waits from the start.
+        """
+        return self.clock.monotonic_ns() + (self.timeout_ms + 2 * wait_ms) * MS
 
     def wait_connected(self) -> Pending[None]:
         """Wait for the first connection to the engine. Fails with NotConnected after the timeout, with

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import ceil
 
 import numpy as np
 from pyroaring import BitMap64
@@ -19,7 +20,7 @@ from ringlog.errors import CorruptData, Internal
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import ScanEnd
-from ringlog.limits import READ_BYTES_MAX, READ_LIMIT_MAX, WAIT_MS_MAX
+from ringlog.limits import READ_BYTES_MAX, READ_LIMIT_MAX, READ_SLICE_MS_MAX, WAIT_MS_MAX
 from ringlog.link.futures import Steps
 from ringlog.storage.frame_run import FrameRun
 from ringlog.storage.visibility import I64, NO_SEQS
@@ -74,12 +75,25 @@ class RemoteSource:
         return result
 
     def _fetch(self, cursor: Cursor, limit: int, bytes_max: int, wait_s: float) -> Steps[FetchResult]:
+        """Read. While there is nothing to read, wait in slices of READ_SLICE_MS_MAX, WAIT_MS_MAX in total."""
+        left_ms = min(wait_s * 1_000, WAIT_MS_MAX)
+        end_ms = self._clock.monotonic_ns() / 1e6 + left_ms
+        while True:
+            wait_ms = min(ceil(left_ms), READ_SLICE_MS_MAX)
+            result = yield from self._read(cursor, limit, bytes_max, wait_ms)
+            left_ms = end_ms - self._clock.monotonic_ns() / 1e6
+            is_news = result.runs or result.gap is not None or result.examined > cursor.seq
+            if is_news or left_ms <= 0:
+                return result
+            cursor = Cursor(result.epoch, cursor.seq)
+
+    def _read(self, cursor: Cursor, limit: int, bytes_max: int, wait_ms: int) -> Steps[FetchResult]:
         self.keep_topic_alive()
         cached, last_reply = self._cached_frames, self._reply
         held = last_reply is not None and cached.covers(cursor.seq, cursor.epoch)
         request = Read(
             self._topic, cursor.seq, cursor.epoch, min(limit, READ_LIMIT_MAX), min(bytes_max, READ_BYTES_MAX),
-            int(min(wait_s * 1000, WAIT_MS_MAX)),
+            wait_ms,
             *((cached.stop, last_reply.version) if held and last_reply else ()),
         )  # fmt: skip
         try:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self
 
 from ringlog.client.connection.ref_count import open_ref_counted
@@ -14,10 +13,10 @@ from ringlog.client.requests.topic_requests import list_topic_names
 from ringlog.client.requests.validation import check_payload_codec, check_timeout
 from ringlog.client.watches.events import WatchEvent
 from ringlog.client.watches.shared_reads import SharedReads
-from ringlog.client.watches.watch_core import WatchCore
+from ringlog.client.watches.watch_core import LIST_RETRY_S, WatchCore
 from ringlog.client.watches.watch_options import WatchOptions
 from ringlog.client.watches.watched_topic import GrantResult, WatchedTopic
-from ringlog.errors import is_shard_failed
+from ringlog.errors import RinglogError, UsageError, is_shard_failed
 from ringlog.link.futures import run_steps
 from ringlog.link.subscription import ClientSubscription, ReadGrant
 from ringlog.payload import RAW, PayloadCodec, V
@@ -163,8 +162,8 @@ class Watch(Generic[V]):
                 # reported as a change.
                 self._shell.ask(lambda session: session.delivery.add_feeds(subscription, []))
             with self._files.use() as core:
-                steps = core.begin_steps(self._client.connection)
-                self._follow(self._shell.run_then(steps, partial(self._found, core)))
+                self._shell.run(core.begin_steps(self._client.connection))
+                self._follow()
                 if options.patterns:
                     self._list_names(is_new=False)
         except CANCELLED:
@@ -180,21 +179,24 @@ class Watch(Generic[V]):
             self.close()
             raise
 
-    def _found(self, core: WatchCore, topics: list[WatchedTopic] | None, _: BaseException | None) -> None:
-        """Close the sources of an interrupted start: the operation continues, but no watch uses its
-        result."""
-        if core is not self._core:
-            for topic in topics or ():
-                topic.source.close()
-
-    def _follow(self, topics: list[WatchedTopic]) -> None:
-        """Subscribe to topics, and report at once which of them have no new records."""
-        subscription = self._subscription
+    def _follow(self) -> None:
+        """Subscribe to the opened topics, and report at once which of them have no new records."""
+        core, subscription = self._core, self._subscription
+        topics, numbers = core.opened, list[int]()
         if not topics or subscription is None:
             return
         wanted = [(topic.info, topic.cursor.seq) for topic in topics]
-        feeds = self._shell.ask(lambda session: session.delivery.add_feeds(subscription, wanted))
-        self._core.follow(topics, feeds)
+        try:
+            feeds = self._shell.ask(
+                lambda session: session.delivery.add_feeds(subscription, wanted, numbers.extend)
+            )
+        except CANCELLED:
+            if not self._shell.is_closed:
+                # The request continues. No topic of the watch belongs to its feeds.
+                with self._shell.checked_lock, self._shell.guarded_session as session:
+                    session.delivery.drop_feeds(subscription, numbers)
+            raise
+        core.follow(feeds)
         for topic in topics:
             self._check_backlog(subscription, topic)
 
@@ -220,7 +222,22 @@ class Watch(Generic[V]):
             with self._shell.checked_lock, self._shell.guarded_session as session:
                 session.topics.forget_all(found)
             steps = core.open_matching_steps(self._client.connection, found, is_new=is_new)
-            self._follow(self._shell.run(steps))
+            try:
+                self._shell.run(steps)
+                self._follow()
+            except BaseException:
+                core.discard_opened()
+                raise
+
+    def _list_again(self, subscription: ClientSubscription, error: BaseException) -> None:
+        """List the names again after `error`: a call that was left may have found new topics."""
+        if not isinstance(error, RinglogError):
+            subscription.names_changed = True
+        elif not (is_shard_failed(error) or isinstance(error, UsageError) or self._shell.is_closed):
+            # Not at once, so that the next call continues with the other topics. A shard that was given up,
+            # and a limit of the watch, stay as they are until the schedulers report new names.
+            with self._shell.checked_lock, self._shell.guarded_session as session:
+                session.delivery.check_names(subscription, after_ns=int(LIST_RETRY_S * 1e9))
 
     def _take_grant(self, subscription: ClientSubscription) -> ReadGrant | None:
         if not subscription.has_work:
@@ -240,9 +257,7 @@ class Watch(Generic[V]):
             with self._files.use():
                 self._list_names(is_new=True)
         except BaseException as e:
-            # Do not list again at once for a shard that was given up. The next start of the engine reports
-            # new names.
-            subscription.names_changed |= not is_shard_failed(e)
+            self._list_again(subscription, e)
             raise
         return subscription.take_grant()
 

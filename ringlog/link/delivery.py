@@ -115,6 +115,11 @@ class Delivery:
         if state is not None and state.grant is None:
             subscription.offer(state, ReadGrant(feed, UNBOUNDED, None, self._now_ns(), is_self_granted=True))
 
+    def check_names(self, subscription: ClientSubscription, *, after_ns: int) -> None:
+        """Report changed topic names to a subscription with `names` after `after_ns`."""
+        now_ns = self._host.clock.monotonic_ns()
+        self._host.timers.call_at(now_ns + after_ns, lambda: self._names_may_have_changed(subscription))
+
     def drop_feeds(self, subscription: ClientSubscription, feeds: Iterable[int]) -> None:
         """Remove feeds. Numbers of feeds that do not exist are ignored."""
         by_scheduler: dict[int, list[int]] = {}
@@ -318,7 +323,7 @@ class Delivery:
         names = subscription.names and number == NAMES_SCHEDULER
         for first in range(0, len(feeds) or int(names), FEEDS_PER_MESSAGE_MAX):
             part = feeds[first : first + FEEDS_PER_MESSAGE_MAX]
-            while subscription.failure is None and number in subscription.schedulers:
+            while self._is_open(subscription) and number in subscription.schedulers:
                 part_feeds = self._feed_requests(subscription, number, part)
                 if not part_feeds and not names:
                     break
@@ -328,8 +333,6 @@ class Delivery:
                 try:
                     reply = yield host.links.scheduler(number).request(request, host.deadline_ns())
                 except retriable:
-                    if subscription.number not in self._subscriptions:
-                        return
                     yield host.pause(RETRY_PAUSE_NS / 1e9)
                     continue
                 except RinglogError as e:
@@ -340,13 +343,14 @@ class Delivery:
                     if not isinstance(e, Throttled) or self._now_ns() >= throttled_until_ns:
                         self._fail(subscription, e)
                         return
-                    if subscription.number not in self._subscriptions:
-                        return
                     pause_ns = int(e.detail.get("retry_after_ms", 0)) * MS
                     yield host.pause(min(max(pause_ns, RETRY_PAUSE_NS), THROTTLED_PAUSE_NS_MAX) / 1e9)
                     continue
                 assert isinstance(reply.message, Subscribed)
                 break
+
+    def _is_open(self, subscription: ClientSubscription) -> bool:
+        return subscription.failure is None and subscription.number in self._subscriptions
 
     def _resubscribe_steps(
         self, subscription: ClientSubscription, number: int, feeds: list[int]

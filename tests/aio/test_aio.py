@@ -233,6 +233,35 @@ async def test_a_cancelled_wait_loses_no_event(ringlog_engine, ringlog_topic, tr
     assert data == [b"%d" % n for n in range(60)]
 
 
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+async def test_a_cancelled_wait_loses_no_new_topic(ringlog_engine, ringlog_topic, transport):
+    """The cancelled call may have begun to follow the topic."""
+    stem, got = ringlog_topic("cancelled"), []
+    async with (
+        ringlog.aio.connect(ringlog_engine.url, wait=10) as writer,
+        ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client,
+        client.watch(f"{stem}.*") as watch,
+    ):
+        await watch.open()
+        for n in range(60):
+            await writer.append(f"{stem}.{n}", b"%d" % n)
+            task = asyncio.create_task(watch.next())
+            for _ in range(n):
+                await asyncio.sleep(0)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                got.append(await task)
+        while sum(isinstance(event, Page) for event in got) < 60:
+            event = await watch.next(30)
+            assert event is not None, f"nothing came behind {got[-3:]}"
+            got.append(event)
+        assert len(watch.subscription.feeds) == len(watch.topics) == 60
+        for n in range(60):
+            await writer.topics.delete(f"{stem}.{n}")
+    data = [record.data for event in got if isinstance(event, Page) for record in event.records]
+    assert sorted(data) == sorted(b"%d" % n for n in range(60))
+
+
 async def test_a_cancelled_open_leaves_no_file_open(ringlog_engine, topic):
     """The lookup of the topics continues without its caller and closes the files that it opened."""
     async with ringlog.aio.connect(ringlog_engine.url, wait=10) as client:

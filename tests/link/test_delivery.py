@@ -20,6 +20,7 @@ from ringlog.errors import (
 from ringlog.limits import CREDIT_MAX, FEEDS_PER_MESSAGE_MAX
 from ringlog.link.delivery import THROTTLED_NS_MAX
 from ringlog.link.feed_relocation import RELOCATIONS_AT_ONCE
+from ringlog.link.futures import Pending
 from ringlog.link.grant_returns import RETURNS_PER_MESSAGE_MAX
 from ringlog.link.peer_request import PeerReply
 from ringlog.link.subscription import UNBOUNDED
@@ -482,3 +483,14 @@ def test_a_subscription_is_closed_at_schedulers_without_remaining_feeds():
     host.fake_schedulers[number].answer_all()
     host.delivery.close_subscription(subscription)
     assert host.fake_schedulers[number].answer_all() == [m.Unsubscribe(subscription.number)]
+
+
+def test_a_subscription_closed_before_the_first_connection_is_not_sent(host):
+    """Otherwise it would count at the scheduler until the client ends."""
+    connecting = Pending()
+    host.wait_connected = lambda: connecting
+    subscription = host.delivery.open_subscription(credit=4, strong=False, names=True)
+    host.delivery.add_feeds(subscription, [(topic(7), 0)])
+    host.delivery.close_subscription(subscription)
+    connecting.resolve(None)
+    assert host.fake_schedulers[0].requests == []

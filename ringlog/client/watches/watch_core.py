@@ -54,6 +54,8 @@ from ringlog.topic.tombstone import RECREATED
 from ringlog.types import Durability
 
 RETRY_S = 0.1
+LIST_RETRY_S = 1.0
+"""Pause in seconds before the names of topics are listed again after an error."""
 _RETRIABLE = (NotReady, ConnectionTrouble)
 
 
@@ -70,6 +72,8 @@ class WatchCore:
         self._is_closed = False
         self.events: deque[tuple[str, WatchEvent, Cursor | None]] = deque()
         """Events that are not yet returned: those of one grant, and those of new topics."""
+        self.opened: list[WatchedTopic] = []
+        """Topics that are open and have no feed yet: `follow` or `discard_opened` takes them."""
         self._topics: dict[int, WatchedTopic] = {}
         self._names: set[str] = set()
         """Topics that the watch follows, or must not follow again: damaged topics, and deleted topics that
@@ -101,13 +105,12 @@ class WatchCore:
 
     # -- starting ---------------------------------------------------------------------------------------
 
-    def begin_steps(self, connection: Connection) -> Steps[list[WatchedTopic]]:
+    def begin_steps(self, connection: Connection) -> Steps[None]:
         """Open the named topics. Raises TopicNotFound for an unknown one, unless lenient, and if none
         exists."""
-        found = yield from self._open_all(connection, self.options.exact)
-        if not found and not self.options.patterns:
+        yield from self._open_all(connection, self.options.exact)
+        if not self.opened and not self.options.patterns:
             raise TopicNotFound("none of the topics exists", topics=list(self.options.exact)[:16])
-        return found
 
     def matching(self, names: Iterable[str]) -> dict[str, Start]:
         """Return the names that match a pattern and are not followed yet, with their start positions."""
@@ -123,24 +126,35 @@ class WatchCore:
 
     def open_matching_steps(
         self, connection: Connection, wanted: Mapping[str, Start], *, is_new: bool
-    ) -> Steps[list[WatchedTopic]]:
+    ) -> Steps[None]:
         """Open topics that match a pattern. Topics that are new since the watch began are read from their
         beginning."""
         starts = dict.fromkeys(wanted, EARLIEST) if is_new else dict(wanted)
-        return (yield from self._open_all(connection, starts, is_lenient=True))
+        yield from self._open_all(connection, starts, is_lenient=True)
 
-    def follow(self, topics: Iterable[WatchedTopic], feeds: list[int]) -> None:
-        """Assign the feed numbers of the subscription to new topics."""
-        for topic, feed in zip(topics, feeds, strict=True):
+    def follow(self, feeds: list[int]) -> None:
+        """Follow the opened topics, under these feed numbers of the subscription.
+
+        Only then a topic counts as known: one that the watch failed to follow must be found again.
+        """
+        opened, self.opened = self.opened, []
+        for topic, feed in zip(opened, feeds, strict=True):
             topic.feed = feed
             self._topics[feed] = topic
+            self._names.add(topic.info.topic)
+            self._positions[topic.info.topic] = topic.cursor
             self._shared.follow(topic.info.topic_id)
+
+    def discard_opened(self) -> None:
+        """Close the opened topics that the watch failed to follow."""
+        opened, self.opened = self.opened, []
+        for topic in opened:
+            topic.source.close()
 
     def _open_all(
         self, connection: Connection, wanted: Mapping[str, Start], *, is_lenient: bool = False
-    ) -> Steps[list[WatchedTopic]]:
+    ) -> Steps[None]:
         resolving = [(name, connection.resolve(name)) for name in wanted]
-        found = []
         for name, pending in resolving:
             try:
                 info: TopicInfo = yield pending
@@ -148,27 +162,25 @@ class WatchCore:
                 if self.options.lenient or is_lenient:
                     continue
                 raise
-            found.append((yield from self._open(connection, info, wanted[name])))
-        self._names.update(topic.info.topic for topic in found)
-        return found
+            yield from self._open(connection, info, wanted[name])
 
-    def _open(self, connection: Connection, info: TopicInfo, where: Start) -> Steps[WatchedTopic]:
+    def _open(self, connection: Connection, info: TopicInfo, where: Start) -> Steps[None]:
         options = self.options
         nodes = node_filter(options.node) if info.config.get("dedupe_node", True) else frozenset()
         source = open_source(connection, info.topic, is_following=True)
         source.keep_topic_alive(info.epoch)
         stored = options.cursors.get(info.topic)
-        cursor = yield from resolve_start(connection, source, info.topic, stored or where)
         level = Durability.parse(str(info.config.get("durability", "disk")))
         # The classes `fsync` and `ephemeral` know only one consistency: acks are durable, or never.
         is_strong = options.consistency == "strong" and level not in {Durability.FSYNC, Durability.EPHEMERAL}
-        self._positions[info.topic] = cursor
-        # The head was just read, so the life is known.
+        # With LATEST the head is read now, so the life is known.
         has_begun = stored is None and where is LATEST
-        return WatchedTopic(
-            info, source, Filters(nodes, tag_filter(options.tags)), cursor, has_begun=has_begun,
+        topic = WatchedTopic(
+            info, source, Filters(nodes, tag_filter(options.tags)), Cursor(0, 0), has_begun=has_begun,
             is_strong=is_strong,
         )  # fmt: skip
+        self.opened.append(topic)
+        topic.cursor = yield from resolve_start(connection, source, info.topic, stored or where)
 
     # -- grants -----------------------------------------------------------------------------------------
 
@@ -293,5 +305,6 @@ class WatchCore:
         """Release the files. Idempotent."""
         self._shared.watches -= not self._is_closed
         self._is_closed = True
+        self.discard_opened()
         for topic in list(self._topics.values()):
             self._drop(topic)

@@ -8,7 +8,8 @@ import pytest
 
 import ringlog
 import ringlog.aio
-from ringlog.client import LATEST, CaughtUp, Page, Tombstone, TopicDeleted
+from ringlog.client import EARLIEST, LATEST, CaughtUp, Page, Tombstone, TopicDeleted
+from ringlog.client.watches.events import decode_cursors
 from ringlog.link.curve import key_file_text, new_key
 from ringlog.testing import engine
 from tests.support.machine import free_port, private_file
@@ -207,3 +208,22 @@ def test_a_watch_resumed_in_a_later_life_of_its_topic_starts_over(client, writer
         assert take_event(watch, CaughtUp).head_seq == count
         writer.append(topic, b"next")
         assert take_data(watch, 1) == [(topic, b"next")]
+
+
+@pytest.mark.parametrize("start", [EARLIEST, LATEST], ids=["earliest", "latest"])
+def test_a_cursor_forgets_deleted_topics_and_loses_no_record_of_their_next_life(
+    client, writer, ringlog_topic, start
+):
+    """With LATEST the position of the ended life is kept, so that the next one is read from its beginning."""
+    stem = ringlog_topic("short-lived")
+    with client.watch(f"{stem}.*", start=start).open() as watch:
+        for n in range(3):
+            writer.append(f"{stem}.{n}", b"old")
+            assert take_data(watch, 1) == [(f"{stem}.{n}", b"old")]
+            writer.topics.delete(f"{stem}.{n}")
+            assert take_event(watch, TopicDeleted).topic == f"{stem}.{n}"
+        cursor = watch.cursor
+    assert len(decode_cursors(cursor)) == (0 if start is EARLIEST else 3)
+    writer.append(f"{stem}.1", b"new")
+    with client.watch(f"{stem}.*", start=start, cursor=cursor) as watch:
+        assert take_data(watch, 1) == [(f"{stem}.1", b"new")]

@@ -79,7 +79,8 @@ class WatchCore:
         """Topics that the watch follows, or must not follow again: damaged topics, and deleted topics that
         were named."""
         self._positions: dict[str, Cursor] = {}
-        """Position after the last returned event, by topic."""
+        """Position after the last returned event, by topic. A deleted topic that a pattern matched has none,
+        if its next life needs none."""
         self._matches = [(compile_pattern(translate(each)).fullmatch, where)
                          for each, where in options.patterns.items()]  # fmt: skip
 
@@ -118,11 +119,14 @@ class WatchCore:
         for name in names:
             if name in self._names or name in self.options.exact:
                 continue
-            for is_match, where in self._matches:
-                if is_match(name):
-                    found[name] = where
-                    break
+            where = self._start_of(name)
+            if where is not None:
+                found[name] = where
         return found
+
+    def _start_of(self, name: str) -> Start | None:
+        """Return the start position of the first pattern that matches; None if none does."""
+        return next((where for is_match, where in self._matches if is_match(name)), None)
 
     def open_matching_steps(
         self, connection: Connection, wanted: Mapping[str, Start], *, is_new: bool
@@ -297,9 +301,18 @@ class WatchCore:
     def pop_event(self) -> WatchEvent:
         """Return the next queued event and advance the cursor."""
         name, event, cursor = self.events.popleft()
-        if cursor is not None:
+        if isinstance(event, TopicDeleted) and self._restarts_without_position(name):
+            self._positions.pop(name, None)
+        elif cursor is not None:
             self._positions[name] = cursor
         return event
+
+    def _restarts_without_position(self, name: str) -> bool:
+        """Return True if a resumed watch reads the topic's next life from its beginning in any case.
+
+        Otherwise the position of the ended life says so. Named topics keep it: their number is limited.
+        """
+        return name not in self.options.exact and self._start_of(name) is EARLIEST
 
     def close(self) -> None:
         """Release the files. Idempotent."""

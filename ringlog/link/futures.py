@@ -10,7 +10,7 @@ Nothing here locks: the owner of the connection calls it under its own lock or f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 T = TypeVar("T")
@@ -141,6 +141,22 @@ def delegate(steps: Steps[T]) -> Steps[T]:
             raise
         except BaseException as e:  # noqa: BLE001  the steps decide about every error
             error = e
+
+
+def first_result(pendings: Sequence[Pending[T]]) -> Pending[T]:
+    """Wait for the first that succeeds. If none does, the result fails with the last failure."""
+    result: Pending[T] = Pending()
+    left = len(pendings)
+
+    def note(done: Pending[T]) -> None:
+        nonlocal left
+        left -= 1
+        if done.error is None or not left:
+            done.forward_to(result)
+
+    for pending in pendings:
+        pending.when_done(note)
+    return result
 
 
 def gather(pendings: Iterable[Pending[T]]) -> Pending[list[T]]:

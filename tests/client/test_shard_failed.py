@@ -18,24 +18,12 @@ from ringlog.errors import NotReady
 from ringlog.limits import CREDIT_DEFAULT
 from ringlog.placement import home_shard
 from ringlog.testing.real_engine import engine, wait_until
+from tests.support.engines import fail_shard
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 WAIT_S = 20.0
 TIMEOUT_MS = 60_000
 """Timeout of requests: far longer than any wait in the test."""
-
-
-def fail_shard(running, shard):
-    """Kill the shard until the supervisor gives it up."""
-
-    def is_given_up():
-        for process in running.status().processes:
-            if process.kind == "wal_shard" and process.name.endswith(f"{shard:02}"):
-                return process.state == "given_up"
-        return False
-
-    running.kill("wal_shard", shard=shard)
-    wait_until(is_given_up, WAIT_S, "the shard to be given up")
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])

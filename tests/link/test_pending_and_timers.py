@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringlog.errors import NotReady, TopicNotFound
-from ringlog.link.futures import Pending, gather, resolved, run_steps
+from ringlog.link.futures import Pending, first_result, gather, resolved, run_steps
 from ringlog.link.timers import Timers
 
 
@@ -57,6 +57,26 @@ def test_many_finished_pendings_do_not_grow_the_stack():
         return total
 
     assert run_steps(steps()).result() == 100_000
+
+
+def test_the_first_result_counts_and_no_failure_before_it():
+    pendings = [Pending() for _ in range(3)]
+    first = first_result(pendings)
+    pendings[2].fail(ValueError("2"))
+    assert not first.is_done
+    pendings[1].resolve(1)
+    assert first.result() == 1
+    pendings[0].resolve(0)
+    assert first.result() == 1
+
+
+def test_without_a_result_the_last_failure_counts():
+    pendings = [Pending() for _ in range(2)]
+    first = first_result(pendings)
+    for number in (1, 0):
+        pendings[number].fail(ValueError(str(number)))
+    with pytest.raises(ValueError, match="0"):
+        first.result()
 
 
 def test_gather_keeps_order_and_fails_with_the_first_failure():

@@ -46,6 +46,7 @@ from ringlog.errors import (
 )
 from ringlog.frame import open_frame
 from ringlog.limits import FRAME_BYTES_MAX
+from ringlog.placement import home_shard
 from ringlog.spark import commit as committing
 from ringlog.spark import sink, staging
 from ringlog.spark.clients import close_clients
@@ -57,6 +58,7 @@ from ringlog.storage.real_disk import RealDisk
 from ringlog.testing.faulty_disk import DiskFault, FaultyDisk
 from ringlog.testing.real_engine import engine
 from tests.spark.crashes import CHANGES, IDS, NEXT_IDS, crash_at, power_cut_at
+from tests.support.engines import fail_shard
 from tests.support.sink_world import DEALS, WIDE, World, deal, rows
 from tests.support.stops import fails_at
 
@@ -366,6 +368,27 @@ def test_the_limits_are_those_of_the_target_engine(tmp_path):
             done = world.batch(0, IDS)
             assert done.frames >= len(IDS) / 6
             assert world.found() == world.expected(IDS)
+    close_clients()
+
+
+@pytest.mark.slow
+def test_a_failed_shard_fails_no_write_into_other_shards(tmp_path):
+    names = [f"w{number}" for number in range(20)]
+    failed = next(name for name in names if home_shard(name, 2) == 0)
+    topics = tuple(name for name in names if home_shard(name, 2) == 1)[:2]
+    with engine(
+        wal={"shards": 2}, supervisor={"restart_max": 0},
+    ) as running, ringlog.connect(running.url, wait=10) as client:  # fmt: skip
+        for topic in (failed, *topics):
+            client.topics.create(topic)
+        fail_shard(running, 0)
+        parsed = sink_options({"stagingDir": str(tmp_path), "path": running.data_dir})
+        world = World(client, parsed, WriterKey("query/failed"), topics, str(tmp_path))
+        assert world.batch(0, IDS).outcome == "written"
+        assert world.found() == world.expected(IDS)
+        with pytest.raises(NotReady) as caught:
+            replace(world, topics=(failed,)).stage(IDS)
+        assert caught.value.detail["reason"] == "shard_failed"
     close_clients()
 
 

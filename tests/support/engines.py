@@ -1,4 +1,4 @@
-"""Fixtures of real engines."""
+"""Fixtures of real engines, and a shard that fails for good."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import ringlog
 from ringlog.client import Client
-from ringlog.testing.real_engine import TestEngine, engine
+from ringlog.testing.real_engine import TestEngine, engine, wait_until
 
 
 def engine_fixture(scope: Any = "function", *, ready: str = "", **settings: Any) -> Any:
@@ -37,3 +37,18 @@ def client_fixture(*transports: str, **options: Any) -> Any:
             yield connected
 
     return client
+
+
+def fail_shard(running: TestEngine, shard: int) -> None:
+    """Kill the shard until the supervisor gives it up."""
+
+    def is_given_up() -> bool:
+        return any(
+            process.kind == "wal_shard"
+            and process.name.endswith(f"{shard:02}")
+            and process.state == "given_up"
+            for process in running.status().processes
+        )
+
+    running.kill("wal_shard", shard=shard)
+    wait_until(is_given_up, 20, "the shard to be given up")

@@ -58,7 +58,7 @@ from ringlog.errors import (
 from ringlog.link.address import Address
 from ringlog.link.channel.outbound_frames import OutboundFrames
 from ringlog.link.delivery import Delivery
-from ringlog.link.futures import Pending, Steps, run_steps
+from ringlog.link.futures import Pending, Steps, first_result, run_steps
 from ringlog.link.gateway_links import GatewayLinks, curve_of
 from ringlog.link.grant_returns import RETURN_DELAY_BUSY_NS
 from ringlog.link.local_links import LocalLinks, cold_unavailable
@@ -444,11 +444,18 @@ class Session:
         return reply.message
 
     def engine_limits(self) -> Pending[Mapping[str, int]]:
-        """Query the engine's limits by name, such as record_bytes. An older engine names fewer of them."""
+        """Query the engine's limits by name, such as record_bytes. An older engine names fewer of them.
+
+        They are the same in all shards, so the first reply counts: one shard may have failed, or may recover.
+        Fails with NotReady or ConnectionTrouble if no shard replies.
+        """
         return run_steps(self._engine_limits_steps())
 
     def _engine_limits_steps(self) -> Steps[Mapping[str, int]]:
-        welcome: Welcome = yield self.ask(0, Hello(PROTOCOL, self.client_id, os.getpid()))
+        yield self.wait_connected()  # The number of shards is known only after connecting.
+        hello = Hello(PROTOCOL, self.client_id, os.getpid())
+        asked = [self.ask(shard, hello) for shard in range(self.links.shards)]
+        welcome: Welcome = yield first_result(asked)
         return welcome.limits
 
     def catch_up(self, topic: str, topic_id: int) -> Pending[None]:

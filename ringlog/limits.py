@@ -616,6 +616,10 @@ WORKER_EXIT_S = 5.0
 WORKER_SETTLE_S = 10.0
 """Time in s for which a stopping worker waits for the engine to confirm the last outcomes. Then the leases of
 these jobs expire."""
+WORKER_CLOSE_S = 1.0
+"""Time in s for which a stopping worker waits in each of its last steps: after a second signal for the last
+outcomes, and after the first one for the undoing of its claim. The engine undoes it in any case when the
+process has ended."""
 
 # -- consumer groups ----------------------------------------------------------------------------------
 GROUPS_PER_TOPIC_MAX = 64

@@ -16,7 +16,7 @@ from ringlog.cli.options import Options
 from ringlog.cli.outcome import CliExit
 from ringlog.clock import Clock
 from ringlog.hardening import restore_sigchld
-from ringlog.limits import SECOND_SIGNAL_S
+from ringlog.limits import SECOND_SIGNAL_S, WORKER_CLOSE_S
 from ringlog.worker.options import WorkerOptions
 from ringlog.worker.settlement import WorkerBackoff
 from ringlog.worker.target import CannotImport
@@ -135,7 +135,11 @@ async def _work(wanted: WorkerOptions, level: str, format: str, options: Options
         await queue.stats()  # Check that the queue exists and is accessible before processes start.
         running = Worker(queue, wanted, setup, options.clock)
         signals = _obey_signals(running, options.clock)
-        is_complete = await running.run()
+        try:
+            is_complete = await running.run()
+        finally:
+            # The engine may be away, and then the undoing of the last claim would take the client's timeout.
+            await client.close(0 if len(signals) > 1 else WORKER_CLOSE_S)
     ended: dict[str, Any] = {
         event.replace(" ", "_"): count for event, count in sorted(running.job_counts.items())
     }

@@ -22,6 +22,7 @@ from ringlog.errors import RinglogError
 from ringlog.limits import (
     CLAIM_JOBS_MAX,
     WORKER_CLAIM_MS,
+    WORKER_CLOSE_S,
     WORKER_RESTART_MS_MAX,
     WORKER_RESTART_MS_MIN,
     WORKER_SETTLE_S,
@@ -117,7 +118,10 @@ class Worker:
                 part.result()
 
     async def _finish(self, lanes: list[asyncio.Task[None]]) -> bool:
-        """Wait for running jobs up to `stop_timeout_s`, then for the engine's replies to their outcomes."""
+        """Wait for running jobs up to `stop_timeout_s`, then for the engine's replies to their outcomes.
+
+        `stop_now` shortens both.
+        """
         while self._free:
             job_future = self._free.popleft()
             if not job_future.done():
@@ -126,12 +130,16 @@ class Worker:
         ends = asyncio.gather(*lanes, return_exceptions=True)
         both: tuple[asyncio.Future[Any], ...] = (at_once, ends)
         await asyncio.wait(both, timeout=self._options.stop_timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        at_once.cancel()
         is_complete = not self._at_work
         for process in self._processes:
             process.kill(KillReason.STOPPED)
         await ends
-        if not await self._settler.wait_settled(WORKER_SETTLE_S):
+        settling = asyncio.create_task(self._settler.wait_settled(WORKER_SETTLE_S))
+        await asyncio.wait((at_once, settling), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((settling,), timeout=WORKER_CLOSE_S)
+        at_once.cancel()
+        settling.cancel()
+        if self._settler.unsettled:
             logs.log_event(
                 log, logging.ERROR, "outcomes of jobs not confirmed before exit", jobs=self._settler.unsettled
             )

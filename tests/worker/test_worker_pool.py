@@ -18,7 +18,7 @@ import pytest
 from ringlog.client.requests.results import Settled
 from ringlog.clock import SystemClock
 from ringlog.errors import RequestTimeout, TopicNotFound
-from ringlog.worker import wire
+from ringlog.worker import pool, wire
 from ringlog.worker.options import WorkerOptions
 from ringlog.worker.pool import Worker
 
@@ -200,6 +200,25 @@ def test_a_second_stop_takes_effect_while_the_engine_does_not_answer_a_claim(fif
             run.worker.stop_now()
             assert not await run.result()
             assert queue.returned == [("nack", 1)]
+
+    asyncio.run(check())
+
+
+def test_a_second_stop_takes_effect_while_the_engine_confirms_no_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "WORKER_SETTLE_S", 1_000.0)
+
+    async def check() -> None:
+        (tmp_path / "file").touch()
+        queue = MemoryQueue([job(1, tmp_path / "file")])
+        queue.may_ack.clear()
+        async with Run.of(queue, concurrency=1) as run:
+            await run.until(lambda: queue.acks)
+            run.worker.stop()
+            await loop_passes(10)
+            run.worker.stop_now()
+            assert not await run.result()
 
     asyncio.run(check())
 

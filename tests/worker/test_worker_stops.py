@@ -17,7 +17,7 @@ from ringlog.cli.outcome import CliExit
 from ringlog.client.queue import Queue
 from ringlog.clock import SystemClock
 from ringlog.limits import SECOND_SIGNAL_S
-from ringlog.testing.real_engine import TestEngine
+from ringlog.testing.real_engine import TestEngine, engine
 from ringlog.worker import wire
 from ringlog.worker.options import WorkerOptions
 from ringlog.worker.pool import Worker
@@ -67,12 +67,7 @@ def waiting(workers: Workers, queue: Queue, job: bytes) -> subprocess.Popen[str]
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_stops_at_once(workers: Workers, queue: Queue, second: signal.Signals) -> None:
     started = waiting(workers, queue, b"wait for ever")
-    started.send_signal(signal.SIGTERM)
-    # Pending signals of one kind are merged, so the first must be handled before the second is sent.
-    soon(lambda: not _is_pending(started.pid, signal.SIGTERM))
-    second_from = time.monotonic() + SECOND_SIGNAL_S  # Earlier it would be the same request.
-    soon(lambda: time.monotonic() > second_from)
-    started.send_signal(second)
+    _second_signal(started, second)
     code, counts, _ = workers.ended(started)
     assert (code, counts["job_interrupted"]) == (CliExit.INTERRUPTED, 1)
     assert (queue.stats().ready, queue.stats().in_flight) == (1, 0)
@@ -98,6 +93,39 @@ def test_two_signals_at_once_are_one_request(workers: Workers, queue: Queue) -> 
     (workers.directory / "go").touch()
     code, counts, _ = workers.ended(started)
     assert (code, counts["job_done"]) == (CliExit.DONE, 1)
+
+
+def _second_signal(started: subprocess.Popen[str], number: signal.Signals) -> None:
+    """Stop a worker, then send it a second signal once that is not the same request any more."""
+    started.send_signal(signal.SIGTERM)
+    # Pending signals of one kind are merged, so the first must be handled before the second is sent.
+    soon(lambda: not _is_pending(started.pid, signal.SIGTERM))
+    second_from = time.monotonic() + SECOND_SIGNAL_S  # Earlier it would be the same request.
+    soon(lambda: time.monotonic() > second_from)
+    started.send_signal(number)
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_stop_takes_effect_while_the_engine_is_away(tmp_path: Path, signals: int) -> None:
+    """The undoing of its claim would wait for the engine up to the timeout of the client."""
+    with engine(wal={"shards": 1}) as running:
+        workers = Workers(running.url, tmp_path)
+        with ringlog.connect(running.url, wait=10) as client:
+            client.topics.create("q", type="queue")
+            if signals == 2:
+                client.queue("q").put(b"wait for ever")
+            started = workers.start("program:do", "q", "-c", "2", "--payload", "text", "--timeout", "60s")
+            soon(lambda: client.queue("q").stats().waiting, "the worker waits in a claim")
+            soon(lambda: signals == 1 or workers.noted("wait"))
+        running.crash()
+        try:
+            if signals == 1:
+                started.send_signal(signal.SIGTERM)
+            else:
+                _second_signal(started, signal.SIGTERM)
+            assert started.wait(timeout=5) == (CliExit.DONE if signals == 1 else CliExit.INTERRUPTED)
+        finally:
+            workers.end()
 
 
 def _is_pending(pid: int, number: signal.Signals) -> bool:

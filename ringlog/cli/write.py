@@ -21,6 +21,8 @@ CHUNK_RECORDS = 1000
 CHUNK_BYTES = 1 << 20
 LARGE_MAX = 1_000
 """Number of large lines whose position is kept, so that an error of the engine can name the line."""
+_PROGRESS = frozenset({"acknowledged", "failed", "stopped_by"})
+"""Details of an error that say how far the command got."""
 
 
 def write(
@@ -36,7 +38,8 @@ def write(
     """Append records from files or from standard input.
 
     Prints the number of acknowledged records. If the command fails after a part was appended, its exit code
-    is not 2, and the error names file, line and the number of acknowledged records.
+    is not 2, and the error names file, line and the number of acknowledged records. If the engine refused a
+    part, the error names its reason, the number of failed records, and what else stopped the command.
 
     Parameters
     ----------
@@ -80,7 +83,7 @@ def refused_line(error: RecordTooLarge, large: Iterable[tuple[str, int, int]]) -
     for name, line, size in large:
         if size == wanted:
             found = _too_large(name, line, error.detail["max"])
-            found.detail |= {key: value for key, value in error.detail.items() if key == "acknowledged"}
+            found.detail |= {name: fact for name, fact in error.detail.items() if name in _PROGRESS}
             return found
     return error
 
@@ -118,6 +121,7 @@ def _write(
         client.producer(topic, durability=durability, payload=payload) as producer,
         _progress(options) as show,
     ):
+        stopped_by: RinglogError | OSError | None = None
         try:
             for chunk in chunks(records):
                 producer.send_many(chunk)
@@ -125,15 +129,31 @@ def _write(
                 size += sum(map(_size, chunk))
                 show(count, size)
         except (RinglogError, OSError) as e:
-            raise partly_applied(e, producer.flush().acked) from None
+            stopped_by = e
         report = producer.flush()
         if report.error is not None:
-            raise partly_applied(report.error, report.acked)
+            raise partly_applied(_failed_in_part(report.error, report.failed, stopped_by), report.acked)
+        if stopped_by is not None:
+            raise partly_applied(stopped_by, report.acked)
     seconds = (options.clock.monotonic_ns() - began) / 1e9
     return {
         "topic": topic, "records": count, "bytes": size, "seconds": round(seconds, 3),
         "records_per_s": round(count / seconds) if seconds else 0,
     }  # fmt: skip
+
+
+def _failed_in_part(
+    error: RinglogError, failed: int, stopped_by: RinglogError | OSError | None
+) -> RinglogError:
+    """Return the error of records that were sent, with their number and where the input ended early.
+
+    It takes precedence over wrong input: the acknowledged records are not the first ones of the input, and
+    wrong input alone would mean that nothing else failed.
+    """
+    error.detail["failed"] = failed
+    if stopped_by is not None:
+        error.detail["stopped_by"] = str(stopped_by)
+    return error
 
 
 def _size(record: Any) -> int:

@@ -9,7 +9,7 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -94,6 +94,52 @@ def test_a_write_that_fails_behind_appended_records_says_how_many(
     with_nothing_sent = CliExit.FAILED if "--lines" in flags else CliExit.USAGE
     assert "acknowledged" not in shell.fails(with_nothing_sent, "write", topic, *flags, stdin=wrong)
     assert len(shell.ok("read", topic)) == 3_000
+
+
+@pytest.fixture(scope="module")
+def small_records() -> Iterator[Shell]:
+    """A shell whose engine accepts records of at most 1,000 bytes."""
+    with engine(wal={"shards": 1}, limits={"max_record_bytes": 1_000}) as running:
+        made = Shell(running.url)
+        yield made
+        made.end()
+
+
+@pytest.mark.parametrize("chunks", [b"", b'{"id": 2}\n' * 1_000])
+def test_a_write_reports_what_the_engine_refused_before_wrong_input(
+    small_records: Shell, chunks: bytes
+) -> None:
+    """Wrong input alone would mean that all records before it are acknowledged, or that nothing was sent."""
+    topic = f"refused{len(chunks)}"
+    refused = b'{"id": "' + b"x" * 1_000 + b'"}\n' + b'{"id": 1}\n' * 999
+    said = small_records.fails(
+        CliExit.FAILED, "write", topic, "--json-lines", stdin=refused + chunks + b"{oops\n"
+    )
+    assert "record_too_large" in said
+    assert "failed=1000" in said
+    assert "not JSON (file='-', line=" in said
+    assert ("acknowledged=1000" in said) == bool(chunks)
+
+
+def test_a_write_with_an_unknown_outcome_and_wrong_input_does_not_say_that_nothing_was_sent() -> None:
+    with engine(wal={"shards": 1}) as running, contextlib.ExitStack() as stack:
+        shell = Shell(running.url)
+        stack.callback(shell.end)
+        shell.ok("topic", "create", "t")
+        shard = running.pid_of("wal_shard")
+        os.kill(shard, signal.SIGSTOP)
+        stack.callback(os.kill, shard, signal.SIGCONT)
+        said = shell.fails(
+            CliExit.UNKNOWN,
+            "write",
+            "t",
+            "--json-lines",
+            "--timeout",
+            "1s",
+            stdin=b"{}\n" * 1_000 + b"{oops\n",
+        )
+        assert "failed=1000" in said
+        assert "not JSON" in said
 
 
 def test_a_whole_file_is_one_record(shell: Shell, topic: str, tmp_path: Path) -> None:

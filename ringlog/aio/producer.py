@@ -39,7 +39,10 @@ class Producer(Generic[T]):
         """Reference that keeps the client alive while this producer is in use."""
         self._options = options
         self._core_of_loop: ProducerCore | None = None
+        self._is_closing = False
+        """True from the first call of `close`: no further records."""
         self._is_closed = False
+        """True once that is done: every record is settled."""
         self._closed_text = CLOSED
 
     async def send(self, data: T, /, **record: Unpack[RecordFields]) -> Ticket:
@@ -56,7 +59,7 @@ class Producer(Generic[T]):
             Backpressure: The buffer is full: at once with `on_full="raise"`, otherwise after the client's
                 timeout.
         """
-        core = self._core()
+        core = self._sending_core()
         payload = core.encode(data)
         values = core.fields(dict(record)) if record else None
         if not core.has_room(size_of(payload)):
@@ -65,7 +68,7 @@ class Producer(Generic[T]):
 
     async def send_many(self, data: Iterable[T | Record | NewRecord], /) -> Ticket:
         """Send records as one atomic frame of at most 10,000 records, with one ticket."""
-        core = self._core()
+        core = self._sending_core()
         records = core.assemble(data)
         await self._room(core, records.bytes)
         return Ticket(self._shell, core.add_frame(records))
@@ -76,7 +79,7 @@ class Producer(Generic[T]):
 
         Each frame is appended independently. The result is an AppendedEach with the seqs in order.
         """
-        core = self._core()
+        core = self._sending_core()
         encoded = core.encode_all(payloads)
         parts = core.encode_frames(encoded, records_per_frame)
         await self._room(core, sum([len(buffer) for buffer, _ in parts]))
@@ -106,10 +109,13 @@ class Producer(Generic[T]):
 
     async def resume(self) -> ProducerStateReply | None:
         """Query what the engine last settled for this named producer. None for a producer without a name."""
-        return await self._shell.result(self._core().stream.query_producer_state())
+        return await self._shell.result(self._sending_core().stream.query_producer_state())
 
     async def close(self, timeout: float | None = None) -> FlushReport:
         """Accept no further records, flush, then close the producer. Idempotent.
+
+        Records that are not settled after `timeout` continue. Another call waits for them, as does a call
+        during this one.
 
         Args:
             timeout: Longest time to wait, in seconds.
@@ -118,15 +124,14 @@ class Producer(Generic[T]):
             The counts that `flush` returns.
         """
         timeout = check_timeout(timeout, "timeout")
-        if self._is_closed or self._shell.is_closed:
+        if self._is_closed:
             return FlushReport(0, 0, 0)
-        core, self._is_closed = self._core(), True
-        try:
-            report = await self._flush(core, timeout)
-        except BaseException:
-            self._is_closed = False  # The caller was cancelled: it may close the producer again.
-            raise
+        if self._shell.is_closed:  # That failed the records that were not settled.
+            return FlushReport(0, 0, 0) if self._core_of_loop is None else self._core_of_loop.report()
+        core, self._is_closing = self._core(), True
+        report = await self._flush(core, timeout)
         if not report.unfinished:
+            self._is_closed = True
             core.detach()
         return report
 
@@ -147,7 +152,8 @@ class Producer(Generic[T]):
         since the parent owns the name."""
         self._core_of_loop = None
         if self._options.name is not None and not self._is_closed:
-            self._is_closed, self._closed_text = True, OF_PARENT
+            self._is_closing = self._is_closed = True
+            self._closed_text = OF_PARENT
 
     def _core(self) -> ProducerCore:
         session = self._shell.session
@@ -156,6 +162,12 @@ class Producer(Generic[T]):
         if self._core_of_loop is None:
             self._core_of_loop = ProducerCore(session, self.topic, self._options)
         return self._core_of_loop
+
+    def _sending_core(self) -> ProducerCore:
+        core = self._core()
+        if self._is_closing:
+            raise UsageError(self._closed_text, topic=self.topic)
+        return core
 
     async def _room(self, core: ProducerCore, size: int) -> None:
         if core.has_room(size):
@@ -169,4 +181,4 @@ class Producer(Generic[T]):
                     await self._shell.result(core.wait_room())
         except TimeoutError:
             raise core.buffer_full_error() from None
-        self._core()  # Raises UsageError if the producer was closed meanwhile.
+        self._sending_core()  # Raises UsageError if the producer was closed meanwhile.

@@ -38,7 +38,10 @@ class Producer(Generic[T]):
         self._client = client
         """Reference that keeps the client alive while this producer is in use."""
         self._options = options
+        self._is_closing = False
+        """True from the first call of `close`: no further records."""
         self._is_closed = False
+        """True once that is done: every record is settled."""
         self._closed_text = CLOSED
         with shell.checked_lock, shell.guarded_session as session:
             self._core = ProducerCore(session, topic, options)
@@ -69,7 +72,7 @@ class Producer(Generic[T]):
         shell.require_open()
         with shell.lock:
             try:
-                if self._is_closed or shell.interrupted_by or not core.has_room(size_of(payload)):
+                if self._is_closing or shell.interrupted_by or not core.has_room(size_of(payload)):
                     self._require_room(size_of(payload))
                 batch, index = self._core.add(payload, values)
                 if index == 0 or not core.is_gathering:
@@ -143,13 +146,15 @@ class Producer(Generic[T]):
 
     def resume(self) -> ProducerStateReply | None:
         """Query what the engine last settled for this named producer. None for a producer without a name."""
-        if self._is_closed:
+        if self._is_closing:
             raise UsageError(self._closed_text, topic=self.topic)
         return self._shell.ask(lambda _: self._core.stream.query_producer_state())
 
     def close(self, timeout: float | None = None) -> FlushReport:
-        """Accept no further records, flush, then close the producer. Records that are not settled after
-        `timeout` continue without a report. Idempotent.
+        """Accept no further records, flush, then close the producer. Idempotent.
+
+        Records that are not settled after `timeout` continue. Another call waits for them, as does a call
+        during this one.
 
         Args:
             timeout: Longest time to wait, in seconds.
@@ -160,16 +165,11 @@ class Producer(Generic[T]):
         if self._is_closed:
             return FlushReport(0, 0, 0)
         timeout = check_timeout(timeout, "timeout")
-        self._is_closed = True
-        try:
-            report = self._core.report() if self._shell.interrupted_by else self.flush(timeout)
-        except BaseException:
-            self._is_closed = False  # A signal ended the wait: the program may close the producer again.
-            raise
-        if self._shell.interrupted_by:
-            return report
-        if not report.unfinished:
+        self._is_closing = True
+        report = self._core.report() if self._shell.interrupted_by else self.flush(timeout)
+        if not report.unfinished and not self._shell.interrupted_by:
             with self._shell.lock:
+                self._is_closed = True
                 self._core.detach()
         return report
 
@@ -191,7 +191,7 @@ class Producer(Generic[T]):
         """Wait for room in the buffer, or raise Backpressure. Call with the lock held."""
         shell = self._shell
         shell.require_usable()
-        if self._is_closed:
+        if self._is_closing:
             raise UsageError(self._closed_text, topic=self.topic)
         core = self._core
         if core.has_room(size):
@@ -205,7 +205,7 @@ class Producer(Generic[T]):
             if not shell.wait_locked(room, deadline):
                 raise core.buffer_full_error()
             room.result()
-        if self._is_closed:
+        if self._is_closing:
             raise UsageError(self._closed_text, topic=self.topic)
 
     def restart_in_child(self, session: Session) -> None:
@@ -213,4 +213,5 @@ class Producer(Generic[T]):
         and the name."""
         self._core = ProducerCore(session, self.topic, self._options)
         if self._options.name is not None and not self._is_closed:
-            self._is_closed, self._closed_text = True, OF_PARENT
+            self._is_closing = self._is_closed = True
+            self._closed_text = OF_PARENT

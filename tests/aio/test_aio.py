@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ringlog.aio
-from ringlog.client import LATEST, ClientState, Page
+from ringlog.client import LATEST, ClientState, FlushReport, Page
 from ringlog.errors import Backpressure, NotConnected, TopicNotFound, UsageError, WrongLoop
 
 WAIT_S = 20.0
@@ -108,6 +108,35 @@ async def test_a_cancelled_close_can_be_repeated(tmp_path):
             await closing
         assert (await producer.close(0)).unfinished == 1
         assert (await client.close(0)).unsent == 1
+
+
+async def test_a_close_during_another_one_reports_what_is_not_settled(tmp_path):
+    async with ringlog.aio.connect(f"ringlog://{tmp_path}", timeout_ms=60_000) as client:
+        producer = client.producer("t")
+        await producer.send(b"x")
+        closing = asyncio.create_task(producer.close())
+        await asyncio.sleep(0)
+        for end in (producer.close, producer.flush, producer.close):
+            assert (await end(timeout=0.05)).unfinished == 1
+        with pytest.raises(UsageError, match="closed"):
+            await producer.send(b"y")
+        assert not closing.done()
+        assert (await client.close(0)).unsent == 1
+        report = await closing
+        assert (report.failed, report.unfinished) == (1, 0)
+        assert await producer.close() == FlushReport(0, 0, 0)
+
+
+async def test_leaving_a_producer_block_reports_records_that_an_earlier_close_failed(tmp_path):
+    async def leave(ending, client):
+        async with client.producer("t") as producer:
+            await producer.send(b"x")
+            await (producer if ending == "producer" else client).close(0)
+
+    for ending, error in (("producer", NotConnected), ("client", UsageError)):
+        async with ringlog.aio.connect(f"ringlog://{tmp_path}", timeout_ms=300) as client:
+            with pytest.raises(error):
+                await leave(ending, client)
 
 
 async def test_a_client_refuses_calls_from_another_event_loop(ringlog_engine, ringlog_topic):

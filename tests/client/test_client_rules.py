@@ -12,7 +12,7 @@ import time
 import pytest
 
 import ringlog
-from ringlog.client import ClientState, NewRecord, TopicRemoval
+from ringlog.client import ClientState, FlushReport, NewRecord, TopicRemoval
 from ringlog.errors import (
     Backpressure,
     BatchTooLarge,
@@ -25,6 +25,7 @@ from ringlog.errors import (
     TopicNotFound,
     UsageError,
 )
+from ringlog.testing.real_engine import wait_until
 from ringlog.types import Durability
 from tests.support.topic_contents import payloads
 
@@ -145,6 +146,43 @@ def test_flush_and_close_end_while_another_thread_sends(client, topic):
     assert flushed.acked >= 1_000
     assert closed.is_complete
     assert payloads(client, topic) == [b"%d" % n for n in sent]
+
+
+def test_a_close_during_another_one_reports_what_is_not_settled(tmp_path):
+    client = ringlog.connect(f"ringlog://{tmp_path}", timeout_ms=60_000)
+    producer, closed = client.producer("t"), []
+    producer.send(b"x")
+    thread = threading.Thread(target=lambda: closed.append(producer.close()))
+    thread.start()
+
+    def is_closing():
+        try:
+            producer.resume()
+        except UsageError:
+            return True
+        return False
+
+    try:
+        wait_until(is_closing, WAIT_S, "the thread to close the producer")
+        for end in (producer.close, producer.flush, producer.close):
+            assert end(timeout=0.05).unfinished == 1
+        with pytest.raises(UsageError, match="closed"):
+            producer.send(b"y")
+        assert not closed
+    finally:
+        assert client.close(0).unsent == 1
+        thread.join(WAIT_S)
+    (report,) = closed
+    assert (report.failed, report.unfinished) == (1, 0)
+    assert producer.close() == FlushReport(0, 0, 0)
+
+
+def test_leaving_a_producer_block_waits_for_records_that_a_close_did_not_settle(tmp_path):
+    client = ringlog.connect(f"ringlog://{tmp_path}", timeout_ms=300)
+    with pytest.raises(NotConnected), client.producer("t") as producer:  # noqa: PT012
+        producer.send(b"x")
+        assert producer.close(0).unfinished == 1
+    client.close(0)
 
 
 def test_close_reports_each_record_that_was_never_sent_once(tmp_path):

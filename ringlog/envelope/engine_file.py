@@ -48,3 +48,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
 def log_id_of_engine(engine_id: str, restore_id: str) -> str:
     """Return the identity of a log. A restored directory has the id of its engine, but another log."""
     return f"{engine_id}-{restore_id}" if restore_id else engine_id
+
+
+def is_restored_log(log_id: str) -> bool:
+    """Return whether the log with this identity is that of a restored directory."""
+    return "-" in log_id

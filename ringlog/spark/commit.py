@@ -31,6 +31,7 @@ from ringlog.client.client import Client
 from ringlog.client.ticket import Ticket
 from ringlog.client.write.explicit_sequence_producer import NumberedProducer
 from ringlog.client.write.producer_options import named_producer_id
+from ringlog.envelope.engine_file import is_restored_log
 from ringlog.errors import (
     CorruptData,
     DiskError,
@@ -298,10 +299,13 @@ class Committer:
     def _plan_of(self, locked: LockedWriter) -> SinkCommitPlan | None:
         """Return the last plan; raise StagingLost if it was written to another log.
 
-        The batches that it has as done may be missing there, and would be skipped.
+        The batches that it has as done may be missing there, and would be skipped. A plan of an older version
+        names no log. If the engine's log was restored, the plan may be from before that.
         """
         plan = locked.plan()
-        if plan is not None and plan.log and self.log and plan.log != self.log:
+        if plan is None or not self.log:
+            return plan
+        if plan.log != self.log if plan.log else is_restored_log(self.log):
             raise StagingLost(
                 "the staging directory belongs to another data directory, or to this one before it was "
                 "restored from a backup: give this one a staging directory of its own, and start the query "

@@ -507,15 +507,21 @@ def test_a_lost_staging_directory_is_detected_before_the_write(new_world):
     assert world.found() == world.expected(IDS)
 
 
-def test_a_staging_directory_from_before_a_restore_is_refused_before_the_write(new_world):
-    """A batch that its plan has as done may be missing in the restored log, and must not be skipped."""
+@pytest.mark.parametrize("writes_log", [True, False])
+def test_a_staging_directory_from_before_a_restore_is_refused_before_the_write(new_world, writes_log):
+    """A batch that its plan has as done may be missing in the restored log, and must not be skipped.
+
+    Plans of older versions do not name their log.
+    """
     world = new_world()
-    replace(world.committer(), log="log").commit(world.key, 0, world.stage(IDS))
+    replace(world.committer(), log="log" if writes_log else "").commit(world.key, 0, world.stage(IDS))
     restored = replace(world.committer(), log="log-0123456789abcdef")
     for number in (0, 1):
         with pytest.raises(StagingLost, match="restored"):
             restored.commit(world.key, number, world.stage(NEXT_IDS))
     assert world.found() == world.expected(IDS)
+    never_restored = replace(world.committer(), log="log")
+    assert never_restored.commit(world.key, 0, world.stage(IDS)).outcome == "repeated"
     assert world.batch(1, NEXT_IDS).outcome == "written", "a log that is not known is not compared"
 
 

@@ -554,7 +554,7 @@ QUEUE_AGES_MAX = 4_096
 job may then appear older, by less than 1/2,000 of the oldest job's age."""
 DURABLE_LEASES_MAX = 80_000
 """Leased, delayed and returned jobs of a queue with durable leases. At the bound no new job is delivered
-until some are settled; returned jobs still are. It keeps a topic's row of a snapshot within one message."""
+until some are settled; returned jobs still are. It bounds the leases in a topic's row of a snapshot."""
 DURABLE_LEASE_BYTES = 53
 """Most bytes of one run of such jobs in a snapshot."""
 DURABLE_HOLDERS_MAX = 4_096
@@ -630,8 +630,8 @@ GROUP_PENDING_MAX = 100_000
 """Pending records of a group, and largest `max_in_flight`. At the bound no new record is delivered until some
 are acked; returned records still are."""
 GROUP_PENDING_PER_TOPIC_MAX = 800_000
-"""Pending records of all groups of a topic together, with the same effect. It keeps a topic's row of a
-snapshot within one message."""
+"""Pending records of all groups of a topic together, with the same effect. It bounds the groups in a topic's
+row of a snapshot."""
 GROUP_ENTRY_BYTES = 56
 """Most bytes of one run of pending records in a snapshot."""
 GROUP_MEMBERS_MAX = 1_024
@@ -657,9 +657,9 @@ GROUP_CHANGE_BYTES_MAX = 64 * KIB
 """Most bytes of one log record of a group: a thousand runs or single records, with the skipped ones."""
 PENDING_ROWS_MAX = 1_000
 """Most entries of a pending list in one reply. Clients request further ones."""
-CHECKPOINT_ROW_BYTES = 1 * MIB
-"""Bytes of topic states after which a reply to a checkpoint is complete. Further topics follow in the next
-reply, so that topics with many groups do not make it unbounded."""
+CHECKPOINT_REPLY_BYTES = 1 * MIB
+"""Most bytes of topic states in one reply to a checkpoint. The rest follows in the next replies, also the
+rest of a single row: the state of one topic may be larger than a message."""
 AUTO_COMMIT_MS_DEFAULT = 5_000
 """Interval in ms at which a reader of a stream-mode group commits its position."""
 
@@ -917,7 +917,7 @@ assert (
     + LEASE_CALLS_KEPT_MAX * (NODE_BYTES_MAX + 96)
     + LEASE_CALL_ROWS_KEPT_MAX * 9
     <= FRAME_BYTES_MAX
-), "a topic's row fits a message"
+), "groups and leases of a topic's row take no more than a large frame"
 assert (
     HTTP_SETTLED_ROWS_MAX * (TOPIC_NAME_BYTES_MAX + NODE_BYTES_MAX + 16) + 9 * HTTP_SETTLED_SEQS_MAX
     <= ENVELOPE_BYTES_MAX

@@ -93,16 +93,18 @@ class CompactorShardClient:
         for page in self._pages(absorbed, everything):
             count = page.message.topics
             words = np.frombuffer(page.attachment[: 16 * count], dtype="<u8").reshape(-1, 2)
-            body = bytes(page.attachment[16 * count :])
-            if len(words) != count or int(words[:, 1].sum()) != len(body):
-                raise CorruptData("corrupt snapshot rows of a shard: total length differs", shard=self.number)
+            if len(words) != count:
+                raise CorruptData("corrupt snapshot rows of a shard: a page is too short", shard=self.number)
             ids.append(words[:, 0])
             lengths.append(words[:, 1])
-            rows.append(body)
+            rows.append(bytes(page.attachment[16 * count :]))
             facts, is_everything = page.message.facts, page.message.everything
-        return SnapshotRows(
+        found = SnapshotRows(
             np.concatenate(ids), np.concatenate(lengths), b"".join(rows), facts, is_everything
         )
+        if int(found.lengths.sum()) != len(found.rows):
+            raise CorruptData("corrupt snapshot rows of a shard: total length differs", shard=self.number)
+        return found
 
     def _pages(self, absorbed: list[int], everything: bool) -> Iterator[Any]:
         begin, done = True, False

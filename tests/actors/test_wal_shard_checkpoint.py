@@ -13,8 +13,11 @@ from pyroaring import BitMap64
 from ringlog.actors.compactor.shard_client import CompactorShardClient
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, DiskError, Internal
+from ringlog.limits import CHECKPOINT_REPLY_BYTES
 from ringlog.storage.snapshot import load_snapshots
 from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, SimulatedDisk
+from ringlog.topic.dedup import ProducerSeqRun
+from ringlog.types import SESSION_BIT
 from tests.support.checkpoint_world import (
     WorldShardRequests,
     checkpoint,
@@ -232,6 +235,45 @@ def test_changes_during_the_handover_of_rows_survive_a_restart(world, monkeypatc
         expected = state(world)
         restart(world, "kill")
         assert state(world) == expected
+
+
+def test_a_row_of_any_size_is_handed_over_in_bounded_replies(world):
+    """A topic's row has no largest size, but a message has: the rest of a row follows in the next replies."""
+    fill(world)
+    for each in range(1, 12):
+        producer = world.topic("b").producers.admit(SESSION_BIT | each)
+        producer.add_runs([ProducerSeqRun(2 * n, 1, (each << 40) + 2 * n, 1) for n in range(1, 16_000)])
+    expected = state(world)
+    sizes = []
+
+    class SizedRequests(WorldShardRequests):
+        def ask(self, shard, message, wanted, *, attachment=None):
+            answer = super().ask(shard, message, wanted, attachment=attachment)
+            if isinstance(message, m.CheckpointRows):
+                sizes.append(len(answer.attachment) - 16 * answer.message.topics)
+            return answer
+
+    checkpoint(world, asking=SizedRequests(world))
+    assert max(sizes) == CHECKPOINT_REPLY_BYTES
+    assert sum(sizes) > 2 * CHECKPOINT_REPLY_BYTES
+    restart(world, "kill")
+    assert state(world) == expected
+
+
+def test_a_checkpoint_that_begins_again_drops_the_rest_of_the_earlier_rows(world, monkeypatch):
+    """The compactor may die between two parts of one row. The shard does not finish such a checkpoint."""
+    monkeypatch.setattr("ringlog.actors.wal_shard.retention.checkpoint.CHECKPOINT_REPLY_BYTES", 50)
+    fill(world)
+    run = world.runs[0]
+    plan = world.ask(run, m.CheckpointOpen(True))
+    assert not world.ask(run, m.CheckpointRows(True)).done
+    assert isinstance(
+        world.ask(run, m.CheckpointDone(1, [each.file_id for each in plan.files])), m.ErrorReply
+    )
+    checkpoint(world)
+    expected = state(world)
+    restart(world, "kill")
+    assert state(world) == expected
 
 
 def test_rows_are_captured_only_when_nothing_is_staged(world):

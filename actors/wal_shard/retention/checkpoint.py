@@ -36,7 +36,7 @@ from ringlog.actors.wal_shard.recovery.shard_facts import FACTS_VERSION, ShardFa
 from ringlog.contract import ControlReceived
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest
-from ringlog.limits import CHECKPOINT_ROW_BYTES, CHECKPOINT_ROWS_PER_REPLY, WAL_HEADER_BYTES
+from ringlog.limits import CHECKPOINT_REPLY_BYTES, CHECKPOINT_ROWS_PER_REPLY, WAL_HEADER_BYTES
 from ringlog.topic.directory import TopicDirectory
 from ringlog.topic.row import encode_row
 from ringlog.topic.segment_catalog import SegmentCatalog, owned_by
@@ -80,6 +80,8 @@ class ShardCheckpoint:
         self._planned: list[int] = []
         self._absorbing: list[int] = []
         self._pending: deque[int] = deque()
+        self._unsent = memoryview(b"")
+        """Rest of the rows of this checkpoint that are encoded: it follows in the next replies."""
         self._checkpoint_topics: set[int] = set()
         self._is_full = False
         self._known = (0, 0)
@@ -222,7 +224,7 @@ class ShardCheckpoint:
             raise InvalidRequest("no checkpoint is open: send CheckpointRows with begin first")
         page: list[tuple[int, int]] = []
         parts: list[bytes] = []
-        room = CHECKPOINT_ROW_BYTES
+        room = CHECKPOINT_REPLY_BYTES - len(self._unsent)
         while self._pending and room > 0 and len(page) < CHECKPOINT_ROWS_PER_REPLY:
             topic_id = self._pending.popleft()
             topic = self._directory.find_by_id(topic_id)
@@ -230,14 +232,18 @@ class ShardCheckpoint:
             page.append((topic_id, len(row)))
             parts.append(row)
             room -= len(row)
-        is_done = not self._pending
+        if parts:
+            self._unsent = memoryview(b"".join((self._unsent, *parts)))
+        # A row has no largest size, but a message has. The compactor joins the rows again.
+        sent, self._unsent = self._unsent[:CHECKPOINT_REPLY_BYTES], self._unsent[CHECKPOINT_REPLY_BYTES:]
+        is_done = not self._pending and not self._unsent
         if is_done:
             self._await_durable(batch)
             self._next_listed = {*self.segments.refs, *self.segments.missing}
         facts = encode_facts(self._facts()) if is_done else b""
         reply = m.CheckpointRowsReply(len(page), is_done, facts, self._is_full)
         words = np.array(page, dtype="<u8").reshape(len(page), 2)
-        return reply, b"".join((words.tobytes(), *parts))
+        return reply, b"".join((words.tobytes(), sent))
 
     def _begin(self, message: m.CheckpointRows) -> None:
         """Fix the topics of this checkpoint. Later changes belong to the next checkpoint."""
@@ -256,6 +262,7 @@ class ShardCheckpoint:
             {each.topic_id for each in self._directory.all_topics()} if self._is_full else self.changed
         )
         self._pending = deque(sorted(self._checkpoint_topics))
+        self._unsent = memoryview(b"")
         self.changed = set()
         self._is_open = True
 
@@ -282,7 +289,7 @@ class ShardCheckpoint:
     ) -> HandlerReply:
         if message.number == self.number and not self._is_open:
             return m.CheckpointClosed([])
-        if not self._is_open or self._pending:
+        if not self._is_open or self._pending or self._unsent:
             raise InvalidRequest("CheckpointDone came before the last page of rows", number=message.number)
         if sorted(message.absorbed) != sorted(self._absorbing):
             raise InvalidRequest(

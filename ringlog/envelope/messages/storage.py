@@ -130,9 +130,10 @@ class CheckpointRows(Message, frozen=True):
 class CheckpointRowsReply(Message, frozen=True):
     """Reply to CheckpointRows, with one attachment of topic rows.
 
-    The attachment has `topics` pairs of words [topic_id, length] and then the rows. Length 0 = the topic is
-    deleted. `done`: these were the last topics, and `facts` has what a snapshot stores of the shard itself.
-    `everything` repeats the value of the request with `begin`."""
+    The attachment has `topics` pairs of words [topic_id, length] and then bytes of the rows. Length 0 = the
+    topic is deleted. The rows of all replies follow each other without a gap: a row may begin in one reply
+    and end in a later one. `done`: these were the last topics, and `facts` has what a snapshot stores of the
+    shard itself. `everything` repeats the value of the request with `begin`."""
 
     topics: U32
     done: bool

@@ -222,6 +222,14 @@ refused."""
 DEDUP_FRAMES_PER_PRODUCER = SETTLE_ENTRIES_DEFAULT
 """Latest frames of one producer whose retries a topic detects exactly. A producer may resend a whole ring, so
 this is at least `run.settle_entries`."""
+DEDUP_RUNS_PER_TOPIC_MAX = 16 * DEDUP_FRAMES_PER_PRODUCER
+"""Entries in the histories of all producers of a topic together. Frames of one producer that follow each
+other take one entry; producers that write in turns take one for each frame. Beyond it the topic forgets the
+seqs of older frames, those of the producers with the longest silence first. It still recognises their
+retries, and answers them without a seq. The latest frame of each producer keeps its seq. 262,144 entries take
+30 MB of memory and at most 10 MB in a snapshot."""
+DEDUP_RUNS_PER_CHECK = DEDUP_FRAMES_PER_PRODUCER
+"""New entries after which a topic counts them. It bounds the work of one count for a write."""
 IDEMPOTENCY_KEYS_PER_TOPIC = 65_536
 """Default of the topic setting `idempotency_max`: idempotency keys and dedup ids that a topic remembers.
 Beyond it the entries that expire next are forgotten early, and counted."""
@@ -905,6 +913,9 @@ assert FRAME_BYTES_MAX < 1 << 31, "frame_len and column offsets are 32 bits"
 assert RING_BYTES_MIN // RING_FRAME_FRACTION > 4 * KIB, "the smallest ring takes an ordinary frame"
 assert DRAIN_BYTES_PER_RING_MAX <= COMMIT_BATCH_BYTES_MAX < WAL_FILE_BYTES_DEFAULT
 assert DEDUP_FRAMES_PER_PRODUCER >= SETTLE_ENTRIES_DEFAULT, "a whole ring can be resent and recognised"
+assert PRODUCERS_PER_TOPIC_MAX + DEDUP_RUNS_PER_CHECK < DEDUP_RUNS_PER_TOPIC_MAX, (
+    "every producer has an entry"
+)
 assert BATCH_WINDOW_US_MIN <= BATCH_WINDOW_US_MAX <= FLUSH_INTERVAL_MS_DEFAULT * 1000
 assert COALESCE_MS_MAX < GOVERNOR_SAMPLE_MS < HEARTBEAT_INTERVAL_MS < GOVERNOR_STALE_MS
 assert (

@@ -260,6 +260,26 @@ def test_a_gap_in_producer_numbers_is_accepted_and_a_refused_frame_is_never_acke
         assert facts(world.topic("f")) == before
 
 
+def test_a_repeat_is_recognised_after_its_seqs_were_forgotten_and_an_unused_number_is_not_acked(world):
+    """A topic with many producers forgets the seqs of older frames. It knows which numbers were used."""
+    for number in (1, 2, 4, 5):
+        latest = entry_of(world, number, payloads=(b"x",) * number)
+        assert not is_repeat(latest)
+        entry_of(world, number, producer=6)
+    past = world.topic("f").producers.get(5)
+    assert past is not None
+    assert past.forget_seqs(1) == 2
+    before = len(world.records("f"))
+    for number, first_seq in ((1, 0), (2, 0), (4, 0), (5, int(latest[S_FIRST_SEQ]))):
+        entry = entry_of(world, number, payloads=(b"x",) * number)
+        assert is_repeat(entry)
+        assert (int(entry[S_FIRST_SEQ]), int(entry[S_COUNT_STATUS]) & 0xFFFFFFFF) == (first_seq, number)
+    error = refusals(world.send("f", [made(world, [b"x"], number=3, producer=5)]))[0]
+    assert error is not None
+    assert error.status == Status.NOT_READY
+    assert len(world.records("f")) == before
+
+
 def test_a_refused_first_frame_that_is_sent_again_is_not_acked(world):
     """The same holds for the first number of a producer."""
     assert refusals(world.send("f", [made(world, [b"x"] * 6, number=1, producer=5)]))[0] is not None

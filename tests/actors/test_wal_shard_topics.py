@@ -515,6 +515,23 @@ def test_records_with_ids_are_one_write_and_each_is_known_later(keyed):
     assert numbers(producer.append("a", b"x", key="1")) == (6, 1, False), "an idempotency key is no dedup id"
 
 
+def test_a_repeated_write_with_ids_is_recognised_after_its_seqs_were_forgotten(keyed):
+    """Records without an id are known by their frame only, so none of them may be appended again."""
+    producer = Producer(keyed)
+    message = m.Append("a", 1, ids=ids_of("1", ""))
+    mixed = producer.frame(b"x", b"y")
+    assert numbers(keyed.request(message, bytearray(mixed))) == (1, 2, False)
+    other = Producer(keyed, 8)
+    for data in (b"p", b"q"):
+        other.append("a", data)
+        producer.append("a", data)
+    for _, past in keyed.topic("a").producers.items():  # noqa: PERF102  not a dict
+        past.forget_seqs(1)
+    again = keyed.request(message, bytearray(mixed))
+    assert (numbers(again), known(again)) == ((0, 2, True), [])
+    assert len(keyed.records("a")) == 6
+
+
 def test_a_repeated_write_is_recognised_as_a_whole_with_and_without_ids(keyed):
     """Once, records without an id were appended twice when the reply to a mixed write was lost."""
     producer = Producer(keyed)

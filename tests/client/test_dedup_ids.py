@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import ringlog
 from ringlog.client import Appended, AppendedOnce, Client, NewRecord
 from ringlog.client.queue import Queue
+from ringlog.client.write import idempotent_append
 from ringlog.errors import BatchTooLarge, InvalidRequest, TopicNotFound, UsageError
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine
@@ -73,6 +76,23 @@ def test_a_batch_appends_its_new_dedup_ids_in_one_write(queue):
     assert (jobs[2].key, dict(jobs[4].headers)) == (b"k", {"h": b"v"})
     whole = once(queue.put_many([NewRecord(data=b"x", dedup_id=each) for each in "43"]))
     assert (whole.seqs, whole.deduped) == ((5, 2), True)
+
+
+@pytest.mark.interpreted
+def test_a_write_whose_seqs_the_engine_has_forgotten_is_not_sent_again(queue, monkeypatch):
+    """The engine recognises the frame of a retry, and no longer knows where its records are."""
+    real, sent = idempotent_append.append_keyed_frame, []
+
+    def reply_is_lost(*arguments, **options):
+        done, known = yield from real(*arguments, **options)
+        sent.append(known)
+        return replace(done, first_seq=0, last_seq=0, deduped=True), known
+
+    monkeypatch.setattr(idempotent_append, "append_keyed_frame", reply_is_lost)
+    done = once(queue.put_many([NewRecord(data=b"a", dedup_id="0"), NewRecord(data=b"b")]))
+    assert (done.seqs, done.count) == ((0, 0), 2)
+    assert sent == [b""]
+    assert [job.data for job in queue.claim(9)] == [b"a", b"b"]
 
 
 def test_a_dedup_id_is_remembered_after_its_job_was_acked(queue):

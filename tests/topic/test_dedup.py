@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from ringlog.limits import DEDUP_FRAMES_PER_PRODUCER
+from ringlog.limits import DEDUP_FRAMES_PER_PRODUCER, DEDUP_RUNS_PER_TOPIC_MAX
 from ringlog.topic.dedup import ProducerHistory, ProducerTable
 from ringlog.types import SESSION_BIT
 
@@ -77,3 +77,76 @@ def test_the_least_recent_session_is_evicted_first_and_named_producers_never():
     assert producers.admit(10) is None
     assert producers.admit(7) is not None
     assert len(producers) == 3
+
+
+def runs_of(producers: ProducerTable) -> int:
+    return sum(past.run_count for _, past in producers.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gaps", [0, 100])
+def test_producers_that_write_in_turns_have_bounded_histories_and_every_used_number_is_known(gaps):
+    """A model without the bound decides which numbers were used. `gaps`: one number in so many is skipped.
+
+    The latest frames of each producer keep their seqs, however many producers write."""
+    rng = random.Random(gaps)
+    producers, base = ProducerTable(), 1
+    ids = [SESSION_BIT | each if each % 3 else each for each in range(1, 451)]
+    model: dict[int, dict[int, tuple[int, int]]] = {each: {} for each in ids}
+    number = dict.fromkeys(ids, 0)
+    for step in range(700):
+        for each in ids:
+            number[each] += 2 if gaps and rng.randrange(gaps) == 0 else 1
+            count = 1 + (step + each) % 3
+            past = producers.admit(each)
+            assert past is not None
+            past.extend(number[each], 1, base, count)
+            model[each][number[each]] = (base, count)
+            base += count
+    assert runs_of(producers) <= DEDUP_RUNS_PER_TOPIC_MAX
+    for each, past in producers.items():
+        used = model[each]
+        assert past.highest == number[each]
+        assert [past.is_settled(n) for n in range(1, number[each] + 2)] == [
+            n in used for n in range(1, number[each] + 2)
+        ]
+        assert all(past.find(n) in (None, used[n]) for n in used)
+        assert all(past.find(n) == used[n] for n in list(used)[-128:])
+
+
+@pytest.mark.slow
+def test_gaps_are_forgotten_last_and_those_of_sessions_before_those_of_named_producers():
+    """Producers that use every second number have a run for each frame, with or without seqs."""
+    producers, base = ProducerTable(), 1
+    named, sessions = range(1, 9), [SESSION_BIT | each for each in range(1, 33)]
+    for number in range(2, 20_000, 2):
+        for each in (*named, *sessions):
+            past = producers.admit(each)
+            assert past is not None
+            past.extend(number, 1, base, 1)
+            base += 1
+    assert runs_of(producers) <= DEDUP_RUNS_PER_TOPIC_MAX
+    for each, past in producers.items():
+        assert past.find(19_998) is not None
+        if each in named:
+            assert not any(past.is_settled(number) for number in range(1, 20_000, 2))
+    assert any(past.is_settled(3) for each, past in producers.items() if each in sessions)
+
+
+@pytest.mark.slow
+def test_a_silent_producer_forgets_seqs_before_a_busy_one():
+    """Sessions that have ended do not shorten the history of those that write."""
+    producers, base = ProducerTable(), 1
+    for each in range(1, 301):
+        past = producers.admit(SESSION_BIT | each)
+        assert past is not None
+        for number in range(1, 1_001):
+            producers.admit(SESSION_BIT | each)
+            past.extend(number, 1, base, 1)
+            base += 2
+    histories = [past for _, past in producers.items()]
+    assert runs_of(producers) <= DEDUP_RUNS_PER_TOPIC_MAX
+    assert histories[0].find(1) is None
+    assert histories[0].is_settled(1)
+    assert histories[0].find(1_000) is not None
+    assert histories[-1].find(1) is not None

@@ -10,6 +10,7 @@ from pyroaring import BitMap64
 
 from ringlog.digests import digest_of_id, digest_of_key
 from ringlog.errors import CorruptData
+from ringlog.limits import DEDUP_RUNS_PER_TOPIC_MAX
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.dedup import ProducerSeqRun
 from ringlog.topic.idempotency import IdempotencyEntry
@@ -18,6 +19,7 @@ from ringlog.topic.state import ShardTopic
 from ringlog.types import SESSION_BIT
 
 STAMP = 1_790_000_000_000_000
+PRODUCERS_AT = 19
 KEYS_AT = 20
 """Index of the row's field in which older engines stored plain idempotency keys."""
 
@@ -101,6 +103,35 @@ def test_plain_keys_of_an_older_row_are_found():
     row[KEYS_AT] = [["k", 4, 2, STAMP, STAMP]]
     again = decode_row(7, msgspec.msgpack.encode(row))
     assert again.keys.find(digest_of_key("k"), STAMP, 120_000) == IdempotencyEntry(4, 2, STAMP, STAMP)
+
+
+@pytest.mark.slow
+def test_long_histories_of_an_older_row_are_shortened():
+    """Earlier versions stored a run for each frame of any number of producers."""
+    row = msgspec.msgpack.decode(encode_row(plain()))
+    runs = [number for n in range(1, 1_001) for number in (n, 1, 2 * n, 1)]
+    row[PRODUCERS_AT] = [[SESSION_BIT | each, 1_000, 0, *runs] for each in range(1, 451)]
+    again = decode_row(7, msgspec.msgpack.encode(row))
+    assert sum(past.run_count for _, past in again.producers.items()) <= DEDUP_RUNS_PER_TOPIC_MAX
+    for _, past in again.producers.items():  # noqa: PERF102  not a dict
+        assert past.find(1_000) == (2_000, 1)
+        assert all(past.is_settled(number) for number in range(1, 1_001))
+        assert not past.is_settled(1_001)
+    assert encode_row(decode_row(7, encode_row(again))) == encode_row(again)
+
+
+def test_runs_without_seqs_survive_a_row():
+    """The numbers between them stay unused."""
+    topic = plain()
+    past = topic.producers.admit(9)
+    assert past is not None
+    for number in (2, 3, 5, 6, 8):
+        past.extend(number, 1, 10 * number, 1)
+    assert past.forget_seqs(1) == 2
+    again = decode_row(7, encode_row(topic)).producers.get(9)
+    assert again is not None
+    assert [n for n in range(1, 10) if again.is_settled(n)] == [2, 3, 5, 6, 8]
+    assert [n for n in range(1, 10) if again.find(n)] == [8]
 
 
 def test_a_row_keeps_the_head_of_ephemeral_records_and_reports_them_lost():

@@ -348,7 +348,7 @@ class Admission:
         assert producer is not None
         producer_seq = int(intake.entries[row, S_PRODUCER_SEQ])
         found = producer.find(producer_seq)
-        if found is None and producer_seq > producer.forgotten_to:
+        if found is None and not producer.is_settled(producer_seq):
             # This frame was never appended: the shard refused it, and a crash lost the refusal. Answering it
             # as a duplicate would acknowledge records that do not exist. The producer may resend it under a
             # new number.
@@ -505,5 +505,4 @@ def _is_fenced(header: Sequence[int], producer: ProducerHistory | None) -> bool:
 def _is_known(topic: ShardTopic, header: Sequence[int]) -> bool:
     """Return True if the frame was appended before."""
     producer = topic.producers.get(header[layout.W_PRODUCER_ID])
-    number = header[layout.W_PRODUCER_SEQ]
-    return producer is not None and (number <= producer.forgotten_to or producer.find(number) is not None)
+    return producer is not None and producer.is_settled(header[layout.W_PRODUCER_SEQ])

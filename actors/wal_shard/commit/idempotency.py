@@ -105,12 +105,15 @@ def _frame_again(topic: ShardTopic, batch: frames.FrameBatch) -> Any:
     the reply listed only the records with ids, the sender would append the other records twice.
     """
     words = batch.words[0]
-    producer = topic.producers.get(int(words[layout.W_PRODUCER_ID]))
-    found = producer.find(int(words[layout.W_PRODUCER_SEQ])) if producer is not None else None
+    producer, number = (
+        topic.producers.get(int(words[layout.W_PRODUCER_ID])),
+        int(words[layout.W_PRODUCER_SEQ]),
+    )
     epoch = int(words[layout.W_COUNT_EPOCH] >> np.uint64(layout.EPOCH_SHIFT))
-    if found is None or epoch not in {0, topic.epoch}:
+    if producer is None or not producer.is_settled(number) or epoch not in {0, topic.epoch}:
         return None
-    return _entries(topic, batch, IdempotencyEntry(*found, topic.last_ts, 0))
+    first_seq, count = producer.find(number) or (0, int(frames.counts_of(batch.words)[0]))
+    return _entries(topic, batch, IdempotencyEntry(first_seq, count, topic.last_ts, 0))
 
 
 def remember_write(topic: ShardTopic, key: str, ids: bytes, entry: IdempotencyEntry) -> None:

@@ -75,18 +75,20 @@ def append_idempotent(
             session, stream, encode(part), ids=ids, window_ms=window_ms
         )
         numbers: list[Any] = np.frombuffer(known, dtype="<u8").tolist() or [0] * len(rows)
-        if not known:
+        if not known and done.first_seq:
             numbers = list(range(done.first_seq, done.last_seq + 1))
-        else:
+        elif known:
             repeated.update(row for row, seq in zip(rows, numbers, strict=True) if seq)
         for row, seq in zip(rows, numbers, strict=True):
             seqs[row] = seq
-        rows = [row for row in rows if not seqs[row]]
+        # Without `known` the frame is settled, even if the engine has forgotten the seqs of a retried frame.
+        rows = [row for row in rows if not seqs[row]] if known else []
         stamps.add(done.commit_ts)
         reached, epoch = done.durability, done.epoch
     for row in range(size):
-        if not seqs[row]:
-            seqs[row] = seqs[find_first[records.ids[row]]]
+        first = find_first.get(records.ids.get(row, b""), row)
+        if first != row:
+            seqs[row] = seqs[first]
             repeated.add(row)
     assert reached is not None
     return AppendedOnce(

@@ -161,7 +161,10 @@ _FRAMES = 100
 
 
 class Streams:
-    """An application with one event stream of _FRAMES for each request. That of /silent sends none."""
+    """An application with one event stream of _FRAMES for each request. That of /silent sends none.
+
+    That of /quiet then waits as a watch does: only for what is called when its client has gone.
+    """
 
     def __init__(self) -> None:
         self.open: dict[str, EventStream] = {}
@@ -169,12 +172,16 @@ class Streams:
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         stream = self.open[scope.path] = EventStream(scope, protocol, 0.01)
+        left = asyncio.Event()
+        stream.gone.add_done_callback(lambda _: left.set())
         try:
             if scope.path == "/silent":
                 await stream.wait_gone(60)
             for _ in range(_FRAMES):
                 await stream.send_frames(_FRAME)
                 self.written[scope.path] += len(_FRAME)
+            if scope.path == "/quiet":
+                await left.wait()
         except StreamEnded:
             return
         finally:
@@ -246,4 +253,19 @@ async def test_a_silent_stream_sends_comments_whatever_it_waits_for(streams: tup
         await reader.readuntil(b": hb ")
     writer.close()
     while not application.open["/silent"].is_ended:
+        await asyncio.sleep(0)
+
+
+async def test_a_stream_that_was_full_ends_when_its_client_leaves(streams: tuple[Streams, int]) -> None:
+    application, port = streams
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=64 * _KIB)
+    writer.write(b"GET /quiet HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    await reader.readuntil(b"retry: 2000\n\n")
+    stream = application.open["/quiet"]
+    while stream.has_room:
+        await asyncio.sleep(0)
+    while application.written["/quiet"] < _FRAMES * len(_FRAME):
+        await reader.read(64 * _KIB)
+    writer.close()
+    while not stream.is_ended:
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""A request that waits for its client to leave releases what the server keeps for the wait."""
+"""A request that waits for its client to leave notices that, and releases what the server keeps for it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ import pytest
 
 import ringlog.actors.http_gateway
 from ringlog.actors.http_gateway.api.error_replies import HttpError
+from ringlog.actors.http_gateway.api.request import departure
 from ringlog.actors.http_gateway.leases import claims
 from ringlog.actors.http_gateway.records import diffs
 from ringlog.actors.http_gateway.streams.connection_ledger import StreamEnded
 from ringlog.actors.http_gateway.streams.sse import EventStream
 from tests.support.bare_gateway import bare_gateway
+from tests.support.server_future import OneSlotFuture
 
 
 class Server:
     """The server's side of a request: it keeps every future that it is asked for."""
 
     def __init__(self, *, takes_bytes: bool = True) -> None:
-        self.kept: list[asyncio.Future[None]] = []
+        self.kept: list[OneSlotFuture] = []
         self._takes_bytes = takes_bytes
 
-    def client_disconnect(self) -> asyncio.Future[None]:
-        self.kept.append(asyncio.get_running_loop().create_future())
+    def client_disconnect(self) -> OneSlotFuture:
+        self.kept.append(OneSlotFuture())
         return self.kept[-1]
 
     def response_stream(self, status: int, headers: list[tuple[str, str]]) -> Server:
@@ -125,6 +127,17 @@ async def test_a_diff_that_waited_keeps_nothing(server: Server) -> None:
     gateway = bare_gateway(client=client, loop=asyncio.get_running_loop())
     request: Any = SimpleNamespace(gateway=gateway, protocol=server)
     assert await diffs._run(request, cast("Any", SimpleNamespace(steps=lambda _: None)), 5.0) is page
+
+
+async def test_all_who_wait_are_told_that_the_client_has_gone(server: Server) -> None:
+    """The future of the server tells the last one only, and not even that one once it waits no more."""
+    with departure(cast("Any", server)) as gone:
+        told = asyncio.Event()
+        gone.add_done_callback(lambda _: told.set())
+        await asyncio.wait((gone,), timeout=0)
+        server.kept[0].set_result(None)
+        await told.wait()
+        assert not gone.cancelled()
 
 
 def test_the_server_is_asked_in_one_place() -> None:

@@ -17,13 +17,13 @@ from ringlog.actors.http_gateway.records import diffs
 from ringlog.config import Config
 from ringlog.errors import ShuttingDown, Unauthorized
 from tests.support.bare_gateway import bare_gateway
+from tests.support.server_future import OneSlotFuture
 
 KEY = "rl_guest"
 
 
 def request_of(gateway: Gateway) -> Any:
-    loop = asyncio.get_running_loop()
-    return SimpleNamespace(gateway=gateway, protocol=SimpleNamespace(client_disconnect=loop.create_future))
+    return SimpleNamespace(gateway=gateway, protocol=SimpleNamespace(client_disconnect=OneSlotFuture))
 
 
 async def test_a_claim_that_comes_late_is_not_made() -> None:

@@ -1,4 +1,4 @@
-"""Where a watch session continues for a client that comes back."""
+"""Where a watch session continues for a client that comes back, and that its stream ends when one leaves."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ringlog.actors.http_gateway.streams.session_state import session_of, state_
 from ringlog.actors.http_gateway.streams.watches import WatchSession
 from ringlog.client import Cursor
 from ringlog.limits import READ_BYTES_DEFAULT, READ_LIMIT_MAX
+from tests.support.server_future import OneSlotFuture
 
 
 class Server:
@@ -25,9 +26,11 @@ class Server:
     def __init__(self) -> None:
         self.sent = b""
         self.is_open = True
+        self.left = OneSlotFuture()
+        """Done when the client has gone."""
 
-    def client_disconnect(self) -> asyncio.Future[None]:
-        return asyncio.get_running_loop().create_future()
+    def client_disconnect(self) -> OneSlotFuture:
+        return self.left
 
     def response_stream(self, status: int, headers: list[tuple[str, str]]) -> Server:
         return self
@@ -107,3 +110,16 @@ async def test_a_frame_that_was_not_sent_is_read_again(watch: Watch) -> None:
     watch.reach("b", 700)
     _resume(watch.session, last)
     assert watch.positions == [5, 0]
+
+
+async def test_a_stream_that_was_full_ends_when_its_client_leaves(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for room waits for the client to leave, too. The topics are live and have no news."""
+    monkeypatch.setattr(watch.stream, "begin", lambda sub: watch.stream.subs.update({sub.topic: sub}))
+    await watch.stream.events.wait_gone(0)
+    running = asyncio.ensure_future(watch.stream.run())
+    await asyncio.sleep(0)
+    watch.server.left.set_result(None)
+    await running
+    assert not watch.stream.subs

@@ -12,6 +12,7 @@ from ringlog.actors.http_gateway.leases import work_stream
 from ringlog.actors.http_gateway.leases.work_stream import _WorkStream
 from ringlog.actors.http_gateway.leases.workers import Workers
 from ringlog.envelope import messages as m
+from tests.support.server_future import OneSlotFuture
 
 _LEASED = 1
 
@@ -19,8 +20,8 @@ _LEASED = 1
 class Transport:
     """The connection of a client that stays."""
 
-    def client_disconnect(self) -> asyncio.Future[None]:
-        return asyncio.get_running_loop().create_future()
+    def client_disconnect(self) -> OneSlotFuture:
+        return OneSlotFuture()
 
     def response_stream(self, status: int, headers: list[tuple[str, str]]) -> Transport:
         return self

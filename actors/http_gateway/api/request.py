@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl
@@ -74,6 +74,19 @@ class StreamTransport(Protocol):
         """Send bytes. Waits while the connection takes none."""
 
 
+class ServerFuture(Protocol):
+    """A future of granian. It has room for one callback, which a second one or the end of a wait replaces.
+
+    So it is no asyncio.Future for the type checker: it is not to be waited for or given away.
+    """
+
+    def add_done_callback(self, callback: Callable[[Any], object], /) -> None:
+        """Call `callback` in the event loop when it is done or cancelled."""
+
+    def cancel(self) -> bool:
+        """Cancel it, which frees what the server keeps for it."""
+
+
 class HttpProtocol(Protocol):
     """The connection of one request (RSGI)."""
 
@@ -92,7 +105,7 @@ class HttpProtocol(Protocol):
     def response_stream(self, status: int, headers: list[tuple[str, str]]) -> StreamTransport:
         """Send status and headers."""
 
-    def client_disconnect(self) -> asyncio.Future[None]:
+    def client_disconnect(self) -> ServerFuture:
         """Return a future that is done when the client has gone. Use `departure`, which releases it."""
 
 
@@ -100,13 +113,17 @@ class HttpProtocol(Protocol):
 def departure(protocol: HttpProtocol) -> Iterator[asyncio.Future[None]]:
     """Give a future that is done when the client has gone. It is cancelled at the end of the block.
 
-    Otherwise the server would keep it and its own task for as long as it runs.
+    Any number of callers may wait for it. The future of the server is released with it: otherwise the server
+    would keep it and its own task for as long as it runs.
     """
-    gone = protocol.client_disconnect()
+    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    left = protocol.client_disconnect()
+    left.add_done_callback(lambda _: None if gone.done() else gone.set_result(None))
     try:
         yield gone
     finally:
         gone.cancel()
+        left.cancel()
 
 
 class Response(NamedTuple):

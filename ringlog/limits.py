@@ -835,6 +835,9 @@ STREAM_BUFFER_BYTES_MAX = 512 * KIB
 """Bytes of the event streams of one connection that its client has not acknowledged. Beyond it the gateway
 sends them no further frame. It reads the next one from storage when the client has caught up. Streams of
 other connections do not wait. Over HTTP/2 those of the same one do."""
+STREAM_FORGIVEN_BYTES_MAX = 16 * MIB
+"""Bytes of one connection that may be unread and not counted, since its client has reset streams or responses
+and nothing tells how much of them it had read. Beyond it they count, and the connection ends if it stalls."""
 
 # -- processes ----------------------------------------------------------------------------------------
 SHARDS_MAX = 64

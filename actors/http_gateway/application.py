@@ -46,6 +46,8 @@ log: logging.Logger = logging.getLogger("ringlog.http_gateway")
 _JSON = ("content-type", "application/json")
 _REQUEST_ID_CHARS_MAX = 128
 _TRACEBACK_LINES = 4
+_WITHOUT_BODY = {204, 304}
+"""Status of responses whose body the HTTP server drops."""
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 KEYLESS = Principal("keyless", frozenset())
 """Principal of a probe without a key."""
@@ -126,7 +128,8 @@ class Application:
         ):
             body = await body_compression.compressed(body)
             sent += body_compression.HEADERS
-        LEDGERS.note_response(scope.client, len(body))
+        if scope.method != "HEAD" and status not in _WITHOUT_BODY:
+            LEDGERS.note_response(scope.client, len(body))
         if not request_body.is_left:
             protocol.response_bytes(status, sent, body)
             return

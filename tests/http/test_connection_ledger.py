@@ -19,7 +19,7 @@ from ringlog.actors.http_gateway.streams.connection_ledger import (
     StreamEnded,
 )
 from ringlog.actors.http_gateway.streams.sse import EventStream
-from ringlog.limits import STREAM_BUFFER_BYTES_MAX, STREAM_STALL_S_MAX
+from ringlog.limits import STREAM_BUFFER_BYTES_MAX, STREAM_FORGIVEN_BYTES_MAX, STREAM_STALL_S_MAX
 from ringlog.testing import ManualClock
 from tests.support.http2_client import FIRST_WINDOW, Http2Client
 
@@ -64,11 +64,11 @@ def ledger(wire: Wire, clock: ManualClock) -> ConnectionLedger:
     return ConnectionLedger(cast("Any", wire), clock)
 
 
-def fill(ledger: ConnectionLedger, piece: int = 64 * _KIB) -> int:
+def fill(ledger: ConnectionLedger, piece: int = 64 * _KIB, stream: object = "a") -> int:
     """Write while there is room. Returns the number of bytes."""
     count = 0
     while ledger.has_room:
-        ledger.note_written(piece)
+        ledger.note_written(piece, stream)
         count += piece
     return count
 
@@ -83,7 +83,7 @@ def test_other_responses_are_not_taken_for_frames(ledger: ConnectionLedger, wire
     """A client that reads large responses, but no stream, frees no room for streams."""
     fill(ledger)
     for _ in range(10):
-        ledger.note_written(8 << 20)
+        ledger.note_response(8 << 20)
         wire.ack(8 << 20)
         assert not ledger.has_room
 
@@ -92,7 +92,7 @@ def test_many_small_frames_that_are_read_leave_nothing(ledger: ConnectionLedger,
     """A chunk of 20 bytes has 6 bytes more, one of 300 has 7."""
     for size in (20, 300):
         for _ in range(100_000):
-            ledger.note_written(size)
+            ledger.note_written(size, "a")
             wire.ack(size + len(b"%x" % size) + 4)
         assert ledger.outstanding() == 0
 
@@ -101,7 +101,7 @@ def test_a_client_that_acknowledges_nothing_is_disconnected(
     ledger: ConnectionLedger, wire: Wire, clock: ManualClock
 ) -> None:
     clock.advance(100 * STREAM_STALL_S_MAX)
-    ledger.note_written(2 * STREAM_BUFFER_BYTES_MAX)
+    ledger.note_written(2 * STREAM_BUFFER_BYTES_MAX, "a")
     assert not ledger.has_room
     ledger.require_progress()
     clock.advance(STREAM_STALL_S_MAX)
@@ -118,7 +118,7 @@ def test_only_a_slow_client_is_waited_for(
     ledger: ConnectionLedger, wire: Wire, clock: ManualClock, acked: int, is_alive: bool
 ) -> None:
     """Answers to the pings of a client are acknowledged also while none of its streams is read."""
-    ledger.note_written(4 * STREAM_BUFFER_BYTES_MAX)
+    ledger.note_written(4 * STREAM_BUFFER_BYTES_MAX, "a")
     assert not ledger.has_room
     with contextlib.nullcontext() if is_alive else pytest.raises(StreamEnded):
         for _ in range(4):
@@ -126,6 +126,43 @@ def test_only_a_slow_client_is_waited_for(
             wire.ack(acked)
             assert not ledger.has_room
             ledger.require_progress()
+
+
+def test_a_stream_takes_with_it_what_was_dropped_of_it(ledger: ConnectionLedger, wire: Wire) -> None:
+    """The client has reset it, and reads the other stream."""
+    fill(ledger, stream="a")
+    wire.ack(FIRST_WINDOW)
+    fill(ledger, stream="a")
+    ledger.note_left("a")
+    for _ in range(100):
+        assert ledger.has_room
+        ledger.note_written(64 * _KIB, "b")
+        wire.ack(64 * _KIB)
+
+
+def test_streams_that_leave_free_no_room_without_a_bound(ledger: ConnectionLedger, wire: Wire) -> None:
+    """They were read, and the one that stays was not."""
+    unread = 0
+    for _ in range(100):
+        for _ in range(16):
+            ledger.note_written(64 * _KIB, "read")
+            wire.ack(64 * _KIB)
+        unread += fill(ledger, stream="unread")
+        ledger.note_left("read")
+    assert unread <= STREAM_FORGIVEN_BYTES_MAX + 2 * STREAM_BUFFER_BYTES_MAX
+
+
+def test_a_response_that_is_dropped_counts_for_a_while(
+    ledger: ConnectionLedger, wire: Wire, clock: ManualClock
+) -> None:
+    ledger.note_response(8 << 20)
+    assert not ledger.has_room
+    clock.advance(STREAM_STALL_S_MAX)
+    for _ in range(1_000):
+        assert ledger.has_room
+        ledger.require_progress()
+        ledger.note_written(_KIB, "a")
+        wire.ack(_KIB + 7)
 
 
 def test_a_closed_connection_ends_its_streams(ledger: ConnectionLedger, wire: Wire) -> None:
@@ -144,13 +181,13 @@ def test_a_ledger_lives_as_long_as_a_connection_has_streams() -> None:
             first, second = ledgers.join(address), ledgers.join(address)
             assert first is second
             ledgers.note_response(address, 3 << 20)
-            assert first.outstanding() > 3 << 20
-            ledgers.leave(address, first)
+            assert first.outstanding() >= 3 << 20
+            ledgers.leave(address, first, "a")
             assert ledgers.join(address) is first
         later = ledgers.join(address)
         assert later is not first, "the connection has ended, and another may have its address"
         for each in (first, first, later):
-            ledgers.leave(address, each)
+            ledgers.leave(address, each, "a")
         assert ledgers.join(address) not in {first, later}
 
 
@@ -240,6 +277,25 @@ async def test_a_stream_that_is_not_read_is_bounded_beside_one_that_is(
         await client.until(lambda: client.ended == {1, 3})
         assert application.written == {"/unread": _FRAMES * len(_FRAME), "/read": _FRAMES * len(_FRAME)}
         assert min(client.received[1], client.received[3]) >= _FRAMES * len(_FRAME)
+    finally:
+        await client.close()
+
+
+async def test_a_stream_goes_on_when_another_one_was_reset(streams: tuple[Streams, int]) -> None:
+    """The third one keeps the ledger of the connection."""
+    application, port = streams
+    client = await Http2Client.connect("127.0.0.1", port)
+    try:
+        client.get("/silent", 1)
+        client.get("/unread", 3)
+        await client.until(lambda: client.received[1] > 0 and client.received[3] == FIRST_WINDOW)
+        while application.open["/unread"].has_room:
+            await asyncio.sleep(0)
+        client.reset(3)
+        client.get("/read", 5)
+        client.take(5)
+        await client.until(lambda: 5 in client.ended)
+        assert client.received[5] >= _FRAMES * len(_FRAME)
     finally:
         await client.close()
 

@@ -7,7 +7,8 @@ import struct
 from collections import Counter
 from collections.abc import Callable
 
-_DATA, _HEADERS, _SETTINGS, _WINDOW_UPDATE = 0, 1, 4, 8
+_DATA, _HEADERS, _RESET, _SETTINGS, _WINDOW_UPDATE = 0, 1, 3, 4, 8
+_CANCEL = 8
 _ACK, _END_HEADERS, _END_STREAM = 1, 4, 1
 _WINDOW_MAX = (1 << 31) - 1
 FIRST_WINDOW = 65_535
@@ -43,6 +44,10 @@ class Http2Client:
     def take(self, number: int) -> None:
         """Take the whole of a response from now on."""
         self._writer.write(_frame(_WINDOW_UPDATE, 0, number, struct.pack("!I", _WINDOW_MAX - FIRST_WINDOW)))
+
+    def reset(self, number: int) -> None:
+        """End a response before it is complete."""
+        self._writer.write(_frame(_RESET, 0, number, struct.pack("!I", _CANCEL)))
 
     async def until(self, is_reached: Callable[[], bool]) -> None:
         """Wait for a state that holds at latest after a frame from the server."""

@@ -63,7 +63,7 @@ class EventStream:
         self._held = ExitStack()
         """What `close` releases."""
         self._ledger = LEDGERS.join(scope.client)
-        self._held.callback(LEDGERS.leave, scope.client, self._ledger)
+        self._held.callback(LEDGERS.leave, scope.client, self._ledger, self)
         self._transport: StreamTransport | None = protocol.response_stream(200, HEADERS)
         self.gone: asyncio.Future[None] = self._held.enter_context(departure(protocol))
         """Done when the client has gone."""
@@ -94,7 +94,7 @@ class EventStream:
         except RuntimeError:
             self.is_ended = True
             raise StreamEnded from None
-        self._ledger.note_written(len(data))
+        self._ledger.note_written(len(data), self)
         self._last_write_s = _now_s()
 
     async def send(self, event: str, data: bytes, cursor: str = "") -> None:

@@ -61,7 +61,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def ledger(wire: Wire, clock: ManualClock) -> ConnectionLedger:
-    return ConnectionLedger(cast("Any", wire), clock)
+    return ConnectionLedger(cast("Any", wire), clock, "1.1")
 
 
 def fill(ledger: ConnectionLedger, piece: int = 64 * _KIB, stream: object = "a") -> int:
@@ -88,13 +88,18 @@ def test_other_responses_are_not_taken_for_frames(ledger: ConnectionLedger, wire
         assert not ledger.has_room
 
 
-def test_many_small_frames_that_are_read_leave_nothing(ledger: ConnectionLedger, wire: Wire) -> None:
-    """A chunk of 20 bytes has 6 bytes more, one of 300 has 7."""
-    for size in (20, 300):
-        for _ in range(100_000):
-            ledger.note_written(size, "a")
-            wire.ack(size + len(b"%x" % size) + 4)
-        assert ledger.outstanding() == 0
+@pytest.mark.parametrize(
+    ("http_version", "size", "framing"),
+    [("1", 20, 0), ("1", 300, 0), ("1.1", 20, 6), ("1.1", 300, 7), ("2", 20, 9), ("2", 300, 9)],
+)
+def test_many_small_frames_that_are_read_leave_nothing(
+    wire: Wire, clock: ManualClock, http_version: str, size: int, framing: int
+) -> None:
+    ledger = ConnectionLedger(cast("Any", wire), clock, http_version)
+    for _ in range(100_000):
+        ledger.note_written(size, "a")
+        wire.ack(size + framing)
+    assert ledger.outstanding() == 0
 
 
 def test_a_client_that_acknowledges_nothing_is_disconnected(
@@ -178,17 +183,17 @@ def test_a_ledger_lives_as_long_as_a_connection_has_streams() -> None:
         server, (host, port) = listener.accept()
         address = f"{host}:{port}"
         with client, server:
-            first, second = ledgers.join(address), ledgers.join(address)
+            first, second = ledgers.join(address, "1.1"), ledgers.join(address, "1.1")
             assert first is second
             ledgers.note_response(address, 3 << 20)
             assert first.outstanding() >= 3 << 20
             ledgers.leave(address, first, "a")
-            assert ledgers.join(address) is first
-        later = ledgers.join(address)
+            assert ledgers.join(address, "1.1") is first
+        later = ledgers.join(address, "1.1")
         assert later is not first, "the connection has ended, and another may have its address"
         for each in (first, first, later):
             ledgers.leave(address, each, "a")
-        assert ledgers.join(address) not in {first, later}
+        assert ledgers.join(address, "1.1") not in {first, later}
 
 
 # -- with the HTTP server -----------------------------------------------------------------------------

@@ -107,13 +107,17 @@ async def test_a_cancelled_claim_keeps_nothing(server: Server) -> None:
 
 
 async def test_a_stream_keeps_nothing_when_it_is_closed(server: Server) -> None:
-    EventStream(cast("Any", SimpleNamespace(client="127.0.0.1:1")), cast("Any", server), 1.0).close()
+    EventStream(
+        cast("Any", SimpleNamespace(client="127.0.0.1:1", http_version="1.1")), cast("Any", server), 1.0
+    ).close()
 
 
 async def test_a_stream_that_cannot_begin_keeps_nothing() -> None:
     server = Server(takes_bytes=False)
     with pytest.raises(StreamEnded):
-        EventStream(cast("Any", SimpleNamespace(client="127.0.0.1:1")), cast("Any", server), 1.0)
+        EventStream(
+            cast("Any", SimpleNamespace(client="127.0.0.1:1", http_version="1.1")), cast("Any", server), 1.0
+        )
     assert server.is_free
 
 

@@ -53,7 +53,7 @@ class Watch:
         self.session = WatchSession("wid", ANYONE, self.subs, heartbeat_s=15.0, is_strong=False, tags=None)
         gateway = SimpleNamespace(loop=asyncio.get_running_loop())
         request: Any = SimpleNamespace(
-            gateway=gateway, scope=SimpleNamespace(client=address), protocol=self.server
+            gateway=gateway, scope=SimpleNamespace(client=address, http_version="1.1"), protocol=self.server
         )
         self.stream = WatchStream(request, self.session)
 

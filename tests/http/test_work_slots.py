@@ -39,7 +39,7 @@ class Stream:
         self.leases: dict[int, int] = {}
         self.asked = 0
         gateway = SimpleNamespace(loop=asyncio.get_running_loop(), workers=self.workers)
-        scope = SimpleNamespace(client="127.0.0.1:1")
+        scope = SimpleNamespace(client="127.0.0.1:1", http_version="1.1")
         request: Any = SimpleNamespace(gateway=gateway, scope=scope, protocol=Transport(), topic="q")
         operations: Any = SimpleNamespace(node="n")
         self.stream = _WorkStream(request, operations, 8, None)

@@ -58,6 +58,7 @@ class Scope(Protocol):
 
     proto: str
     http_version: str
+    """"1" is HTTP/1.0; otherwise "1.1" or "2"."""
     method: str
     path: str
     query_string: str

@@ -22,6 +22,8 @@ from ringlog.clock import Clock, SystemClock
 from ringlog.limits import STREAM_BUFFER_BYTES_MAX, STREAM_FORGIVEN_BYTES_MAX, STREAM_STALL_S_MAX
 
 _STALL_NS = round(STREAM_STALL_S_MAX * 1e9)
+_FRAME_HEAD_BYTES = 9
+"""Of a frame of HTTP/2."""
 _PROGRESS_BYTES = 4_096
 """Acknowledged bytes that are progress of a full connection. Answers to pings are fewer."""
 
@@ -33,8 +35,8 @@ class StreamEnded(Exception):
 class ConnectionLedger:
     """The bytes of one connection, whose streams share it."""
 
-    def __init__(self, socket: ClientSocket, clock: Clock) -> None:
-        self._socket, self._clock = socket, clock
+    def __init__(self, socket: ClientSocket, clock: Clock, http_version: str) -> None:
+        self._socket, self._clock, self._http_version = socket, clock, http_version
         self._acked: int = socket.acked_bytes() or 0
         """Bytes that the client had acknowledged at the last look."""
         self._uncounted = self._acked
@@ -71,7 +73,7 @@ class ConnectionLedger:
 
     def note_written(self, count: int, stream: object) -> None:
         """Count a frame of a stream of so many bytes."""
-        count += _framing_bytes(count)
+        count += _framing_bytes(count, self._http_version)
         self._written += count
         self._by_stream[stream] += count
 
@@ -145,11 +147,14 @@ class ConnectionLedgers:
     def __init__(self) -> None:
         self._open: dict[str, ConnectionLedger] = {}
 
-    def join(self, address: str) -> ConnectionLedger:
-        """Return the ledger of a connection for one more stream, which calls `leave` at its end."""
+    def join(self, address: str, http_version: str) -> ConnectionLedger:
+        """Return the ledger of a connection for one more stream, which calls `leave` at its end.
+
+        `http_version` is "1" (HTTP/1.0), "1.1" or "2", as in Scope.
+        """
         found = self._open.get(address)
         if found is None or not found.is_valid:
-            found = self._open[address] = ConnectionLedger(ClientSocket(address), SystemClock())
+            found = self._open[address] = ConnectionLedger(ClientSocket(address), SystemClock(), http_version)
         found.streams += 1
         return found
 
@@ -172,9 +177,12 @@ LEDGERS = ConnectionLedgers()
 """Those of this process."""
 
 
-def _framing_bytes(count: int) -> int:
-    """Return the least number of bytes that HTTP adds to a write: in a chunk, its length and two line ends.
+def _framing_bytes(count: int, http_version: str) -> int:
+    """Return the least number of bytes that HTTP adds to a write.
 
-    More would add up, and one day a stream whose client has read everything would have no room.
+    HTTP/1.0 adds none, HTTP/1.1 the length of a chunk and two line ends, HTTP/2 the head of a frame. More
+    would add up, and one day a stream whose client has read everything would have no room.
     """
-    return (count.bit_length() + 3) // 4 + 4
+    if http_version == "1.1":
+        return (count.bit_length() + 3) // 4 + 4
+    return _FRAME_HEAD_BYTES if http_version == "2" else 0

@@ -62,7 +62,7 @@ class EventStream:
         """Send status, headers and the first bytes. Raises StreamEnded if the client has gone."""
         self._held = ExitStack()
         """What `close` releases."""
-        self._ledger = LEDGERS.join(scope.client)
+        self._ledger = LEDGERS.join(scope.client, scope.http_version)
         self._held.callback(LEDGERS.leave, scope.client, self._ledger, self)
         self._transport: StreamTransport | None = protocol.response_stream(200, HEADERS)
         self.gone: asyncio.Future[None] = self._held.enter_context(departure(protocol))

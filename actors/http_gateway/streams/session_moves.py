@@ -110,14 +110,20 @@ class SessionMoves:
         return session
 
     async def topics_of(self, wid: str, principal: Principal) -> list[str]:
-        """Return the topics of a session, and leave it where it is. Raises as `find` does, and NotReady."""
+        """Return the topics of a session, and leave it where it is. Raises as `find` does, and NotReady.
+
+        An older gateway does not tell them, and what is unknown cannot be authorised. A GET takes such a
+        session over, and then its topics are known.
+        """
         session = self.find(wid, principal)
         if session is not None:
             return [*session.subs]
         try:
             async with asyncio.timeout(_WAIT_S):
                 _, found = await self._search(wid, principal, _NOBODY)
-            return _decode_topics(found.attachment or b"")
+            if not found.attachment:
+                raise _untold()
+            return _decode_topics(found.attachment)
         except (TimeoutError, msgspec.DecodeError):
             raise _silent() from None
 
@@ -366,6 +372,14 @@ def _absent() -> HttpError:
 
 def _foreign() -> Unauthorized:
     return Unauthorized("a watch session belongs to the key that made it")
+
+
+def _untold() -> NotReady:
+    return NotReady(
+        "the gateway process with this watch session is of an older release and does not tell its topics: "
+        "open the stream with GET, or restart the engine",
+        retry_after_ms=1_000,
+    )
 
 
 def _silent() -> NotReady:

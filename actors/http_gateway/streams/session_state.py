@@ -1,5 +1,7 @@
-"""What a watch session takes with it to another HTTP gateway. All gateways run the same code, so there is no
-version."""
+"""What a watch session takes with it to another HTTP gateway.
+
+For a moment the gateways of an engine may be of different versions: a new field comes last and has a default.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,6 @@ class SessionState(msgspec.Struct):
 
     moves: int
     """How often the session has moved, this move included."""
-    sent_cursor: str
-    """Cursor of the last frame; "" if it is not known."""
     heartbeat_s: float
     is_strong: bool
     limit: int
@@ -46,14 +46,16 @@ class SessionState(msgspec.Struct):
     nodes: list[bytes]
     """Node filter."""
     positions: list[TopicPosition]
+    sent_cursor: str = ""
+    """Cursor of the last frame; "" if it is not known."""
 
 
 def state_of(session: WatchSession) -> SessionState:
     """Return what another gateway needs to continue a session."""
     state = SessionState(
-        session.moves, session.sent_cursor, session.heartbeat_s, session.is_strong, READ_LIMIT_MAX,
-        READ_BYTES_MAX, include_data=True, include_tags=False, include_meta=True, tags=session.tags, nodes=[],
-        positions=[],
+        session.moves, session.heartbeat_s, session.is_strong, READ_LIMIT_MAX, READ_BYTES_MAX,
+        include_data=True, include_tags=False, include_meta=True, tags=session.tags, nodes=[], positions=[],
+        sent_cursor=session.sent_cursor,
     )  # fmt: skip
     for sub in session.subs.values():  # They differ in their positions, and some topics ignore nodes.
         shown, nodes = sub.projection, sub.projection.filters.nodes

@@ -349,7 +349,7 @@ def mark_at(offset: int, scan: FileScan) -> ChainMark | None:
     """Return the mark at a file offset if its body and its seal (salted) are valid, else None."""
     head = scan.read(offset, layout.HEADER_BYTES)
     # The seal first: what is no header may state any length.
-    if len(head) < layout.HEADER_BYTES or not mark_offsets(head, offset, scan.header.salt):
+    if len(head) < layout.HEADER_BYTES or offset not in mark_offsets(head, offset, scan.header.salt):
         return None
     found = _sound_frame(scan.read, offset, scan.size)
     return None if found is None else read_mark(found[0], 0, found[1].words[0])

@@ -336,6 +336,33 @@ def test_records_that_expire_on_a_full_disk_leave_room_for_requests():
     assert state(world, "t").count == 0
 
 
+def test_a_cap_that_is_lowered_on_a_full_disk_applies_once_there_is_room():
+    """Nothing of the topic expires, and other settings postpone nothing."""
+    disk = FaultyDisk(SimulatedDisk(DATA))
+    world = started({"f": "fsync"}, disk=disk)
+    for name, config in (("q", {}), ("p", {"leases_durable": True}), ("e", {"ttl_ms": 1 << 40})):
+        world.put_topic(name, type="queue", durability="fsync", **config)
+        append(world, name, [b"job"] * 5)
+    disk.plan = [DiskFault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
+    while not any(refusals(world.send("f", [world.frame_for("f", [b"x" * 30_000])]))):
+        continue
+    core, rounds = world.runs[0].core, 0
+    while core.log_roll.bytes_before_kept > 500:
+        rounds += 1
+        world.put_topic("f", "merge", ttl_ms=(1 << 40) + rounds)
+    for name, change in (("q", {"lease_ms": 40_000}), ("p", {"cap_records": 3}), ("e", {"cap_records": 3})):
+        world.put_topic(name, "merge", **change)
+    assert [run[:2] for run in world.request(m.Claim("q", "w", 1)).runs] == [(1, 1)]
+    disk.plan = []
+    world.tick(20)
+    world.tick(20)
+    assert not core.log_roll.failure
+    assert [state(world, name).count for name in "qpe"] == [5, 3, 3]
+    for name, first in (("q", 2), ("p", 3), ("e", 3)):
+        assert world.request(m.Claim(name, "w", 9)).runs[0][0] == first
+        world.put_topic(name, "merge", cap_records=4)
+
+
 # -- caps ------------------------------------------------------------------------------------------------
 
 

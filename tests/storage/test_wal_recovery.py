@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import random
 
+import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ringlog.actors.wal_shard.commit.commit_batch import CommitBatch, ControlPart, LogPosition, lay_out
 from ringlog.frame import control_frame
-from ringlog.frame.batch import types_of
-from ringlog.frame.layout import FrameType
+from ringlog.frame.batch import body_hashes, types_of
+from ringlog.frame.batch import scan as scan_frames
+from ringlog.frame.layout import W_BODY_XXH3, FrameType
 from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.storage import recovery
 from ringlog.storage.layout import MARK_COPIED, MARK_ORDERLY, WalHeader
 from ringlog.storage.recovery import (
+    ChainMark,
     FileScan,
     WalTailState,
     classify_tail,
     copied_mark,
     frames_after_damage,
     holds_marks,
+    mark_at,
     scan_trailing_data,
 )
 
@@ -184,6 +189,29 @@ def test_payload_that_looks_like_marks_is_read_once_or_twice(length):
     read.clear()
     holds_marks(scan.read, SIZE)
     assert len(read) <= recovery.MARK_CANDIDATES_MAX * 2
+
+
+def test_a_mark_without_a_valid_seal_is_none_wherever_a_buffer_ends(monkeypatch):
+    """A client can write a payload that is a mark but for its seal, and whose words all look like one."""
+    log = Log().group()
+    body = msgspec.msgpack.encode(ChainMark(1, 0, 0, 1 << 40, 0, 0))
+    forged = bytearray(control_frame(FrameType.GROUP_MARK, 0, body))
+    head = types_of(np.frombuffer(forged[:80], "<u8").reshape(1, 10))
+    assert head.tolist() == [FrameType.GROUP_MARK]
+    forged[8:56] = bytes(forged[:8]) * 6
+    words = np.frombuffer(forged[:80], "<u8").copy()
+    words[W_BODY_XXH3] = body_hashes(forged, scan_frames(forged))[0]
+    forged[:80] = words.tobytes()
+    for behind in range(8, 81, 8):
+        data = bytearray(log.data)
+        at = log.stops[0] + 512 - behind
+        data[log.stops[0] : log.stops[0] + 8] = b"\xff" * 8
+        data[at : at + len(forged)] = forged
+        monkeypatch.setattr(recovery, "RECOVERY_READ_BYTES", 512)
+        scan = log.scanned(bytes(data))
+        assert scan.stop == log.stops[0]
+        assert mark_at(at, scan) is None
+        assert classify_tail(scan, 0) is WalTailState.TORN
 
 
 def test_a_file_full_of_places_like_marks_is_taken_to_have_one(monkeypatch):

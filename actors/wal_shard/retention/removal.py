@@ -165,7 +165,7 @@ class Removals:
                 self._delete, self._delete_of = found, (question.topic, question.topic.version)
             elif isinstance(found, CorruptData):
                 self.schedule.retry_later(question.topic, now_us)
-            elif batch.bytes + _logged_bytes(found) > bytes_max:
+            elif not found.is_empty and batch.bytes + _logged_bytes(found) > bytes_max:
                 self.schedule.postpone(question.topic, now_us)
             else:
                 self.schedule.clear_retry(question.topic)

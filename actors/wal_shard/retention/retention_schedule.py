@@ -185,8 +185,9 @@ class RetentionSchedule:
     def postpone(self, topic: ShardTopic, now_us: int) -> None:
         """Postpone the retention of a topic, because the log has no room for the removal.
 
-        Its `due_us` stays in the past, so readers skip what has expired.
+        It is due until then, also if its records exceed a cap and expire later or never.
         """
+        topic.due_us = min(topic.due_us or now_us, now_us)
         until_us = now_us + _RETRY_US
         self._not_before[topic.topic_id] = until_us
         self._postponed.add(topic.topic_id)

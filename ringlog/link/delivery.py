@@ -56,6 +56,7 @@ LINK_SILENCE_MS."""
 NAMES_SCHEDULER = 0
 """The scheduler that reports changed topic names to this client. Each scheduler sees the names of all
 shards."""
+_LIMITS_OF_SCHEDULERS = {"feeds_per_scheduler", "subscriptions_per_link", "links"}
 _THROTTLED_HINT = "use fewer subscriptions, or increase delivery.schedulers"
 
 
@@ -191,7 +192,7 @@ class Delivery:
         """Handle an unsolicited message: grants, changed topic names, or lost subscriptions."""
         message = push.message
         if isinstance(message, Grants):
-            self._accept_grant_message(push.attachment)
+            self._accept_grant_message(number, push.attachment)
         elif isinstance(message, TopicsChanged):
             # A reader that is woken may close subscriptions at once.
             for subscription in list(self._subscriptions.values()):
@@ -206,17 +207,18 @@ class Delivery:
             subscription.names_changed = True
             subscription.wake()
 
-    def _accept_grant_message(self, attachment: Any) -> None:
+    def _accept_grant_message(self, number: int, attachment: Any) -> None:
         if attachment is None or len(attachment) % (8 * GRANT_WORDS):
             return
-        self._accept_grants(np.frombuffer(attachment, dtype=np.uint64).reshape(-1, GRANT_WORDS).tolist())
+        rows = np.frombuffer(attachment, dtype=np.uint64).reshape(-1, GRANT_WORDS).tolist()
+        self._accept_grants(number, rows)
 
     def scheduler_grants(self, number: int, rows: list[list[int]], *, is_complete: bool) -> None:
         """Accept grants from shared memory.
 
         If some were lost, every feed without a grant is granted to its reader, which then checks it.
         """
-        self._accept_grants(rows)
+        self._accept_grants(number, rows)
         if is_complete:
             return
         for subscription in list(self._subscriptions.values()):
@@ -224,13 +226,15 @@ class Delivery:
                 if state.scheduler == number:
                     self.self_grant(subscription, feed)
 
-    def _accept_grants(self, rows: list[list[int]]) -> None:
+    def _accept_grants(self, scheduler: int, rows: list[list[int]]) -> None:
         now_ns, subscriptions = self._now_ns(), self._subscriptions
         words: list[int] = []
         location: LocationHint | None = None
+        unknown: dict[int, list[int]] = {}
         for number, feed, until, *hint in rows:
             subscription = subscriptions.get(number)
             if subscription is None or (state := subscription.feeds.get(feed)) is None:
+                unknown.setdefault(number, []).append(feed)
                 continue
             if until >= UNBOUNDED:
                 self._relocation.relocate(subscription, feed, state)
@@ -242,6 +246,11 @@ class Delivery:
                 # Many watches of one topic have grants with the same location.
                 words, location = hint, LocationHint(*hint) if hint[2] else None
             subscription.offer(state, ReadGrant(feed, until, location, now_ns))
+        for number, feeds in unknown.items():
+            # A gateway may perform an Unsubscribe before the Subscribe that it received earlier. The grant of
+            # the feed would then be out for as long as the connection lasts.
+            request = Unsubscribe(number, feeds) if number in subscriptions else Unsubscribe(number)
+            self._unsubscribe(scheduler, request)
 
     # -- subscribe ---------------------------------------------------------------------------------------
 
@@ -286,7 +295,11 @@ class Delivery:
         except RinglogError:
             self.drop_feeds(subscription, numbers)
             # A scheduler that accepted nothing gets its next feeds, and the interest in names, as a new one.
-            subscription.schedulers -= unserved - {each.scheduler for each in subscription.feeds.values()}
+            # It may have accepted a part, or all if its reply was lost: then nothing else would end that.
+            refused = unserved - {each.scheduler for each in subscription.feeds.values()}
+            subscription.schedulers -= refused
+            for number in refused:
+                self._unsubscribe(number, Unsubscribe(subscription.number))
             raise
         return numbers
 
@@ -336,7 +349,7 @@ class Delivery:
                     yield host.pause(RETRY_PAUSE_NS / 1e9)
                     continue
                 except RinglogError as e:
-                    if isinstance(e, Throttled):
+                    if e.detail.get("limit") in _LIMITS_OF_SCHEDULERS:
                         e.detail.setdefault("hint", _THROTTLED_HINT)
                     if not is_known:
                         raise

@@ -187,8 +187,12 @@ def test_one_client_leaves_subscriptions_to_the_others(world):
         client = b"t%d" % connection
         subscribe_all(world, client, WHO[ALICE], 1_024)
         refusal = refused_limit(world, client, WHO[ALICE], -1)
-        assert refusal == {"limit": "subscriptions_per_connection", "max": 1_024}
-    assert refused_limit(world, ALICE, WHO[ALICE], 1) == {"limit": "subscriptions_per_key", "max": 4_096}
+        assert refusal == {"limit": "subscriptions_per_connection", "max": 1_024, "retry_after_ms": 1_000}
+    assert refused_limit(world, ALICE, WHO[ALICE], 1) == {
+        "limit": "subscriptions_per_key",
+        "max": 4_096,
+        "retry_after_ms": 1_000,
+    }
     assert world.deliveries.subscriptions < SUBSCRIPTIONS_PER_LINK_MAX
     assert world.follow(BOB, 1, (1, topic(7), 0))
     world.deliveries.unsubscribe(b"t0", 0, [])
@@ -198,7 +202,11 @@ def test_one_client_leaves_subscriptions_to_the_others(world):
 def test_subscriptions_of_all_keys_are_bounded(world, monkeypatch):
     monkeypatch.setattr(subscription_relay, "GATEWAY_SUBSCRIPTIONS_MAX", 3)
     subscribe_all(world, ALICE, WHO[ALICE], 3)
-    assert refused_limit(world, BOB, WHO[BOB], 1) == {"limit": "subscriptions", "max": 3}
+    assert refused_limit(world, BOB, WHO[BOB], 1) == {
+        "limit": "subscriptions",
+        "max": 3,
+        "retry_after_ms": 1_000,
+    }
     world.deliveries.forget_client(ALICE)
     world.follow(BOB, 1, (1, topic(7), 0))
 
@@ -212,6 +220,7 @@ def test_feeds_of_a_key_are_bounded(world, monkeypatch):
     assert refused_limit(world, ALICE, WHO[ALICE], 2, (2, topic(7), 0)) == {
         "limit": "feeds_per_key",
         "max": 3,
+        "retry_after_ms": 1_000,
     }
     world.follow(BOB, 1, (1, topic(7), 0))
     world.deliveries.unsubscribe(ALICE, 1, [1])

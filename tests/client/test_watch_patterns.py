@@ -188,8 +188,11 @@ async def test_an_asyncio_pattern_watch_delivers_later_topics(house, writer, rin
             watch.close()
 
 
+@pytest.mark.parametrize("consistency", ["eventual", "strong"])
 @pytest.mark.parametrize("count", [0, 3, 5, 7], ids="{} records".format)
-def test_a_watch_resumed_in_a_later_life_of_its_topic_starts_over(client, writer, ringlog_topic, count):
+def test_a_watch_resumed_in_a_later_life_of_its_topic_starts_over(
+    client, writer, ringlog_topic, count, consistency
+):
     """The old cursor is no position of the new life, whether its head is below, at or above it."""
     topic = ringlog_topic("resumed")
     writer.append_many(topic, [b"old %d" % n for n in range(5)])
@@ -200,7 +203,7 @@ def test_a_watch_resumed_in_a_later_life_of_its_topic_starts_over(client, writer
     writer.topics.create(topic)
     if count:
         writer.append_many(topic, [b"new %d" % n for n in range(count)])
-    with client.watch(topic, cursor=cursor) as watch:
+    with client.watch(topic, cursor=cursor, consistency=consistency) as watch:
         event = watch.next(WAIT_S)
         assert isinstance(event, Tombstone)
         assert event.reason == "recreated"

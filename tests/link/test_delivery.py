@@ -324,6 +324,31 @@ def test_refused_feeds_leave_the_others_of_their_subscription_alone():
     assert subscription.take_grant().feed == feed
 
 
+@pytest.mark.parametrize("error", [RequestTimeout("no reply"), Throttled("too many", limit="links", max=1)])
+def test_a_subscription_whose_first_request_failed_is_ended_at_the_scheduler(host, error):
+    """The scheduler may have accepted it. Otherwise it would count there until the client ends."""
+    opened(host, (topic(9), 0))
+    subscription = host.delivery.open_subscription(credit=4, strong=False, names=True)
+    adding = host.delivery.add_feeds(subscription, [(topic(7), 0)])
+    host.fake_schedulers[0].requests.pop()[1].fail(error)
+    with pytest.raises(type(error)):
+        adding.result()
+    host.delivery.close_subscription(subscription)
+    assert m.Unsubscribe(subscription.number) in host.fake_schedulers[0].answer_all()
+
+
+def test_a_feed_or_subscription_that_a_scheduler_should_not_have_is_ended_there(host):
+    """A gateway may perform an Unsubscribe before an earlier Subscribe, and then holds back a grant."""
+    subscription, (first, second) = opened(host, (topic(7), 0), (topic(8), 0))
+    host.delivery.drop_feeds(subscription, [first])
+    host.fake_schedulers[0].answer_all()
+    host.deliver_grants((subscription.number, first, 1), (subscription.number, second, 1), (99, 5, 1))
+    assert host.fake_schedulers[0].answer_all() == [
+        m.Unsubscribe(subscription.number, [first]), m.Unsubscribe(99),
+    ]  # fmt: skip
+    assert subscription.take_grant().feed == second
+
+
 def test_names_are_requested_again_after_they_were_refused(host):
     subscription = host.delivery.open_subscription(credit=4, strong=False, names=True)
     for _ in range(2):
@@ -370,7 +395,7 @@ def test_dropped_feeds_and_closed_subscriptions_deliver_no_grants(host):
     assert subscription.take_grant() is None
     host.delivery.close_subscription(subscription)
     host.deliver_grants((subscription.number, second, 9))
-    assert [type(asked) for asked in host.fake_schedulers[0].answer_all()] == [m.Unsubscribe, m.Unsubscribe]
+    assert [type(asked) for asked in host.fake_schedulers[0].answer_all()] == [m.Unsubscribe] * 3
     host.delivery.close_subscription(subscription)
     assert host.timers.next_ns() is None, "an idle client has nothing to wake up for"
 

@@ -34,6 +34,7 @@ from ringlog.link.peer import MS
 from ringlog.link.subscription import UNBOUNDED, ClientSubscription, ReadGrant
 
 SILENCE_NS = LINK_SILENCE_MS * MS
+_RETRY_AFTER_MS = 1_000
 
 Send = Callable[[bytes, m.Message, Any], None]
 """(client, message, attachment): send an unsolicited message."""
@@ -206,7 +207,10 @@ class SubscriptionRelay:
             ("feeds_per_key", usage.feeds + new_feeds, GATEWAY_FEEDS_PER_KEY_MAX),
         ):  # fmt: skip
             if found > most:
-                raise Throttled("subscription limit reached: end subscriptions first", limit=name, max=most)
+                raise Throttled(
+                    "subscription limit reached: end subscriptions first", limit=name, max=most,
+                    retry_after_ms=_RETRY_AFTER_MS,
+                )  # fmt: skip
 
     def _relayed(self, client: bytes, known: _RelayClient, request: m.Subscribe) -> _RelayedSubscription:
         relayed = known.relayed.get(request.subscription)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ringlog.client.read.fetch_result import Source
-from ringlog.client.read.pages import Cursor, Filters, Page
+from ringlog.client.read.pages import Cursor, Filters, Page, Tombstone
 from ringlog.client.watches.events import CaughtUp, Lagged, WatchEvent
 from ringlog.client.watches.shared_reads import PageLimits, SharedFrame
 from ringlog.envelope.messages import TopicInfo
@@ -106,7 +106,11 @@ class WatchedTopic:
         name, gap = self.info.topic, page.tombstone
         lag = page.head_seq - self.cursor.seq
         if is_durable_position_unknown:
-            if not lag and not self.is_caught_up:
+            if gap is not None and gap.reason == RECREATED:
+                # It is no record. Without it, the next grant would wait until the new life is as long as the
+                # earlier one was.
+                self._start_over(page, gap, result)
+            elif not lag and not self.is_caught_up:
                 self.head_seq = page.head_seq
                 result.events.append(self.caught_up_event())
             return
@@ -137,6 +141,14 @@ class WatchedTopic:
         elif not self.is_caught_up:
             result.events.append(self.caught_up_event())
         result.after, result.is_consumed = cursor.seq, bool(len(page) or gap is not None)
+
+    def _start_over(self, page: Page, gap: Tombstone, result: GrantResult) -> None:
+        first_seq = page.batches[0].seq_at(0) if page.batches else page.cursor.seq + 1
+        self.cursor, self.head_seq, self.has_begun = Cursor(page.epoch, first_seq - 1), page.head_seq, True
+        result.events.append((gap, self.cursor))
+        if self.cursor.seq == page.head_seq and not self.is_caught_up:
+            result.events.append(self.caught_up_event())
+        result.after, result.is_consumed = self.cursor.seq, True
 
     def caught_up_event(self) -> tuple[CaughtUp, Cursor]:
         """Return the event for a topic without a backlog."""

@@ -15,6 +15,8 @@ from ringlog.link.futures import Pending, resolved, run_steps
 from ringlog.link.peer_request import PeerReply
 from ringlog.testing.clock import ManualClock
 
+pytestmark = pytest.mark.interpreted
+
 
 class NoDescriptors:
     def watch(self, fd):

@@ -484,6 +484,7 @@ class Session(Engine):
         return None
 
 
+@pytest.mark.interpreted
 def test_a_flush_waits_only_for_records_that_were_sent_before():
     """Each record is settled after the next one was sent, so there is always an open one."""
     session = Session()
@@ -501,6 +502,7 @@ def test_a_flush_waits_only_for_records_that_were_sent_before():
     assert core.stats().pending_records == 1
 
 
+@pytest.mark.interpreted
 def test_a_flush_reports_only_its_own_records_as_unfinished():
     session = Session()
     core = ProducerCore(session, "t", ProducerOptions())  # type: ignore[arg-type]

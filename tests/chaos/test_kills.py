@@ -221,7 +221,7 @@ def test_a_watcher_reports_missing_and_repeated_notifications(tmp_path, monkeypa
         for _ in range(2):
             work._take_told(page, reached, twice)
         assert twice.errors == ["a: told of 1..2 behind 2"]
-        monkeypatch.setattr(Delivery, "_accept_grants", lambda self, rows: None)
+        monkeypatch.setattr(Delivery, "_accept_grants", lambda self, scheduler, rows: None)
         forgotten = Report()
         work._watch(client, task, None, over, forgotten)
         assert len(forgotten.errors) == 1

@@ -154,10 +154,10 @@ def test_every_path_means_the_same_in_every_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     """The engine's processes work in `/`, and none of them expands `~`."""
-    monkeypatch.setenv("HOME", "/home/of/somebody")
+    monkeypatch.setenv("HOME", "/home/user")
     section, name = key.split(".")
     for text, found in [
-        ("sub/x", f"{tmp_path}/sub/x"), ("~/x", "/home/of/somebody/x"), ("/a/../b", "/b"),
+        ("sub/x", f"{tmp_path}/sub/x"), ("~/x", "/home/user/x"), ("/a/../b", "/b"),
     ]:  # fmt: skip
         loaded = load_config({key: text}, {}, str(tmp_path))
         assert getattr(getattr(loaded.config, section), name) == found

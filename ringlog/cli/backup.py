@@ -65,9 +65,9 @@ _WANTED = re.compile(
 )
 _IS_LOG = re.compile(r"\.log$")
 _IS_SHORT_LIVED = re.compile(r"^(wal/.*\.log|meta/snapshot-[\d.]+)$")
-DEL = ".del"
+_MARKS = ".del"
 """Suffix of a segment's deletion marks."""
-DESCRIPTORS_OF_A_COPY = 64
+_DESCRIPTORS_OF_A_COPY = 64
 """Descriptors that a copy needs besides the files that it opens in advance."""
 
 
@@ -167,7 +167,7 @@ def _open_short_lived(stack: ExitStack, source: Path, files: list[str]) -> dict[
     Raises FileNotFoundError if one was deleted since it was listed, and DiskError at the descriptor limit.
     """
     wanted = [path for path in files if _IS_SHORT_LIVED.match(path)]
-    raise_descriptor_limit(len(wanted) + DESCRIPTORS_OF_A_COPY)
+    raise_descriptor_limit(len(wanted) + _DESCRIPTORS_OF_A_COPY)
     try:
         return {path: stack.enter_context((source / path).open("rb")) for path in wanted}
     except OSError as e:
@@ -214,7 +214,7 @@ def _copy(
     """
     target, disk = copying.target, copying.disk
     cold_parts = _cold_parts(copying, files)
-    order = sorted(files, key=lambda path: (not path.endswith(DEL), path not in opened))
+    order = sorted(files, key=lambda path: (not path.endswith(_MARKS), path not in opened))
     entries = [_copy_one(copying, path, opened) for path in dict.fromkeys([*order, ENGINE_FILE])]
     for path, data in registers.items():
         write_synced(disk, target / path, data)

@@ -132,7 +132,7 @@ async def test_a_new_topic_is_not_lost_by_a_cancelled_call(world, passes):
     assert isinstance(event, CaughtUp)
     assert world.watch.topics == ["t7"]
     world.scheduler.answer_all()
-    assert len(world.watch.subscription.feeds) == 1, "grants of another feed would come for ever"
+    assert len(world.watch.subscription.feeds) == 1, "grants of another feed would come forever"
     world.watch.close()
     assert world.in_use == 0
 

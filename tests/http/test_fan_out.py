@@ -129,7 +129,7 @@ async def test_a_feed_closes_at_once_for_damage_so_that_streams_report_it(follow
 async def test_each_filter_has_its_own_text_also_behind_one_that_is_gone(
     client: ringlog.aio.Client, topic: str
 ) -> None:
-    """The memory of a filter that is gone may be that of the next one: it is told by its values."""
+    """A filter may be created at the address of one that was deleted. Filters are compared by value."""
     await client.append_many(topic, [NewRecord(data=b"%d" % n, tag=tag) for n, tag in enumerate("abc", 1)])
     delivery = FanOutPage(await client.read(topic), 0)
     for number, tag in enumerate(["a", "b", "c", "a"]):

@@ -310,7 +310,8 @@ class WatchCore:
     def _restarts_without_position(self, name: str) -> bool:
         """Return True if a resumed watch reads the topic's next life from its beginning in any case.
 
-        Otherwise the position of the ended life says so. Named topics keep it: their number is limited.
+        In other cases only a position of the ended life in the cursor makes it do so. Topics that are named
+        one by one always keep theirs: their number is limited.
         """
         return name not in self.options.exact and self._start_of(name) is EARLIEST
 
